@@ -1,0 +1,346 @@
+/* libfa3: FlashAttention-3 as a C library.
+ *
+ *   output = softmax(scale * query * key^T + mask) * value
+ *
+ * exactly, tile by tile with the online softmax, never storing the
+ * seqlen_q x seqlen_k matrix (FlashAttention, arXiv 2205.14135; FlashAttention-2,
+ * arXiv 2307.08691; FlashAttention-3, arXiv 2407.08608).
+ *
+ * How to call it:
+ *
+ *   fa3_forward_args args = {.struct_size = sizeof args};
+ *   args.query = fa3_dense(query, FA3_BFLOAT16, batch, seqlen, heads, head_dim);
+ *   ... key, value, output the same way ...
+ *   args.flags = FA3_CAUSAL;
+ *   size_t bytes;
+ *   if (fa3_forward_workspace(&args, &bytes)) puts(fa3_last_error());
+ *   args.workspace = malloc(bytes);
+ *   args.workspace_size = bytes;
+ *   if (fa3_forward(&args)) puts(fa3_last_error());
+ *
+ * Rules that hold for every function:
+ *
+ * - A call returns a status; fa3_last_error() explains the last failure on this thread.
+ *   No call aborts, prints, or keeps a pointer of the caller's after it has returned
+ *   (on a GPU: after the work it queued has run).
+ * - The caller owns all memory. Calls may run at the same time from several threads, each
+ *   with its own workspace and outputs.
+ * - Argument structs begin with their size and grow only at the end. Zero means "default"
+ *   for every field, so a struct cleared with {0} or memset is a valid start. A struct
+ *   larger than this library's is taken if what the library does not know is zero, and
+ *   refused otherwise; it is never ignored.
+ */
+#ifndef FA3_H
+#define FA3_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define FA3_VERSION_MAJOR 0
+#define FA3_VERSION_MINOR 1
+#define FA3_VERSION_PATCH 0
+
+#ifdef __GNUC__
+#define FA3_API __attribute__((visibility("default")))
+#else
+#define FA3_API
+#endif
+
+/* "0.1.0" of the library that runs, which may be newer than this header. */
+FA3_API const char *fa3_version(void);
+
+/* Status. */
+
+/* 1..99: the arguments are wrong, whatever the machine. 100..199: they are valid, but this
+ * build, engine or machine can't do it. 200..299: it failed while running. New values are
+ * added within these ranges. */
+typedef int32_t fa3_status;
+enum {
+  FA3_OK = 0,
+  FA3_INVALID_STRUCT = 1,       /* a null args pointer, a struct_size that no version had */
+  FA3_INVALID_DEVICE = 2,       /* an unknown device type, an index out of range */
+  FA3_INVALID_POINTER = 3,      /* a needed pointer is null or not aligned to its element */
+  FA3_INVALID_DTYPE = 4,        /* an unknown dtype, or one that this operand can't have */
+  FA3_INVALID_SHAPE = 5,        /* a rank or extent that is wrong or does not match */
+  FA3_INVALID_STRIDE = 6,       /* negative, not contiguous where it must be, overlapping */
+  FA3_INVALID_LENGTHS = 7,      /* contents of cu_seqlens, seqused, leftpad, batch index */
+  FA3_INVALID_FLAGS = 8,        /* an unknown flag, or a field set that needs a flag */
+  FA3_INVALID_SCALE = 9,        /* softmax_scale is not finite */
+  FA3_INVALID_SOFTCAP = 10,     /* softcap is negative or not finite */
+  FA3_INVALID_WINDOW = 11,      /* window_left or window_right below -1 */
+  FA3_INVALID_WORKSPACE = 12,   /* the workspace is null or too small */
+  FA3_INVALID_STREAM = 13,      /* a stream with a device that has none */
+  FA3_INVALID_THREADS = 14,     /* num_threads is negative, or set for a GPU */
+  FA3_INVALID_RESERVED = 15,    /* a reserved field is not zero */
+  FA3_INVALID_ENVIRONMENT = 16, /* FA3_CPU_LEVEL names no level, or one that is not here */
+  FA3_INVALID_INDEX = 17,       /* an index past the end of a table */
+
+  FA3_UNSUPPORTED = 100,    /* a valid request outside fa3_supports' table */
+  FA3_NO_DRIVER = 101,      /* CUDA asked for, no NVIDIA driver found */
+  FA3_DRIVER_TOO_OLD = 102, /* CUDA asked for, the driver predates what is needed */
+  FA3_NO_HOPPER_GPU = 103,  /* CUDA asked for, no GPU of compute capability 9.0 */
+
+  FA3_OUT_OF_MEMORY = 200,
+  FA3_DEVICE_ERROR = 201, /* the driver reported an error; the message says which */
+  FA3_INTERNAL_ERROR = 202
+};
+
+/* "FA3_INVALID_SHAPE" and so on; "unknown status" for a value outside the enum. */
+FA3_API const char *fa3_status_name(fa3_status status);
+
+/* What went wrong in the last call that failed on this thread: the argument, its value and
+ * what was expected, in one line of UTF-8. Empty if none has failed. The text stays valid
+ * until the next failing call on the same thread. */
+FA3_API const char *fa3_last_error(void);
+
+/* Tensors. */
+
+/* 1..15 floating point of 16 bits or more, 16..31 reserved for FP8 and block formats,
+ * 32..47 integers. */
+typedef int32_t fa3_dtype;
+enum { FA3_FLOAT32 = 1, FA3_FLOAT16 = 2, FA3_BFLOAT16 = 3, FA3_INT32 = 32, FA3_INT64 = 33 };
+
+/* Bytes of one element; 0 for an unknown dtype. */
+FA3_API size_t fa3_dtype_size(fa3_dtype dtype);
+
+/* A view of the caller's memory. `data` is null for a tensor that is absent (and may be null
+ * for one that has no elements). Strides are in elements and never negative; the last
+ * dimension is contiguous (stride 1) where its extent is above 1. Every other stride is free:
+ * 0 (an expanded tensor) for inputs, anything for dimensions of extent 1. An output's
+ * strides must keep its elements apart. `data` is aligned to its element. Inputs are only
+ * read. Entries of shape and strides from `rank` on, and `reserved`, are zero. */
+typedef struct fa3_tensor {
+  void *data;
+  fa3_dtype dtype;
+  int32_t rank;
+  int64_t shape[4];
+  int64_t strides[4];
+  uint64_t reserved[6];
+} fa3_tensor;
+
+/* A contiguous (batch, seqlen, heads, head_dim) tensor. */
+FA3_API fa3_tensor fa3_dense(void *data, fa3_dtype dtype, int64_t batch, int64_t seqlen,
+                             int64_t heads, int64_t head_dim);
+
+/* A contiguous (total, heads, head_dim) tensor: sequences packed one after the other. */
+FA3_API fa3_tensor fa3_packed(void *data, fa3_dtype dtype, int64_t total, int64_t heads,
+                              int64_t head_dim);
+
+/* A contiguous vector, for lengths and sinks. */
+FA3_API fa3_tensor fa3_vector(void *data, fa3_dtype dtype, int64_t extent);
+
+/* Describes a DLPack tensor (a `const DLTensor *`, DLPack 1.x layout) in place; nothing is
+ * copied. FA3_INVALID_DTYPE for a dtype or lane count that libfa3 does not have,
+ * FA3_INVALID_SHAPE for more than 4 dimensions, FA3_INVALID_DEVICE for memory that is neither
+ * the CPU's nor CUDA's. */
+FA3_API fa3_status fa3_tensor_from_dlpack(const void *dl_tensor, fa3_tensor *tensor);
+
+/* Devices. */
+
+typedef int32_t fa3_device_type;
+enum { FA3_CPU = 0, FA3_CUDA = 1 };
+
+typedef struct fa3_device {
+  fa3_device_type type;
+  int32_t index; /* 0 for the CPU; the CUDA ordinal for a GPU */
+} fa3_device;
+
+/* Loads and configures everything that calls on the device need, once, so that the first
+ * call is as fast as the next. Optional. Where the device can't be used the status and the
+ * message say why: FA3_NO_DRIVER, FA3_DRIVER_TOO_OLD, FA3_NO_HOPPER_GPU, FA3_INVALID_DEVICE,
+ * FA3_UNSUPPORTED (this build has no kernels for it), FA3_INVALID_ENVIRONMENT. */
+FA3_API fa3_status fa3_prepare(fa3_device device);
+
+typedef struct fa3_device_info {
+  size_t struct_size; /* set by the caller */
+  char name[128];     /* the processor's or the GPU's, zero-terminated */
+  char level[32];     /* what the engine runs there: "avx512bf16", "sm_90a", ... */
+  int32_t units;      /* threads that a call uses by default, or SMs */
+  int32_t reserved;
+  uint64_t memory_bytes; /* the machine's or the GPU's */
+} fa3_device_info;
+
+/* How many devices of a type there are: 1 for the CPU, the GPUs that the driver shows
+ * (of any kind) for CUDA, 0 without a driver. */
+FA3_API int32_t fa3_device_count(fa3_device_type type);
+
+/* Describes a device, also one that fa3_prepare refuses. */
+FA3_API fa3_status fa3_get_device_info(fa3_device device, fa3_device_info *info);
+
+/* What is supported. */
+
+/* 1 forward; 2 backward, 3 decode, 4 quantise are reserved. */
+typedef int32_t fa3_phase;
+enum { FA3_FORWARD = 1 };
+
+/* What a call can ask for beside plain attention. */
+typedef uint64_t fa3_features;
+enum {
+  FA3_FEATURE_VARLEN_QUERY = 1 << 0,  /* cu_seqlens_q */
+  FA3_FEATURE_VARLEN_KEY = 1 << 1,    /* cu_seqlens_k */
+  FA3_FEATURE_GROUPED_HEADS = 1 << 2, /* fewer key heads than query heads */
+  FA3_FEATURE_CAUSAL = 1 << 3,
+  FA3_FEATURE_WINDOW = 1 << 4,
+  FA3_FEATURE_SOFTCAP = 1 << 5,
+  FA3_FEATURE_SINK = 1 << 6,
+  FA3_FEATURE_LSE = 1 << 7,
+  FA3_FEATURE_SEQUSED_QUERY = 1 << 8,
+  FA3_FEATURE_SEQUSED_KEY = 1 << 9,
+  FA3_FEATURE_LEFTPAD_KEY = 1 << 10,
+  FA3_FEATURE_BATCH_INDEX = 1 << 11, /* cache_batch_index */
+  FA3_FEATURE_DIAGONAL = 1 << 12
+};
+
+typedef struct fa3_capability {
+  size_t struct_size;
+  fa3_device device;
+  fa3_phase phase;
+  fa3_dtype query_dtype;
+  fa3_dtype key_dtype;
+  fa3_dtype value_dtype;
+  fa3_dtype output_dtype;
+  int32_t head_dim;       /* of query and key */
+  int32_t value_head_dim; /* of value and output */
+  fa3_features features;
+} fa3_capability;
+
+/* FA3_OK if a call like this is supported on the device's engine, FA3_UNSUPPORTED with the
+ * reason otherwise. It answers for the engine, not for the machine: fa3_prepare says whether
+ * the device is there. */
+FA3_API fa3_status fa3_supports(const fa3_capability *capability);
+
+/* One compiled kernel or processor level. */
+typedef struct fa3_kernel_info {
+  size_t struct_size; /* set by the caller */
+  char engine[16];    /* "cpu", "cuda" */
+  char name[48];      /* "avx512", ... */
+  fa3_phase phase;
+  fa3_dtype dtype;        /* of query, key and value */
+  int32_t head_dim;       /* the largest it takes */
+  int32_t value_head_dim; /* the largest it takes */
+  int32_t usable;         /* 1 if this machine can run it */
+  int32_t selected;       /* 1 if calls with this dtype run on it now */
+} fa3_kernel_info;
+
+/* The table of compiled kernels: how many rows, and row `index`, from 0. */
+FA3_API int32_t fa3_kernel_count(void);
+FA3_API fa3_status fa3_get_kernel_info(int32_t index, fa3_kernel_info *info);
+
+/* Forward. */
+
+enum {
+  /* Query i sees key j only if j <= i + diagonal, where diagonal = seqlen_k - seqlen_q
+   * unless `diagonal` is given: the last query sees the last key. */
+  FA3_CAUSAL = 1 << 0,
+  /* window_left and window_right count. */
+  FA3_WINDOW = 1 << 1,
+  /* softmax_scale counts. */
+  FA3_SCALE = 1 << 2
+};
+
+/* Arguments of fa3_forward.
+ *
+ * Shapes. With a dense batch, tensors have rank 4: query (batch, seqlen_q, heads_q,
+ * head_dim), key (batch, seqlen_k, heads_k, head_dim), value (batch, seqlen_k, heads_k,
+ * value_head_dim), output (batch, seqlen_q, heads_q, value_head_dim). With cu_seqlens_q,
+ * query and output are packed, (total_q, heads_q, ...); with cu_seqlens_k, key and value
+ * are packed, (total_k, heads_k, ...). The two choices are independent.
+ *
+ * Query head h reads key head h / (heads_q / heads_k); heads_q is a multiple of heads_k.
+ * Head dims are multiples of 8 from 8 to 256; key's and value's may differ.
+ *
+ * Numerics. Both products and the softmax accumulate in float32. On 16-bit inputs the
+ * probabilities may be rounded to the input's dtype before the second product, as every
+ * FlashAttention does.
+ *
+ * Edges. A query that sees no key gives output 0 and lse -infinity (without a sink).
+ * Empty sequences and an empty batch are not errors. NaN and infinity reach the rows that
+ * see them; what lies outside a sequence (the next one of a packed batch, unused cache
+ * rows, padding) never does, whatever it holds. A non-finite value of a key that is masked
+ * inside the same sequence may reach a row: unspecified. */
+typedef struct fa3_forward_args {
+  size_t struct_size; /* sizeof(fa3_forward_args) */
+  fa3_device device;  /* where all tensors live and the work runs; zero is the CPU */
+  void *stream;       /* CUstream for a GPU (null: the default stream); null for the CPU */
+
+  fa3_tensor query;  /* float32, float16 or bfloat16 */
+  fa3_tensor key;    /* query's dtype */
+  fa3_tensor value;  /* query's dtype */
+  fa3_tensor output; /* query's dtype or float32; written, except rows past seqused_q */
+
+  /* Optional output, float32: the natural logarithm of the sum of exp(score), sink
+   * included: (batch, heads_q, seqlen_q), or (heads_q, total_q) with cu_seqlens_q. */
+  fa3_tensor lse;
+
+  /* Optional, (heads_q), float32 or query's dtype: a logit per head that joins the
+   * softmax's denominator and nothing else (as in gpt-oss). Not scaled, not capped. */
+  fa3_tensor sink;
+
+  /* Optional, int32, (batch + 1): where each packed sequence starts, and the total at the
+   * end; starts at 0, never falls. For the CPU their contents are checked on every call. */
+  fa3_tensor cu_seqlens_q;
+  fa3_tensor cu_seqlens_k;
+
+  /* Optional, int32, (batch): how many rows of each sequence are used, counted from its
+   * first; the rest are neither read nor written. At most the sequence's extent. */
+  fa3_tensor seqused_q;
+  fa3_tensor seqused_k;
+
+  /* Optional, int32, (batch): the first row of each sequence's keys that counts; rows
+   * before it are padding. At most the sequence's used length. The sequence's seqlen_k is
+   * what remains, and key 0 is the row at leftpad_k. */
+  fa3_tensor leftpad_k;
+
+  /* Optional, int32, (batch): which batch entry of a dense key and value each sequence
+   * reads; key and value may then have any batch extent. Refused with cu_seqlens_k. */
+  fa3_tensor cache_batch_index;
+
+  /* Optional, int64, (batch): the causal and window diagonal of each sequence, in place
+   * of seqlen_k - seqlen_q; a slice of a longer sequence then masks as the whole does.
+   * Refused without FA3_CAUSAL or FA3_WINDOW. */
+  fa3_tensor diagonal;
+
+  /* Upper bounds of the lengths of any one sequence, for packed tensors; 0: taken from
+   * the contents of cu_seqlens, which only the CPU can do. */
+  int64_t max_seqlen_q;
+  int64_t max_seqlen_k;
+
+  uint32_t flags; /* FA3_CAUSAL and so on */
+
+  float softmax_scale; /* with FA3_SCALE; else it is zero and 1/sqrt(head_dim) is used */
+  float softcap;       /* cap * tanh(score / cap) on scaled scores, before the mask; 0: none */
+
+  /* CPU threads for this call; 0: what OpenMP would use (OMP_NUM_THREADS). */
+  int32_t num_threads;
+
+  /* With FA3_WINDOW: query i sees keys from i + diagonal - window_left to
+   * i + diagonal + window_right, both inclusive; -1 is unbounded. FA3_CAUSAL forces
+   * window_right to 0. Zero without FA3_WINDOW. */
+  int64_t window_left;
+  int64_t window_right;
+
+  /* Scratch of at least fa3_forward_workspace's size, any alignment, on the device. Its
+   * contents on entry do not matter; no two calls under way share one. */
+  void *workspace;
+  size_t workspace_size;
+} fa3_forward_args;
+
+/* Bytes of workspace that fa3_forward needs for these arguments. Checks everything that
+ * fa3_forward checks but the tensors' data pointers, the contents of the lengths and the
+ * workspace itself, so it also answers whether a call would be taken. The size never falls
+ * when a dimension grows. *bytes is written only on FA3_OK. */
+FA3_API fa3_status fa3_forward_workspace(const fa3_forward_args *args, size_t *bytes);
+
+/* Attention. On the CPU it returns when the output is written; on a GPU when the work is
+ * queued on `stream`. On failure of an argument check nothing is written. */
+FA3_API fa3_status fa3_forward(const fa3_forward_args *args);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

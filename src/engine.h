@@ -1,0 +1,41 @@
+/* The seam between the API and what computes: one table of functions per engine. */
+#ifndef FA3_SRC_ENGINE_H
+#define FA3_SRC_ENGINE_H
+
+#include "fa3.h"
+#include "problem.h"
+
+/* How one call will run, decided from the problem alone. */
+struct plan {
+  int64_t tile_q;
+  int64_t tile_k;
+  int32_t num_threads;
+  size_t workspace_size;
+};
+
+struct engine {
+  const char *name;
+  fa3_device_type device_type;
+
+  int32_t (*device_count)(void);
+  fa3_status (*device_info)(int32_t index, fa3_device_info *info); /* info is zeroed */
+  fa3_status (*prepare)(int32_t index);
+
+  /* The table of what it can do; `capability` has known enum values. */
+  fa3_status (*supports)(const fa3_capability *capability);
+  int32_t (*kernel_count)(void);
+  void (*kernel_info)(int32_t index, fa3_kernel_info *info); /* info is zeroed, index valid */
+
+  /* Pure: no device is touched. Called only with what `supports` takes. */
+  fa3_status (*plan_forward)(const struct problem *problem, struct plan *plan);
+  /* `workspace` holds plan->workspace_size bytes, of any alignment. */
+  fa3_status (*forward)(const struct problem *problem, const struct plan *plan, void *workspace);
+};
+
+extern const struct engine cpu_engine;
+extern const struct engine cuda_engine;
+
+/* The engine of a device type; null and an error for an unknown type. */
+const struct engine *engine_for(fa3_device_type type);
+
+#endif

@@ -1,0 +1,80 @@
+/* What a forward call asks for, validated and normalised: the one form that plans, engines and
+ * tests work on. */
+#ifndef FA3_SRC_PROBLEM_H
+#define FA3_SRC_PROBLEM_H
+
+#include "fa3.h"
+#include "mask.h"
+
+/* A 4-d view with the axes named. Packed tensors have stride_batch 0: their sequences differ by
+ * the row they start at. */
+struct operand {
+  char *data;
+  fa3_dtype dtype;
+  int64_t stride_batch;
+  int64_t stride_row;
+  int64_t stride_head;
+};
+
+struct problem {
+  fa3_device device;
+  void *stream;
+  fa3_features features;
+
+  int64_t batch;
+  int64_t heads_q;
+  int64_t heads_k;
+  int64_t head_dim;
+  int64_t value_head_dim;
+  int64_t rows_q; /* seqlen_q of a dense batch, total_q of a packed one */
+  int64_t rows_k;
+  int64_t batch_k;      /* batch extent of a dense key and value */
+  int64_t max_seqlen_q; /* bounds of one sequence's length; 0 if only the contents tell */
+  int64_t max_seqlen_k;
+
+  struct operand query;
+  struct operand key;
+  struct operand value;
+  struct operand output;
+  /* float32; stride_row 1 unit is one query. data null if not wanted. */
+  struct operand lse;
+  struct operand sink; /* stride_head only */
+
+  /* Null if absent; contiguous. */
+  const int32_t *cu_seqlens_q;
+  const int32_t *cu_seqlens_k;
+  const int32_t *seqused_q;
+  const int32_t *seqused_k;
+  const int32_t *leftpad_k;
+  const int32_t *cache_batch_index;
+  const int64_t *diagonal;
+
+  float scale;
+  float softcap;        /* 0: none */
+  int64_t window_left;  /* MASK_UNBOUNDED: none */
+  int64_t window_right; /* 0 if causal */
+  int32_t num_threads;  /* 0: the engine's default */
+};
+
+/* Validates everything but data pointers, contents of lengths and the workspace, and fills in
+ * `problem`. Never reads through the caller's tensors. */
+fa3_status problem_from_args(const fa3_forward_args *args, struct problem *problem);
+
+/* The checks that need the data: pointers present and aligned; for the CPU also the contents of
+ * the lengths. */
+fa3_status problem_check_data(const struct problem *problem);
+
+/* One sequence of the batch: where its rows are and what it masks. */
+struct sequence {
+  int64_t seqlen_q;
+  int64_t row_q;   /* first row of query, output and lse */
+  int64_t batch_q; /* index for stride_batch of query, output and lse */
+  int64_t row_k;   /* first row of key and value, after left padding */
+  int64_t batch_k;
+  struct mask mask; /* mask.seqlen_k is its number of keys */
+};
+
+/* Reads the lengths (host memory); they have passed problem_check_data. */
+struct sequence problem_sequence(const struct problem *problem, int64_t batch);
+
+#endif
