@@ -111,15 +111,26 @@ static bool sees(const struct row *row, int64_t j) {
   return (long double)j <= row->center + args->window_right;
 }
 
-static double score(const struct row *row, int64_t j) {
+static double sink_of(const fa3_forward_args *args, int64_t head) {
+  if (!present(&args->sink)) return -INFINITY;
+  return reference_load(&args->sink, head * args->sink.strides[0]);
+}
+
+/* The score of key j; *magnitude is the same sum over absolute values, before the cap. */
+static double score(const struct row *row, int64_t j, double *magnitude) {
   const fa3_tensor *query = &row->args->query;
   const fa3_tensor *key = &row->args->key;
   int64_t first = element(key, row->batch_k, row->row_k + j, row->head_k);
   double cap = row->args->softcap;
   double sum = 0;
-  for (int64_t d = 0; d < query->shape[query->rank - 1]; d++)
-    sum += reference_load(query, row->query + d) * reference_load(key, first + d);
+  *magnitude = 0;
+  for (int64_t d = 0; d < query->shape[query->rank - 1]; d++) {
+    double product = reference_load(query, row->query + d) * reference_load(key, first + d);
+    sum += product;
+    *magnitude += fabs(product);
+  }
   sum *= row->scale;
+  *magnitude *= fabs(row->scale);
   return cap > 0 ? cap * tanh(sum / cap) : sum;
 }
 
@@ -128,13 +139,13 @@ void reference_row(const fa3_forward_args *args, int64_t batch, int64_t head, in
   const struct row r = row_of(args, batch, head, row);
   const fa3_tensor *value = &args->value;
   int64_t value_head_dim = value->shape[value->rank - 1];
-  double sink =
-      present(&args->sink) ? reference_load(&args->sink, head * args->sink.strides[0]) : -INFINITY;
+  double sink = sink_of(args, head);
+  double magnitude;
 
   double max = sink; /* subtracted from every score: exp() then can't overflow */
   for (int64_t j = 0; j < r.seqlen_k; j++) {
     if (!sees(&r, j)) continue;
-    double x = score(&r, j);
+    double x = score(&r, j, &magnitude);
     if (!(x <= max)) max = x; /* NaN too, and it stays */
     if (isnan(max)) break;
   }
@@ -146,7 +157,7 @@ void reference_row(const fa3_forward_args *args, int64_t batch, int64_t head, in
   double sum = exp(sink - max);
   for (int64_t j = 0; j < r.seqlen_k; j++) {
     if (!sees(&r, j)) continue;
-    double weight = exp(score(&r, j) - max);
+    double weight = exp(score(&r, j, &magnitude) - max);
     int64_t first = element(value, r.batch_k, r.row_k + j, r.head_k);
     sum += weight;
     for (int64_t d = 0; d < value_head_dim; d++)
@@ -154,4 +165,76 @@ void reference_row(const fa3_forward_args *args, int64_t batch, int64_t head, in
   }
   for (int64_t d = 0; d < value_head_dim; d++) output[d] /= sum;
   *lse = max + log(sum);
+}
+
+/* Unit roundoff, and half the distance between subnormal numbers. */
+struct rounding {
+  double relative;
+  double absolute;
+};
+
+static struct rounding rounding_of(fa3_dtype dtype) {
+  if (dtype == FA3_FLOAT16) return (struct rounding){0x1p-11, 0x1p-25};
+  if (dtype == FA3_BFLOAT16) return (struct rounding){0x1p-8, 0x1p-134};
+  return (struct rounding){0x1p-24, 0x1p-150};
+}
+
+/* Relative error of a chain of n float32 roundings: the smaller of the certain bound and the
+ * probabilistic one with lambda = 8 (Higham and Mary, SIAM J. Sci. Comput. 41(5), 2019). */
+static double chain(double n) {
+  double error = fmin(n, 8 * sqrt(n)) * 0x1p-24;
+  return error / (1 - error);
+}
+
+/* Relative error of exp(score - max) after it has been summed with the other `keys`. */
+static double weight_error(double score_error, double keys) {
+  return exp(score_error) * (1 + 4 * 0x1p-24) * (1 + chain(2 * keys)) - 1;
+}
+
+void reference_bound(const fa3_forward_args *args, int64_t batch, int64_t head, int64_t row,
+                     const double *output, double lse, double *output_bound, double *lse_bound) {
+  const double u = 0x1p-24;
+  const struct row r = row_of(args, batch, head, row);
+  const fa3_tensor *value = &args->value;
+  int64_t head_dim = args->query.shape[args->query.rank - 1];
+  int64_t value_head_dim = value->shape[value->rank - 1];
+  struct rounding weights = {0, 0};
+  struct rounding stored = rounding_of(args->output.dtype);
+  if (args->query.dtype != FA3_FLOAT32) weights = rounding_of(args->query.dtype);
+
+  double max = sink_of(args, head);
+  double largest = isfinite(max) ? fabs(max) : 0; /* score, by magnitude */
+  double keys = 0;
+  double magnitude;
+  for (int64_t j = 0; j < r.seqlen_k; j++) {
+    if (!sees(&r, j)) continue;
+    double x = score(&r, j, &magnitude);
+    if (isfinite(x)) largest = fmax(largest, fabs(x));
+    max = fmax(max, x);
+    keys++;
+  }
+  double sum = exp(lse - max); /* of the weights: the largest is 1 */
+
+  double common_error = 16 * u * largest + 8 * u * args->softcap;
+
+  /* Relative error of the denominator. */
+  double error = exp(sink_of(args, head) - lse) * weight_error(16 * u * largest, keys);
+  for (int64_t d = 0; d < value_head_dim; d++) output_bound[d] = 0;
+  for (int64_t j = 0; j < r.seqlen_k; j++) {
+    if (!sees(&r, j)) continue;
+    double probability = exp(score(&r, j, &magnitude) - lse);
+    double relative = weight_error(chain((double)head_dim) * magnitude + common_error, keys);
+    int64_t first = element(value, r.batch_k, r.row_k + j, r.head_k);
+    if (probability > 0) error += probability * relative;
+    for (int64_t d = 0; d < value_head_dim; d++) {
+      double v = fabs(reference_load(value, first + d));
+      if (probability > 0) output_bound[d] += probability * (relative + weights.relative) * v;
+      output_bound[d] += (weights.absolute + 0x1p-126) / sum * v + 0x1p-126;
+    }
+  }
+  for (int64_t d = 0; d < value_head_dim; d++) {
+    double before = (output_bound[d] + (error + 4 * u) * fabs(output[d])) / (1 - error);
+    output_bound[d] = before + stored.relative * (fabs(output[d]) + before) + stored.absolute;
+  }
+  *lse_bound = -log1p(-error) + 8 * u * (largest + fabs(log(sum)));
 }

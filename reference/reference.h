@@ -16,6 +16,12 @@ int64_t reference_seqlen_q(const fa3_forward_args *args, int64_t batch);
 void reference_row(const fa3_forward_args *args, int64_t batch, int64_t head, int64_t row,
                    double *output, double *lse);
 
+/* How far a correct engine may be from that row, element by element: a bound derived in
+ * docs/numerics.md, not a tuned tolerance. `output` and `lse` are reference_row's; where they are
+ * not finite the bound means nothing. */
+void reference_bound(const fa3_forward_args *args, int64_t batch, int64_t head, int64_t row,
+                     const double *output, double lse, double *output_bound, double *lse_bound);
+
 /* Where that row starts, in elements: of args->output, and of args->lse. */
 int64_t reference_output_index(const fa3_forward_args *args, int64_t batch, int64_t head,
                                int64_t row);
