@@ -107,8 +107,8 @@ enum { FA3_FLOAT32 = 1, FA3_FLOAT16 = 2, FA3_BFLOAT16 = 3, FA3_INT32 = 32, FA3_I
 /* Bytes of one element; 0 for an unknown dtype. */
 FA3_API size_t fa3_dtype_size(fa3_dtype dtype);
 
-/* A view of the caller's memory. `data` is null for a tensor that is absent (and may be null
- * for one that has no elements). Strides are in elements and never negative; the last
+/* A view of the caller's memory. An optional tensor that is absent is all zero. `data` may be
+ * null where there are no elements. Strides are in elements and never negative; the last
  * dimension is contiguous (stride 1) where its extent is above 1. Every other stride is free:
  * 0 (an expanded tensor) for inputs, anything for dimensions of extent 1. An output's
  * strides must keep its elements apart. `data` is aligned to its element. Inputs are only

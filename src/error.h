@@ -8,4 +8,11 @@
 fa3_status set_error(fa3_status status, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
+/* Leaves the function with the status of a call that failed. */
+#define TRY(call)                                \
+  do {                                           \
+    fa3_status try_status = (call);              \
+    if (try_status != FA3_OK) return try_status; \
+  } while (0)
+
 #endif

@@ -26,8 +26,8 @@ struct problem {
   int64_t heads_k;
   int64_t head_dim;
   int64_t value_head_dim;
-  int64_t rows_q; /* seqlen_q of a dense batch, total_q of a packed one */
-  int64_t rows_k;
+  int64_t rows_q;       /* seqlen_q of a dense batch, total_q of a packed one */
+  int64_t rows_k;       /* likewise */
   int64_t batch_k;      /* batch extent of a dense key and value */
   int64_t max_seqlen_q; /* bounds of one sequence's length; 0 if only the contents tell */
   int64_t max_seqlen_k;
@@ -36,9 +36,8 @@ struct problem {
   struct operand key;
   struct operand value;
   struct operand output;
-  /* float32; stride_row 1 unit is one query. data null if not wanted. */
-  struct operand lse;
-  struct operand sink; /* stride_head only */
+  struct operand lse;  /* data is null if it is not wanted */
+  struct operand sink; /* data is null if there is none; stride_head alone counts */
 
   /* Null if absent; contiguous. */
   const int32_t *cu_seqlens_q;
@@ -57,12 +56,15 @@ struct problem {
 };
 
 /* Validates everything but data pointers, contents of lengths and the workspace, and fills in
- * `problem`. Never reads through the caller's tensors. */
+ * `problem`. `args` is of this version's size. Never reads through the caller's tensors. */
 fa3_status problem_from_args(const fa3_forward_args *args, struct problem *problem);
 
 /* The checks that need the data: pointers present and aligned; for the CPU also the contents of
  * the lengths. */
-fa3_status problem_check_data(const struct problem *problem);
+fa3_status problem_check_data(const fa3_forward_args *args, const struct problem *problem);
+
+/* What the problem asks of an engine. */
+fa3_capability problem_capability(const struct problem *problem);
 
 /* One sequence of the batch: where its rows are and what it masks. */
 struct sequence {

@@ -1,0 +1,79 @@
+#include "engine.h"
+
+#include <string.h>
+
+#include "error.h"
+#include "structs.h"
+
+static const struct engine *const engines[] = {&cpu_engine, &cuda_engine};
+enum { ENGINES = sizeof engines / sizeof *engines };
+
+const struct engine *engine_for(fa3_device_type type) {
+  for (int e = 0; e < ENGINES; e++)
+    if (engines[e]->device_type == type) return engines[e];
+  set_error(FA3_INVALID_DEVICE, "device.type is %d: expected FA3_CPU (0) or FA3_CUDA (1)", type);
+  return NULL;
+}
+
+int32_t fa3_device_count(fa3_device_type type) {
+  const struct engine *engine = engine_for(type);
+  return engine ? engine->device_count() : 0;
+}
+
+/* The engine, if the device's index can be one. */
+static fa3_status find_device(fa3_device device, const struct engine **engine) {
+  *engine = engine_for(device.type);
+  if (!*engine) return FA3_INVALID_DEVICE;
+  if (device.index < 0)
+    return set_error(FA3_INVALID_DEVICE, "device.index is %d: it can't be negative", device.index);
+  return FA3_OK;
+}
+
+fa3_status fa3_prepare(fa3_device device) {
+  const struct engine *engine;
+  fa3_status status = find_device(device, &engine);
+  return status ? status : engine->prepare(device.index);
+}
+
+fa3_status fa3_get_device_info(fa3_device device, fa3_device_info *info) {
+  const struct engine *engine;
+  TRY(find_device(device, &engine));
+  fa3_device_info ours = {0};
+  TRY(engine->device_info(device.index, &ours));
+  return struct_write("info", info, &ours, sizeof ours, sizeof ours);
+}
+
+int32_t fa3_kernel_count(void) {
+  int32_t count = 0;
+  for (int e = 0; e < ENGINES; e++) count += engines[e]->kernel_count();
+  return count;
+}
+
+fa3_status fa3_get_kernel_info(int32_t index, fa3_kernel_info *info) {
+  if (index < 0 || index >= fa3_kernel_count())
+    return set_error(FA3_INVALID_INDEX, "index is %d: expected 0 to %d", index,
+                     fa3_kernel_count() - 1);
+  int e = 0;
+  while (index >= engines[e]->kernel_count()) index -= engines[e++]->kernel_count();
+  fa3_kernel_info ours = {0};
+  engines[e]->kernel_info(index, &ours);
+  strncpy(ours.engine, engines[e]->name, sizeof ours.engine - 1);
+  return struct_write("info", info, &ours, sizeof ours, sizeof ours);
+}
+
+static const fa3_features known_features = 2 * FA3_FEATURE_DIAGONAL - 1;
+
+fa3_status fa3_supports(const fa3_capability *capability) {
+  fa3_capability wanted;
+  TRY(struct_read("capability", capability, &wanted, sizeof wanted, sizeof wanted));
+  const struct engine *engine;
+  TRY(find_device(wanted.device, &engine));
+  if (wanted.phase != FA3_FORWARD)
+    return set_error(FA3_UNSUPPORTED, "phase %d: only FA3_FORWARD (1) is there", wanted.phase);
+  fa3_features unknown = wanted.features & ~known_features;
+  if (unknown)
+    return set_error(FA3_UNSUPPORTED,
+                     "features has bits 0x%llx that libfa3 " FA3_VERSION " does not know",
+                     (unsigned long long)unknown);
+  return engine->supports(&wanted);
+}

@@ -1,0 +1,132 @@
+/* What a problem's data says: its pointers, and the lengths of its sequences. */
+#include <inttypes.h>
+#include <stdbool.h>
+
+#include "error.h"
+#include "problem.h"
+#include "validate.h"
+
+/* Bound of `diagonal`'s contents, so that sums with a position stay far from
+ * overflow. */
+#define MAX_DIAGONAL ((int64_t)1 << 60)
+
+static fa3_status check_cu_seqlens(const char *name, const int32_t *cu_seqlens, int64_t batch,
+                                   int64_t total, int64_t max_seqlen) {
+  if (cu_seqlens[0] != 0)
+    return set_error(FA3_INVALID_LENGTHS, "%s[0] is %" PRId32 ": expected 0", name, cu_seqlens[0]);
+  for (int64_t b = 0; b < batch; b++) {
+    int64_t length = (int64_t)cu_seqlens[b + 1] - cu_seqlens[b];
+    if (length < 0)
+      return set_error(FA3_INVALID_LENGTHS,
+                       "%s[%" PRId64 "] is %" PRId32 ": expected at least %s[%" PRId64
+                       "] = %" PRId32,
+                       name, b + 1, cu_seqlens[b + 1], name, b, cu_seqlens[b]);
+    if (max_seqlen && length > max_seqlen)
+      return set_error(FA3_INVALID_LENGTHS,
+                       "%s makes sequence %" PRId64 " %" PRId64
+                       " long: expected at most "
+                       "max_seqlen_%c = %" PRId64,
+                       name, b, length, name[11], max_seqlen);
+  }
+  if (cu_seqlens[batch] > total)
+    return set_error(FA3_INVALID_LENGTHS,
+                     "%s[%" PRId64 "] is %" PRId32 ": expected at most the %" PRId64 " packed rows",
+                     name, batch, cu_seqlens[batch], total);
+  return FA3_OK;
+}
+
+static fa3_status check_entry(const char *name, const int32_t *values, int64_t b, int64_t limit,
+                              const char *what) {
+  if (!values || (values[b] >= 0 && values[b] <= limit)) return FA3_OK;
+  return set_error(FA3_INVALID_LENGTHS,
+                   "%s[%" PRId64 "] is %" PRId32 ": expected 0 to %" PRId64 ", %s", name, b,
+                   values[b], limit, what);
+}
+
+/* Rows that sequence b has in memory, used or not. */
+static int64_t allotted(const int32_t *cu_seqlens, int64_t rows, int64_t b) {
+  return cu_seqlens ? (int64_t)cu_seqlens[b + 1] - cu_seqlens[b] : rows;
+}
+
+static fa3_status check_lengths(const struct problem *problem) {
+  if (problem->cu_seqlens_q)
+    TRY(check_cu_seqlens("cu_seqlens_q", problem->cu_seqlens_q, problem->batch, problem->rows_q,
+                         problem->max_seqlen_q));
+  if (problem->cu_seqlens_k)
+    TRY(check_cu_seqlens("cu_seqlens_k", problem->cu_seqlens_k, problem->batch, problem->rows_k,
+                         problem->max_seqlen_k));
+  for (int64_t b = 0; b < problem->batch; b++) {
+    TRY(check_entry("seqused_q", problem->seqused_q, b,
+                    allotted(problem->cu_seqlens_q, problem->rows_q, b), "the sequence's rows"));
+    int64_t used = allotted(problem->cu_seqlens_k, problem->rows_k, b);
+    TRY(check_entry("seqused_k", problem->seqused_k, b, used, "the sequence's rows"));
+    if (problem->seqused_k) used = problem->seqused_k[b];
+    TRY(check_entry("leftpad_k", problem->leftpad_k, b, used, "the sequence's used rows"));
+    TRY(check_entry("cache_batch_index", problem->cache_batch_index, b, problem->batch_k - 1,
+                    "an entry of key's batch"));
+    if (problem->diagonal &&
+        (problem->diagonal[b] > MAX_DIAGONAL || problem->diagonal[b] < -MAX_DIAGONAL))
+      return set_error(FA3_INVALID_LENGTHS,
+                       "diagonal[%" PRId64 "] is %" PRId64 ": expected at most 2^60 either way", b,
+                       problem->diagonal[b]);
+  }
+  return FA3_OK;
+}
+
+fa3_status problem_check_data(const fa3_forward_args *args, const struct problem *problem) {
+  bool no_rows_q = problem->rows_q == 0 || (!problem->cu_seqlens_q && problem->batch == 0);
+  bool no_rows_k = problem->rows_k == 0 || problem->batch_k == 0;
+  bool no_batch = problem->batch == 0;
+  const struct {
+    const char *name;
+    const fa3_tensor *tensor;
+    bool empty;
+  } tensors[] = {
+      {"query", &args->query, no_rows_q},
+      {"key", &args->key, no_rows_k},
+      {"value", &args->value, no_rows_k},
+      {"output", &args->output, no_rows_q},
+      {"lse", &args->lse, no_rows_q},
+      {"sink", &args->sink, false},
+      {"cu_seqlens_q", &args->cu_seqlens_q, false},
+      {"cu_seqlens_k", &args->cu_seqlens_k, false},
+      {"seqused_q", &args->seqused_q, no_batch},
+      {"seqused_k", &args->seqused_k, no_batch},
+      {"leftpad_k", &args->leftpad_k, no_batch},
+      {"cache_batch_index", &args->cache_batch_index, no_batch},
+      {"diagonal", &args->diagonal, no_batch},
+  };
+  for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++)
+    if (!tensor_absent(tensors[i].tensor))
+      TRY(check_pointer(tensors[i].name, tensors[i].tensor->data, tensors[i].tensor->dtype,
+                        tensors[i].empty));
+  /* A GPU's lengths live where the host can't read them. */
+  return problem->device.type == FA3_CPU ? check_lengths(problem) : FA3_OK;
+}
+
+struct sequence problem_sequence(const struct problem *problem, int64_t batch) {
+  struct sequence sequence = {.batch_q = batch, .batch_k = batch};
+  if (problem->cu_seqlens_q) {
+    sequence.row_q = problem->cu_seqlens_q[batch];
+    sequence.batch_q = 0;
+  }
+  sequence.seqlen_q = problem->seqused_q ? problem->seqused_q[batch]
+                                         : allotted(problem->cu_seqlens_q, problem->rows_q, batch);
+  if (problem->cu_seqlens_k) {
+    sequence.row_k = problem->cu_seqlens_k[batch];
+    sequence.batch_k = 0;
+  }
+  if (problem->cache_batch_index) sequence.batch_k = problem->cache_batch_index[batch];
+  int64_t seqlen_k = problem->seqused_k ? problem->seqused_k[batch]
+                                        : allotted(problem->cu_seqlens_k, problem->rows_k, batch);
+  if (problem->leftpad_k) {
+    sequence.row_k += problem->leftpad_k[batch];
+    seqlen_k -= problem->leftpad_k[batch];
+  }
+  sequence.mask = (struct mask){
+      .diagonal = problem->diagonal ? problem->diagonal[batch] : seqlen_k - sequence.seqlen_q,
+      .left = problem->window_left,
+      .right = problem->window_right,
+      .seqlen_k = seqlen_k};
+  return sequence;
+}

@@ -1,0 +1,106 @@
+/* Making tensor descriptors. */
+#include "error.h"
+#include "fa3.h"
+
+size_t fa3_dtype_size(fa3_dtype dtype) {
+  switch (dtype) {
+    case FA3_FLOAT16:
+    case FA3_BFLOAT16:
+      return 2;
+    case FA3_FLOAT32:
+    case FA3_INT32:
+      return 4;
+    case FA3_INT64:
+      return 8;
+    default:
+      return 0;
+  }
+}
+
+/* Fills in the strides of a contiguous tensor. A shape whose strides overflow is refused when
+ * the tensor is used; wrapping here only keeps the arithmetic defined. */
+static void make_contiguous(fa3_tensor *tensor) {
+  uint64_t stride = 1;
+  for (int d = tensor->rank - 1; d >= 0; d--) {
+    tensor->strides[d] = (int64_t)stride;
+    stride *= (uint64_t)tensor->shape[d];
+  }
+}
+
+fa3_tensor fa3_dense(void *data, fa3_dtype dtype, int64_t batch, int64_t seqlen, int64_t heads,
+                     int64_t head_dim) {
+  fa3_tensor tensor = {
+      .data = data, .dtype = dtype, .rank = 4, .shape = {batch, seqlen, heads, head_dim}};
+  make_contiguous(&tensor);
+  return tensor;
+}
+
+fa3_tensor fa3_packed(void *data, fa3_dtype dtype, int64_t total, int64_t heads, int64_t head_dim) {
+  fa3_tensor tensor = {.data = data, .dtype = dtype, .rank = 3, .shape = {total, heads, head_dim}};
+  make_contiguous(&tensor);
+  return tensor;
+}
+
+fa3_tensor fa3_vector(void *data, fa3_dtype dtype, int64_t extent) {
+  fa3_tensor tensor = {.data = data, .dtype = dtype, .rank = 1, .shape = {extent}};
+  make_contiguous(&tensor);
+  return tensor;
+}
+
+/* The stable part of DLPack's ABI (dlpack.h, version 1.x), declared here so that callers need no
+ * header of ours beyond fa3.h and we need none of theirs. */
+struct dlpack_tensor {
+  void *data;
+  int32_t device_type;
+  int32_t device_id;
+  int32_t ndim;
+  uint8_t dtype_code;
+  uint8_t dtype_bits;
+  uint16_t dtype_lanes;
+  int64_t *shape;
+  int64_t *strides; /* null: contiguous */
+  uint64_t byte_offset;
+};
+
+enum { DLPACK_CPU = 1, DLPACK_CUDA = 2, DLPACK_CUDA_HOST = 3, DLPACK_CUDA_MANAGED = 13 };
+enum { DLPACK_INT = 0, DLPACK_FLOAT = 2, DLPACK_BFLOAT = 4 };
+
+static fa3_dtype dtype_from_dlpack(int code, int bits, int lanes) {
+  if (lanes != 1) return 0;
+  if (code == DLPACK_FLOAT && bits == 32) return FA3_FLOAT32;
+  if (code == DLPACK_FLOAT && bits == 16) return FA3_FLOAT16;
+  if (code == DLPACK_BFLOAT && bits == 16) return FA3_BFLOAT16;
+  if (code == DLPACK_INT && bits == 32) return FA3_INT32;
+  if (code == DLPACK_INT && bits == 64) return FA3_INT64;
+  return 0;
+}
+
+fa3_status fa3_tensor_from_dlpack(const void *dl_tensor, fa3_tensor *tensor) {
+  const struct dlpack_tensor *source = dl_tensor;
+  if (!source) return set_error(FA3_INVALID_POINTER, "dl_tensor is null");
+  if (!tensor) return set_error(FA3_INVALID_POINTER, "tensor is null");
+  if (source->device_type != DLPACK_CPU && source->device_type != DLPACK_CUDA &&
+      source->device_type != DLPACK_CUDA_HOST && source->device_type != DLPACK_CUDA_MANAGED)
+    return set_error(FA3_INVALID_DEVICE,
+                     "dl_tensor's device type is %d: expected the CPU's (1) or CUDA's (2, 3, 13)",
+                     source->device_type);
+  fa3_dtype dtype = dtype_from_dlpack(source->dtype_code, source->dtype_bits, source->dtype_lanes);
+  if (!dtype)
+    return set_error(FA3_INVALID_DTYPE,
+                     "dl_tensor's dtype has code %d, %d bits and %d lanes: expected float32, "
+                     "float16, bfloat16, int32 or int64 of one lane",
+                     source->dtype_code, source->dtype_bits, source->dtype_lanes);
+  if (source->ndim < 1 || source->ndim > 4)
+    return set_error(FA3_INVALID_SHAPE, "dl_tensor has %d dimensions: expected 1 to 4",
+                     source->ndim);
+  if (!source->shape) return set_error(FA3_INVALID_POINTER, "dl_tensor's shape is null");
+
+  fa3_tensor view = {.dtype = dtype, .rank = source->ndim};
+  if (source->data) view.data = (char *)source->data + source->byte_offset;
+  for (int d = 0; d < source->ndim; d++) view.shape[d] = source->shape[d];
+  make_contiguous(&view);
+  if (source->strides)
+    for (int d = 0; d < source->ndim; d++) view.strides[d] = source->strides[d];
+  *tensor = view;
+  return FA3_OK;
+}

@@ -1,0 +1,124 @@
+#include "validate.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "error.h"
+
+bool tensor_absent(const fa3_tensor *tensor) {
+  static const fa3_tensor absent;
+  return memcmp(tensor, &absent, sizeof absent) == 0;
+}
+
+bool dtype_is_float(fa3_dtype dtype) {
+  return dtype == FA3_FLOAT32 || dtype == FA3_FLOAT16 || dtype == FA3_BFLOAT16;
+}
+
+static const char *dtype_name(fa3_dtype dtype) {
+  switch (dtype) {
+    case FA3_FLOAT32:
+      return "FA3_FLOAT32";
+    case FA3_FLOAT16:
+      return "FA3_FLOAT16";
+    case FA3_BFLOAT16:
+      return "FA3_BFLOAT16";
+    case FA3_INT32:
+      return "FA3_INT32";
+    case FA3_INT64:
+      return "FA3_INT64";
+    default:
+      return "no dtype";
+  }
+}
+
+/* Offsets in bytes must fit ptrdiff_t with room to add a tile. */
+static fa3_status check_reach(const char *name, const fa3_tensor *tensor) {
+  const int64_t limit = INT64_MAX / 16;
+  int64_t reach = 0;
+  for (int d = 0; d < tensor->rank; d++) {
+    if (tensor->shape[d] == 0) return FA3_OK;
+    int64_t step;
+    if (__builtin_mul_overflow(tensor->shape[d] - 1, tensor->strides[d], &step) ||
+        __builtin_add_overflow(reach, step, &reach) || reach > limit)
+      return set_error(FA3_INVALID_STRIDE,
+                       "%s.strides[%d] is %" PRId64 " with shape[%d] = %" PRId64
+                       ": the last element's offset overflows",
+                       name, d, tensor->strides[d], d, tensor->shape[d]);
+  }
+  return FA3_OK;
+}
+
+fa3_status check_tensor(const char *name, const fa3_tensor *tensor, int32_t rank) {
+  if (tensor->rank != rank)
+    return set_error(FA3_INVALID_SHAPE, "%s.rank is %" PRId32 ": expected %" PRId32, name,
+                     tensor->rank, rank);
+  for (int i = 0; i < 6; i++)
+    if (tensor->reserved[i])
+      return set_error(FA3_INVALID_RESERVED, "%s.reserved[%d] is %" PRIu64 ": expected 0", name, i,
+                       tensor->reserved[i]);
+  for (int d = 0; d < rank; d++) {
+    if (tensor->shape[d] < 0 || tensor->shape[d] > MAX_EXTENT)
+      return set_error(FA3_INVALID_SHAPE, "%s.shape[%d] is %" PRId64 ": expected 0 to 2^48", name,
+                       d, tensor->shape[d]);
+    if (tensor->strides[d] < 0)
+      return set_error(FA3_INVALID_STRIDE, "%s.strides[%d] is %" PRId64 ": expected 0 or more",
+                       name, d, tensor->strides[d]);
+  }
+  for (int d = rank; d < 4; d++) {
+    if (tensor->shape[d])
+      return set_error(FA3_INVALID_SHAPE,
+                       "%s.shape[%d] is %" PRId64 ": expected 0 beyond rank %" PRId32, name, d,
+                       tensor->shape[d], rank);
+    if (tensor->strides[d])
+      return set_error(FA3_INVALID_STRIDE,
+                       "%s.strides[%d] is %" PRId64 ": expected 0 beyond rank %" PRId32, name, d,
+                       tensor->strides[d], rank);
+  }
+  return check_reach(name, tensor);
+}
+
+fa3_status check_output_strides(const char *name, const fa3_tensor *tensor) {
+  /* Dimensions by rising stride: each must step over all that the smaller ones span. */
+  bool done[4] = {false};
+  int64_t span = 1;
+  for (int d = 0; d < tensor->rank; d++)
+    if (tensor->shape[d] == 0) return FA3_OK;
+  for (int n = 0; n < tensor->rank; n++) {
+    int smallest = -1;
+    for (int d = 0; d < tensor->rank; d++)
+      if (!done[d] && (smallest < 0 || tensor->strides[d] < tensor->strides[smallest]))
+        smallest = d;
+    done[smallest] = true;
+    if (tensor->shape[smallest] == 1) continue;
+    if (tensor->strides[smallest] < span)
+      return set_error(FA3_INVALID_STRIDE,
+                       "%s.strides[%d] is %" PRId64
+                       ": elements of an output overlap, expected at "
+                       "least %" PRId64,
+                       name, smallest, tensor->strides[smallest], span);
+    span += (tensor->shape[smallest] - 1) * tensor->strides[smallest];
+  }
+  return FA3_OK;
+}
+
+fa3_status check_extent(const char *name, const fa3_tensor *tensor, int dimension, int64_t expected,
+                        const char *what) {
+  if (tensor->shape[dimension] == expected) return FA3_OK;
+  return set_error(FA3_INVALID_SHAPE, "%s.shape[%d] is %" PRId64 ": expected %" PRId64 ", %s", name,
+                   dimension, tensor->shape[dimension], expected, what);
+}
+
+fa3_status check_dtype(const char *name, const fa3_tensor *tensor, fa3_dtype expected) {
+  if (tensor->dtype == expected) return FA3_OK;
+  return set_error(FA3_INVALID_DTYPE, "%s.dtype is %" PRId32 " (%s): expected %s", name,
+                   tensor->dtype, dtype_name(tensor->dtype), dtype_name(expected));
+}
+
+fa3_status check_pointer(const char *name, const void *data, fa3_dtype dtype, bool empty) {
+  if (empty) return FA3_OK;
+  if (!data) return set_error(FA3_INVALID_POINTER, "%s.data is null", name);
+  if ((uintptr_t)data % fa3_dtype_size(dtype))
+    return set_error(FA3_INVALID_POINTER, "%s.data is %p: expected a multiple of %zu bytes", name,
+                     data, fa3_dtype_size(dtype));
+  return FA3_OK;
+}

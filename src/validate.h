@@ -1,0 +1,31 @@
+/* Checks of one tensor descriptor; each names the tensor and the field in its message. */
+#ifndef FA3_SRC_VALIDATE_H
+#define FA3_SRC_VALIDATE_H
+
+#include <stdbool.h>
+
+#include "fa3.h"
+
+/* No extent is above this, so that sums of positions can't overflow. */
+#define MAX_EXTENT ((int64_t)1 << 48)
+
+/* An optional tensor that was not given: all zero. */
+bool tensor_absent(const fa3_tensor *tensor);
+
+bool dtype_is_float(fa3_dtype dtype);
+
+/* Rank, reserved fields, extents, strides, and that no offset overflows. */
+fa3_status check_tensor(const char *name, const fa3_tensor *tensor, int32_t rank);
+
+/* That no two elements of an output share memory. */
+fa3_status check_output_strides(const char *name, const fa3_tensor *tensor);
+
+fa3_status check_extent(const char *name, const fa3_tensor *tensor, int dimension, int64_t expected,
+                        const char *what);
+
+fa3_status check_dtype(const char *name, const fa3_tensor *tensor, fa3_dtype expected);
+
+/* Present and aligned to its element, unless there are no elements. */
+fa3_status check_pointer(const char *name, const void *data, fa3_dtype dtype, bool empty);
+
+#endif
