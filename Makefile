@@ -1,0 +1,53 @@
+# `make demo` and `make test` set everything up by themselves; `make help` lists the rest.
+# scripts/setup installs what is missing, CMakePresets.json says how things are built.
+SHELL := /bin/bash
+MAKEFLAGS += --no-print-directory
+JOBS ?= $(shell nproc)
+PREFIX ?= /usr/local
+RUN_TESTS = ctest --preset $(1) --parallel $(JOBS)
+
+.NOTPARALLEL:
+.PHONY: build demo test check lint asan tsan bench install format clean help setup-build setup-test
+
+build: setup-build ## build the library and the program: build/release
+	@scripts/build release
+
+demo: build ## run attention on a real model's query, key and value, and check the result
+	@scripts/demo
+
+test: check lint asan tsan ## everything that a change has to pass, the four targets below
+	@echo "make test: everything passed, on the CPU engine (this version has no CUDA kernels)"
+
+check: setup-test ## the tests of the optimised build
+	@scripts/build release -DFA3_BUILD_TESTS=ON
+	@$(call RUN_TESTS,release)
+
+lint: setup-test ## clang-format and clang-tidy
+	@scripts/format --check
+	@scripts/build lint
+
+asan: setup-test ## the tests with AddressSanitizer and UBSan, and a short run of the fuzzers
+	@scripts/build asan
+	@$(call RUN_TESTS,asan)
+
+tsan: setup-test ## the tests with ThreadSanitizer
+	@scripts/build tsan
+	@$(call RUN_TESTS,tsan)
+
+install: build ## install into PREFIX (/usr/local)
+	@cmake --install build/release --prefix $(PREFIX)
+
+format: setup-test ## format the sources in place
+	@scripts/format
+
+clean: ## remove all that was built
+	rm -rf build
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
+
+setup-build:
+	@scripts/setup build
+
+setup-test:
+	@scripts/setup test
