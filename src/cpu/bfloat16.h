@@ -1,0 +1,17 @@
+/* The routines on bfloat16 words that the levels with a bfloat16 product share: their panels,
+ * vectors and softmax are the same. */
+#ifndef FA3_CPU_BFLOAT16_H
+#define FA3_CPU_BFLOAT16_H
+
+#include "routines.h"
+
+void bfloat16_pack_queries(const struct rows *queries, float factor, int64_t depth, float *packed);
+void bfloat16_pack_keys(const struct rows *keys, int64_t depth, float *packed);
+void bfloat16_pack_values(const struct rows *values, int64_t depth, int64_t panel_stride,
+                          float *packed);
+void bfloat16_cap(float *scores, int64_t columns, float scale, float softcap);
+void bfloat16_softmax(const struct softmax_step *step);
+void bfloat16_store_row(const float *row, int64_t width, float factor, fa3_dtype dtype,
+                        void *stored);
+
+#endif

@@ -1,0 +1,130 @@
+/* The CPU's table in the engine seam. */
+#include "engine.h"
+
+#include <omp.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "error.h"
+#include "forward.h"
+#include "level.h"
+
+enum { SMALLEST_HEAD_DIM = 8, LARGEST_HEAD_DIM = 256, HEAD_DIM_STEP = 8 };
+
+static const fa3_dtype dtypes[] = {FA3_FLOAT32, FA3_FLOAT16, FA3_BFLOAT16};
+enum { DTYPES = sizeof dtypes / sizeof *dtypes };
+
+static int32_t device_count(void) {
+  return 1;
+}
+
+static fa3_status check_index(int32_t index) {
+  if (index == 0) return FA3_OK;
+  return set_error(FA3_INVALID_DEVICE, "device.index is %d: the CPU is device 0", index);
+}
+
+static fa3_status prepare(int32_t index) {
+  fa3_status status = check_index(index);
+  if (status) return status;
+  return cpu_level() ? FA3_OK : FA3_INVALID_ENVIRONMENT;
+}
+
+/* What Linux calls the processor, or "CPU". */
+static void processor_name(char *name, size_t size) {
+  snprintf(name, size, "CPU");
+  FILE *file = fopen("/proc/cpuinfo", "r");
+  if (!file) return;
+  char line[256];
+  while (fgets(line, sizeof line, file)) {
+    char *value = strstr(line, ": ");
+    if (!value || strncmp(line, "model name", 10)) continue;
+    value[strcspn(value, "\n")] = 0;
+    snprintf(name, size, "%s", value + 2);
+    break;
+  }
+  fclose(file);
+}
+
+static fa3_status device_info(int32_t index, fa3_device_info *info) {
+  fa3_status status = check_index(index);
+  if (status) return status;
+  const struct level *level = cpu_level();
+  processor_name(info->name, sizeof info->name);
+  snprintf(info->level, sizeof info->level, "%s", level ? level->name : "");
+  info->units = omp_get_max_threads();
+  long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+  if (pages > 0 && page > 0) info->memory_bytes = (uint64_t)pages * (uint64_t)page;
+  return FA3_OK;
+}
+
+static bool is_input_dtype(fa3_dtype dtype) {
+  for (int i = 0; i < DTYPES; i++)
+    if (dtypes[i] == dtype) return true;
+  return false;
+}
+
+static fa3_status check_head_dim(const char *name, int32_t head_dim) {
+  if (head_dim >= SMALLEST_HEAD_DIM && head_dim <= LARGEST_HEAD_DIM &&
+      head_dim % HEAD_DIM_STEP == 0)
+    return FA3_OK;
+  return set_error(FA3_UNSUPPORTED, "%s is %d: expected a multiple of %d from %d to %d", name,
+                   head_dim, HEAD_DIM_STEP, SMALLEST_HEAD_DIM, LARGEST_HEAD_DIM);
+}
+
+static fa3_status supports(const fa3_capability *capability) {
+  fa3_dtype dtype = capability->query_dtype;
+  if (!is_input_dtype(dtype))
+    return set_error(FA3_UNSUPPORTED,
+                     "query_dtype is %d: expected FA3_FLOAT32, FA3_FLOAT16 or FA3_BFLOAT16", dtype);
+  if (capability->key_dtype != dtype || capability->value_dtype != dtype)
+    return set_error(FA3_UNSUPPORTED, "key_dtype is %d and value_dtype is %d: expected query's, %d",
+                     capability->key_dtype, capability->value_dtype, dtype);
+  if (capability->output_dtype != dtype && capability->output_dtype != FA3_FLOAT32)
+    return set_error(FA3_UNSUPPORTED, "output_dtype is %d: expected query's (%d) or FA3_FLOAT32",
+                     capability->output_dtype, dtype);
+  fa3_status status = check_head_dim("head_dim", capability->head_dim);
+  return status ? status : check_head_dim("value_head_dim", capability->value_head_dim);
+}
+
+static int32_t kernel_count(void) {
+  return cpu_level_count * DTYPES;
+}
+
+static void kernel_info(int32_t index, fa3_kernel_info *info) {
+  const struct level *level = &cpu_levels[index / DTYPES];
+  snprintf(info->name, sizeof info->name, "%s", level->name);
+  info->phase = FA3_FORWARD;
+  info->dtype = dtypes[index % DTYPES];
+  info->head_dim = LARGEST_HEAD_DIM;
+  info->value_head_dim = LARGEST_HEAD_DIM;
+  info->usable = level->usable();
+  info->selected = cpu_level() == level;
+}
+
+static fa3_status plan_forward(const struct problem *problem, struct plan *plan) {
+  const struct level *level = cpu_level();
+  if (!level) return FA3_INVALID_ENVIRONMENT;
+  cpu_plan(problem, level_routines(level, problem->query.dtype), plan);
+  return FA3_OK;
+}
+
+static fa3_status forward(const struct problem *problem, const struct plan *plan, void *workspace) {
+  const struct level *level = cpu_level();
+  if (!level) return FA3_INVALID_ENVIRONMENT;
+  cpu_forward(problem, level_routines(level, problem->query.dtype), plan, workspace);
+  return FA3_OK;
+}
+
+const struct engine cpu_engine = {
+    .name = "cpu",
+    .device_type = FA3_CPU,
+    .device_count = device_count,
+    .device_info = device_info,
+    .prepare = prepare,
+    .supports = supports,
+    .kernel_count = kernel_count,
+    .kernel_info = kernel_info,
+    .plan_forward = plan_forward,
+    .forward = forward,
+};

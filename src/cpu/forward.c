@@ -1,0 +1,336 @@
+/* FlashAttention's forward pass (FlashAttention-2, arXiv 2307.08691, algorithm 1) on the CPU:
+ * threads take blocks of query rows; a block visits its keys tile by tile; in a tile, strips of
+ * rows small enough for the first cache go through product, softmax and product. */
+#include "forward.h"
+
+#include <math.h>
+#include <omp.h>
+#include <stdlib.h>
+
+#include "half.h"
+
+enum {
+  LARGEST_TILE_Q = 192, /* a multiple of every level's strip */
+  SMALLEST_TILE_Q = 48,
+  TILE_K = 256,
+  CACHE_LINE = 64,
+  MOST_THREADS = 1024, /* more than any call can use, few enough to be started */
+  BLOCKS_PER_THREAD = 4
+};
+
+static const float log2_e = 1.44269504f;
+static const float ln_2 = 0.693147181f;
+
+static int64_t smaller(int64_t a, int64_t b) {
+  return a < b ? a : b;
+}
+
+static int64_t larger(int64_t a, int64_t b) {
+  return a > b ? a : b;
+}
+
+static int64_t round_down(int64_t value, int64_t step) {
+  return value / step * step;
+}
+
+static int64_t round_up(int64_t value, int64_t step) {
+  return (value + step - 1) / step * step;
+}
+
+/* What one thread works in, and its sizes in words. */
+struct scratch {
+  int64_t head_depth; /* of query * key^T */
+  int64_t tile_depth; /* of probabilities * value, for a whole tile */
+  int64_t output_width;
+  float *queries;
+  float *keys;
+  float *values;
+  float *scores; /* one strip's */
+  float *output;
+  float *maximum;
+  float *sum;
+};
+
+/* Lays the scratch out at `base` (null to measure only); returns its size in bytes. It is that
+ * of the largest tile, so that it depends on the head dims alone. */
+static size_t scratch_layout(const struct problem *problem, const struct routines *routines,
+                             char *base, struct scratch *scratch) {
+  const int64_t pair = routines->elements_per_word;
+  scratch->head_depth = round_up(problem->head_dim / pair, routines->depth_step);
+  scratch->tile_depth = round_up(TILE_K / pair, routines->depth_step);
+  scratch->output_width = round_up(problem->value_head_dim, routines->panel);
+  struct {
+    float **array;
+    int64_t words;
+  } arrays[] = {
+      {&scratch->queries, LARGEST_TILE_Q * scratch->head_depth},
+      {&scratch->keys, TILE_K * scratch->head_depth},
+      {&scratch->values, scratch->tile_depth * scratch->output_width},
+      {&scratch->scores, (int64_t)routines->strip * TILE_K},
+      {&scratch->output, LARGEST_TILE_Q * scratch->output_width},
+      {&scratch->maximum, LARGEST_TILE_Q},
+      {&scratch->sum, LARGEST_TILE_Q},
+  };
+  size_t bytes = 0;
+  for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
+    *arrays[i].array = base ? (float *)(base + bytes) : NULL;
+    bytes += (size_t)round_up(arrays[i].words * (int64_t)sizeof(float), CACHE_LINE);
+  }
+  return bytes;
+}
+
+/* Query rows of a key head: its group's heads side by side, so that they share the tiles of
+ * keys and values. Row r is query r / group of the group's head r % group. */
+static int64_t group_size(const struct problem *problem) {
+  return problem->heads_k ? problem->heads_q / problem->heads_k : 0;
+}
+
+static int64_t blocks_of(int64_t rows, int64_t tile_q) {
+  return (rows + tile_q - 1) / tile_q;
+}
+
+void cpu_plan(const struct problem *problem, const struct routines *routines, struct plan *plan) {
+  int64_t threads = problem->num_threads ? problem->num_threads : omp_get_max_threads();
+  plan->num_threads = (int32_t)larger(smaller(threads, MOST_THREADS), 1);
+  plan->tile_k = TILE_K;
+
+  int64_t rows = problem->max_seqlen_q ? problem->max_seqlen_q : problem->rows_q;
+  rows *= group_size(problem);
+  int64_t wanted = (int64_t)BLOCKS_PER_THREAD * plan->num_threads;
+  plan->tile_q = LARGEST_TILE_Q;
+  while (plan->tile_q > SMALLEST_TILE_Q &&
+         problem->batch * problem->heads_k * blocks_of(rows, plan->tile_q) < wanted)
+    plan->tile_q /= 2;
+
+  struct scratch scratch;
+  size_t bytes = scratch_layout(problem, routines, NULL, &scratch);
+  plan->workspace_size = bytes * (size_t)plan->num_threads + CACHE_LINE;
+}
+
+static int64_t element_size(const struct operand *operand) {
+  return (int64_t)fa3_dtype_size(operand->dtype);
+}
+
+static char *element(const struct operand *operand, int64_t batch, int64_t row, int64_t head) {
+  return operand->data +
+         (batch * operand->stride_batch + row * operand->stride_row + head * operand->stride_head) *
+             element_size(operand);
+}
+
+/* A block of query rows of one key head, and the sequence they belong to. */
+struct block {
+  const struct problem *problem;
+  const struct routines *routines;
+  struct sequence sequence;
+  struct scratch scratch;
+  int64_t group;
+  int64_t head_k;
+  int64_t first_row;
+  int64_t rows;
+  float score_scale; /* above 0; its sign and a zero are in the packed queries */
+};
+
+static int64_t query_of(const struct block *block, int64_t row) {
+  return (block->first_row + row) / block->group;
+}
+
+static int64_t head_of(const struct block *block, int64_t row) {
+  return block->head_k * block->group + (block->first_row + row) % block->group;
+}
+
+static float load_sink(const struct operand *sink, int64_t head) {
+  const char *at = element(sink, 0, 0, head);
+  if (sink->dtype == FA3_FLOAT32) return *(const float *)at;
+  uint16_t bits = *(const uint16_t *)at;
+  return sink->dtype == FA3_FLOAT16 ? float_from_half(bits) : float_from_bfloat(bits);
+}
+
+/* Packs the queries and starts the rows' softmax. A sink is a key seen before all others whose
+ * value is zero. */
+static void begin_block(struct block *block) {
+  const struct problem *problem = block->problem;
+  const struct scratch *scratch = &block->scratch;
+  const float scale = problem->scale;
+  const float factor = scale > 0 ? 1.0f : scale < 0 ? -1.0f : 0.0f;
+  block->score_scale = scale == 0 ? 1.0f : fabsf(scale);
+  for (int64_t row = 0; row < block->rows; row++) {
+    int64_t head = head_of(block, row);
+    struct rows query = {
+        .data = element(&problem->query, block->sequence.batch_q,
+                        block->sequence.row_q + query_of(block, row), head),
+        .dtype = problem->query.dtype,
+        .count = 1,
+        .width = problem->head_dim,
+    };
+    block->routines->pack_queries(&query, factor, scratch->head_depth,
+                                  scratch->queries + row * scratch->head_depth);
+    float sink = problem->sink.data ? load_sink(&problem->sink, head) : -INFINITY;
+    scratch->maximum[row] = sink * log2_e;
+    scratch->sum[row] = sink == -INFINITY ? 0 : expf(sink - sink);
+  }
+  memset(scratch->output, 0,
+         (size_t)(block->rows * scratch->output_width) * sizeof *scratch->output);
+}
+
+static struct rows key_rows(const struct block *block, const struct operand *operand, int64_t width,
+                            int64_t key, int64_t count) {
+  return (struct rows){
+      .data = element(operand, block->sequence.batch_k, block->sequence.row_k + key, block->head_k),
+      .dtype = operand->dtype,
+      .stride = operand->stride_row * element_size(operand),
+      .count = count,
+      .width = width,
+  };
+}
+
+/* Scores of columns [begin, end) of the tile at `key`: -infinity where a row sees nothing. */
+static void mask_strip(const struct block *block, int64_t row, int64_t rows, int64_t key,
+                       int64_t columns) {
+  for (int64_t r = 0; r < rows; r++) {
+    float *scores = block->scratch.scores + r * TILE_K;
+    struct key_range seen = mask_row(&block->sequence.mask, query_of(block, row + r));
+    int64_t begin = smaller(larger(seen.begin - key, 0), columns);
+    int64_t end = larger(smaller(seen.end - key, columns), begin);
+    for (int64_t i = 0; i < begin; i++) scores[i] = -INFINITY;
+    for (int64_t i = end; i < columns; i++) scores[i] = -INFINITY;
+  }
+}
+
+/* Rows [row, row + rows) of the block with the tile of keys [key, key + keys). */
+static void attend_strip(const struct block *block, int64_t row, int64_t rows, int64_t key,
+                         int64_t keys) {
+  const struct problem *problem = block->problem;
+  const struct routines *routines = block->routines;
+  const struct scratch *scratch = &block->scratch;
+  const int64_t panel = routines->panel;
+
+  int64_t first = query_of(block, row), last = query_of(block, row + rows - 1);
+  struct key_range visible = mask_visible(&block->sequence.mask, first, last);
+  int64_t begin = round_down(larger(visible.begin - key, 0), panel);
+  int64_t end = smaller(visible.end - key, keys);
+  if (begin >= end) return;
+  int64_t columns = round_up(end - begin, panel);
+
+  routines->multiply(&(struct product){
+      .rows = rows,
+      .columns = columns,
+      .depth = scratch->head_depth,
+      .left = scratch->queries + row * scratch->head_depth,
+      .left_stride = scratch->head_depth,
+      .right = scratch->keys + begin * scratch->head_depth,
+      .right_stride = panel * scratch->head_depth,
+      .output = scratch->scores,
+      .output_stride = TILE_K,
+  });
+  float scale = block->score_scale;
+  if (problem->softcap > 0) {
+    for (int64_t r = 0; r < rows; r++)
+      routines->cap(scratch->scores + r * TILE_K, columns, scale, problem->softcap);
+    scale = 1;
+  }
+  struct key_range full = mask_full(&block->sequence.mask, first, last);
+  if (full.begin > key + begin || full.end < key + begin + columns)
+    mask_strip(block, row, rows, key + begin, columns);
+  routines->softmax(&(struct softmax_step){
+      .rows = rows,
+      .columns = columns,
+      .scores = scratch->scores,
+      .score_stride = TILE_K,
+      .scale = scale * log2_e,
+      .maximum = scratch->maximum + row,
+      .sum = scratch->sum + row,
+      .output = scratch->output + row * scratch->output_width,
+      .output_stride = scratch->output_width,
+      .output_width = round_up(problem->value_head_dim, routines->vector),
+  });
+  const int64_t pair = routines->elements_per_word;
+  routines->multiply(&(struct product){
+      .rows = rows,
+      .columns = round_up(problem->value_head_dim, routines->vector),
+      .depth = round_up((end - begin + pair - 1) / pair, routines->depth_step),
+      .left = scratch->scores,
+      .left_stride = TILE_K,
+      .right = scratch->values + begin / pair * panel,
+      .right_stride = panel * scratch->tile_depth,
+      .output = scratch->output + row * scratch->output_width,
+      .output_stride = scratch->output_width,
+      .accumulate = true,
+  });
+}
+
+static void attend_tile(const struct block *block, int64_t key, int64_t keys) {
+  const struct routines *routines = block->routines;
+  const struct scratch *scratch = &block->scratch;
+  const int64_t pair = routines->elements_per_word;
+
+  struct rows rows = key_rows(block, &block->problem->key, block->problem->head_dim, key, keys);
+  routines->pack_keys(&rows, scratch->head_depth, scratch->keys);
+  rows = key_rows(block, &block->problem->value, block->problem->value_head_dim, key, keys);
+  routines->pack_values(&rows, round_up((keys + pair - 1) / pair, routines->depth_step),
+                        routines->panel * scratch->tile_depth, scratch->values);
+  for (int64_t row = 0; row < block->rows; row += routines->strip)
+    attend_strip(block, row, smaller(routines->strip, block->rows - row), key, keys);
+}
+
+static void end_block(const struct block *block) {
+  const struct problem *problem = block->problem;
+  const struct scratch *scratch = &block->scratch;
+  const struct sequence *sequence = &block->sequence;
+  for (int64_t row = 0; row < block->rows; row++) {
+    int64_t at = sequence->row_q + query_of(block, row), head = head_of(block, row);
+    char *output = element(&problem->output, sequence->batch_q, at, head);
+    float sum = scratch->sum[row];
+    if (sum == 0) /* it sees no key: zero bits are 0 in every dtype */
+      memset(output, 0, (size_t)(problem->value_head_dim * element_size(&problem->output)));
+    else
+      block->routines->store_row(scratch->output + row * scratch->output_width,
+                                 problem->value_head_dim, 1 / sum, problem->output.dtype, output);
+    if (problem->lse.data)
+      *(float *)element(&problem->lse, sequence->batch_q, at, head) =
+          (scratch->maximum[row] + log2f(sum)) * ln_2;
+  }
+}
+
+static void run_block(struct block *block, int64_t head_k, int64_t first_row, int64_t tile_q) {
+  block->head_k = head_k;
+  block->first_row = first_row;
+  block->rows = smaller(tile_q, block->sequence.seqlen_q * block->group - first_row);
+  begin_block(block);
+  struct key_range visible =
+      mask_visible(&block->sequence.mask, query_of(block, 0), query_of(block, block->rows - 1));
+  if (block->routines->enter) block->routines->enter();
+  for (int64_t key = visible.begin; key < visible.end; key += TILE_K)
+    attend_tile(block, key, smaller(TILE_K, visible.end - key));
+  if (block->routines->leave) block->routines->leave();
+  end_block(block);
+}
+
+void cpu_forward(const struct problem *problem, const struct routines *routines,
+                 const struct plan *plan, void *workspace) {
+  int64_t longest = 0;
+  for (int64_t batch = 0; batch < problem->batch; batch++)
+    longest = larger(longest, problem_sequence(problem, batch).seqlen_q);
+  const int64_t group = group_size(problem);
+  const int64_t pairs = problem->batch * problem->heads_k;
+  const int64_t tasks = blocks_of(longest * group, plan->tile_q) * pairs;
+
+  struct scratch layout;
+  const size_t scratch_size = scratch_layout(problem, routines, NULL, &layout);
+  char *base = (char *)(((uintptr_t)workspace + CACHE_LINE - 1) & -(uintptr_t)CACHE_LINE);
+  const int threads = (int)larger(smaller(plan->num_threads, tasks), 1);
+#pragma omp parallel num_threads(threads)
+  {
+    struct block block = {.problem = problem, .routines = routines, .group = group};
+    scratch_layout(problem, routines, base + (size_t)omp_get_thread_num() * scratch_size,
+                   &block.scratch);
+    /* The last rows first: under a causal mask they see the most keys. */
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t task = tasks - 1; task >= 0; task--) {
+      int64_t first_row = task / pairs * plan->tile_q;
+      int64_t batch = task % pairs / problem->heads_k;
+      block.sequence = problem_sequence(problem, batch);
+      if (first_row < block.sequence.seqlen_q * group)
+        run_block(&block, task % problem->heads_k, first_row, plan->tile_q);
+    }
+  }
+}

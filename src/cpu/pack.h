@@ -1,0 +1,72 @@
+/* Packing and storing for one level (after vector_*.h). */
+#ifndef FA3_CPU_PACK_H
+#define FA3_CPU_PACK_H
+
+#include "product.h"
+
+/* `dtype` is a constant where these are called, so that vec_load_as has no branch left. */
+
+/* Up to VECTOR keys x VECTOR words, turned: packed[word][key]. */
+INLINE void pack_key_block(const struct rows *keys, fa3_dtype dtype, int64_t element_size,
+                           int64_t key, int64_t word, float *packed) {
+  vec block[VECTOR];
+  int64_t words = keys->width - word;
+  const char *from = keys->data + key * keys->stride + word * element_size;
+#pragma GCC unroll 16
+  for (int r = 0; r < VECTOR; r++)
+    block[r] =
+        key + r < keys->count ? vec_load_as(dtype, from + r * keys->stride, words) : vec_set(0);
+  vec_transpose(block);
+  for (int r = 0; r < VECTOR && r < words; r++) vec_store(packed + r * PANEL, block[r]);
+}
+
+INLINE void pack_keys_as(const struct rows *keys, fa3_dtype dtype, int64_t element_size,
+                         int64_t depth, float *packed) {
+  for (int64_t key = 0; key < keys->count; key += PANEL, packed += depth * PANEL) {
+    for (int64_t word = 0; word < keys->width; word += VECTOR)
+      for (int v = 0; v < PANEL; v += VECTOR)
+        pack_key_block(keys, dtype, element_size, key + v, word, packed + word * PANEL + v);
+    for (int64_t i = keys->width * PANEL; i < depth * PANEL; i++) packed[i] = 0;
+  }
+}
+
+INLINE void pack_values_as(const struct rows *values, fa3_dtype dtype, int64_t element_size,
+                           int64_t depth, int64_t panel_stride, float *packed) {
+  for (int64_t column = 0; column < values->width; column += VECTOR) {
+    float *to = packed + column / PANEL * panel_stride + column % PANEL;
+    const char *from = values->data + column * element_size;
+    for (int64_t key = 0; key < values->count; key++)
+      vec_store(to + key * PANEL,
+                vec_load_as(dtype, from + key * values->stride, values->width - column));
+    for (int64_t key = values->count; key < depth; key++) vec_store(to + key * PANEL, vec_set(0));
+  }
+}
+
+INLINE void pack_queries_as(const struct rows *queries, fa3_dtype dtype, int64_t element_size,
+                            float factor, int64_t depth, float *packed) {
+  for (int64_t r = 0; r < queries->count; r++, packed += depth)
+    for (int64_t i = 0; i < queries->width; i += VECTOR) {
+      const char *from = queries->data + r * queries->stride + i * element_size;
+      vec_store_as(FA3_FLOAT32, (char *)(packed + i), queries->width - i,
+                   vec_mul(vec_load_as(dtype, from, queries->width - i), vec_set(factor)));
+    }
+}
+
+INLINE void store_row_as(const float *row, int64_t width, float factor, fa3_dtype dtype,
+                         int64_t element_size, char *stored) {
+  for (int64_t i = 0; i < width; i += VECTOR)
+    vec_store_as(dtype, stored + i * element_size, width - i,
+                 vec_mul(vec_load(row + i), vec_set(factor)));
+}
+
+static void store_row(const float *row, int64_t width, float factor, fa3_dtype dtype,
+                      void *stored) {
+  if (dtype == FA3_FLOAT32)
+    store_row_as(row, width, factor, FA3_FLOAT32, 4, stored);
+  else if (dtype == FA3_FLOAT16)
+    store_row_as(row, width, factor, FA3_FLOAT16, 2, stored);
+  else
+    store_row_as(row, width, factor, FA3_BFLOAT16, 2, stored);
+}
+
+#endif

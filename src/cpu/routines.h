@@ -1,0 +1,88 @@
+/* What one processor level supplies to the tile loop (forward.c): packing, the matrix product
+ * and the softmax step of one tile.
+ *
+ * Packed operands are made of 32-bit words: one float, or two bfloat16 that follow each other
+ * along the dimension that the product sums over (its depth). A left operand (queries,
+ * probabilities) is packed by rows. A right operand (keys, values) is packed in panels of
+ * `panel` columns: panel after panel, in each word after word of the depth, `panel` columns. */
+#ifndef FA3_CPU_ROUTINES_H
+#define FA3_CPU_ROUTINES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "fa3.h"
+
+/* output[row][column] (+)= sum over depth of left[row][.] * right[.][column]. */
+struct product {
+  int64_t rows;
+  int64_t columns; /* a multiple of the routines' `vector` */
+  int64_t depth;   /* in words, a multiple of the routines' `depth_step` */
+  const float *left;
+  int64_t left_stride; /* words from row to row */
+  const float *right;
+  int64_t right_stride; /* words from panel to panel */
+  float *output;
+  int64_t output_stride;
+  bool accumulate;
+};
+
+/* One tile's step of the online softmax (FlashAttention-2, arXiv 2307.08691, algorithm 1).
+ * Running maxima are in units of the exponent of 2. */
+struct softmax_step {
+  int64_t rows;
+  int64_t columns; /* a multiple of the routines' `panel` */
+  float *scores;   /* become the probabilities, packed by rows with the same stride */
+  int64_t score_stride;
+  float scale; /* from score to exponent of 2, above 0 */
+  float *maximum;
+  float *sum;
+  float *output; /* rescaled where the maximum moves */
+  int64_t output_stride;
+  int64_t output_width; /* a multiple of the routines' `vector` */
+};
+
+/* Rows in the caller's memory. */
+struct rows {
+  const char *data;
+  fa3_dtype dtype;
+  int64_t stride; /* bytes from row to row */
+  int64_t count;
+  int64_t width; /* elements of a row, a multiple of 8 */
+};
+
+struct routines {
+  int32_t elements_per_word;
+  int32_t vector;     /* words of a vector register */
+  int32_t panel;      /* columns of a panel, a multiple of `vector` */
+  int32_t depth_step; /* words */
+  int32_t strip;      /* rows that go through product, softmax and product together */
+
+  /* Query rows times `factor`, which is 1, -1 or 0; zeros up to `depth` words. */
+  void (*pack_queries)(const struct rows *queries, float factor, int64_t depth, float *packed);
+  /* Right operand of query * key^T: keys are columns, zeros up to a whole panel and `depth`. */
+  void (*pack_keys)(const struct rows *keys, int64_t depth, float *packed);
+  /* Right operand of probabilities * value: keys are the depth, zeros up to `depth` words. */
+  void (*pack_values)(const struct rows *values, int64_t depth, int64_t panel_stride,
+                      float *packed);
+
+  void (*multiply)(const struct product *product);
+  /* score = softcap * tanh(score * scale / softcap); `columns` is a multiple of `vector`. */
+  void (*cap)(float *scores, int64_t columns, float scale, float softcap);
+  void (*softmax)(const struct softmax_step *step);
+  /* One output row, times `factor`. */
+  void (*store_row)(const float *row, int64_t width, float factor, fa3_dtype dtype, void *stored);
+
+  /* Around each block of queries on its thread; null if there is nothing to do. */
+  void (*enter)(void);
+  void (*leave)(void);
+};
+
+extern const struct routines plain_routines;
+extern const struct routines avx2_routines;
+extern const struct routines avx512_routines;
+extern const struct routines avx512bf16_routines;
+extern const struct routines amx_routines;
+
+#endif
