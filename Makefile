@@ -10,7 +10,7 @@ RUN_TESTS = ctest --preset $(1) --parallel $(JOBS)
 .PHONY: build demo test check lint asan tsan bench install format clean help setup-build setup-test
 
 build: setup-build ## build the library and the program: build/release
-	@scripts/build release
+	@scripts/build release $(if $(wildcard build/release/build.ninja),,-DFA3_BUILD_TESTS=OFF)
 
 demo: build ## run attention on a real model's query, key and value, and check the result
 	@scripts/demo
