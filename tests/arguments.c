@@ -1,0 +1,293 @@
+/* Every field of fa3_forward_args, wrong in turn: its own status, a message that names it with its
+ * value, and nothing written. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "call.h"
+#include "test.h"
+
+static struct call call; /* too large for some stacks */
+
+/* The statement spoils a dense (or packed) call through `args`. */
+#define REFUSED_CALL(packed, before_data, statement, status, ...) \
+  do {                                                            \
+    call_init(&call, packed);                                     \
+    fa3_forward_args *args = &call.args;                          \
+    (void)args;                                                   \
+    statement;                                                    \
+    call_is_refused(&call, #statement, status, before_data,       \
+                    (const char *const[]){__VA_ARGS__, NULL});    \
+  } while (0)
+#define REFUSED(statement, ...) REFUSED_CALL(false, true, statement, __VA_ARGS__)
+#define REFUSED_DATA(statement, ...) REFUSED_CALL(false, false, statement, __VA_ARGS__)
+#define REFUSED_PACKED(statement, ...) REFUSED_CALL(true, true, statement, __VA_ARGS__)
+#define REFUSED_PACKED_DATA(statement, ...) REFUSED_CALL(true, false, statement, __VA_ARGS__)
+
+static void test_unspoilt_calls_are_taken(void **state) {
+  (void)state;
+  for (int packed = 0; packed <= 1; packed++) {
+    call_init(&call, packed);
+    size_t bytes = 0;
+    if (fa3_forward_workspace(&call.args, &bytes)) fail_msg("%s", fa3_last_error());
+    assert_in_range(bytes, 0, sizeof call.workspace);
+    if (fa3_forward(&call.args)) fail_msg("%s", fa3_last_error());
+    for (size_t i = 0; i < sizeof call.output / sizeof *call.output; i++)
+      assert_true(call.output[i] == 0); /* all values are 0 */
+  }
+}
+
+static void test_scalars(void **state) {
+  (void)state;
+  REFUSED(args->struct_size = 0, FA3_INVALID_STRUCT, "struct_size", "0");
+  REFUSED(args->struct_size = sizeof *args - 1, FA3_INVALID_STRUCT, "struct_size");
+  REFUSED(args->struct_size = SIZE_MAX, FA3_INVALID_STRUCT, "struct_size");
+  REFUSED(args->device.type = 2, FA3_INVALID_DEVICE, "device.type", "2");
+  REFUSED(args->device.type = -1, FA3_INVALID_DEVICE, "device.type", "-1");
+  REFUSED(args->device.index = 1, FA3_INVALID_DEVICE, "device.index", "1");
+  REFUSED(args->device.index = -1, FA3_INVALID_DEVICE, "device.index", "-1");
+  REFUSED(args->stream = &call, FA3_INVALID_STREAM, "stream");
+  REFUSED(args->flags |= 8, FA3_INVALID_FLAGS, "flags", "0x8");
+  REFUSED(args->flags |= 0x80000000, FA3_INVALID_FLAGS, "flags", "0x80000000");
+  REFUSED(args->softmax_scale = NAN, FA3_INVALID_SCALE, "softmax_scale", "nan");
+  REFUSED(args->softmax_scale = INFINITY, FA3_INVALID_SCALE, "softmax_scale", "inf");
+  REFUSED(args->flags &= ~(uint32_t)FA3_SCALE, FA3_INVALID_FLAGS, "softmax_scale", "FA3_SCALE");
+  REFUSED(args->softcap = -1, FA3_INVALID_SOFTCAP, "softcap", "-1");
+  REFUSED(args->softcap = NAN, FA3_INVALID_SOFTCAP, "softcap", "nan");
+  REFUSED(args->softcap = INFINITY, FA3_INVALID_SOFTCAP, "softcap", "inf");
+  REFUSED(args->window_left = -2, FA3_INVALID_WINDOW, "window_left", "-2");
+  REFUSED(args->window_left = INT64_MIN, FA3_INVALID_WINDOW, "window_left");
+  REFUSED(args->window_right = -2, FA3_INVALID_WINDOW, "window_right", "-2");
+  REFUSED(args->window_right = INT64_MIN, FA3_INVALID_WINDOW, "window_right");
+  REFUSED((args->flags &= ~(uint32_t)FA3_WINDOW, args->window_right = 0), FA3_INVALID_FLAGS,
+          "window_left", "FA3_WINDOW");
+  REFUSED((args->flags &= ~(uint32_t)FA3_WINDOW, args->window_left = 0), FA3_INVALID_FLAGS,
+          "window_right", "FA3_WINDOW");
+  REFUSED(args->num_threads = -1, FA3_INVALID_THREADS, "num_threads", "-1");
+  REFUSED(args->max_seqlen_q = -1, FA3_INVALID_LENGTHS, "max_seqlen_q", "-1");
+  REFUSED(args->max_seqlen_k = INT64_MIN, FA3_INVALID_LENGTHS, "max_seqlen_k");
+  REFUSED((args->flags = FA3_SCALE, args->window_left = args->window_right = 0), FA3_INVALID_FLAGS,
+          "diagonal", "FA3_CAUSAL");
+}
+
+static void test_workspace(void **state) {
+  (void)state;
+  size_t bytes = 0;
+  call_init(&call, false);
+  assert_int_equal(fa3_forward_workspace(&call.args, &bytes), FA3_OK);
+  if (bytes == 0) return;
+  REFUSED_DATA(args->workspace = NULL, FA3_INVALID_WORKSPACE, "workspace");
+  REFUSED_DATA(args->workspace_size = 0, FA3_INVALID_WORKSPACE, "workspace_size", "0");
+  REFUSED_DATA(args->workspace_size = bytes - 1, FA3_INVALID_WORKSPACE, "workspace_size");
+}
+
+static void test_null(void **state) {
+  (void)state;
+  size_t bytes;
+  assert_int_equal(fa3_forward(NULL), FA3_INVALID_STRUCT);
+  assert_non_null(strstr(fa3_last_error(), "args"));
+  assert_int_equal(fa3_forward_workspace(NULL, &bytes), FA3_INVALID_STRUCT);
+  call_init(&call, false);
+  assert_int_equal(fa3_forward_workspace(&call.args, NULL), FA3_INVALID_POINTER);
+  assert_non_null(strstr(fa3_last_error(), "bytes"));
+}
+
+/* Spoils field `field` of one tensor of a fresh call; `value` goes into the message. */
+static void refuse_field(bool packed, int which, int64_t value, fa3_status status, bool before_data,
+                         const char *format, int index) {
+  char field[32], name[64], what[128];
+  snprintf(field, sizeof field, format, index);
+  snprintf(name, sizeof name, "%s.%s", call_tensors[which].name, field);
+  snprintf(what, sizeof what, "%s %s = %lld", packed ? "packed" : "dense", name, (long long)value);
+  call_init(&call, packed);
+  fa3_tensor *tensor = call_tensor(&call, which);
+  if (!strncmp(field, "dtype", 5)) tensor->dtype = (fa3_dtype)value;
+  if (!strncmp(field, "rank", 4)) tensor->rank = (int32_t)value;
+  if (!strncmp(field, "shape", 5)) tensor->shape[index] = value;
+  if (!strncmp(field, "strides", 7)) tensor->strides[index] = value;
+  if (!strncmp(field, "reserved", 8)) tensor->reserved[index] = (uint64_t)value;
+  char text[32];
+  snprintf(text, sizeof text, "%lld", (long long)value);
+  call_is_refused(&call, what, status, before_data, (const char *const[]){name, text, NULL});
+}
+
+static bool is_output(int which) {
+  return !strcmp(call_tensors[which].name, "output") || !strcmp(call_tensors[which].name, "lse");
+}
+
+static void refuse_every_field(bool packed, int which) {
+  call_init(&call, packed);
+  const fa3_tensor tensor = *call_tensor(&call, which);
+  if (tensor.rank == 0) return; /* the one optional tensor that this call can't have */
+  const int last = tensor.rank - 1;
+
+  static const fa3_dtype dtypes[] = {0, -1, 4, 16, 31, 34, 1 << 30};
+  for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++)
+    refuse_field(packed, which, dtypes[i], FA3_INVALID_DTYPE, true, "dtype", 0);
+  fa3_dtype other = tensor.dtype >= FA3_INT32 ? FA3_FLOAT32 : FA3_INT32;
+  refuse_field(packed, which, other, FA3_INVALID_DTYPE, true, "dtype", 0);
+
+  const int32_t ranks[] = {0, -1, tensor.rank - 1, tensor.rank + 1, 5, INT32_MAX, INT32_MIN};
+  for (size_t i = 0; i < sizeof ranks / sizeof *ranks; i++)
+    refuse_field(packed, which, ranks[i], FA3_INVALID_SHAPE, true, "rank", 0);
+
+  for (int d = 0; d < 4; d++) {
+    refuse_field(packed, which, -1, FA3_INVALID_SHAPE, true, "shape[%d]", d);
+    refuse_field(packed, which, INT64_MIN, FA3_INVALID_SHAPE, true, "shape[%d]", d);
+    refuse_field(packed, which, INT64_MAX, FA3_INVALID_SHAPE, true, "shape[%d]", d);
+    refuse_field(packed, which, -1, FA3_INVALID_STRIDE, true, "strides[%d]", d);
+    refuse_field(packed, which, INT64_MIN, FA3_INVALID_STRIDE, true, "strides[%d]", d);
+    refuse_field(packed, which, INT64_MAX, FA3_INVALID_STRIDE, true, "strides[%d]", d);
+  }
+  for (int d = tensor.rank; d < 4; d++) {
+    refuse_field(packed, which, 1, FA3_INVALID_SHAPE, true, "shape[%d]", d);
+    refuse_field(packed, which, 1, FA3_INVALID_STRIDE, true, "strides[%d]", d);
+  }
+  refuse_field(packed, which, 2, FA3_INVALID_STRIDE, true, "strides[%d]", last);
+  refuse_field(packed, which, 0, FA3_INVALID_STRIDE, true, "strides[%d]", last);
+  if (is_output(which))
+    for (int d = 0; d < last; d++)
+      for (int64_t stride = 0; stride < tensor.shape[last]; stride++)
+        refuse_field(packed, which, stride, FA3_INVALID_STRIDE, true, "strides[%d]", d);
+  for (int i = 0; i < 6; i++)
+    refuse_field(packed, which, i + 1, FA3_INVALID_RESERVED, true, "reserved[%d]", i);
+}
+
+static void test_every_field_of_every_tensor(void **state) {
+  (void)state;
+  for (int which = 0; which < call_tensor_count; which++) {
+    refuse_every_field(false, which);
+    refuse_every_field(true, which);
+  }
+}
+
+/* An extent that is one too large, for every dimension: the message names either side. */
+static void test_extents_that_do_not_match(void **state) {
+  (void)state;
+  for (int packed = 0; packed <= 1; packed++) {
+    for (int which = 0; which < call_tensor_count; which++) {
+      for (int d = 0; d < 4; d++) {
+        call_init(&call, packed);
+        fa3_tensor *tensor = call_tensor(&call, which);
+        if (d >= tensor->rank) continue;
+        /* Any batch of keys will do with an index. */
+        if (!packed && d == 0 && !strcmp(call_tensors[which].name, "key")) continue;
+        tensor->shape[d]++;
+        if (d == tensor->rank - 1) tensor->shape[d] += 7; /* stays a multiple of 8 */
+        const char *name = call_tensors[which].name;
+        if (!strcmp(name, "cu_seqlens_q")) name = "shape"; /* it says what the batch is */
+        char what[64];
+        snprintf(what, sizeof what, "%s %s.shape[%d]", packed ? "packed" : "dense",
+                 call_tensors[which].name, d);
+        call_is_refused(&call, what, FA3_INVALID_SHAPE, true, (const char *const[]){name, NULL});
+      }
+    }
+  }
+}
+
+static void test_data_pointers(void **state) {
+  (void)state;
+  for (int packed = 0; packed <= 1; packed++) {
+    for (int which = 0; which < call_tensor_count; which++) {
+      char name[64];
+      snprintf(name, sizeof name, "%s.data", call_tensors[which].name);
+      call_init(&call, packed);
+      if (call_tensor(&call, which)->rank == 0) continue;
+      call_tensor(&call, which)->data = NULL;
+      call_is_refused(&call, name, FA3_INVALID_POINTER, false, (const char *const[]){name, NULL});
+      call_init(&call, packed);
+      fa3_tensor *tensor = call_tensor(&call, which);
+      tensor->data = (char *)tensor->data + 1;
+      call_is_refused(&call, name, FA3_INVALID_POINTER, false, (const char *const[]){name, NULL});
+    }
+  }
+}
+
+static void test_shapes_without_heads(void **state) {
+  (void)state;
+  REFUSED(args->query.shape[2] = 3, FA3_INVALID_SHAPE, "shape[2]");
+  REFUSED(args->query.shape[2] = 0, FA3_INVALID_SHAPE, "query.shape[2]");
+  REFUSED(args->key.shape[2] = 0, FA3_INVALID_SHAPE, "key.shape[2]");
+  REFUSED(args->query.shape[3] = 0, FA3_INVALID_SHAPE, "query.shape[3]");
+  REFUSED(args->value.shape[3] = 0, FA3_INVALID_SHAPE, "value.shape[3]");
+  REFUSED((args->key.shape[2] = args->value.shape[2] = 3), FA3_INVALID_SHAPE, "multiple");
+}
+
+/* Sums and products of extents and strides that don't fit 64 bits. */
+static void test_sizes_that_overflow(void **state) {
+  (void)state;
+  const int64_t huge = INT64_C(1) << 40;
+  REFUSED(args->query.strides[0] = INT64_MAX / 2, FA3_INVALID_STRIDE, "query.strides");
+  REFUSED((args->key.strides[0] = args->key.strides[1] = INT64_MAX / 6), FA3_INVALID_STRIDE,
+          "key.strides");
+  REFUSED((args->query.shape[1] = args->output.shape[1] = huge,
+           args->query.strides[1] = args->output.strides[1] = huge),
+          FA3_INVALID_STRIDE, "query.strides[1]");
+  REFUSED((args->output.strides[0] = INT64_MAX / 2), FA3_INVALID_STRIDE, "output.strides");
+  REFUSED((args->lse.strides[0] = INT64_MAX - 1), FA3_INVALID_STRIDE, "lse.strides");
+}
+
+/* What the tables of the engines don't have is unsupported, not invalid. */
+static void test_unsupported(void **state) {
+  (void)state;
+  REFUSED((args->query.shape[3] = args->key.shape[3] = 12), FA3_UNSUPPORTED, "12");
+  REFUSED((args->value.shape[3] = args->output.shape[3] = 20), FA3_UNSUPPORTED, "20");
+  REFUSED((args->query = fa3_dense(call.query, FA3_FLOAT32, 2, 1, 1, 264),
+           args->key = args->value = args->output = args->query, args->lse = (fa3_tensor){0},
+           args->sink = (fa3_tensor){0}),
+          FA3_UNSUPPORTED, "264");
+  REFUSED(args->key.dtype = FA3_FLOAT16, FA3_UNSUPPORTED, "key");
+  REFUSED(args->value.dtype = FA3_BFLOAT16, FA3_UNSUPPORTED, "value");
+  REFUSED(args->output.dtype = FA3_FLOAT16, FA3_UNSUPPORTED, "output");
+}
+
+static void test_lengths(void **state) {
+  (void)state;
+  REFUSED_PACKED_DATA(call.cu_seqlens_q[0] = 1, FA3_INVALID_LENGTHS, "cu_seqlens_q[0]", "1");
+  REFUSED_PACKED_DATA(call.cu_seqlens_q[0] = -1, FA3_INVALID_LENGTHS, "cu_seqlens_q[0]", "-1");
+  REFUSED_PACKED_DATA(call.cu_seqlens_q[1] = 7, FA3_INVALID_LENGTHS, "cu_seqlens_q");
+  REFUSED_PACKED_DATA((call.cu_seqlens_q[2] = 2, args->max_seqlen_q = 0), FA3_INVALID_LENGTHS,
+                      "cu_seqlens_q[2]", "2");
+  REFUSED_PACKED_DATA((call.cu_seqlens_q[2] = 7, args->max_seqlen_q = 0), FA3_INVALID_LENGTHS,
+                      "cu_seqlens_q[2]", "7");
+  REFUSED_PACKED_DATA(call.cu_seqlens_q[2] = INT32_MIN, FA3_INVALID_LENGTHS, "cu_seqlens_q[2]");
+  REFUSED_PACKED_DATA(args->max_seqlen_q = 2, FA3_INVALID_LENGTHS, "cu_seqlens_q", "max_seqlen_q");
+  REFUSED_PACKED_DATA(call.cu_seqlens_k[0] = 1, FA3_INVALID_LENGTHS, "cu_seqlens_k[0]", "1");
+  REFUSED_PACKED_DATA((call.cu_seqlens_k[2] = 3, args->max_seqlen_k = 0), FA3_INVALID_LENGTHS,
+                      "cu_seqlens_k[2]", "3");
+  REFUSED_PACKED_DATA((call.cu_seqlens_k[2] = 9, args->max_seqlen_k = 0), FA3_INVALID_LENGTHS,
+                      "cu_seqlens_k[2]", "9");
+  REFUSED_PACKED_DATA(args->max_seqlen_k = 3, FA3_INVALID_LENGTHS, "cu_seqlens_k", "max_seqlen_k");
+  for (int packed = 0; packed <= 1; packed++) {
+    REFUSED_CALL(packed, false, call.seqused_q[1] = 4, FA3_INVALID_LENGTHS, "seqused_q[1]", "4");
+    REFUSED_CALL(packed, false, call.seqused_q[0] = -1, FA3_INVALID_LENGTHS, "seqused_q[0]", "-1");
+    REFUSED_CALL(packed, false, call.seqused_k[1] = 5, FA3_INVALID_LENGTHS, "seqused_k[1]", "5");
+    REFUSED_CALL(packed, false, call.seqused_k[0] = INT32_MIN, FA3_INVALID_LENGTHS, "seqused_k[0]");
+    REFUSED_CALL(packed, false, call.leftpad_k[1] = 4, FA3_INVALID_LENGTHS, "leftpad_k[1]", "4");
+    REFUSED_CALL(packed, false, call.leftpad_k[0] = -1, FA3_INVALID_LENGTHS, "leftpad_k[0]", "-1");
+    REFUSED_CALL(packed, false, call.diagonal[1] = INT64_MAX, FA3_INVALID_LENGTHS, "diagonal[1]");
+    REFUSED_CALL(packed, false, call.diagonal[0] = INT64_MIN, FA3_INVALID_LENGTHS, "diagonal[0]");
+  }
+  REFUSED_DATA(call.cache_batch_index[1] = 2, FA3_INVALID_LENGTHS, "cache_batch_index[1]", "2");
+  REFUSED_DATA(call.cache_batch_index[0] = -1, FA3_INVALID_LENGTHS, "cache_batch_index[0]", "-1");
+  REFUSED_PACKED(args->cache_batch_index = fa3_vector(call.cache_batch_index, FA3_INT32, 2),
+                 FA3_INVALID_FLAGS, "cache_batch_index", "cu_seqlens_k");
+  REFUSED_PACKED(args->cu_seqlens_q.shape[0] = 0, FA3_INVALID_SHAPE, "cu_seqlens_q.shape[0]");
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_unspoilt_calls_are_taken),
+      cmocka_unit_test(test_scalars),
+      cmocka_unit_test(test_workspace),
+      cmocka_unit_test(test_null),
+      cmocka_unit_test(test_every_field_of_every_tensor),
+      cmocka_unit_test(test_extents_that_do_not_match),
+      cmocka_unit_test(test_data_pointers),
+      cmocka_unit_test(test_shapes_without_heads),
+      cmocka_unit_test(test_sizes_that_overflow),
+      cmocka_unit_test(test_unsupported),
+      cmocka_unit_test(test_lengths),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,80 @@
+#include "spec.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+/* Mostly tiny, sometimes long enough for several tiles of any engine. */
+static int64_t random_seqlen(struct rng *rng) {
+  int64_t longest = RNG_PICK(rng, 1, 5, 17, 40, 70, 130, 130, 300, 900);
+  return rng_chance(rng, 0.03) ? 0 : rng_between(rng, 1, longest);
+}
+
+static int64_t random_window(struct rng *rng, int64_t seqlen) {
+  if (rng_chance(rng, 0.3)) return -1;
+  if (rng_chance(rng, 0.1)) return RNG_PICK(rng, INT64_MAX, INT64_MAX / 2, 1 << 30);
+  return rng_between(rng, 0, rng_chance(rng, 0.5) ? 8 : seqlen + 3);
+}
+
+static fa3_dtype random_dtype(struct rng *rng) {
+  return (fa3_dtype)RNG_PICK(rng, FA3_FLOAT32, FA3_FLOAT16, FA3_BFLOAT16);
+}
+
+static int64_t random_head_dim(struct rng *rng) {
+  return rng_chance(rng, 0.5) ? RNG_PICK(rng, 64, 128) : 8 * rng_between(rng, 1, 32);
+}
+
+struct spec spec_random(struct rng *rng) {
+  struct spec spec = {.dtype = random_dtype(rng)};
+  spec.output_dtype = rng_chance(rng, 0.3) ? FA3_FLOAT32 : spec.dtype;
+  if (rng_chance(rng, 0.3)) spec.sink_dtype = rng_chance(rng, 0.5) ? FA3_FLOAT32 : spec.dtype;
+  spec.batch = rng_chance(rng, 0.02) ? 0 : rng_between(rng, 1, 3);
+  spec.heads_k = rng_between(rng, 1, 3);
+  spec.group = RNG_PICK(rng, 1, 1, 1, 2, 3, 4, 5, 6, 7, 8);
+  spec.head_dim = random_head_dim(rng);
+  spec.value_head_dim = rng_chance(rng, 0.6) ? spec.head_dim : random_head_dim(rng);
+  spec.max_seqlen_q = random_seqlen(rng);
+  spec.max_seqlen_k = rng_chance(rng, 0.4) ? spec.max_seqlen_q : random_seqlen(rng);
+  while (spec.batch * spec.heads_k * spec.group * spec.max_seqlen_q * spec.head_dim > 300000)
+    spec.max_seqlen_q /= 2;
+  while (spec.batch * spec.heads_k * spec.max_seqlen_k * spec.head_dim > 300000)
+    spec.max_seqlen_k /= 2;
+  spec.packed_q = rng_chance(rng, 0.35);
+  spec.packed_k = rng_chance(rng, 0.8) ? spec.packed_q : !spec.packed_q;
+  spec.seqused_q = rng_chance(rng, 0.15);
+  spec.seqused_k = rng_chance(rng, 0.25);
+  spec.leftpad_k = rng_chance(rng, 0.15);
+  spec.batch_index = !spec.packed_k && rng_chance(rng, 0.2);
+  spec.lse = rng_chance(rng, 0.8);
+
+  if (rng_chance(rng, 0.5)) spec.flags |= FA3_CAUSAL;
+  if (rng_chance(rng, 0.35)) {
+    spec.flags |= FA3_WINDOW;
+    spec.window_left = random_window(rng, spec.max_seqlen_k);
+    spec.window_right = random_window(rng, spec.max_seqlen_k);
+  }
+  spec.diagonal = (spec.flags & (FA3_CAUSAL | FA3_WINDOW)) && rng_chance(rng, 0.25);
+  if (rng_chance(rng, 0.3)) {
+    spec.flags |= FA3_SCALE;
+    spec.scale = rng_chance(rng, 0.1) ? 0 : (float)(0.1 * rng_normal(rng));
+  }
+  if (rng_chance(rng, 0.25)) spec.softcap = (float)RNG_PICK(rng, 1, 15, 30, 50);
+  spec.num_threads = (int32_t)RNG_PICK(rng, 0, 0, 1, 2, 3, 7);
+  spec.layout = (enum layout)rng_between(rng, 0, LAYOUT_COUNT - 1);
+  spec.spread = rng_chance(rng, 0.15) ? 3 : 1;
+  return spec;
+}
+
+void spec_print(const struct spec *spec, char *text, size_t size) {
+  static const char *const layouts[] = {"contiguous", "heads first", "padded", "expanded"};
+  snprintf(text, size,
+           "dtype %d output %d sink %d batch %" PRId64 " heads %" PRId64 "x%" PRId64
+           " head_dim %" PRId64 "/%" PRId64 " seqlen %" PRId64 "/%" PRId64
+           " packed %d/%d seqused %d/%d leftpad %d index %d diagonal %d lse %d flags 0x%" PRIx32
+           " window %" PRId64 "/%" PRId64 " scale %g softcap %g threads %d %s spread %g",
+           spec->dtype, spec->output_dtype, spec->sink_dtype, spec->batch, spec->heads_k,
+           spec->group, spec->head_dim, spec->value_head_dim, spec->max_seqlen_q,
+           spec->max_seqlen_k, spec->packed_q, spec->packed_k, spec->seqused_q, spec->seqused_k,
+           spec->leftpad_k, spec->batch_index, spec->diagonal, spec->lse, spec->flags,
+           spec->window_left, spec->window_right, (double)spec->scale, (double)spec->softcap,
+           spec->num_threads, layouts[spec->layout], spec->spread);
+}

@@ -1,0 +1,371 @@
+#include "trial.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "half.h"
+#include "reference.h"
+#include "test.h"
+
+static int64_t min(int64_t a, int64_t b) {
+  return a < b ? a : b;
+}
+
+void trial_store(const fa3_tensor *tensor, int64_t index, double value) {
+  if (tensor->dtype == FA3_FLOAT32)
+    ((float *)tensor->data)[index] = (float)value;
+  else if (tensor->dtype == FA3_FLOAT16)
+    ((uint16_t *)tensor->data)[index] = half_from_float((float)value);
+  else
+    ((uint16_t *)tensor->data)[index] = bfloat_from_float((float)value);
+}
+
+/* Gives `tensor` strides for its shape; `heads` is its head dimension. */
+static void choose_strides(fa3_tensor *tensor, int heads, enum layout layout, bool input,
+                           struct rng *rng) {
+  int last = tensor->rank - 1;
+  int order[4]; /* from the innermost dimension outwards */
+  for (int d = 0; d <= last; d++) order[d] = last - d;
+  if (layout == LAYOUT_HEADS_FIRST && heads > 0 && heads < last) {
+    order[last - heads] = heads - 1;
+    order[last - heads + 1] = heads;
+  }
+  if (layout >= LAYOUT_PADDED) {
+    for (int d = last; d > 1; d--) {
+      int other = (int)rng_between(rng, 1, d);
+      int swap = order[d];
+      order[d] = order[other];
+      order[other] = swap;
+    }
+  }
+  int64_t stride = 1;
+  for (int n = 0; n <= last; n++) {
+    int d = order[n];
+    tensor->strides[d] = stride;
+    if (n > 0 && layout >= LAYOUT_PADDED) {
+      if (tensor->shape[d] == 1) {
+        tensor->strides[d] = RNG_PICK(rng, 0, 1, 7, INT64_C(1) << 40);
+        continue;
+      }
+      if (input && layout == LAYOUT_EXPANDED && rng_chance(rng, 0.3)) {
+        tensor->strides[d] = 0;
+        continue;
+      }
+      tensor->strides[d] += RNG_PICK(rng, 0, 0, 1, 3, 8, stride);
+    }
+    stride = tensor->strides[d] * (tensor->shape[d] > 0 ? tensor->shape[d] : 1);
+  }
+}
+
+/* Elements from the first to the last, gaps included. */
+static int64_t reach(const fa3_tensor *tensor) {
+  int64_t last = 0;
+  if (tensor->rank == 0) return 0;
+  for (int d = 0; d < tensor->rank; d++) {
+    if (tensor->shape[d] == 0) return 0;
+    last += (tensor->shape[d] - 1) * tensor->strides[d];
+  }
+  return last + 1;
+}
+
+static void allocate(struct buffer *buffer, fa3_tensor *tensor, struct rng *rng) {
+  size_t element = fa3_dtype_size(tensor->dtype);
+  size_t size = (size_t)reach(tensor) * element;
+  if (size == 0 && rng_chance(rng, 0.5)) return;
+  *buffer = rng_chance(rng, 0.5) ? buffer_at_end(size)
+                                 : buffer_at_start(size, element * (size_t)rng_between(rng, 0, 32));
+  tensor->data = buffer->data;
+}
+
+static void make_tensor(struct trial *trial, int which, fa3_tensor *tensor, fa3_dtype dtype,
+                        int32_t rank, const int64_t shape[4], int heads, struct rng *rng) {
+  *tensor = (fa3_tensor){.dtype = dtype, .rank = rank};
+  memcpy(tensor->shape, shape, sizeof tensor->shape);
+  choose_strides(tensor, heads, trial->spec.layout, which < TRIAL_INPUTS, rng);
+  allocate(&trial->buffers[which], tensor, rng);
+}
+
+/* (batch, rows, heads, dim), or (rows, heads, dim) if packed. */
+static void make_operand(struct trial *trial, int which, fa3_tensor *tensor, fa3_dtype dtype,
+                         bool packed, int64_t batch, int64_t rows, int64_t heads, int64_t dim,
+                         struct rng *rng) {
+  const int64_t dense_shape[4] = {batch, rows, heads, dim};
+  const int64_t packed_shape[4] = {rows, heads, dim};
+  make_tensor(trial, which, tensor, dtype, packed ? 3 : 4, packed ? packed_shape : dense_shape,
+              packed ? 1 : 2, rng);
+}
+
+static int32_t *make_int32(struct trial *trial, int which, fa3_tensor *tensor, int64_t extent,
+                           struct rng *rng) {
+  *tensor = fa3_vector(NULL, FA3_INT32, extent);
+  allocate(&trial->buffers[which], tensor, rng);
+  return tensor->data;
+}
+
+/* Lengths of a packed batch; returns the total of rows, with a few behind the last sequence. */
+static int64_t make_cu_seqlens(struct trial *trial, int which, fa3_tensor *tensor, int64_t longest,
+                               struct rng *rng) {
+  int64_t batch = trial->spec.batch;
+  int32_t *cu_seqlens = make_int32(trial, which, tensor, batch + 1, rng);
+  cu_seqlens[0] = 0;
+  for (int64_t b = 0; b < batch; b++) {
+    int64_t length = rng_chance(rng, 0.4) ? longest : rng_between(rng, 0, longest);
+    cu_seqlens[b + 1] = cu_seqlens[b] + (int32_t)length;
+  }
+  return cu_seqlens[batch] + (rng_chance(rng, 0.3) ? rng_between(rng, 1, 9) : 0);
+}
+
+/* Where one sequence's rows are. */
+struct rows {
+  int64_t batch;
+  int64_t first;
+  int64_t count;
+};
+
+static struct rows allotted_rows(const fa3_tensor *tensor, const fa3_tensor *cu_seqlens,
+                                 int64_t batch) {
+  if (!cu_seqlens->data) return (struct rows){batch, 0, tensor->shape[1]};
+  const int32_t *starts = cu_seqlens->data;
+  return (struct rows){0, starts[batch], starts[batch + 1] - starts[batch]};
+}
+
+static struct rows query_rows(const struct trial *trial, int64_t batch) {
+  struct rows rows = allotted_rows(&trial->args.query, &trial->args.cu_seqlens_q, batch);
+  if (trial->args.seqused_q.data) rows.count = ((int32_t *)trial->args.seqused_q.data)[batch];
+  return rows;
+}
+
+static struct rows key_rows(const struct trial *trial, int64_t batch) {
+  const fa3_forward_args *args = &trial->args;
+  struct rows rows = allotted_rows(&args->key, &args->cu_seqlens_k, batch);
+  if (args->cache_batch_index.data) rows.batch = ((int32_t *)args->cache_batch_index.data)[batch];
+  if (args->seqused_k.data) rows.count = ((int32_t *)args->seqused_k.data)[batch];
+  if (args->leftpad_k.data) {
+    rows.first += ((int32_t *)args->leftpad_k.data)[batch];
+    rows.count -= ((int32_t *)args->leftpad_k.data)[batch];
+  }
+  return rows;
+}
+
+static void make_lengths(struct trial *trial, struct rng *rng) {
+  const struct spec *spec = &trial->spec;
+  fa3_forward_args *args = &trial->args;
+  int64_t batch = spec->batch;
+  if (spec->seqused_q) {
+    int32_t *used = make_int32(trial, TRIAL_SEQUSED_Q, &args->seqused_q, batch, rng);
+    for (int64_t b = 0; b < batch; b++)
+      used[b] =
+          (int32_t)rng_between(rng, 0, allotted_rows(&args->query, &args->cu_seqlens_q, b).count);
+  }
+  if (spec->batch_index) {
+    int32_t *index = make_int32(trial, TRIAL_BATCH_INDEX, &args->cache_batch_index, batch, rng);
+    for (int64_t b = 0; b < batch; b++)
+      index[b] = (int32_t)rng_between(rng, 0, args->key.shape[0] - 1);
+  }
+  if (spec->seqused_k) {
+    int32_t *used = make_int32(trial, TRIAL_SEQUSED_K, &args->seqused_k, batch, rng);
+    for (int64_t b = 0; b < batch; b++)
+      used[b] =
+          (int32_t)rng_between(rng, 0, allotted_rows(&args->key, &args->cu_seqlens_k, b).count);
+  }
+  if (spec->leftpad_k) {
+    int32_t *leftpad = make_int32(trial, TRIAL_LEFTPAD_K, &args->leftpad_k, batch, rng);
+    for (int64_t b = 0; b < batch; b++) {
+      leftpad[b] = 0;
+      leftpad[b] = (int32_t)rng_between(rng, 0, min(key_rows(trial, b).count, 40));
+    }
+  }
+  if (spec->diagonal) {
+    args->diagonal = fa3_vector(NULL, FA3_INT64, batch);
+    allocate(&trial->buffers[TRIAL_DIAGONAL], &args->diagonal, rng);
+    int64_t *diagonal = args->diagonal.data;
+    for (int64_t b = 0; b < batch; b++)
+      diagonal[b] = rng_chance(rng, 0.1)
+                        ? RNG_PICK(rng, INT64_C(1) << 60, -(INT64_C(1) << 60), INT64_C(1) << 32)
+                        : rng_between(rng, -spec->max_seqlen_q - 2, spec->max_seqlen_k + 2);
+  }
+}
+
+/* Random numbers in the rows that a sequence uses; the rest stays NaN. */
+static void fill_rows(const fa3_tensor *tensor, struct rows rows, double spread, double trend,
+                      struct rng *rng) {
+  const int64_t *shape = tensor->shape + tensor->rank - 3;
+  const int64_t *strides = tensor->strides + tensor->rank - 3;
+  int64_t start = tensor->rank == 4 ? rows.batch * tensor->strides[0] : 0;
+  for (int64_t row = 0; row < rows.count; row++) {
+    double position = (double)row / (double)rows.count - 0.5;
+    for (int64_t head = 0; head < shape[1]; head++)
+      for (int64_t d = 0; d < shape[2]; d++)
+        trial_store(tensor, start + (rows.first + row) * strides[0] + head * strides[1] + d,
+                    spread * (1 + trend * position) * rng_normal(rng));
+  }
+}
+
+static void fill(struct trial *trial, struct rng *rng) {
+  const struct spec *spec = &trial->spec;
+  /* Scores that grow along the keys raise the running maximum again and again. */
+  double trend = (double)rng_between(rng, -1, 1) * 1.8;
+  for (int64_t b = 0; b < spec->batch; b++) {
+    fill_rows(&trial->args.query, query_rows(trial, b), spec->spread, 0, rng);
+    fill_rows(&trial->args.key, key_rows(trial, b), spec->spread, trend, rng);
+    fill_rows(&trial->args.value, key_rows(trial, b), 1, 0, rng);
+  }
+}
+
+struct trial trial_new(const struct spec *spec, struct rng *rng) {
+  struct trial trial = {.spec = *spec, .args = {.struct_size = sizeof(fa3_forward_args)}};
+  fa3_forward_args *args = &trial.args;
+  int64_t heads_q = spec->heads_k * spec->group;
+  int64_t rows_q = spec->max_seqlen_q;
+  int64_t rows_k = spec->max_seqlen_k;
+  int64_t batch_k = spec->batch_index ? rng_between(rng, 1, 4) : spec->batch;
+  if (spec->packed_q) {
+    rows_q = make_cu_seqlens(&trial, TRIAL_CU_SEQLENS_Q, &args->cu_seqlens_q, rows_q, rng);
+    args->max_seqlen_q = spec->max_seqlen_q + rng_between(rng, 0, 2);
+  }
+  if (spec->packed_k) {
+    rows_k = make_cu_seqlens(&trial, TRIAL_CU_SEQLENS_K, &args->cu_seqlens_k, rows_k, rng);
+    args->max_seqlen_k = rng_chance(rng, 0.5) ? spec->max_seqlen_k : 0;
+  }
+  make_operand(&trial, TRIAL_QUERY, &args->query, spec->dtype, spec->packed_q, spec->batch, rows_q,
+               heads_q, spec->head_dim, rng);
+  make_operand(&trial, TRIAL_KEY, &args->key, spec->dtype, spec->packed_k, batch_k, rows_k,
+               spec->heads_k, spec->head_dim, rng);
+  make_operand(&trial, TRIAL_VALUE, &args->value, spec->dtype, spec->packed_k, batch_k, rows_k,
+               spec->heads_k, spec->value_head_dim, rng);
+  make_operand(&trial, TRIAL_OUTPUT, &args->output, spec->output_dtype, spec->packed_q, spec->batch,
+               rows_q, heads_q, spec->value_head_dim, rng);
+  if (spec->lse) {
+    const int64_t dense_shape[4] = {spec->batch, heads_q, rows_q};
+    const int64_t packed_shape[4] = {heads_q, rows_q};
+    make_tensor(&trial, TRIAL_LSE, &args->lse, FA3_FLOAT32, spec->packed_q ? 2 : 3,
+                spec->packed_q ? packed_shape : dense_shape, -1, rng);
+  }
+  if (spec->sink_dtype) {
+    args->sink = fa3_vector(NULL, spec->sink_dtype, heads_q);
+    allocate(&trial.buffers[TRIAL_SINK], &args->sink, rng);
+    for (int64_t h = 0; h < heads_q; h++)
+      trial_store(&args->sink, h, rng_chance(rng, 0.1) ? -INFINITY : 3 * rng_normal(rng));
+  }
+  make_lengths(&trial, rng);
+  fill(&trial, rng);
+  args->flags = spec->flags;
+  args->window_left = spec->window_left;
+  args->window_right = spec->window_right;
+  args->softmax_scale = spec->scale;
+  args->softcap = spec->softcap;
+  args->num_threads = spec->num_threads;
+  return trial;
+}
+
+void trial_free(struct trial *trial) {
+  for (int i = 0; i < TRIAL_BUFFERS; i++) buffer_free(&trial->buffers[i]);
+}
+
+void trial_run(struct trial *trial, struct rng *rng) {
+  for (int i = 0; i < TRIAL_INPUTS; i++) buffer_make_read_only(&trial->buffers[i]);
+  size_t bytes = 0;
+  if (fa3_forward_workspace(&trial->args, &bytes))
+    fail_msg("fa3_forward_workspace: %s", fa3_last_error());
+  struct buffer *workspace = &trial->buffers[TRIAL_WORKSPACE];
+  buffer_free(workspace);
+  if (bytes > 0)
+    *workspace = rng_chance(rng, 0.5) ? buffer_at_end(bytes)
+                                      : buffer_at_start(bytes, (size_t)rng_between(rng, 0, 64));
+  trial->args.workspace = workspace->data;
+  trial->args.workspace_size = bytes;
+  if (fa3_forward(&trial->args)) fail_msg("fa3_forward: %s", fa3_last_error());
+}
+
+/* Which elements of an output the call has to write. */
+static bool *mark_new(const fa3_tensor *tensor) {
+  bool *marks = calloc((size_t)reach(tensor) + 1, sizeof *marks);
+  assert_non_null(marks);
+  return marks;
+}
+
+static void check_unmarked(const fa3_tensor *tensor, bool *marks, const char *name) {
+  size_t element = fa3_dtype_size(tensor->dtype);
+  const unsigned char *bytes = tensor->data;
+  for (int64_t i = 0; i < reach(tensor); i++) {
+    if (marks[i]) continue;
+    for (size_t byte = 0; byte < element; byte++)
+      if (bytes[(size_t)i * element + byte] != 0xff)
+        fail_msg("%s: element %" PRId64 " belongs to no row, but was written", name, i);
+  }
+  free(marks);
+}
+
+/* One row of one head, and how it is compared. */
+struct checked {
+  const struct trial *trial;
+  int64_t batch;
+  int64_t head;
+  int64_t row;
+  double worst; /* error as a fraction of its bound */
+};
+
+static void compare(struct checked *checked, const char *name, int64_t d, double got,
+                    double expected, double bound) {
+  double error = fabs(got - expected);
+  /* Written so that NaN fails. */
+  bool good = isfinite(expected) ? error <= bound : got == expected;
+  if (!good)
+    fail_msg("%s[batch %" PRId64 ", head %" PRId64 ", row %" PRId64 ", %" PRId64
+             "] is %.9g: expected %.9g, at most %.3g off",
+             name, checked->batch, checked->head, checked->row, d, got, expected, bound);
+  if (isfinite(expected) && error > bound * checked->worst) checked->worst = error / bound;
+}
+
+static void check_row(struct checked *checked) {
+  const fa3_forward_args *args = &checked->trial->args;
+  double output[256], output_bound[256], lse, lse_bound;
+  reference_row(args, checked->batch, checked->head, checked->row, output, &lse);
+  reference_bound(args, checked->batch, checked->head, checked->row, output, lse, output_bound,
+                  &lse_bound);
+  int64_t index = reference_output_index(args, checked->batch, checked->head, checked->row);
+  bool sees_nothing = lse == -INFINITY;
+  for (int64_t d = 0; d < checked->trial->spec.value_head_dim; d++)
+    compare(checked, "output", d, reference_load(&args->output, index + d), output[d],
+            sees_nothing ? 0 : output_bound[d]);
+  if (!args->lse.data) return;
+  index = reference_lse_index(args, checked->batch, checked->head, checked->row);
+  compare(checked, "lse", 0, reference_load(&args->lse, index), lse, lse_bound);
+}
+
+double trial_check(const struct trial *trial, struct rng *rng, double pairs) {
+  static const char *const names[TRIAL_BUFFERS] = {
+      "query",        "key",       "value",     "sink",      "cu_seqlens_q",
+      "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k", "batch_index",
+      "diagonal",     "output",    "lse",       "workspace"};
+  const fa3_forward_args *args = &trial->args;
+  int64_t heads_q = trial->spec.heads_k * trial->spec.group;
+  for (int i = 0; i < TRIAL_BUFFERS; i++) buffer_check(&trial->buffers[i], names[i]);
+
+  double all = 0;
+  for (int64_t b = 0; b < trial->spec.batch; b++)
+    all += (double)(heads_q * query_rows(trial, b).count * key_rows(trial, b).count);
+  double part = all > pairs ? pairs / all : 1;
+
+  struct checked checked = {.trial = trial};
+  bool *output_marks = mark_new(&args->output);
+  bool *lse_marks = mark_new(&args->lse);
+  for (int64_t b = 0; b < trial->spec.batch; b++) {
+    for (int64_t head = 0; head < heads_q; head++) {
+      for (int64_t row = 0; row < query_rows(trial, b).count; row++) {
+        int64_t index = reference_output_index(args, b, head, row);
+        memset(output_marks + index, true, (size_t)trial->spec.value_head_dim);
+        if (args->lse.data) lse_marks[reference_lse_index(args, b, head, row)] = true;
+        checked.batch = b;
+        checked.head = head;
+        checked.row = row;
+        if (part >= 1 || rng_chance(rng, part)) check_row(&checked);
+      }
+    }
+  }
+  check_unmarked(&args->output, output_marks, "output");
+  check_unmarked(&args->lse, lse_marks, "lse");
+  return checked.worst;
+}

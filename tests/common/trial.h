@@ -1,0 +1,51 @@
+/* One forward call in guarded memory, and its comparison with the float64 reference. Every
+ * element of an input that no sequence uses is NaN, and all inputs are read-only; every byte of
+ * an output starts as 0xff (NaN). */
+#ifndef FA3_TESTS_TRIAL_H
+#define FA3_TESTS_TRIAL_H
+
+#include "buffer.h"
+#include "spec.h"
+
+enum {
+  TRIAL_QUERY,
+  TRIAL_KEY,
+  TRIAL_VALUE,
+  TRIAL_SINK,
+  TRIAL_CU_SEQLENS_Q,
+  TRIAL_CU_SEQLENS_K,
+  TRIAL_SEQUSED_Q,
+  TRIAL_SEQUSED_K,
+  TRIAL_LEFTPAD_K,
+  TRIAL_BATCH_INDEX,
+  TRIAL_DIAGONAL,
+  TRIAL_INPUTS, /* what comes before is only read */
+  TRIAL_OUTPUT = TRIAL_INPUTS,
+  TRIAL_LSE,
+  TRIAL_WORKSPACE,
+  TRIAL_BUFFERS
+};
+
+struct trial {
+  struct spec spec;
+  fa3_forward_args args;
+  struct buffer buffers[TRIAL_BUFFERS];
+};
+
+/* Lays out and fills everything but the workspace; inputs are still writable. */
+struct trial trial_new(const struct spec *spec, struct rng *rng);
+void trial_free(struct trial *trial);
+
+/* Makes the inputs read-only, gives the call a workspace of exactly the size it asks for, and
+ * calls fa3_forward, which must succeed. */
+void trial_run(struct trial *trial, struct rng *rng);
+
+/* Compares rows with the reference (all of them if that takes at most `pairs` products of a query
+ * and a key, a random part otherwise), checks that nothing else was written, and returns the
+ * largest error as a fraction of its bound. */
+double trial_check(const struct trial *trial, struct rng *rng, double pairs);
+
+/* Stores `value` as element `index` of a float tensor. */
+void trial_store(const fa3_tensor *tensor, int64_t index, double value);
+
+#endif

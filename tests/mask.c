@@ -1,0 +1,158 @@
+/* src/mask.h and problem_sequence against their definitions, for every small size. */
+#include <stdbool.h>
+
+#include "mask.h"
+#include "problem.h"
+#include "test.h"
+
+/* The definition in mask.h. */
+static bool sees(const struct mask *mask, int64_t i, int64_t j) {
+  if (mask->left < MASK_UNBOUNDED && j < i + mask->diagonal - mask->left) return false;
+  if (mask->right < MASK_UNBOUNDED && j > i + mask->diagonal + mask->right) return false;
+  return true;
+}
+
+static bool in_range(struct key_range range, int64_t j) {
+  return range.begin <= j && j < range.end;
+}
+
+static void check_range(const struct mask *mask, struct key_range range) {
+  if (!(0 <= range.begin && range.begin <= range.end && range.end <= mask->seqlen_k))
+    fail_msg("range %d..%d of %d keys", (int)range.begin, (int)range.end, (int)mask->seqlen_k);
+}
+
+/* Rows [first, last]: mask_visible holds every key that any row sees and ends at keys that are
+ * seen; mask_full is exactly the keys that all rows see. */
+static void check_rows(const struct mask *mask, int64_t first, int64_t last) {
+  struct key_range visible = mask_visible(mask, first, last);
+  struct key_range full = mask_full(mask, first, last);
+  check_range(mask, visible);
+  check_range(mask, full);
+  int64_t lowest = -1, highest = -1;
+  for (int64_t j = 0; j < mask->seqlen_k; j++) {
+    bool any = false, all = true;
+    for (int64_t i = first; i <= last; i++) {
+      any = any || sees(mask, i, j);
+      all = all && sees(mask, i, j);
+    }
+    if (any && lowest < 0) lowest = j;
+    if (any) highest = j;
+    if (any && !in_range(visible, j)) fail_msg("key %d is seen, but not visible", (int)j);
+    if (all != in_range(full, j)) fail_msg("key %d: full is %d", (int)j, !all);
+  }
+  if (lowest < 0) {
+    assert_int_equal(visible.begin, visible.end);
+  } else {
+    assert_int_equal(visible.begin, lowest);
+    assert_int_equal(visible.end, highest + 1);
+  }
+}
+
+static void check_mask(const struct mask *mask) {
+  enum { ROWS = 6 };
+  for (int64_t first = 0; first < ROWS; first++) {
+    struct key_range row = mask_row(mask, first);
+    check_range(mask, row);
+    for (int64_t j = 0; j < mask->seqlen_k; j++)
+      assert_int_equal(in_range(row, j), sees(mask, first, j));
+    for (int64_t last = first; last < ROWS; last++) check_rows(mask, first, last);
+  }
+}
+
+static void test_every_small_mask(void **state) {
+  (void)state;
+  static const int64_t bounds[] = {0, 1, 2, 3, 5, 9, 1000, MASK_UNBOUNDED};
+  enum { BOUNDS = sizeof bounds / sizeof *bounds };
+  for (int64_t seqlen_k = 0; seqlen_k <= 8; seqlen_k++)
+    for (int64_t diagonal = -8; diagonal <= 10; diagonal++)
+      for (int left = 0; left < BOUNDS; left++)
+        for (int right = 0; right < BOUNDS; right++)
+          check_mask(&(struct mask){diagonal, bounds[left], bounds[right], seqlen_k});
+}
+
+static void test_extreme_masks(void **state) {
+  (void)state;
+  const int64_t far = (int64_t)1 << 60;
+  static const int64_t bounds[] = {0, 1, MASK_UNBOUNDED - 1, MASK_UNBOUNDED};
+  for (int sign = -1; sign <= 1; sign += 2)
+    for (int left = 0; left < 4; left++)
+      for (int right = 0; right < 4; right++)
+        check_mask(&(struct mask){sign * far, bounds[left], bounds[right], 7});
+}
+
+/* Lengths of two sequences, counted by hand from the definitions in fa3.h. */
+static void test_dense_sequence(void **state) {
+  (void)state;
+  const struct problem problem = {.batch = 2,
+                                  .rows_q = 5,
+                                  .rows_k = 9,
+                                  .batch_k = 2,
+                                  .window_left = 3,
+                                  .window_right = MASK_UNBOUNDED};
+  struct sequence sequence = problem_sequence(&problem, 1);
+  assert_int_equal(sequence.seqlen_q, 5);
+  assert_int_equal(sequence.row_q, 0);
+  assert_int_equal(sequence.batch_q, 1);
+  assert_int_equal(sequence.row_k, 0);
+  assert_int_equal(sequence.batch_k, 1);
+  assert_int_equal(sequence.mask.seqlen_k, 9);
+  assert_int_equal(sequence.mask.diagonal, 4);
+  assert_int_equal(sequence.mask.left, 3);
+  assert_int_equal(sequence.mask.right, MASK_UNBOUNDED);
+}
+
+/* Every combination of optional lengths, on either kind of batch. */
+static void test_every_kind_of_sequence(void **state) {
+  (void)state;
+  static const int32_t cu_seqlens_q[] = {0, 4, 4, 11};
+  static const int32_t cu_seqlens_k[] = {0, 6, 14, 15};
+  static const int32_t seqused_q[] = {2, 0, 6};
+  static const int32_t seqused_k[] = {5, 7, 1};
+  static const int32_t leftpad_k[] = {3, 0, 1};
+  static const int32_t cache_batch_index[] = {4, 4, 1};
+  static const int64_t diagonal[] = {-3, 100, 7};
+  enum { DENSE_Q = 8, DENSE_K = 10 };
+  for (unsigned mask = 0; mask < 128; mask++) {
+    bool packed_q = mask & 1, packed_k = mask & 2;
+    struct problem problem = {.batch = 3,
+                              .rows_q = packed_q ? 11 : DENSE_Q,
+                              .rows_k = packed_k ? 15 : DENSE_K,
+                              .cu_seqlens_q = packed_q ? cu_seqlens_q : NULL,
+                              .cu_seqlens_k = packed_k ? cu_seqlens_k : NULL,
+                              .seqused_q = mask & 4 ? seqused_q : NULL,
+                              .seqused_k = mask & 8 ? seqused_k : NULL,
+                              .leftpad_k = mask & 16 ? leftpad_k : NULL,
+                              .diagonal = mask & 32 ? diagonal : NULL,
+                              .window_left = 1,
+                              .window_right = 2};
+    if (mask & 64 && !packed_k) problem.cache_batch_index = cache_batch_index;
+    for (int64_t b = 0; b < 3; b++) {
+      struct sequence sequence = problem_sequence(&problem, b);
+      int64_t length_q = packed_q ? cu_seqlens_q[b + 1] - cu_seqlens_q[b] : DENSE_Q;
+      int64_t length_k = packed_k ? cu_seqlens_k[b + 1] - cu_seqlens_k[b] : DENSE_K;
+      int64_t skipped = mask & 16 ? leftpad_k[b] : 0;
+      if (mask & 4) length_q = seqused_q[b];
+      if (mask & 8) length_k = seqused_k[b];
+      length_k -= skipped;
+      assert_int_equal(sequence.seqlen_q, length_q);
+      assert_int_equal(sequence.mask.seqlen_k, length_k);
+      assert_int_equal(sequence.batch_q, packed_q ? 0 : b);
+      assert_int_equal(sequence.row_q, packed_q ? cu_seqlens_q[b] : 0);
+      assert_int_equal(sequence.row_k, (packed_k ? cu_seqlens_k[b] : 0) + skipped);
+      assert_int_equal(sequence.batch_k, packed_k ? 0 : mask & 64 ? cache_batch_index[b] : b);
+      assert_int_equal(sequence.mask.diagonal, mask & 32 ? diagonal[b] : length_k - length_q);
+      assert_int_equal(sequence.mask.left, 1);
+      assert_int_equal(sequence.mask.right, 2);
+    }
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_every_small_mask),
+      cmocka_unit_test(test_extreme_masks),
+      cmocka_unit_test(test_dense_sequence),
+      cmocka_unit_test(test_every_kind_of_sequence),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
