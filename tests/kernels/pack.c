@@ -1,0 +1,187 @@
+/* Packing copies: what comes out is compared bit for bit. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "half.h"
+#include "kernels.h"
+
+enum { MOST_KEYS = 256, LARGEST_DIM = 256 };
+
+static int64_t round_up(int64_t value, int64_t step) {
+  return (value + step - 1) / step * step;
+}
+
+static struct rows random_rows(struct run *run, int64_t most) {
+  struct rows rows = {
+      .dtype = run->dtype,
+      .count = rng_between(&run->rng, 1, most),
+      .width = 8 * rng_between(&run->rng, 1, LARGEST_DIM / 8),
+  };
+  int64_t size = (int64_t)fa3_dtype_size(run->dtype);
+  rows.stride = size * (rows.width + rng_between(&run->rng, 0, 9));
+  char *data = guarded_new((size_t)((rows.count - 1) * rows.stride + rows.width * size));
+  fill_rows(&run->rng, &rows, data);
+  rows.data = data;
+  return rows;
+}
+
+static int64_t depth_of(const struct run *run, int64_t elements) {
+  int64_t pair = run->routines->elements_per_word;
+  return round_up((elements + pair - 1) / pair, run->routines->depth_step);
+}
+
+/* Compares one packed element with the row's, or with the 0 of the padding. */
+static bool same(const struct run *run, const struct rows *rows, int64_t row, int64_t element,
+                 double factor, double packed) {
+  bool inside = row < rows->count && element < rows->width;
+  double expected = inside ? factor * load_element(rows, row, element) : 0;
+  if (packed == expected) return true;
+  return wrong(run, "row %d, element %d of %d x %d is %g: expected %g", (int)row, (int)element,
+               (int)rows->count, (int)rows->width, packed, expected);
+}
+
+static bool check_queries(struct run *run) {
+  const struct routines *routines = run->routines;
+  struct rows rows = random_rows(run, 20);
+  double factor = (double)rng_between(&run->rng, -1, 1);
+  int64_t depth = depth_of(run, rows.width);
+  float *packed = guarded_new((size_t)(rows.count * depth) * sizeof *packed);
+  routines->pack_queries(&rows, (float)factor, depth, packed);
+  bool good = guarded_intact(packed) || wrong(run, "wrote outside");
+  for (int64_t r = 0; good && r < rows.count; r++)
+    for (int64_t i = 0; good && i < depth * routines->elements_per_word; i++)
+      good = same(run, &rows, r, i, factor, load_packed(routines, packed + r * depth, 1, i));
+  guarded_free(packed);
+  guarded_free((char *)rows.data);
+  return good;
+}
+
+static bool check_keys(struct run *run) {
+  const struct routines *routines = run->routines;
+  struct rows rows = random_rows(run, MOST_KEYS);
+  int64_t depth = depth_of(run, rows.width), panel = routines->panel;
+  int64_t columns = round_up(rows.count, panel);
+  float *packed = guarded_new((size_t)(columns * depth) * sizeof *packed);
+  routines->pack_keys(&rows, depth, packed);
+  bool good = guarded_intact(packed) || wrong(run, "wrote outside");
+  for (int64_t key = 0; good && key < columns; key++) {
+    const float *column = packed + key / panel * panel * depth + key % panel;
+    for (int64_t i = 0; good && i < depth * routines->elements_per_word; i++)
+      good = same(run, &rows, key, i, 1, load_packed(routines, column, panel, i));
+  }
+  guarded_free(packed);
+  guarded_free((char *)rows.data);
+  return good;
+}
+
+static bool check_values(struct run *run) {
+  const struct routines *routines = run->routines;
+  struct rows rows = random_rows(run, MOST_KEYS);
+  int64_t depth = depth_of(run, rows.count), panel = routines->panel;
+  int64_t panel_stride = panel * (depth + rng_between(&run->rng, 0, 3));
+  int64_t columns = round_up(rows.width, panel);
+  float *packed = guarded_new((size_t)(columns / panel * panel_stride) * sizeof *packed);
+  routines->pack_values(&rows, depth, panel_stride, packed);
+  bool good = guarded_intact(packed) || wrong(run, "wrote outside");
+  for (int64_t i = 0; good && i < rows.width; i++) {
+    const float *column = packed + i / panel * panel_stride + i % panel;
+    for (int64_t key = 0; good && key < depth * routines->elements_per_word; key++)
+      good = same(run, &rows, key, i, 1, load_packed(routines, column, panel, key));
+  }
+  guarded_free(packed);
+  guarded_free((char *)rows.data);
+  return good;
+}
+
+static bool check_store_row(struct run *run) {
+  struct rows stored = {.dtype = run->dtype, .count = 1};
+  stored.width = 8 * rng_between(&run->rng, 1, LARGEST_DIM / 8);
+  float factor = (float)rng_normal(&run->rng);
+  float *row = guarded_new((size_t)round_up(stored.width, run->routines->panel) * sizeof *row);
+  for (int64_t i = 0; i < stored.width; i++) row[i] = (float)(100 * rng_normal(&run->rng));
+  const int64_t special = rng_between(&run->rng, 0, stored.width - 1);
+  row[special] = (float)RNG_PICK(&run->rng, 0, 1) ? NAN : INFINITY;
+  char *data = guarded_new((size_t)stored.width * fa3_dtype_size(run->dtype));
+  stored.data = data;
+  run->routines->store_row(row, stored.width, factor, run->dtype, data);
+  bool good = guarded_intact(data) || wrong(run, "wrote outside");
+  for (int64_t i = 0; good && i < stored.width; i++) {
+    float expected = row[i] * factor;
+    if (run->dtype == FA3_FLOAT16) expected = float_from_half(half_from_float(expected));
+    if (run->dtype == FA3_BFLOAT16) expected = float_from_bfloat(bfloat_from_float(expected));
+    double value = load_element(&stored, 0, i);
+    if (!(value == (double)expected || (isnan(value) && isnan(expected))))
+      good = wrong(run, "element %d is %g: expected %g", (int)i, value, (double)expected);
+  }
+  guarded_free(row);
+  guarded_free(data);
+  return good;
+}
+
+struct pack_bench {
+  const struct run *run;
+  struct rows rows;
+  int64_t depth;
+  float *packed;
+};
+
+static void call_queries(void *argument) {
+  struct pack_bench *b = argument;
+  b->run->routines->pack_queries(&b->rows, 1, b->depth, b->packed);
+}
+
+static void call_keys(void *argument) {
+  struct pack_bench *b = argument;
+  b->run->routines->pack_keys(&b->rows, b->depth, b->packed);
+}
+
+static void call_values(void *argument) {
+  struct pack_bench *b = argument;
+  b->run->routines->pack_values(&b->rows, b->depth, b->run->routines->panel * b->depth, b->packed);
+}
+
+static void call_store_row(void *argument) {
+  struct pack_bench *b = argument;
+  b->run->routines->store_row((const float *)b->packed, b->rows.width, 0.5f, b->run->dtype,
+                              (char *)b->rows.data);
+}
+
+/* 256 rows of head dim 128, one of 8 heads: a tile as the engine packs it. */
+static void bench_pack(struct run *run, void (*call)(void *), int64_t count, int64_t depth) {
+  struct pack_bench b = {.run = run, .depth = depth_of(run, depth)};
+  int64_t size = (int64_t)fa3_dtype_size(run->dtype);
+  b.rows =
+      (struct rows){.dtype = run->dtype, .stride = 8 * 128 * size, .count = count, .width = 128};
+  char *data = guarded_new((size_t)(count * b.rows.stride));
+  fill_rows(&run->rng, &b.rows, data);
+  b.rows.data = data;
+  b.packed = guarded_new((size_t)(256 * 256) * sizeof *b.packed);
+  memset(b.packed, 0, (size_t)(256 * 256) * sizeof *b.packed);
+  report(run, count == 1 ? "1x128" : "256x128", call, &b, (double)(count * 128), "element");
+  guarded_free(b.packed);
+  guarded_free(data);
+}
+
+static void bench_queries(struct run *run) {
+  bench_pack(run, call_queries, 256, 128);
+}
+
+static void bench_keys(struct run *run) {
+  bench_pack(run, call_keys, 256, 128);
+}
+
+static void bench_values(struct run *run) {
+  bench_pack(run, call_values, 256, 256);
+}
+
+static void bench_store_row(struct run *run) {
+  bench_pack(run, call_store_row, 1, 128);
+}
+
+const struct subject pack_subjects[4] = {
+    {"pack_queries", true, check_queries, bench_queries},
+    {"pack_keys", true, check_keys, bench_keys},
+    {"pack_values", true, check_values, bench_values},
+    {"store_row", true, check_store_row, bench_store_row},
+};
