@@ -48,9 +48,11 @@ static fa3_status compute_capability(const struct cuda_driver *driver, CUdevice 
 
 static fa3_status device_info(int32_t index, fa3_device_info *info) {
   const struct cuda_driver *driver;
-  CUdevice device;
+  CUdevice device = 0;
   TRY(find_device(index, &driver, &device));
-  int major, minor, multiprocessors;
+  int major = 0;
+  int minor = 0;
+  int multiprocessors = 0;
   TRY(compute_capability(driver, device, &major, &minor));
   TRY(get_attribute(driver, device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, &multiprocessors));
   size_t bytes;
@@ -66,11 +68,12 @@ static fa3_status device_info(int32_t index, fa3_device_info *info) {
 
 static fa3_status prepare(int32_t index) {
   const struct cuda_driver *driver;
-  CUdevice device;
+  CUdevice device = 0;
   TRY(find_device(index, &driver, &device));
   fa3_device_info info = {0};
   TRY(device_info(index, &info));
-  int major, minor;
+  int major = 0;
+  int minor = 0;
   TRY(compute_capability(driver, device, &major, &minor));
   if (major != 9 || minor != 0)
     return set_error(FA3_NO_HOPPER_GPU,
