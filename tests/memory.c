@@ -67,6 +67,7 @@ static void run(fa3_dtype dtype, int64_t seqlen_q, uint32_t flags) {
   args.flags = flags;
   if (flags & FA3_WINDOW) args.window_left = WINDOW;
   assert_int_equal(fa3_forward_workspace(&args, &args.workspace_size), FA3_OK);
+  assert_true(args.workspace_size <= allowance); /* touched or not */
   args.workspace = malloc(args.workspace_size);
   assert_true(args.lse.data && (args.workspace || !args.workspace_size));
   assert_int_equal(fa3_forward(&args), FA3_OK);
