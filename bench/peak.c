@@ -10,7 +10,7 @@
 #include <immintrin.h>
 
 /* Enough independent sums to hide the latency of one. */
-enum { SUMS = 12, ROUNDS = 1 << 16, REPEATS = 20 };
+enum { SUMS = 12, ROUNDS = 1 << 20, REPEATS = 40 };
 
 /* The compiler has to compute it, and knows nothing about it afterwards. */
 #define KEEP(sum) __asm__ volatile("" : "+v"(sum))
