@@ -15,7 +15,8 @@ build: setup-build ## build the library and the program: build/release
 demo: build ## run attention on a real model's query, key and value, and check the result
 	@scripts/demo
 
-test: check lint asan tsan ## everything that a change has to pass, the four targets below
+test: check ## everything that a change has to pass, the four targets below
+	@scripts/once lint asan tsan
 	@echo "make test: everything passed, on the CPU engine (this version has no CUDA kernels)"
 
 check: setup-test ## the tests of the optimised build
@@ -33,6 +34,11 @@ asan: setup-test ## the tests with AddressSanitizer and UBSan, and a short run o
 tsan: setup-test ## the tests with ThreadSanitizer
 	@scripts/build tsan
 	@$(call RUN_TESTS,tsan)
+
+bench: setup-test ## time the CPU engine beside PyTorch's (a big download, the first time)
+	@scripts/setup bench
+	@scripts/build release -DFA3_BUILD_TESTS=ON
+	@build/bench-venv/bin/python bench/cpu.py
 
 install: build ## install into PREFIX (/usr/local)
 	@cmake --install build/release --prefix $(PREFIX)
