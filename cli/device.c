@@ -14,7 +14,8 @@ static const struct argp_option options[] = {
     {.name = "device",
      .key = KEY_DEVICE,
      .arg = "cpu|cuda[:N]|auto",
-     .doc = "Where to compute; auto, the default: the first GPU that can be used, else the CPU"},
+     .doc = "Where to compute; auto, the default, is the CPU. This program puts no files on a GPU "
+            "yet, so cuda is refused, with what the GPU lacks if it could not be used anyway"},
     {.name = "threads",
      .key = KEY_THREADS,
      .arg = "N",
@@ -71,24 +72,17 @@ const char *device_name(fa3_device device, char buffer[32]) {
   return buffer;
 }
 
-static fa3_device first_usable(void) {
-  for (int32_t i = 0; i < fa3_device_count(FA3_CUDA); i++) {
-    fa3_device gpu = {FA3_CUDA, i};
-    if (fa3_prepare(gpu) == FA3_OK) return gpu;
-  }
-  return (fa3_device){FA3_CPU, 0};
-}
-
 int device_choose(const struct device_options *chosen, fa3_device *device) {
   char name[32];
   fa3_device_info info = {.struct_size = sizeof info};
-  *device = chosen->automatic ? first_usable() : chosen->device;
+  *device = chosen->device;
   fa3_status status = fa3_prepare(*device);
   if (status)
     return fail(status == FA3_INVALID_ENVIRONMENT ? EXIT_USAGE : EXIT_UNSUPPORTED,
                 "--device %s: %s", device_name(*device, name), fa3_last_error());
   if (device->type != FA3_CPU)
-    return fail(EXIT_UNSUPPORTED, "--device %s: this version's program computes on the CPU only",
+    return fail(EXIT_UNSUPPORTED,
+                "--device %s: libfa3 can use it, but this program computes on the CPU only",
                 device_name(*device, name));
   if (chosen->automatic && fa3_get_device_info(*device, &info) == FA3_OK)
     (void)fprintf(stderr, "fa3: using %s (%s, %s)\n", device_name(*device, name), info.name,

@@ -16,8 +16,8 @@ struct device_options {
 /* A child of a command's argp; its input is a struct device_options. */
 extern const struct argp device_argp;
 
-/* The device that was chosen, ready for use. One chosen automatically (the first
- * GPU that can be used, else the CPU) is named on stderr. */
+/* The device that was chosen, ready for use. One chosen automatically (the CPU) is named on
+ * stderr. */
 int device_choose(const struct device_options *chosen, fa3_device *device);
 
 /* "cpu" or "cuda:1". */
