@@ -16,16 +16,16 @@ constexpr int kTileAt = kQueryAt + kQueries * kPitch;  // the keys, then the val
 constexpr int kProbabilityAt = kTileAt + kKeys * kPitch;
 constexpr int kSharedBytes = (kProbabilityAt + kQueries * kProbabilityPitch) * 4;
 
-// 64 rows, from bf16 in global memory to float32 in shared memory.
+// 64 rows, from bf16 in global memory to float32 in shared memory: a warp to a row.
 static __device__ __forceinline__ void load_tile(float *to, const attention &a, const bf16 *from) {
-  for (int i = threadIdx.x; i < 64 * kHeadDim / 8; i += kThreads) {
-    const int row = i / (kHeadDim / 8), column = i % (kHeadDim / 8) * 8;
-    const uint4 eight = *(const uint4 *)(from + (int64_t)row * a.heads * kHeadDim + column);
-    float4 *place = (float4 *)&to[row * kPitch + column];  // a bf16 is the upper half of a float
-    place[0] = make_float4(__uint_as_float(eight.x << 16), __uint_as_float(eight.x & 0xffff0000),
-                           __uint_as_float(eight.y << 16), __uint_as_float(eight.y & 0xffff0000));
-    place[1] = make_float4(__uint_as_float(eight.z << 16), __uint_as_float(eight.z & 0xffff0000),
-                           __uint_as_float(eight.w << 16), __uint_as_float(eight.w & 0xffff0000));
+  const int column = threadIdx.x % 32 * 4;
+#pragma unroll
+  for (int i = 0; i < 64; i += kThreads / 32) {
+    const int row = i + threadIdx.x / 32;
+    const uint2 four = *(const uint2 *)(from + (int64_t)row * a.heads * kHeadDim + column);
+    *(float4 *)&to[row * kPitch + column] =  // a bf16 is the upper half of a float
+        make_float4(__uint_as_float(four.x << 16), __uint_as_float(four.x & 0xffff0000),
+                    __uint_as_float(four.y << 16), __uint_as_float(four.y & 0xffff0000));
   }
 }
 

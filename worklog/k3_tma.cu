@@ -86,13 +86,13 @@ static __global__ void __launch_bounds__(kThreads, 2)
 
   for (int n = last; n >= 0; --n) {
     // The buffers are used in turn; a barrier's parity flips each time around.
-    const int stage = (last - n) % kStages, parity = (last - n) / kStages % 2;
+    const unsigned round = last - n, stage = round % kStages, parity = round / kStages % 2;
     const uint32_t key_tile = base + kKeyAt + stage * kTileBytes;
     const uint32_t value_tile = base + kValueAt + stage * kTileBytes;
     mbarrier_wait(base + kKeyFull + 8 * stage, parity);
 
     float s[2][kKeys / 2] = {};
-#pragma unroll 1  // or the registers run out
+#pragma unroll 1  // not more, or the registers run out
     for (int d = 0; d < kHeadDim; d += 16) {
       uint32_t q[2][4];
 #pragma unroll

@@ -95,7 +95,7 @@ static __global__ void __launch_bounds__(kThreads, 1)
 
   for (int n = last; n >= 0; --n) {
     // The buffers are used in turn; a barrier's parity flips each time around.
-    const int stage = (last - n) % kStages, parity = (last - n) / kStages % 2;
+    const unsigned round = last - n, stage = round % kStages, parity = round / kStages % 2;
     const uint32_t key_tile = base + kKeyAt + stage * kTileBytes;
     const uint32_t value_tile = base + kValueAt + stage * kTileBytes;
 

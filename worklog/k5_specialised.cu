@@ -70,7 +70,7 @@ static __device__ __forceinline__ void produce(uint32_t base, const CUtensorMap 
                                                int head, int batch) {
   load_tile(base + kQueryAt, query_map, base + kQueryFull, first, head, batch);
   for (int n = last; n >= 0; --n) {
-    const int stage = (last - n) % kStages, parity = (last - n) / kStages % 2;
+    const unsigned round = last - n, stage = round % kStages, parity = round / kStages % 2;
     const uint32_t tile = stage * kTileBytes, barrier = 8 * stage;
     mbarrier_wait(base + kKeyEmpty + barrier, parity ^ 1);  // at once in the first round
     load_tile(base + kKeyAt + tile, key_map, base + kKeyFull + barrier, n * kKeys, head, batch);
@@ -99,7 +99,7 @@ static __device__ __forceinline__ void consume(const attention &a, uint32_t base
   mbarrier_wait(base + kQueryFull, 0);
 
   for (int n = last; n >= 0; --n) {
-    const int stage = (last - n) % kStages, parity = (last - n) / kStages % 2;
+    const unsigned round = last - n, stage = round % kStages, parity = round / kStages % 2;
     const uint32_t tile = stage * kTileBytes, barrier = 8 * stage;
 
     float s[kKeys / 2];

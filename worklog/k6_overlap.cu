@@ -138,13 +138,14 @@ static __device__ __forceinline__ void consume(const attention &a, uint32_t base
     // loop's branch, because the assembler would move it up through the softmax.
     wgmma_wait<0>();
     registers_touch(o);
-    if (n < last - 1) release(base + kValueEmpty + 8 * ((last - n - 2) % kStages));
+    const unsigned round = last - n;
+    if (round > 1) release(base + kValueEmpty + 8 * ((round - 2) % kStages));
 #pragma unroll
     for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= factor[i / 2 % 2];
     uint32_t p[kKeys / 4];
 #pragma unroll
     for (int i = 0; i < kKeys / 4; ++i) p[i] = pack_pair(s[2 * i], s[2 * i + 1]);
-    const int value_stage = (last - n - 1) % kStages, value_parity = (last - n - 1) / kStages % 2;
+    const unsigned value_stage = (round - 1) % kStages, value_parity = (round - 1) / kStages % 2;
     mbarrier_wait(base + kValueFull + 8 * value_stage, value_parity);
     if (n < 0) {  // the last output stands alone
       registers_touch(o);
@@ -153,7 +154,7 @@ static __device__ __forceinline__ void consume(const attention &a, uint32_t base
       break;
     }
 
-    const int key_stage = (last - n) % kStages, key_parity = (last - n) / kStages % 2;
+    const unsigned key_stage = round % kStages, key_parity = round / kStages % 2;
     mbarrier_wait(base + kKeyFull + 8 * key_stage, key_parity);
     take_turn(warpgroup);
     registers_touch(s);

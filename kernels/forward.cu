@@ -1,0 +1,682 @@
+// The forward pass on Hopper: O = softmax(scale Q K^T) V, tile by tile.
+//
+// A block computes 64 query rows for each of its consumer warpgroups. It has one
+// more warpgroup, whose first warp streams tiles of keys and values into two rings
+// of shared memory buffers, and whose second warp fetches queries, one tile ahead.
+// A consumer warpgroup keeps its scores, probabilities and output in registers:
+//
+//   issue S(n) = Q K(n)^T            the matrix unit works on both products while
+//   issue O += P(n+1) V(n+1)         the warpgroup waits for the first,
+//   wait S(n); softmax S(n) -> P(n)  and on the second during the softmax
+//   wait O; rescale O if the reference moved
+//
+// The warpgroups take turns at issuing (named barriers), so that one's softmax
+// falls in the time of the other's products. Keys are visited from the last tile
+// to the first: the tiles that need a mask come early.
+//
+// Compile with -DFA3_BF16=0|1 and the sizes below; see forward_params.h for what
+// the host prepares.
+#include "forward_params.h"
+#include "mask.h"
+#include "mbarrier.cuh"
+#include "registers.cuh"
+#include "scheduler.h"
+#include "softmax.cuh"
+#include "tma.cuh"
+#include "wgmma.cuh"
+
+#ifndef FA3_PINGPONG
+#define FA3_PINGPONG 1
+#endif
+
+#ifndef FA3_SOFTCAP
+#define FA3_SOFTCAP 1
+#endif
+
+constexpr int kHeadDim = FA3_HEAD_DIM;         // of queries and keys
+constexpr int kHeadDimV = FA3_HEAD_DIM_V;      // of values and output, <= kHeadDim
+constexpr int kWarpgroups = FA3_WARPGROUPS;    // consumers
+constexpr int kTileN = FA3_TILE_N;             // keys per tile
+constexpr int kStages = FA3_STAGES;            // depth of the key ring and of the value ring
+constexpr int kQueryStages = FA3_QUERY_STAGES; // query tiles held; the output leaves through them
+constexpr int kCluster = FA3_CLUSTER;          // blocks that share every tile of keys and values
+
+constexpr int kRows = 64;     // of a warpgroup
+constexpr int kWorkSlots = 4; // tiles that are planned, loading or computing
+constexpr int kThreads = 128 * (kWarpgroups + 1);
+constexpr int kConsumerWarps = 4 * kWarpgroups;
+// What the launch allots (168 or 128 for every thread) is all there is to share out.
+constexpr int kProducerRegisters = kWarpgroups == 2 ? 40 : 32;
+constexpr int kConsumerRegisters = kWarpgroups == 2 ? 232 : 160;
+
+// A tile lies in shared memory as blocks of kChunk columns, row after row of
+// kRowBytes, swizzled by the copy engine.
+constexpr int kChunk = kHeadDim % 64 == 0 && kHeadDimV % 64 == 0 ? 64 : 32;
+constexpr int kRowBytes = 2 * kChunk;
+constexpr int kChunks = kHeadDim / kChunk;
+constexpr int kChunksV = kHeadDimV / kChunk;
+constexpr int kQueryBytes = kRows * kHeadDim * 2; // of a warpgroup
+constexpr int kKeyBytes = kTileN * kHeadDim * 2;
+constexpr int kValueBytes = kTileN * kHeadDimV * 2;
+constexpr int kShareN = kTileN / kCluster; // rows that this block loads for the cluster
+
+static_assert(kHeadDimV <= kHeadDim, "the output is staged where the queries were");
+static_assert(kHeadDim % kChunk == 0 && kHeadDimV % kChunk == 0 && kShareN % 8 == 0, "tile sizes");
+
+// Shared memory, in bytes from a base aligned to 1024.
+constexpr int kQueryAt = 0;
+constexpr int kKeyAt = kQueryAt + kQueryStages * kWarpgroups * kQueryBytes;
+constexpr int kValueAt = kKeyAt + kStages * kKeyBytes;
+constexpr int kBarriersAt = kValueAt + kStages * kValueBytes;
+constexpr int kQueryFull = kBarriersAt; // [query stage][warpgroup]
+constexpr int kQueryEmpty = kQueryFull + 8 * kQueryStages * kWarpgroups;
+constexpr int kKeyFull = kQueryEmpty + 8 * kQueryStages * kWarpgroups; // [stage]
+constexpr int kKeyEmpty = kKeyFull + 8 * kStages;
+constexpr int kValueFull = kKeyEmpty + 8 * kStages;
+constexpr int kValueEmpty = kValueFull + 8 * kStages;
+constexpr int kValueLanded = kValueEmpty + 8 * kStages;
+constexpr int kWorkFull = kValueLanded + 8; // [work slot]
+constexpr int kWorkEmpty = kWorkFull + 8 * kWorkSlots;
+constexpr int kWorkAt = (kWorkEmpty + 8 * kWorkSlots + 15) / 16 * 16;
+constexpr int kWorkBytes = 128;
+constexpr int kSharedBytes = kWorkAt + kWorkBytes * kWorkSlots;
+constexpr int kSharedBytesByHost =
+    FA3_FORWARD_SHARED_BYTES(kHeadDim, kHeadDimV, kWarpgroups, kTileN, kStages, kQueryStages);
+static_assert(kSharedBytes <= kSharedBytesByHost && kSharedBytesByHost <= 232448, "shared memory");
+static_assert(kThreads == FA3_FORWARD_THREADS(kWarpgroups), "threads");
+static_assert(kChunk == FA3_FORWARD_CHUNK(kHeadDim, kHeadDimV), "chunk");
+
+enum { kBarrierTurn = 1 }; // named barriers kBarrierTurn + warpgroup; 0 is __syncthreads
+
+extern __shared__ __align__(1024) unsigned char shared[];
+
+// One output tile of this block: which rows, and which tiles of keys it needs.
+// The scheduling warp leaves it in shared memory for the others.
+struct __align__(16) work {
+    int head, batch; // as coordinates of the tensor maps
+    int key_batch;
+    int first;       // the block's first query within its sequence
+    int query_row;   // the sequence's first row in the tensors
+    int key_row;
+    fa3_mask mask;
+    fa3_range tiles; // of keys, for the whole cluster
+    int last;        // no tile: the work is done
+    struct {
+        fa3_range tiles; // of keys, that its rows need
+        fa3_range whole; // those of them that all its rows see entirely
+    } warpgroup[kWarpgroups];
+};
+static_assert(sizeof(work) <= kWorkBytes, "a work slot");
+
+__device__ __forceinline__ work &work_of(uint32_t tile)
+{
+    return *(work *)(shared + kWorkAt + kWorkBytes * ring_stage<kWorkSlots>(tile));
+}
+
+__device__ __forceinline__ int queries_per_warpgroup(const fa3_forward_params &p)
+{
+    return p.packed == 1 ? kRows : kRows / p.packed;
+}
+
+// The scheduling warp -----------------------------------------------------------
+
+__device__ __forceinline__ work find_work(const fa3_forward_params &p, int index)
+{
+    const fa3_tile tile = fa3_tile_at(&p.tiles, index);
+    const int b = tile.batch;
+    work w;
+    w.head = tile.head;
+    w.query_row = p.cu_seqlens_q ? p.cu_seqlens_q[b] : 0;
+    w.key_row = p.cu_seqlens_k ? p.cu_seqlens_k[b] : 0;
+    const int queries = p.used_q         ? p.used_q[b]
+                        : p.cu_seqlens_q ? p.cu_seqlens_q[b + 1] - w.query_row
+                                         : p.seqlen_q;
+    int keys = p.used_k         ? p.used_k[b]
+               : p.cu_seqlens_k ? p.cu_seqlens_k[b + 1] - w.key_row
+                                : p.seqlen_k;
+    if (p.leftpad_k) {
+        w.key_row += p.leftpad_k[b];
+        keys -= p.leftpad_k[b];
+    }
+    const int64_t diagonal = p.diagonal ? p.diagonal[b] : keys - queries;
+    w.mask = fa3_make_mask(queries, keys, diagonal, p.window_left, p.window_right);
+    w.batch = p.cu_seqlens_q ? 0 : b;
+    w.key_batch = p.batch_index_k ? p.batch_index_k[b] : p.cu_seqlens_k ? 0 : b;
+    const int step = queries_per_warpgroup(p), rows = kWarpgroups * step;
+    const int first = tile.block * kCluster * rows;
+    w.first = first + (kCluster > 1 ? cluster_rank() * rows : 0);
+    w.tiles = fa3_visible_tiles(&w.mask, first, first + kCluster * rows, kTileN);
+    w.last = first >= w.mask.queries; // for now: a tile without rows
+    for (int g = 0; g < kWarpgroups; ++g) {
+        const int begin = w.first + g * step;
+        const fa3_range common = fa3_common_keys(&w.mask, begin, begin + step);
+        w.warpgroup[g].tiles = fa3_visible_tiles(&w.mask, begin, begin + step, kTileN);
+        w.warpgroup[g].whole.begin = (common.begin + kTileN - 1) / kTileN;
+        w.warpgroup[g].whole.end = common.end / kTileN;
+    }
+    return w;
+}
+
+__device__ __forceinline__ void schedule(const fa3_forward_params &p, uint32_t base)
+{
+    const int workers = gridDim.x / kCluster, worker = blockIdx.x / kCluster;
+    const int total = fa3_tile_count(&p.tiles);
+    uint32_t done = 0;
+    for (int round = 0;; ++round) {
+        int index = fa3_tile_index(&p.tiles, worker, workers, round);
+        bool last = round * workers >= total;
+        if (kCluster == 1 && p.next_tile != nullptr && round > 0) {
+            if ((threadIdx.x & 31) == 0)
+                index = workers + atomicAdd(p.next_tile, 1);
+            index = __shfl_sync(0xffffffff, index, 0);
+            last = index >= total;
+        }
+        if (!last && index >= total)
+            continue;
+        work w;
+        if (!last) {
+            w = find_work(p, index);
+            if (w.last)
+                continue;
+        }
+        w.last = last;
+        const uint32_t stage = ring_stage<kWorkSlots>(done);
+        mbarrier_wait(base + kWorkEmpty + 8 * stage, ring_parity<kWorkSlots>(done) ^ 1);
+        if ((threadIdx.x & 31) == 0) {
+            work_of(done) = w;
+            mbarrier_arrive(base + kWorkFull + 8 * stage);
+        }
+        __syncwarp();
+        ++done;
+        if (last)
+            break;
+    }
+}
+
+__device__ __forceinline__ void wait_for_work(uint32_t base, uint32_t tile)
+{
+    mbarrier_wait(base + kWorkFull + 8 * ring_stage<kWorkSlots>(tile),
+                  ring_parity<kWorkSlots>(tile));
+}
+
+__device__ __forceinline__ void finish_work(uint32_t base, uint32_t tile)
+{
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0)
+        mbarrier_arrive(base + kWorkEmpty + 8 * ring_stage<kWorkSlots>(tile));
+}
+
+// The loading warps ---------------------------------------------------------------
+
+// This block's share of one tile, for all blocks of the cluster.
+template <int kChunksOfTile>
+__device__ __forceinline__ void load_tile(uint32_t to, const fa3_tensor_map *map, uint32_t full,
+                                          int row, int head, int batch)
+{
+#pragma unroll
+    for (int c = 0; c < kChunksOfTile; ++c) {
+        if (kCluster == 1) {
+            tma_load_4d(to + c * kTileN * kRowBytes, map, full, c * kChunk, row, head, batch);
+        } else {
+            const int share = cluster_rank() * kShareN;
+            tma_load_4d_multicast(to + c * kTileN * kRowBytes + share * kRowBytes, map, full,
+                                  (1 << kCluster) - 1, c * kChunk, row + share, head, batch);
+        }
+    }
+}
+
+// Zeros in place of what follows the sequence's last value: its probability is 0,
+// but 0 * NaN would be NaN.
+__device__ __forceinline__ void clear_rows(uint32_t tile, int first)
+{
+    constexpr int kUnits = kRowBytes / 16;
+    for (int c = 0; c < kChunksV; ++c)
+        for (int i = first * kUnits + (threadIdx.x & 31); i < kTileN * kUnits; i += 32)
+            asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(
+                             tile + c * kTileN * kRowBytes + i * 16),
+                         "r"(0)
+                         : "memory");
+    fence_proxy_async();
+    __syncwarp();
+}
+
+__device__ __forceinline__ void load_keys_and_values(const fa3_forward_params &p, uint32_t base)
+{
+    const bool leader = elect_one();
+    uint32_t key = 0, value = 0, landed = 0; // buffers filled so far
+    for (uint32_t t = 0;; ++t) {
+        wait_for_work(base, t);
+        const work w = work_of(t);
+        finish_work(base, t);
+        if (w.last)
+            break;
+        const int head = p.packed == 1 ? w.head / p.queries_per_key : w.head;
+        // Values run one tile behind the keys, as the consumers use them.
+        for (int n = w.tiles.end - 1; n >= w.tiles.begin - 1; --n) {
+            if (n >= w.tiles.begin) {
+                const uint32_t stage = ring_stage<kStages>(key);
+                const uint32_t full = base + kKeyFull + 8 * stage;
+                mbarrier_wait(base + kKeyEmpty + 8 * stage, ring_parity<kStages>(key) ^ 1);
+                if (leader) {
+                    mbarrier_arrive_expect(full, kKeyBytes);
+                    load_tile<kChunks>(base + kKeyAt + stage * kKeyBytes, &p.key, full,
+                                       w.key_row + n * kTileN, head, w.key_batch);
+                }
+                ++key;
+            }
+            if (n + 1 < w.tiles.end) {
+                const uint32_t stage = ring_stage<kStages>(value);
+                const uint32_t full = base + kValueFull + 8 * stage;
+                const uint32_t to = base + kValueAt + stage * kValueBytes;
+                const int row = (n + 1) * kTileN;
+                const bool overrun = p.clear_value && row + kTileN > w.mask.keys;
+                mbarrier_wait(base + kValueEmpty + 8 * stage, ring_parity<kStages>(value) ^ 1);
+                if (leader) {
+                    const uint32_t report = overrun ? base + kValueLanded : full;
+                    mbarrier_arrive_expect(report, kValueBytes);
+                    load_tile<kChunksV>(to, &p.value, report, w.key_row + row, head, w.key_batch);
+                }
+                if (overrun) {
+                    __syncwarp();
+                    mbarrier_wait(base + kValueLanded, landed & 1);
+                    ++landed;
+                    clear_rows(to, w.mask.keys - row);
+                    if (leader)
+                        mbarrier_arrive(full);
+                }
+                ++value;
+            }
+            __syncwarp();
+        }
+    }
+}
+
+__device__ __forceinline__ void load_queries(const fa3_forward_params &p, uint32_t base)
+{
+    const bool leader = elect_one();
+    const int step = queries_per_warpgroup(p);
+    for (uint32_t t = 0;; ++t) {
+        wait_for_work(base, t);
+        const work w = work_of(t);
+        finish_work(base, t);
+        if (w.last)
+            break;
+        for (int g = 0; g < kWarpgroups; ++g) {
+            const int buffer = ring_stage<kQueryStages>(t) * kWarpgroups + g;
+            const uint32_t full = base + kQueryFull + 8 * buffer;
+            mbarrier_wait(base + kQueryEmpty + 8 * buffer, ring_parity<kQueryStages>(t) ^ 1);
+            if (leader) {
+                mbarrier_arrive_expect(full, step * p.packed * kHeadDim * 2);
+#pragma unroll
+                for (int c = 0; c < kChunks; ++c)
+                    tma_load_5d(base + kQueryAt + buffer * kQueryBytes + c * kRows * kRowBytes,
+                                &p.query, full, c * kChunk, 0, w.query_row + w.first + g * step,
+                                w.head, w.batch);
+            }
+            __syncwarp();
+        }
+    }
+}
+
+// The computing warpgroups ---------------------------------------------------------
+
+__device__ __forceinline__ void take_turn(int warpgroup)
+{
+    if (FA3_PINGPONG)
+        named_barrier_sync(kBarrierTurn + warpgroup, 256);
+}
+
+__device__ __forceinline__ void pass_turn(int warpgroup)
+{
+    if (FA3_PINGPONG)
+        named_barrier_arrive(kBarrierTurn + (warpgroup + 1 == kWarpgroups ? 0 : warpgroup + 1),
+                             256);
+}
+
+// This warp has read a buffer for the last time: tell every block that fills it.
+__device__ __forceinline__ void release(uint32_t barrier)
+{
+    const int lane = threadIdx.x & 31;
+    if (kCluster == 1) {
+        if (lane == 0)
+            mbarrier_arrive(barrier);
+    } else if (lane < kCluster) {
+        mbarrier_arrive_at(barrier, lane);
+    }
+}
+
+constexpr uint32_t kDescriptorHigh = wgmma_descriptor_high<kRowBytes>();
+
+// S = Q K^T for the warpgroup's 64 rows and a tile of keys.
+__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], uint32_t query, uint32_t key)
+{
+#pragma unroll
+    for (int k = 0; k < kHeadDim; k += 16) {
+        const int chunk = k / kChunk, inside = k % kChunk * 2;
+        wgmma_shared<kTileN>(s, query + ((chunk * kRows * kRowBytes + inside) >> 4),
+                             key + ((chunk * kTileN * kRowBytes + inside) >> 4), kDescriptorHigh,
+                             k > 0);
+    }
+    wgmma_commit();
+}
+
+// O += P V.
+__device__ __forceinline__ void issue_output(float (&o)[kHeadDimV / 2],
+                                             const uint32_t (&probabilities)[kTileN / 4],
+                                             uint32_t value)
+{
+#pragma unroll
+    for (int k = 0; k < kTileN; k += 16)
+        wgmma_registers<kHeadDimV>(o, probabilities + k / 4, value + ((k * kRowBytes) >> 4),
+                                   kDescriptorHigh);
+    wgmma_commit();
+}
+
+// Two accumulators of the score layout, side by side in a row, make one operand
+// pair of the layout that the second product takes.
+__device__ __forceinline__ void pack_probabilities(uint32_t (&probabilities)[kTileN / 4],
+                                                   const float (&s)[kTileN / 2])
+{
+#pragma unroll
+    for (int i = 0; i < kTileN / 4; ++i)
+        probabilities[i] = pack_pair(s[2 * i], s[2 * i + 1]);
+}
+
+// The warp's 16 rows of output, through shared memory, whole rows at a time.
+__device__ __forceinline__ void store_output(const fa3_forward_params &p, const work &w,
+                                             const float (&o)[kHeadDimV / 2], uint32_t stage,
+                                             int first, int row0)
+{
+    const int lane = threadIdx.x & 31;
+    const int swizzle = kRowBytes == 128 ? lane & 7 : (lane & 7) >> 1;
+    const uint32_t row_address = stage + (row0 + (lane & 15)) * kRowBytes;
+#pragma unroll
+    for (int j = 0; j < kHeadDimV / 8; j += 2) {
+        const int unit = j % (kChunk / 8) + lane / 16;
+        store_matrices(row_address + j / (kChunk / 8) * kRows * kRowBytes + ((unit ^ swizzle) << 4),
+                       pack_pair(o[4 * j], o[4 * j + 1]), pack_pair(o[4 * j + 2], o[4 * j + 3]),
+                       pack_pair(o[4 * j + 4], o[4 * j + 5]),
+                       pack_pair(o[4 * j + 6], o[4 * j + 7]));
+    }
+    const int query0 = first + row0;
+    // The copy engine clips at the tensor's end, not at the sequence's.
+    if (p.store_by_tma && (p.clear_value == 0 || query0 + 16 <= w.mask.queries)) {
+        fence_proxy_async();
+        __syncwarp();
+        if (lane == 0) {
+#pragma unroll
+            for (int c = 0; c < kChunksV; ++c)
+                tma_store_4d(&p.out, stage + (c * kRows + row0) * kRowBytes, c * kChunk,
+                             w.query_row + query0, w.head, w.batch);
+            tma_store_commit();
+        }
+        return;
+    }
+    __syncwarp();
+    const int limit = queries_per_warpgroup(p) * p.packed;
+    constexpr int kUnits = kHeadDimV / 8;
+    for (int i = lane; i < 16 * kUnits; i += 32) {
+        const int row = row0 + i / kUnits, unit = i % kUnits;
+        const int query = first + row / p.packed;
+        if (row >= limit || query >= w.mask.queries || unit * 8 >= p.head_dim_v)
+            continue;
+        const int head = p.packed == 1 ? w.head : w.head * p.packed + row % p.packed;
+        const int in_chunk = unit % (kChunk / 8);
+        const int turn = kRowBytes == 128 ? row & 7 : (row & 7) >> 1;
+        uint4 v;
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                     : "r"(stage + (unit / (kChunk / 8) * kRows + row) * kRowBytes +
+                           ((in_chunk ^ turn) << 4))
+                     : "memory");
+        uint16_t *to = (uint16_t *)p.out_pointer + w.batch * p.out_stride_batch +
+                       (w.query_row + query) * p.out_stride_row + head * p.out_stride_head +
+                       unit * 8;
+        *(uint4 *)to = v;
+    }
+}
+
+__device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t base, int warpgroup)
+{
+    const int lane = threadIdx.x & 31;
+    const int row0 = (threadIdx.x & 127) / 32 * 16;
+    uint32_t used = 0; // buffers of keys used so far, and, one behind them, of values
+
+    if (FA3_PINGPONG && warpgroup == 0)
+        named_barrier_arrive(kBarrierTurn, 256);
+
+    for (uint32_t t = 0;; finish_work(base, t), ++t) {
+        wait_for_work(base, t);
+        const work &w = work_of(t);
+        if (w.last)
+            break;
+        const int buffer = ring_stage<kQueryStages>(t) * kWarpgroups + warpgroup;
+        const uint32_t query_at = base + kQueryAt + buffer * kQueryBytes;
+        const uint32_t key_tiles = wgmma_descriptor_low(base + kKeyAt, 0);
+        const uint32_t value_tiles = wgmma_descriptor_low(base + kValueAt, kTileN * kRowBytes);
+
+        softmax_rows rows = {{FA3_NO_REFERENCE, FA3_NO_REFERENCE}, {0.0f, 0.0f}};
+        float factor[2];
+        float o[kHeadDimV / 2];
+#pragma unroll
+        for (int i = 0; i < kHeadDimV / 2; ++i)
+            o[i] = 0.0f;
+
+        mbarrier_wait(base + kQueryFull + 8 * buffer, ring_parity<kQueryStages>(t));
+
+        auto wait_key = [&](uint32_t use) {
+            mbarrier_wait(base + kKeyFull + 8 * ring_stage<kStages>(use), ring_parity<kStages>(use));
+        };
+        auto wait_value = [&](uint32_t use) {
+            mbarrier_wait(base + kValueFull + 8 * ring_stage<kStages>(use),
+                          ring_parity<kStages>(use));
+        };
+        auto release_key = [&](uint32_t use) {
+            release(base + kKeyEmpty + 8 * ring_stage<kStages>(use));
+        };
+        auto release_value = [&](uint32_t use) {
+            release(base + kValueEmpty + 8 * ring_stage<kStages>(use));
+        };
+        // A tile that only other rows see: hand it back, and keep the turns in step.
+        auto pass_over = [&](bool turn) {
+            wait_key(used);
+            release_key(used);
+            wait_value(used);
+            release_value(used);
+            ++used;
+            if (turn) {
+                take_turn(warpgroup);
+                pass_turn(warpgroup);
+            }
+        };
+        // The previous tile's output has left its buffer: queries may come.
+        auto release_output = [&]() {
+            if (lane == 0) {
+                tma_store_wait_read();
+                mbarrier_arrive(base + kQueryEmpty +
+                                8 * (ring_stage<kQueryStages>(t + 1) * kWarpgroups + warpgroup));
+            }
+            __syncwarp();
+        };
+        static_assert(kQueryStages <= 2, "release_output knows of one other buffer");
+
+        int n = w.tiles.end - 1;
+        const fa3_range own = w.warpgroup[warpgroup].tiles;
+        if (own.begin < own.end) {
+            for (; n >= own.end; --n)
+                pass_over(true);
+
+            float s[kTileN / 2];
+            uint32_t probabilities[kTileN / 4];
+            auto adjust_scores = [&]() {
+                if (FA3_SOFTCAP && p.softcap_log2 != 0.0f)
+                    cap_scores(s, p.softcap_log2);
+                const fa3_range whole = w.warpgroup[warpgroup].whole;
+                if (n < whole.begin || n >= whole.end) {
+                    const int row = row0 + lane / 4;
+                    const int first = w.first + warpgroup * queries_per_warpgroup(p);
+                    const fa3_range seen[2] = {
+                        fa3_visible_keys(&w.mask, first + (p.packed == 1 ? row : row / p.packed)),
+                        fa3_visible_keys(&w.mask, first + (p.packed == 1 ? row + 8
+                                                                         : (row + 8) / p.packed))};
+                    mask_scores(s, seen, n * kTileN + 2 * (lane & 3));
+                }
+            };
+
+            wait_key(used);
+            wgmma_fence();
+            issue_scores(s, wgmma_descriptor_low(query_at, 0),
+                         key_tiles + ring_stage<kStages>(used) * (kKeyBytes >> 4));
+            if (kQueryStages > 1 && t > 0)
+                release_output();
+            wgmma_wait<0>();
+            registers_touch(s);
+            release_key(used);
+            adjust_scores();
+            bool grown = softmax_scores(s, rows, p.scale_log2, factor);
+            bool outputs_run = false;
+
+            // The wait for the output stands at the top, in the next round, because
+            // the assembler would move it up through the softmax above it if no
+            // branch lay between them.
+            for (--n;; --n) {
+                wgmma_wait<0>();
+                registers_touch(o);
+                if (outputs_run)
+                    release_value(used - 1);
+                outputs_run = true;
+                pack_probabilities(probabilities, s);
+                if (grown) {
+#pragma unroll
+                    for (int i = 0; i < kHeadDimV / 2; ++i)
+                        o[i] *= factor[i / 2 % 2];
+                }
+                if (n < own.begin)
+                    break;
+
+                wait_key(used + 1);
+                take_turn(warpgroup);
+                registers_touch(s);
+                registers_touch(o);
+                wgmma_fence();
+                issue_scores(s, wgmma_descriptor_low(query_at, 0),
+                             key_tiles + ring_stage<kStages>(used + 1) * (kKeyBytes >> 4));
+                wait_value(used);
+                wgmma_fence();
+                issue_output(o, probabilities,
+                             value_tiles + ring_stage<kStages>(used) * (kValueBytes >> 4));
+                pass_turn(warpgroup);
+                ++used;
+
+                wgmma_wait<1>();
+                registers_touch(s);
+                release_key(used);
+                adjust_scores();
+                grown = softmax_scores(s, rows, p.scale_log2, factor);
+            }
+
+            wait_value(used);
+            registers_touch(o);
+            wgmma_fence();
+            issue_output(o, probabilities,
+                         value_tiles + ring_stage<kStages>(used) * (kValueBytes >> 4));
+            wgmma_wait<0>();
+            registers_touch(o);
+            release_value(used);
+            ++used;
+            for (; n >= w.tiles.begin; --n)
+                pass_over(true);
+        } else {
+            if (kQueryStages > 1 && t > 0)
+                release_output();
+            for (; n >= w.tiles.begin; --n)
+                pass_over(n + 1 < w.tiles.end);
+        }
+
+        float lse[2];
+        const int row = row0 + lane / 4, step = queries_per_warpgroup(p);
+        const int first = w.first + warpgroup * step;
+        int heads[2], queries[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            heads[r] = p.packed == 1 ? w.head : w.head * p.packed + (row + 8 * r) % p.packed;
+            queries[r] = first + (p.packed == 1 ? row + 8 * r : (row + 8 * r) / p.packed);
+        }
+        softmax_finish(rows, p.sink, heads, factor, lse);
+#pragma unroll
+        for (int i = 0; i < kHeadDimV / 2; ++i)
+            o[i] *= factor[i / 2 % 2];
+        if (p.lse != nullptr && (lane & 3) == 0) {
+#pragma unroll
+            for (int r = 0; r < 2; ++r)
+                if (queries[r] < w.mask.queries && row + 8 * r < step * p.packed)
+                    p.lse[w.batch * p.lse_stride_batch + heads[r] * p.lse_stride_head +
+                          w.query_row + queries[r]] = lse[r];
+        }
+
+        // The queries' buffer, free by now, takes the output on its way out.
+        store_output(p, w, o, query_at, first, row0);
+        if (kQueryStages == 1) {
+            __syncwarp();
+            release_output();
+        }
+    }
+    if (lane == 0)
+        tma_store_wait_read(); // shared memory lives as long as the block
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    forward(const __grid_constant__ fa3_forward_params p)
+{
+    // Opaque, so that the compiler keeps it in a register instead of finding out
+    // again and again.
+    uint32_t base;
+    asm volatile("mov.b32 %0, %1;" : "=r"(base) : "r"((uint32_t)__cvta_generic_to_shared(shared)));
+    const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
+
+    if (threadIdx.x == 0) {
+        tma_prefetch_map(&p.query);
+        tma_prefetch_map(&p.key);
+        tma_prefetch_map(&p.value);
+        tma_prefetch_map(&p.out);
+        for (int i = 0; i < kQueryStages * kWarpgroups; ++i) {
+            mbarrier_init(base + kQueryFull + 8 * i, 1);
+            mbarrier_init(base + kQueryEmpty + 8 * i, 4);
+        }
+        for (int i = 0; i < kStages; ++i) {
+            mbarrier_init(base + kKeyFull + 8 * i, 1);
+            mbarrier_init(base + kKeyEmpty + 8 * i, kConsumerWarps * kCluster);
+            mbarrier_init(base + kValueFull + 8 * i, 1);
+            mbarrier_init(base + kValueEmpty + 8 * i, kConsumerWarps * kCluster);
+        }
+        mbarrier_init(base + kValueLanded, 1);
+        for (int i = 0; i < kWorkSlots; ++i) {
+            mbarrier_init(base + kWorkFull + 8 * i, 1);
+            mbarrier_init(base + kWorkEmpty + 8 * i, kConsumerWarps + 2);
+        }
+        mbarrier_init_fence();
+    }
+    if (kCluster > 1)
+        cluster_sync();
+    else
+        __syncthreads();
+    wait_for_prior_grids();
+
+    if (warp < 4) {
+        registers_give_back<kProducerRegisters>();
+        if (warp == 0)
+            load_keys_and_values(p, base);
+        else if (warp == 1)
+            load_queries(p, base);
+        else if (warp == 2)
+            schedule(p, base);
+    } else {
+        registers_take<kConsumerRegisters>();
+        attend(p, base, warp / 4 - 1);
+    }
+    // No block may end while another of its cluster still writes to it.
+    if (kCluster > 1) {
+        __syncwarp();
+        cluster_sync();
+    }
+}

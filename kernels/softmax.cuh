@@ -1,0 +1,158 @@
+// The online softmax over one warpgroup's tile of scores, in the wgmma register
+// layout: a thread holds two rows, r = 0 and 1 (eight rows apart), each spread
+// over the four threads of a quad.
+#ifndef FA3_SOFTMAX_CUH
+#define FA3_SOFTMAX_CUH
+
+#include <stdint.h>
+
+#include "mask.h"
+#include "registers.cuh"
+
+// How many of each eight neighbouring exponentials are computed as a polynomial
+// on the FMA units, to relieve the special function unit (16 a clock and SM).
+#ifndef FA3_POLYNOMIAL
+#define FA3_POLYNOMIAL 0
+#endif
+
+// The reference that exponents are taken against follows the row's maximum only
+// when that has outgrown it by this much (in powers of two). Until then the
+// output needs no rescaling, and the sums grow by at most 2^8.
+#ifndef FA3_RESCALE_THRESHOLD
+#define FA3_RESCALE_THRESHOLD 8.0f
+#endif
+
+// A row that has seen no key. Finite, so that a masked score (-inf) less this is
+// still -inf, and below any score.
+#define FA3_NO_REFERENCE (-1.7e38f)
+
+struct softmax_rows {
+    float reference[2]; // in powers of two
+    float sum[2];       // this thread's columns alone, until the end
+};
+
+// 2**x for x <= 128, as 2**floor(x) times a degree-3 polynomial of the rest
+// (relative error 9e-5, below bf16's rounding). Exactly 0 from -127 down.
+__device__ __forceinline__ float exp2_polynomial(float x)
+{
+    const float magic = 12582912.0f; // 1.5 * 2^23: the sum's low bits are floor(x)
+    x = fmaxf(x, -127.0f);
+    const float shifted = add_round_down(x, magic);
+    const float f = x - (shifted - magic);
+    float y = fmaf(0.07706709f, f, 0.22764493f);
+    y = fmaf(y, f, 0.69511680f);
+    y = fmaf(y, f, 1.0f);
+    return __int_as_float(__float_as_int(y) + (__float_as_int(shifted) << 23));
+}
+
+// Scores become -inf where the thread's row does not see the key. `column` is the
+// key of the thread's first score.
+template <int kCount>
+__device__ __forceinline__ void mask_scores(float (&s)[kCount], const fa3_range (&seen)[2],
+                                            int column)
+{
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const int begin = seen[r].begin - column, end = seen[r].end - column;
+#pragma unroll
+        for (int j = 0; j < kCount / 4; ++j) {
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                const int offset = 8 * j + e;
+                if (offset < begin || offset >= end)
+                    s[4 * j + 2 * r + e] = -INFINITY;
+            }
+        }
+    }
+}
+
+// cap * tanh(s * scale / cap), less the factor cap, as 1 - 2 / (1 + e^(2x)): the
+// tanh instruction is too coarse for scores. Volatile keeps the order of the
+// source, and so the registers few.
+template <int kCount>
+__device__ __forceinline__ void cap_scores(float (&s)[kCount], float twice)
+{
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+        asm volatile("{\n\t.reg .f32 e;\n\t"
+                     "mul.f32 e, %0, %1;\n\t"
+                     "ex2.approx.ftz.f32 e, e;\n\t"
+                     "add.f32 e, e, 0f3f800000;\n\t"
+                     "rcp.approx.ftz.f32 e, e;\n\t"
+                     "fma.rn.f32 %0, e, 0fc0000000, 0f3f800000;\n\t}"
+                     : "+f"(s[i])
+                     : "f"(twice));
+    }
+}
+
+// Scores become probabilities (against the row's reference, not yet divided by
+// the sum). Returns whether any row of the warp took a new reference; then what
+// was summed before is to be multiplied by `factor`.
+template <int kCount>
+__device__ __forceinline__ bool softmax_scores(float (&s)[kCount], softmax_rows &rows, float scale,
+                                               float (&factor)[2])
+{
+    bool grown = false;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        float m0 = s[2 * r], m1 = s[2 * r + 1];
+#pragma unroll
+        for (int j = 1; j < kCount / 4; ++j) {
+            m0 = max_nan(m0, s[4 * j + 2 * r]);
+            m1 = max_nan(m1, s[4 * j + 2 * r + 1]);
+        }
+        m0 = max_nan(m0, m1);
+        m0 = max_nan(m0, __shfl_xor_sync(0xffffffff, m0, 1));
+        m0 = max_nan(m0, __shfl_xor_sync(0xffffffff, m0, 2)) * scale;
+        factor[r] = 1.0f;
+        if (!(m0 <= rows.reference[r] + FA3_RESCALE_THRESHOLD)) { // also for NaN
+            factor[r] = exp2_unit(rows.reference[r] - m0);
+            rows.reference[r] = m0;
+            grown = true;
+        }
+    }
+    grown = __any_sync(0xffffffff, grown);
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+        rows.sum[r] *= factor[r];
+#pragma unroll
+    for (int j = 0; j < kCount / 4; ++j) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            const int i = 4 * j + e, r = e / 2;
+            const float x = fmaf(s[i], scale, -rows.reference[r]);
+            // Spread the polynomials evenly, so that both units work all the time.
+            const bool on_fma = ((i + 1) * FA3_POLYNOMIAL / 8) != (i * FA3_POLYNOMIAL / 8);
+            s[i] = on_fma ? exp2_polynomial(x) : exp2_unit(x);
+            rows.sum[r] += s[i];
+        }
+    }
+    return grown;
+}
+
+// The quad's columns together; then the factor that turns the summed output into
+// the average, and the row's log-sum-exp. The sink is a logit without a value.
+__device__ __forceinline__ void softmax_finish(softmax_rows &rows, const float *sink,
+                                               const int (&head)[2], float (&factor)[2],
+                                               float (&lse)[2])
+{
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        float sum = rows.sum[r];
+        sum += __shfl_xor_sync(0xffffffff, sum, 1);
+        sum += __shfl_xor_sync(0xffffffff, sum, 2);
+        float reference = rows.reference[r];
+        float shift = 1.0f;
+        if (sink != nullptr) {
+            const float logit = sink[head[r]] * 1.44269504f;
+            const float top = max_nan(reference, logit);
+            shift = exp2_unit(reference - top);
+            sum = sum * shift + exp2_unit(logit - top);
+            reference = top;
+        }
+        factor[r] = sum == 0.0f ? 0.0f : shift / sum;
+        lse[r] = sum == 0.0f ? -INFINITY : (reference + log2f(sum)) * 0.69314718f;
+    }
+}
+
+#endif
