@@ -308,13 +308,14 @@ static float timed(const step *s, const problem &p, cudaEvent_t from, cudaEvent_
   return milliseconds;
 }
 
-// A round: 20 ms of warming up, then ten runs (fewer if they are long).
+// A round: 200 ms of warming up, so that clock and power settle to what the step
+// draws and not to what the one before it drew; then ten runs (one if it is long).
 static void time_round(const step *s, const problem &p, std::vector<float> &times) {
   cudaEvent_t from, to;
   CUDA(cudaEventCreate(&from));
   CUDA(cudaEventCreate(&to));
   float spent = 0.0f, longest = 0.0f;
-  while (spent < 20.0f) {
+  while (spent < 200.0f) {
     longest = timed(s, p, from, to);
     spent += longest;
   }
@@ -338,7 +339,7 @@ int main(int argc, char **argv) {
   const struct {
     int batch, heads, seqlen;
   } small[] = {{2, 3, 128}, {1, 2, 384}, {2, 1, 1152}}, large[] = {{4, 16, 4096}, {1, 16, 16384}};
-  const int kRounds = 5;
+  const int kRounds = 4;
 
   if (argc == 3 && strcmp(argv[1], "--once") == 0) {
     problem p = make_problem(large[0].batch, large[0].heads, large[0].seqlen, false, 4);
