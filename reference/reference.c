@@ -213,6 +213,11 @@ void reference_bound(const fa3_forward_args *args, int64_t batch, int64_t head, 
     max = fmax(max, x);
     keys++;
   }
+  if (lse == -INFINITY) { /* sees nothing: exactly 0 */
+    for (int64_t d = 0; d < value_head_dim; d++) output_bound[d] = 0;
+    *lse_bound = 0;
+    return;
+  }
   double sum = exp(lse - max); /* of the weights: the largest is 1 */
 
   double common_error = 16 * u * largest + 8 * u * args->softcap;

@@ -26,10 +26,6 @@ static fa3_status check_operand(const char *name, const fa3_tensor *tensor, bool
   int last = tensor->rank - 1;
   if (tensor->shape[last] < 1)
     return set_error(FA3_INVALID_SHAPE, "%s.shape[%d] is 0: expected a head dim", name, last);
-  if (tensor->shape[last] > 1 && tensor->strides[last] != 1)
-    return set_error(FA3_INVALID_STRIDE,
-                     "%s.strides[%d] is %" PRId64 ": expected 1, the last dimension is contiguous",
-                     name, last, tensor->strides[last]);
   if (tensor->shape[last - 1] < 1)
     return set_error(FA3_INVALID_SHAPE, "%s.shape[%d] is 0: expected at least one head", name,
                      last - 1);
@@ -41,11 +37,7 @@ static fa3_status check_vector(const char *name, const fa3_tensor *tensor, fa3_d
                                int64_t extent, const char *what) {
   TRY(check_dtype(name, tensor, dtype));
   TRY(check_tensor(name, tensor, 1));
-  TRY(check_extent(name, tensor, 0, extent, what));
-  if (extent > 1 && tensor->strides[0] != 1)
-    return set_error(FA3_INVALID_STRIDE, "%s.strides[0] is %" PRId64 ": expected 1", name,
-                     tensor->strides[0]);
-  return FA3_OK;
+  return check_extent(name, tensor, 0, extent, what);
 }
 
 static fa3_status check_device_fields(const fa3_forward_args *args) {

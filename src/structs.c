@@ -4,12 +4,18 @@
 
 #include "error.h"
 
+/* Far above any version's size. A larger one was never set, and must not send us reading. */
+static const size_t largest_size = 1 << 16;
+
 static fa3_status read_size(const char *name, const void *theirs, size_t oldest, size_t *size) {
   if (!theirs) return set_error(FA3_INVALID_STRUCT, "%s is null", name);
   memcpy(size, theirs, sizeof *size);
   if (*size < oldest)
     return set_error(FA3_INVALID_STRUCT, "%s.struct_size is %zu: expected at least %zu", name,
                      *size, oldest);
+  if (*size > largest_size)
+    return set_error(FA3_INVALID_STRUCT, "%s.struct_size is %zu: expected at most %zu", name, *size,
+                     largest_size);
   return FA3_OK;
 }
 

@@ -64,6 +64,11 @@ fa3_status check_tensor(const char *name, const fa3_tensor *tensor, int32_t rank
       return set_error(FA3_INVALID_STRIDE, "%s.strides[%d] is %" PRId64 ": expected 0 or more",
                        name, d, tensor->strides[d]);
   }
+  int last = rank - 1;
+  if (tensor->shape[last] > 1 && tensor->strides[last] != 1)
+    return set_error(FA3_INVALID_STRIDE,
+                     "%s.strides[%d] is %" PRId64 ": expected 1, the last dimension is contiguous",
+                     name, last, tensor->strides[last]);
   for (int d = rank; d < 4; d++) {
     if (tensor->shape[d])
       return set_error(FA3_INVALID_SHAPE,
@@ -86,7 +91,7 @@ fa3_status check_output_strides(const char *name, const fa3_tensor *tensor) {
   for (int n = 0; n < tensor->rank; n++) {
     int smallest = -1;
     for (int d = 0; d < tensor->rank; d++)
-      if (!done[d] && (smallest < 0 || tensor->strides[d] < tensor->strides[smallest]))
+      if (!done[d] && (smallest < 0 || tensor->strides[d] <= tensor->strides[smallest]))
         smallest = d;
     done[smallest] = true;
     if (tensor->shape[smallest] == 1) continue;

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import textwrap
 
 import matplotlib
 
@@ -26,7 +27,7 @@ def main():
     gemm = [one["tflops"] for one in results["yardsticks"] if one["name"] == "gemm"]
     names = [step["name"] for step in results["steps"]]
     labels = [
-        f"{step['name'].split('_')[0].upper()}\n{step['idea'].replace(', ', ',' + chr(10))}"
+        step["name"].split("_")[0].upper() + "\n" + textwrap.fill(step["idea"], 16)
         for step in results["steps"]
     ]
 
@@ -40,7 +41,8 @@ def main():
             color=colour,
             label="causal" if causal else "full",
         )
-        axes.bar_label(bars, fmt="%.3g", fontsize=8)
+        axes.bar_label(bars, fmt="%.3g", fontsize=8, padding=1,
+                       bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})
         cudnn = rate(attention, "name", "cudnn", 4096, causal)
         if cudnn:
             axes.axhline(cudnn, color=colour, linestyle="--", linewidth=1)

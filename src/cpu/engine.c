@@ -38,12 +38,12 @@ static void processor_name(char *name, size_t size) {
   char line[256];
   while (fgets(line, sizeof line, file)) {
     char *value = strstr(line, ": ");
-    if (!value || strncmp(line, "model name", 10)) continue;
+    if (!value || strncmp(line, "model name", 10) != 0) continue;
     value[strcspn(value, "\n")] = 0;
     snprintf(name, size, "%s", value + 2);
     break;
   }
-  fclose(file);
+  (void)fclose(file);
 }
 
 static fa3_status device_info(int32_t index, fa3_device_info *info) {

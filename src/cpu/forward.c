@@ -317,8 +317,7 @@ void cpu_forward(const struct problem *problem, const struct routines *routines,
   struct scratch layout;
   const size_t scratch_size = scratch_layout(problem, routines, NULL, &layout);
   char *base = (char *)(((uintptr_t)workspace + CACHE_LINE - 1) & -(uintptr_t)CACHE_LINE);
-  const int threads = (int)larger(smaller(plan->num_threads, tasks), 1);
-#pragma omp parallel num_threads(threads)
+#pragma omp parallel num_threads((int)larger(smaller(plan->num_threads, tasks), 1))
   {
     struct block block = {.problem = problem, .routines = routines, .group = group};
     scratch_layout(problem, routines, base + (size_t)omp_get_thread_num() * scratch_size,

@@ -82,8 +82,10 @@ static void select_level(void) {
   char possible[100] = "";
   for (int32_t i = 0; i < cpu_level_count; i++) {
     if (!cpu_levels[i].usable()) continue;
-    if (!wanted || !*wanted || !strcmp(wanted, cpu_levels[i].name)) selected = &cpu_levels[i];
-    strcat(strcat(possible, i ? ", " : ""), cpu_levels[i].name);
+    if (!wanted || !*wanted || strcmp(wanted, cpu_levels[i].name) == 0) selected = &cpu_levels[i];
+    size_t length = strlen(possible);
+    snprintf(possible + length, sizeof possible - length, "%s%s", i ? ", " : "",
+             cpu_levels[i].name);
   }
   if (!selected)
     snprintf(mistake, sizeof mistake, "FA3_CPU_LEVEL is \"%.40s\": expected one of %s", wanted,

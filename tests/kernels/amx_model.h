@@ -9,6 +9,8 @@
 
 #include "half.h"
 
+// NOLINTBEGIN(bugprone-reserved-identifier)
+
 static _Thread_local struct {
   int configured;
   float words[8][16][16];
@@ -57,5 +59,7 @@ static void _tile_dpbf16ps(int sum, int left, int right) {
         *to += float_from_bfloat(a[1]) * float_from_bfloat(b[1]);
       }
 }
+
+// NOLINTEND(bugprone-reserved-identifier)
 
 #endif

@@ -101,7 +101,7 @@ void report(const struct run *run, const char *what, void (*call)(void *), void 
   print_name(run, name, sizeof name);
   printf("%-36s %-12s %10.3f us  +-%4.1f%%  %8.2f G%s/s\n", name, what, 1e6 * median, 50 * spread,
          work / median * 1e-9, unit);
-  fflush(stdout);
+  (void)fflush(stdout);
 }
 
 enum action { LIST, CHECK, BENCH };
@@ -131,7 +131,7 @@ static bool act(enum action action, const struct target *target, const struct su
     if (!subject->check(&run)) return false;
   }
   printf("%-36s ok\n", name);
-  fflush(stdout);
+  (void)fflush(stdout);
   return true;
 }
 

@@ -5,41 +5,41 @@
 #include "half.h"
 #include "kernels.h"
 
-enum { GUARD = 64 };
+static const size_t guard = 64;
 static const unsigned char pattern = 0xa5;
 
 /* Guard, data, guard up to a whole number of guards. */
 static size_t whole_size(size_t size) {
-  return (size + 3 * GUARD - 1) / GUARD * GUARD;
+  return (size + 3 * guard - 1) / guard * guard;
 }
 
 /* The data's size is kept in the guard in front. */
 void *guarded_new(size_t size) {
   size_t whole = whole_size(size);
-  char *memory = aligned_alloc(GUARD, whole);
+  char *memory = aligned_alloc(guard, whole);
   if (!memory) {
     perror("aligned_alloc");
     exit(1);
   }
   memset(memory, pattern, whole);
   memcpy(memory, &size, sizeof size);
-  memset(memory + GUARD, 0xff, size);
-  return memory + GUARD;
+  memset(memory + guard, 0xff, size);
+  return memory + guard;
 }
 
 bool guarded_intact(const void *memory) {
   const unsigned char *data = memory;
   size_t size;
-  memcpy(&size, data - GUARD, sizeof size);
-  for (size_t i = sizeof size; i < GUARD; i++)
-    if (data[(ptrdiff_t)i - GUARD] != pattern) return false;
-  for (size_t i = size; i < whole_size(size) - GUARD; i++)
+  memcpy(&size, data - guard, sizeof size);
+  for (size_t i = sizeof size; i < guard; i++)
+    if (*(data - guard + i) != pattern) return false;
+  for (size_t i = size; i < whole_size(size) - guard; i++)
     if (data[i] != pattern) return false;
   return true;
 }
 
 void guarded_free(void *memory) {
-  if (memory) free((char *)memory - GUARD);
+  if (memory) free((char *)memory - guard);
 }
 
 static void store_element(fa3_dtype dtype, char *to, float value) {

@@ -152,12 +152,13 @@ static void bench_pack(struct run *run, void (*call)(void *), int64_t count, int
   struct pack_bench b = {.run = run, .depth = depth_of(run, depth)};
   int64_t size = (int64_t)fa3_dtype_size(run->dtype);
   b.rows =
-      (struct rows){.dtype = run->dtype, .stride = 8 * 128 * size, .count = count, .width = 128};
+      (struct rows){.dtype = run->dtype, .stride = size * 8 * 128, .count = count, .width = 128};
   char *data = guarded_new((size_t)(count * b.rows.stride));
   fill_rows(&run->rng, &b.rows, data);
   b.rows.data = data;
-  b.packed = guarded_new((size_t)(256 * 256) * sizeof *b.packed);
-  memset(b.packed, 0, (size_t)(256 * 256) * sizeof *b.packed);
+  const size_t words = (size_t)MOST_KEYS * LARGEST_DIM;
+  b.packed = guarded_new(words * sizeof *b.packed);
+  memset(b.packed, 0, words * sizeof *b.packed);
   report(run, count == 1 ? "1x128" : "256x128", call, &b, (double)(count * 128), "element");
   guarded_free(b.packed);
   guarded_free(data);

@@ -163,7 +163,7 @@ static bool check_cap(struct run *run) {
     if (isnan(expected))
       good = isnan(scores[c]) || wrong(run, "the cap of NaN is %g", (double)scores[c]);
     else
-      /* exp(2x) - 1 for a small x is the polynomial of exp2.h times x: within 16 of them. */
+      /* Near 0 the polynomial of exp2.h is all there is: it loses 13 of them. */
       good = near(run, "cap", 0, c, scores[c], expected, 24 * u * fabs(expected));
   }
   free(before);

@@ -1,0 +1,30 @@
+# What the shared library exports: versioned fa3_ functions, every one that the header declares,
+# and nothing else.
+#   cmake -D NM=... -D LIBRARY=... -D HEADER=... -P exports.cmake
+execute_process(COMMAND ${NM} -D --defined-only ${LIBRARY}
+  OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
+string(STRIP "${symbols}" symbols)
+string(REPLACE "\n" ";" symbols "${symbols}")
+set(exported)
+foreach(symbol ${symbols})
+  if(symbol MATCHES "^[0-9a-f]+ T (fa3_[a-z0-9_]+)@@FA3_[0-9]+$")
+    list(APPEND exported ${CMAKE_MATCH_1})
+  elseif(NOT symbol MATCHES "^[0-9a-f]+ A FA3_[0-9]+(@@FA3_[0-9]+)?$")
+    message(FATAL_ERROR "exported, but not a versioned fa3_ function: ${symbol}")
+  endif()
+endforeach()
+
+file(READ ${HEADER} header)
+string(REGEX MATCHALL "FA3_API [^;(]*[ *]fa3_[a-z0-9_]+\\(" declarations "${header}")
+set(declared)
+foreach(declaration ${declarations})
+  string(REGEX REPLACE ".*[ *](fa3_[a-z0-9_]+)\\($" "\\1" name "${declaration}")
+  list(APPEND declared ${name})
+endforeach()
+list(SORT exported)
+list(SORT declared)
+if(NOT exported STREQUAL declared)
+  message(FATAL_ERROR "exported: ${exported}\ndeclared: ${declared}")
+endif()
+list(LENGTH exported count)
+message("${count} functions: ${exported}")

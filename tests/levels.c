@@ -1,0 +1,121 @@
+/* The processor levels against each other: the same trials at every level that this machine can
+ * run, each in a process of its own because FA3_CPU_LEVEL is read once. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "level.h"
+#include "reference.h"
+#include "test.h"
+#include "trial.h"
+
+enum { TRIALS = 40, LEVELS = 5, NO_LEVEL = 3 };
+static const char *const levels[LEVELS] = {"plain", "avx2", "avx512", "avx512bf16", "amx"};
+
+/* Rows that are compared per trial. */
+static const double rows_per_trial = 200;
+
+/* Where the processes leave their outputs, TRIAL_BYTES for each trial of each level. */
+enum { TRIAL_BYTES = 8 << 20 };
+static char *shared;
+
+static char *outputs_of(int level, uint64_t number) {
+  return shared + ((size_t)level * TRIALS + number) * TRIAL_BYTES;
+}
+
+static struct trial make_trial(uint64_t number, struct rng *rng) {
+  *rng = rng_for(number);
+  struct spec spec = spec_random(rng);
+  spec.layout = LAYOUT_CONTIGUOUS; /* small outputs */
+  struct trial trial = trial_new(&spec, rng);
+  assert_true(trial.buffers[TRIAL_OUTPUT].size <= TRIAL_BYTES);
+  return trial;
+}
+
+/* The child's work: all trials at one level. */
+static int run_level(int level) {
+  setenv("FA3_CPU_LEVEL", levels[level], 1);
+  if (!level_usable(levels[level])) return NO_LEVEL;
+  level_require();
+  for (uint64_t number = 0; number < TRIALS; number++) {
+    struct rng rng;
+    struct trial trial = make_trial(number, &rng);
+    trial_run(&trial, &rng);
+    const struct buffer *output = &trial.buffers[TRIAL_OUTPUT];
+    if (output->size) memcpy(outputs_of(level, number), output->data, output->size);
+    trial_free(&trial);
+  }
+  return 0;
+}
+
+/* Two levels differ by at most the sum of what each may be off. */
+static void compare_row(const struct trial *trial, const bool ran[LEVELS], uint64_t number,
+                        int64_t batch, int64_t head, int64_t row) {
+  double expected[256], bound[256], lse, lse_bound;
+  reference_row(&trial->args, batch, head, row, expected, &lse);
+  reference_bound(&trial->args, batch, head, row, expected, lse, bound, &lse_bound);
+  int64_t first = reference_output_index(&trial->args, batch, head, row);
+  fa3_tensor a = trial->args.output, b = trial->args.output;
+  for (int level = 0; level < LEVELS; level++) {
+    for (int other = level + 1; other < LEVELS; other++) {
+      if (!ran[level] || !ran[other]) continue;
+      a.data = outputs_of(level, number);
+      b.data = outputs_of(other, number);
+      for (int64_t d = 0; d < trial->spec.value_head_dim; d++) {
+        double x = reference_load(&a, first + d), y = reference_load(&b, first + d);
+        if (!(fabs(x - y) <= 2 * bound[d]))
+          fail_msg("trial %" PRIu64 " [batch %" PRId64 ", head %" PRId64 ", row %" PRId64
+                   ", %" PRId64 "]: %s gave %.9g, %s %.9g: expected at most %.3g apart",
+                   number, batch, head, row, d, levels[level], x, levels[other], y, 2 * bound[d]);
+      }
+    }
+  }
+}
+
+static void test_levels_agree(void **state) {
+  (void)state;
+  const size_t size = (size_t)LEVELS * TRIALS * TRIAL_BYTES;
+  shared =
+      mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  assert_true(shared != MAP_FAILED);
+  rng_run_seed(); /* the same in every process */
+  bool ran[LEVELS];
+  for (int level = 0; level < LEVELS; level++) {
+    fflush(stdout);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) _exit(run_level(level));
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    if (!WIFEXITED(status) || (WEXITSTATUS(status) != 0 && WEXITSTATUS(status) != NO_LEVEL))
+      fail_msg("level %s did not finish: status 0x%x", levels[level], (unsigned)status);
+    ran[level] = WEXITSTATUS(status) == 0;
+    printf("%s: %s\n", levels[level], ran[level] ? "ran" : "not on this processor");
+  }
+  assert_true(ran[0]);
+  for (uint64_t number = 0; number < TRIALS; number++) {
+    struct rng rng;
+    struct trial trial = make_trial(number, &rng);
+    int64_t heads_q = trial.spec.heads_k * trial.spec.group;
+    double rows = 0;
+    for (int64_t b = 0; b < trial.spec.batch; b++)
+      rows += (double)(heads_q * reference_seqlen_q(&trial.args, b));
+    for (int64_t b = 0; b < trial.spec.batch; b++)
+      for (int64_t head = 0; head < heads_q; head++)
+        for (int64_t row = 0; row < reference_seqlen_q(&trial.args, b); row++)
+          if (rng_chance(&rng, rows_per_trial / rows))
+            compare_row(&trial, ran, number, b, head, row);
+    trial_free(&trial);
+  }
+  munmap(shared, size);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_levels_agree)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,124 @@
+/* Memory stays O(seqlen): at 131072 keys the process's peak is under inputs + outputs + 64 MiB. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "half.h"
+#include "reference.h"
+#include "test.h"
+
+enum { SEQLEN = 131072, HEAD_DIM = 64, SOME_QUERIES = 2048, WINDOW = 500 };
+
+static const size_t allowance = (size_t)64 << 20;
+
+/* The process's largest resident size so far. */
+static size_t peak_bytes(void) {
+  FILE *file = fopen("/proc/self/status", "r");
+  assert_non_null(file);
+  char line[256];
+  size_t kilobytes = 0;
+  while (fgets(line, sizeof line, file)) sscanf(line, "VmHWM: %zu", &kilobytes);
+  fclose(file);
+  assert_true(kilobytes > 0);
+  return kilobytes << 10;
+}
+
+/* Values in [-1, 1] that repeat after a long time. */
+static fa3_tensor make_tensor(fa3_dtype dtype, int64_t seqlen, uint32_t seed) {
+  size_t element = fa3_dtype_size(dtype);
+  void *data = malloc((size_t)seqlen * HEAD_DIM * element);
+  assert_non_null(data);
+  for (int64_t i = 0; i < seqlen * HEAD_DIM; i++) {
+    seed = seed * 1664525 + 1013904223;
+    float value = (float)(int32_t)seed * 0x1p-31f;
+    if (dtype == FA3_FLOAT32)
+      ((float *)data)[i] = value;
+    else
+      ((uint16_t *)data)[i] = bfloat_from_float(value);
+  }
+  return fa3_dense(data, dtype, 1, seqlen, 1, HEAD_DIM);
+}
+
+static void check_rows(const fa3_forward_args *args, int64_t seqlen_q) {
+  const int64_t rows[] = {0, seqlen_q / 2, seqlen_q - 1};
+  for (int i = 0; i < 3; i++) {
+    double output[HEAD_DIM], bound[HEAD_DIM], lse, lse_bound;
+    reference_row(args, 0, 0, rows[i], output, &lse);
+    reference_bound(args, 0, 0, rows[i], output, lse, bound, &lse_bound);
+    for (int64_t d = 0; d < HEAD_DIM; d++)
+      assert_true(fabs(reference_load(&args->output, rows[i] * HEAD_DIM + d) - output[d]) <=
+                  bound[d]);
+    assert_true(fabs(reference_load(&args->lse, rows[i]) - lse) <= lse_bound);
+  }
+}
+
+static void run(fa3_dtype dtype, int64_t seqlen_q, uint32_t flags) {
+  fa3_forward_args args = {.struct_size = sizeof args};
+  args.query = make_tensor(dtype, seqlen_q, 1);
+  args.key = make_tensor(dtype, SEQLEN, 2);
+  args.value = make_tensor(dtype, SEQLEN, 3);
+  args.output = make_tensor(dtype, seqlen_q, 4);
+  args.lse = (fa3_tensor){.data = malloc((size_t)seqlen_q * sizeof(float)),
+                          .dtype = FA3_FLOAT32,
+                          .rank = 3,
+                          .shape = {1, 1, seqlen_q},
+                          .strides = {seqlen_q, seqlen_q, 1}};
+  args.flags = flags;
+  if (flags & FA3_WINDOW) args.window_left = WINDOW;
+  assert_int_equal(fa3_forward_workspace(&args, &args.workspace_size), FA3_OK);
+  args.workspace = malloc(args.workspace_size);
+  assert_true(args.lse.data && (args.workspace || !args.workspace_size));
+  assert_int_equal(fa3_forward(&args), FA3_OK);
+
+  size_t peak = peak_bytes();
+  size_t rows = 2 * (size_t)seqlen_q + 2 * (size_t)SEQLEN;
+  size_t tensors = rows * HEAD_DIM * fa3_dtype_size(dtype) + (size_t)seqlen_q * sizeof(float);
+  printf("peak %.1f MiB, tensors %.1f MiB, workspace %.1f MiB\n", (double)peak / 0x1p20,
+         (double)tensors / 0x1p20, (double)args.workspace_size / 0x1p20);
+  assert_true(peak <= tensors + allowance);
+  check_rows(&args, seqlen_q);
+  void *blocks[] = {args.query.data,  args.key.data, args.value.data,
+                    args.output.data, args.lse.data, args.workspace};
+  for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++) free(blocks[i]);
+}
+
+/* In the order of rising size, because the peak is the whole process's. */
+static void test_some_queries_bfloat16(void **state) {
+  (void)state;
+  run(FA3_BFLOAT16, SOME_QUERIES, 0);
+}
+
+static void test_all_queries_bfloat16(void **state) {
+  (void)state;
+  run(FA3_BFLOAT16, SEQLEN, FA3_CAUSAL | FA3_WINDOW);
+}
+
+static void test_some_queries_float32(void **state) {
+  (void)state;
+  run(FA3_FLOAT32, SOME_QUERIES, 0);
+}
+
+static void test_all_queries_float32(void **state) {
+  (void)state;
+  run(FA3_FLOAT32, SEQLEN, FA3_CAUSAL | FA3_WINDOW);
+}
+
+int main(void) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  puts("skipped: a sanitizer has memory of its own");
+  return TEST_SKIPPED;
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+  puts("skipped: a sanitizer has memory of its own");
+  return TEST_SKIPPED;
+#endif
+#endif
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_some_queries_bfloat16),
+      cmocka_unit_test(test_some_queries_float32),
+      cmocka_unit_test(test_all_queries_bfloat16),
+      cmocka_unit_test(test_all_queries_float32),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,367 @@
+/* Struct sizes old and new, the tables that can be asked, DLPack, status names, and the message
+ * that each thread has of its own. */
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "buffer.h"
+#include "call.h"
+#include "test.h"
+
+static struct call call;
+
+#define assert_message(text)                                                                      \
+  do {                                                                                            \
+    if (!strstr(fa3_last_error(), text)) fail_msg("\"%s\" lacks \"%s\"", fa3_last_error(), text); \
+  } while (0)
+
+/* No message before the first failure: run first. */
+static void test_no_error_at_first(void **state) {
+  (void)state;
+  assert_string_equal(fa3_last_error(), "");
+}
+
+static void test_a_newer_caller(void **state) {
+  (void)state;
+  struct {
+    fa3_forward_args args;
+    unsigned char unknown[40];
+  } newer = {0};
+  size_t bytes;
+  call_init(&call, false);
+  newer.args = call.args;
+  newer.args.struct_size = sizeof newer;
+  assert_int_equal(fa3_forward(&newer.args), FA3_OK);
+  for (size_t i = 0; i < sizeof newer.unknown; i++) {
+    newer.unknown[i] = 1;
+    memset(call.output, 0xff, sizeof call.output);
+    assert_int_equal(fa3_forward_workspace(&newer.args, &bytes), FA3_UNSUPPORTED);
+    assert_message("struct_size");
+    assert_int_equal(fa3_forward(&newer.args), FA3_UNSUPPORTED);
+    assert_true(call.output[0] != call.output[0]);
+    newer.unknown[i] = 0;
+  }
+}
+
+/* No byte behind struct_size is read. */
+static void test_args_end_where_they_say(void **state) {
+  (void)state;
+  call_init(&call, false);
+  struct buffer buffer = buffer_at_end(sizeof call.args);
+  memcpy(buffer.data, &call.args, sizeof call.args);
+  buffer_make_read_only(&buffer);
+  assert_int_equal(fa3_forward((const fa3_forward_args *)(void *)buffer.data), FA3_OK);
+  buffer_free(&buffer);
+}
+
+static fa3_capability usual_capability(void) {
+  return (fa3_capability){.struct_size = sizeof(fa3_capability),
+                          .phase = FA3_FORWARD,
+                          .query_dtype = FA3_FLOAT32,
+                          .key_dtype = FA3_FLOAT32,
+                          .value_dtype = FA3_FLOAT32,
+                          .output_dtype = FA3_FLOAT32,
+                          .head_dim = 64,
+                          .value_head_dim = 64};
+}
+
+/* The whole table, from head dim -8 to 300 and every dtype, against the header's words. */
+static void test_supports_table(void **state) {
+  (void)state;
+  static const fa3_dtype dtypes[] = {0, FA3_FLOAT32, FA3_FLOAT16, FA3_BFLOAT16, 16, FA3_INT32};
+  enum { DTYPES = sizeof dtypes / sizeof *dtypes };
+  for (int q = 0; q < DTYPES; q++)
+    for (int k = 0; k < DTYPES; k++)
+      for (int v = 0; v < DTYPES; v++)
+        for (int o = 0; o < DTYPES; o++) {
+          fa3_capability capability = usual_capability();
+          capability.query_dtype = dtypes[q];
+          capability.key_dtype = dtypes[k];
+          capability.value_dtype = dtypes[v];
+          capability.output_dtype = dtypes[o];
+          bool good = q >= 1 && q <= 3 && k == q && v == q && (o == q || o == 1);
+          if (fa3_supports(&capability) != (good ? FA3_OK : FA3_UNSUPPORTED))
+            fail_msg("dtypes %d %d %d %d", dtypes[q], dtypes[k], dtypes[v], dtypes[o]);
+        }
+  for (int head_dim = -8; head_dim <= 300; head_dim++)
+    for (int value_head_dim = -8; value_head_dim <= 300; value_head_dim++) {
+      fa3_capability capability = usual_capability();
+      capability.head_dim = head_dim;
+      capability.value_head_dim = value_head_dim;
+      bool good = head_dim >= 8 && head_dim <= 256 && head_dim % 8 == 0 && value_head_dim >= 8 &&
+                  value_head_dim <= 256 && value_head_dim % 8 == 0;
+      if (fa3_supports(&capability) != (good ? FA3_OK : FA3_UNSUPPORTED))
+        fail_msg("head dims %d %d", head_dim, value_head_dim);
+    }
+  for (int bit = 0; bit < 64; bit++) {
+    fa3_capability capability = usual_capability();
+    capability.features = (fa3_features)1 << bit;
+    assert_int_equal(fa3_supports(&capability), bit <= 12 ? FA3_OK : FA3_UNSUPPORTED);
+    if (bit > 12) assert_message("features");
+  }
+}
+
+static void test_supports_refuses(void **state) {
+  (void)state;
+  assert_int_equal(fa3_supports(NULL), FA3_INVALID_STRUCT);
+  fa3_capability capability = usual_capability();
+  capability.struct_size = sizeof capability - 1;
+  assert_int_equal(fa3_supports(&capability), FA3_INVALID_STRUCT);
+  assert_message("struct_size");
+  capability = usual_capability();
+  capability.device.type = 7;
+  assert_int_equal(fa3_supports(&capability), FA3_INVALID_DEVICE);
+  assert_message("device.type");
+  capability = usual_capability();
+  capability.device.index = -1;
+  assert_int_equal(fa3_supports(&capability), FA3_INVALID_DEVICE);
+  assert_message("device.index");
+  static const fa3_phase phases[] = {-1, 0, 2, 3, 4, 5};
+  for (size_t i = 0; i < sizeof phases / sizeof *phases; i++) {
+    capability = usual_capability();
+    capability.phase = phases[i];
+    assert_int_equal(fa3_supports(&capability), FA3_UNSUPPORTED);
+    assert_message("phase");
+  }
+  capability = usual_capability();
+  capability.head_dim = 12;
+  fa3_supports(&capability);
+  assert_message("head_dim is 12");
+  capability = usual_capability();
+  capability.value_head_dim = 264;
+  fa3_supports(&capability);
+  assert_message("value_head_dim is 264");
+  capability = usual_capability();
+  capability.device.type = FA3_CUDA; /* the build has no kernels yet */
+  assert_int_equal(fa3_supports(&capability), FA3_UNSUPPORTED);
+  assert_message("CUDA");
+}
+
+static void test_kernel_table(void **state) {
+  (void)state;
+  int selected[FA3_BFLOAT16 + 1] = {0};
+  int32_t count = fa3_kernel_count();
+  assert_true(count > 0);
+  for (int32_t i = 0; i < count; i++) {
+    fa3_kernel_info kernel = {.struct_size = sizeof kernel};
+    assert_int_equal(fa3_get_kernel_info(i, &kernel), FA3_OK);
+    assert_int_equal(kernel.struct_size, sizeof kernel);
+    assert_string_equal(kernel.engine, "cpu");
+    assert_true(kernel.name[0]);
+    assert_int_equal(kernel.phase, FA3_FORWARD);
+    assert_in_range(kernel.dtype, FA3_FLOAT32, FA3_BFLOAT16);
+    assert_int_equal(kernel.head_dim, 256);
+    assert_int_equal(kernel.value_head_dim, 256);
+    if (kernel.selected) assert_true(kernel.usable);
+    selected[kernel.dtype] += kernel.selected;
+  }
+  for (int dtype = FA3_FLOAT32; dtype <= FA3_BFLOAT16; dtype++)
+    assert_int_equal(selected[dtype], 1);
+  fa3_kernel_info kernel = {.struct_size = sizeof kernel};
+  static const int32_t past[] = {-1, INT32_MIN, INT32_MAX};
+  for (int i = 0; i < 3; i++) {
+    assert_int_equal(fa3_get_kernel_info(past[i], &kernel), FA3_INVALID_INDEX);
+    assert_message("index");
+  }
+  assert_int_equal(fa3_get_kernel_info(count, &kernel), FA3_INVALID_INDEX);
+  assert_int_equal(fa3_get_kernel_info(0, NULL), FA3_INVALID_STRUCT);
+  kernel.struct_size = 8;
+  assert_int_equal(fa3_get_kernel_info(0, &kernel), FA3_INVALID_STRUCT);
+  assert_message("struct_size");
+}
+
+static void test_device_info(void **state) {
+  (void)state;
+  const fa3_device cpu = {FA3_CPU, 0};
+  assert_int_equal(fa3_device_count(FA3_CPU), 1);
+  assert_int_equal(fa3_device_count(9), 0);
+  assert_int_equal(fa3_prepare(cpu), FA3_OK);
+  struct {
+    fa3_device_info info;
+    char unknown[16];
+  } newer;
+  memset(&newer, 0xee, sizeof newer);
+  newer.info.struct_size = sizeof newer;
+  assert_int_equal(fa3_get_device_info(cpu, &newer.info), FA3_OK);
+  assert_int_equal(newer.info.struct_size, sizeof newer);
+  assert_true(newer.info.name[0] && newer.info.level[0]);
+  assert_true(newer.info.units >= 1);
+  assert_true(newer.info.memory_bytes > (uint64_t)1 << 20);
+  assert_int_equal(newer.info.reserved, 0);
+  for (size_t i = 0; i < sizeof newer.unknown; i++) assert_int_equal(newer.unknown[i], 0);
+
+  static const fa3_device wrong[] = {{FA3_CPU, 1}, {FA3_CPU, -1}, {FA3_CUDA, -1}, {2, 0}, {-1, 0}};
+  fa3_device_info info = {.struct_size = sizeof info};
+  for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+    const char *field =
+        wrong[i].type == FA3_CPU || wrong[i].type == FA3_CUDA ? "device.index" : "device.type";
+    assert_int_equal(fa3_prepare(wrong[i]), FA3_INVALID_DEVICE);
+    assert_message(field);
+    assert_int_equal(fa3_get_device_info(wrong[i], &info), FA3_INVALID_DEVICE);
+    assert_message(field);
+  }
+  assert_int_equal(fa3_get_device_info(cpu, NULL), FA3_INVALID_STRUCT);
+  info.struct_size = 3;
+  assert_int_equal(fa3_get_device_info(cpu, &info), FA3_INVALID_STRUCT);
+  assert_message("struct_size");
+}
+
+static void test_names(void **state) {
+  (void)state;
+  assert_string_equal(fa3_version(), "0.1.0");
+  assert_string_equal(fa3_status_name(FA3_OK), "FA3_OK");
+  assert_string_equal(fa3_status_name(FA3_INVALID_STRIDE), "FA3_INVALID_STRIDE");
+  assert_string_equal(fa3_status_name(FA3_INTERNAL_ERROR), "FA3_INTERNAL_ERROR");
+  static const fa3_status unknown[] = {-1, 18, 99, 104, 199, 203, INT32_MAX, INT32_MIN};
+  for (size_t i = 0; i < sizeof unknown / sizeof *unknown; i++)
+    assert_string_equal(fa3_status_name(unknown[i]), "unknown status");
+  static const fa3_status last[] = {FA3_INVALID_INDEX, FA3_NO_HOPPER_GPU, FA3_INTERNAL_ERROR};
+  for (int range = 0; range < 3; range++)
+    for (fa3_status status = range * 100 + !range; status <= last[range]; status++)
+      assert_memory_equal(fa3_status_name(status), "FA3_", 4);
+}
+
+static void test_tensor_helpers(void **state) {
+  (void)state;
+  static const struct {
+    fa3_dtype dtype;
+    size_t size;
+  } sizes[] = {{FA3_FLOAT32, 4}, {FA3_FLOAT16, 2}, {FA3_BFLOAT16, 2},
+               {FA3_INT32, 4},   {FA3_INT64, 8},   {0, 0},
+               {-1, 0},          {16, 0},          {34, 0}};
+  for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+    assert_int_equal(fa3_dtype_size(sizes[i].dtype), sizes[i].size);
+  const fa3_tensor dense = {&call, FA3_FLOAT16, 4, {2, 3, 5, 8}, {120, 40, 8, 1}, {0}};
+  const fa3_tensor packed = {&call, FA3_BFLOAT16, 3, {7, 5, 8}, {40, 8, 1}, {0}};
+  const fa3_tensor vector = {&call, FA3_INT32, 1, {9}, {1}, {0}};
+  fa3_tensor made = fa3_dense(&call, FA3_FLOAT16, 2, 3, 5, 8);
+  assert_memory_equal(&made, &dense, sizeof made);
+  made = fa3_packed(&call, FA3_BFLOAT16, 7, 5, 8);
+  assert_memory_equal(&made, &packed, sizeof made);
+  made = fa3_vector(&call, FA3_INT32, 9);
+  assert_memory_equal(&made, &vector, sizeof made);
+  made = fa3_dense(NULL, FA3_FLOAT32, INT64_MAX, INT64_MAX, INT64_MIN, -1); /* only stays defined */
+  assert_int_equal(made.shape[0], INT64_MAX);
+}
+
+/* dlpack.h, version 1.0: DLTensor. */
+struct dl_tensor {
+  void *data;
+  struct {
+    int32_t type, id;
+  } device;
+  int32_t ndim;
+  struct {
+    uint8_t code, bits;
+    uint16_t lanes;
+  } dtype;
+  int64_t *shape;
+  int64_t *strides;
+  uint64_t byte_offset;
+};
+
+static void test_dlpack(void **state) {
+  (void)state;
+  int64_t shape[5] = {2, 3, 4, 8, 1}, strides[4] = {1000, 8, 24, 1};
+  const struct dl_tensor usual = {
+      .data = &call, .device = {1, 0}, .ndim = 4, .dtype = {2, 32, 1}, .shape = shape};
+  struct dl_tensor source = usual;
+  fa3_tensor tensor;
+  memset(&tensor, 0xee, sizeof tensor);
+  assert_int_equal(fa3_tensor_from_dlpack(&source, &tensor), FA3_OK);
+  fa3_tensor expected = fa3_dense(&call, FA3_FLOAT32, 2, 3, 4, 8);
+  assert_memory_equal(&tensor, &expected, sizeof tensor);
+  source.strides = strides;
+  source.byte_offset = 64;
+  assert_int_equal(fa3_tensor_from_dlpack(&source, &tensor), FA3_OK);
+  memcpy(expected.strides, strides, sizeof strides);
+  expected.data = (char *)&call + 64;
+  assert_memory_equal(&tensor, &expected, sizeof tensor);
+
+  static const struct {
+    uint8_t code, bits;
+    uint16_t lanes;
+    fa3_dtype dtype; /* 0: refused */
+  } dtypes[] = {{2, 32, 1, FA3_FLOAT32},
+                {2, 16, 1, FA3_FLOAT16},
+                {4, 16, 1, FA3_BFLOAT16},
+                {0, 32, 1, FA3_INT32},
+                {0, 64, 1, FA3_INT64},
+                {2, 64, 1, 0},
+                {2, 32, 4, 0},
+                {2, 32, 0, 0},
+                {1, 32, 1, 0},
+                {4, 32, 1, 0},
+                {0, 8, 1, 0},
+                {17, 8, 1, 0}};
+  for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++) {
+    source = usual;
+    source.dtype.code = dtypes[i].code;
+    source.dtype.bits = dtypes[i].bits;
+    source.dtype.lanes = dtypes[i].lanes;
+    fa3_status status = fa3_tensor_from_dlpack(&source, &tensor);
+    assert_int_equal(status, dtypes[i].dtype ? FA3_OK : FA3_INVALID_DTYPE);
+    if (status)
+      assert_message("dtype");
+    else
+      assert_int_equal(tensor.dtype, dtypes[i].dtype);
+  }
+  static const int32_t devices[] = {1, 2, 3, 13};
+  for (int32_t type = -1; type < 20; type++) {
+    bool good = false;
+    for (int i = 0; i < 4; i++) good = good || devices[i] == type;
+    source = usual;
+    source.device.type = type;
+    assert_int_equal(fa3_tensor_from_dlpack(&source, &tensor), good ? FA3_OK : FA3_INVALID_DEVICE);
+  }
+  static const int32_t ranks[] = {-1, 0, 5, INT32_MAX};
+  for (int i = 0; i < 4; i++) {
+    source = usual;
+    source.ndim = ranks[i];
+    assert_int_equal(fa3_tensor_from_dlpack(&source, &tensor), FA3_INVALID_SHAPE);
+    assert_message("dimensions");
+  }
+  source = usual;
+  source.shape = NULL;
+  assert_int_equal(fa3_tensor_from_dlpack(&source, &tensor), FA3_INVALID_POINTER);
+  assert_int_equal(fa3_tensor_from_dlpack(NULL, &tensor), FA3_INVALID_POINTER);
+  assert_int_equal(fa3_tensor_from_dlpack(&usual, NULL), FA3_INVALID_POINTER);
+}
+
+static void *fail_elsewhere(void *result) {
+  *(bool *)result = !strcmp(fa3_last_error(), "");
+  fa3_forward(NULL);
+  *(bool *)result = *(bool *)result && strstr(fa3_last_error(), "args");
+  return NULL;
+}
+
+static void test_each_thread_has_its_error(void **state) {
+  (void)state;
+  assert_int_equal(fa3_get_kernel_info(-1, NULL), FA3_INVALID_INDEX);
+  char *mine = strdup(fa3_last_error());
+  assert_non_null(mine);
+  bool good = false;
+  pthread_t thread;
+  assert_int_equal(pthread_create(&thread, NULL, fail_elsewhere, &good), 0);
+  pthread_join(thread, NULL);
+  assert_true(good);
+  assert_string_equal(fa3_last_error(), mine);
+  free(mine);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_no_error_at_first),
+      cmocka_unit_test(test_a_newer_caller),
+      cmocka_unit_test(test_args_end_where_they_say),
+      cmocka_unit_test(test_supports_table),
+      cmocka_unit_test(test_supports_refuses),
+      cmocka_unit_test(test_kernel_table),
+      cmocka_unit_test(test_device_info),
+      cmocka_unit_test(test_names),
+      cmocka_unit_test(test_tensor_helpers),
+      cmocka_unit_test(test_dlpack),
+      cmocka_unit_test(test_each_thread_has_its_error),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
