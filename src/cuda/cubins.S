@@ -1,6 +1,9 @@
 /* The compiled kernels of variants.def as bytes: `cubin_NAME` each. */
-#define CUBIN(name, file) \
-  .balign 64; .global cubin_##name; .hidden cubin_##name; cubin_##name: .incbin file
+#define CUBIN(name, file)                                  \
+  .balign 64; .global cubin_##name; .hidden cubin_##name;  \
+  .type cubin_##name, %object;                             \
+  cubin_##name: .incbin file;                              \
+  .size cubin_##name, . - cubin_##name
 
 #define FA3_FORWARD(dtype, head_dim, value_head_dim, softcap, ...)      \
   CUBIN(forward_##dtype##_##head_dim##_##value_head_dim##_##softcap,    \

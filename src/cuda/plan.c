@@ -29,10 +29,10 @@ static int64_t divide_up(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
-/* The copy engine's strides: multiples of 16 bytes below 2^40. That of a single element does not
+/* The copy engine's strides: multiples of 16 bytes below 2^40, 0 as well. That of a single entry does not
  * matter. */
 static bool stride_fits(int64_t extent, int64_t stride) {
-  return extent <= 1 || (stride > 0 && stride % 8 == 0 && stride < (INT64_C(1) << 39));
+  return extent <= 1 || (stride % 8 == 0 && stride < (INT64_C(1) << 39));
 }
 
 static bool needs_staging(const struct operand *operand, int64_t batch, int64_t rows,

@@ -59,7 +59,7 @@ static bool find_functions(void) {
       FUNCTION(cuDevSmResourceSplitByCount, 12040),
       FUNCTION(cuDevResourceGenerateDesc, 12040),
       FUNCTION(cuGreenCtxCreate, 12040),
-      FUNCTION(cuGreenCtxStreamCreate, 12040),
+      FUNCTION(cuGreenCtxStreamCreate, 12050),
       FUNCTION(cuGreenCtxDestroy, 12040),
 #undef FUNCTION
   };
@@ -72,17 +72,21 @@ static bool find_functions(void) {
   return true;
 }
 
+bool gpu_open_unprepared(void) {
+  int count = 0;
+  if (!find_functions() || gpu.cuInit(0) || gpu.cuDeviceGetCount(&count) || count == 0) return false;
+  GPU(cuDevicePrimaryCtxRetain, &primary, 0);
+  GPU(cuCtxSetCurrent, primary);
+  return true;
+}
+
 bool gpu_open(void) {
   const fa3_device device = {FA3_CUDA, 0};
   if (fa3_prepare(device)) {
     printf("skipped: %s\n", fa3_last_error());
     return false;
   }
-  assert_true(find_functions());
-  GPU(cuInit, 0);
-  GPU(cuDevicePrimaryCtxRetain, &primary, 0);
-  GPU(cuCtxSetCurrent, primary);
-  return true;
+  return gpu_open_unprepared();
 }
 
 struct gpu_arena gpu_arena_new(size_t size) {

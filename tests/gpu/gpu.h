@@ -40,7 +40,7 @@ struct gpu_driver {
   int (*cuGraphLaunch)(gpu_graph_exec, gpu_stream);
   int (*cuGraphDestroy)(gpu_graph);
   int (*cuGraphExecDestroy)(gpu_graph_exec);
-  /* Green contexts; null before CUDA 12.4. */
+  /* Green contexts; null before CUDA 12.5. */
   int (*cuDeviceGetDevResource)(int, void *, int);
   int (*cuDevSmResourceSplitByCount)(void *, unsigned *, const void *, void *, unsigned, unsigned);
   int (*cuDevResourceGenerateDesc)(void **, void *, unsigned);
@@ -58,6 +58,8 @@ void gpu_check(const char *call, int result);
 /* Finds the driver and makes the first GPU's primary context current; false without a GPU that
  * libfa3 can use, or a build without kernels, and then says why. */
 bool gpu_open(void);
+/* The same without a call of libfa3. */
+bool gpu_open_unprepared(void);
 gpu_context gpu_primary(void);
 
 /* Memory taken in one piece, given out in parts, and all given back at once. */

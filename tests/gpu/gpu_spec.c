@@ -1,5 +1,9 @@
 #include "gpu_spec.h"
 
+#include <math.h>
+
+#include "reference.h"
+
 struct spec gpu_spec_random(struct rng *rng) {
   struct spec spec = spec_random(rng);
   spec.dtype = rng_chance(rng, 0.5) ? FA3_FLOAT16 : FA3_BFLOAT16;
@@ -23,6 +27,38 @@ struct spec gpu_spec_random(struct rng *rng) {
 
 struct trial gpu_trial_new(const struct spec *spec, struct rng *rng) {
   struct trial trial = trial_new(spec, rng);
-  if (spec->packed_k) trial.args.max_seqlen_k = spec->max_seqlen_k;
+  /* Rows that no sequence uses may lie behind sequences that are all empty. */
+  if (spec->packed_q && trial.args.max_seqlen_q == 0) trial.args.max_seqlen_q = 1;
+  if (spec->packed_k) trial.args.max_seqlen_k = spec->max_seqlen_k > 0 ? spec->max_seqlen_k : 1;
   return trial;
+}
+
+static void refill(const fa3_tensor *tensor, const struct buffer *buffer, double spread,
+                   struct rng *rng) {
+  int64_t count = (int64_t)(buffer->size / fa3_dtype_size(tensor->dtype));
+  for (int64_t i = 0; i < count; i++)
+    if (!isnan(reference_load(tensor, i))) trial_store(tensor, i, spread * rng_normal(rng));
+}
+
+/* The sequences in the opposite order, where every row belongs to one. */
+static void reverse_lengths(const fa3_tensor *cu_seqlens, int64_t batch) {
+  int32_t *starts = cu_seqlens->data;
+  if (!starts) return;
+  int32_t total = starts[batch];
+  for (int64_t b = 0; 2 * b <= batch; b++) {
+    int32_t start = starts[b];
+    starts[b] = total - starts[batch - b];
+    starts[batch - b] = total - start;
+  }
+}
+
+void gpu_trial_refill(struct trial *trial, struct rng *rng) {
+  const struct spec *spec = &trial->spec;
+  double spread = spec->spread;
+  if (!spec->seqused_q) reverse_lengths(&trial->args.cu_seqlens_q, spec->batch);
+  if (!spec->seqused_k && !spec->leftpad_k)
+    reverse_lengths(&trial->args.cu_seqlens_k, spec->batch);
+  refill(&trial->args.query, &trial->buffers[TRIAL_QUERY], spread, rng);
+  refill(&trial->args.key, &trial->buffers[TRIAL_KEY], spread, rng);
+  refill(&trial->args.value, &trial->buffers[TRIAL_VALUE], 1, rng);
 }

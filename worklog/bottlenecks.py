@@ -1,4 +1,4 @@
-"""Profiles one launch of every step with Nsight Compute; writes profile.json.
+"""Profiles one launch of every step with Nsight Compute; writes bottlenecks.json.
 
 A single launch on a cool card: the clock is higher than in results.json, where the
 card has settled at its power limit. Cycles can be compared, times less so.
@@ -18,7 +18,8 @@ METRICS = {
     "ms": "gpu__time_duration.sum",
     "cycles": "gpc__cycles_elapsed.max",
     "instructions_per_cycle": "sm__inst_executed.avg.per_cycle_active",
-    "issue_slots_percent": "sm__inst_issued.avg.pct_of_peak_sustained_active",
+    "issue_slots_percent": "sm__issue_active.avg.pct_of_peak_sustained_elapsed",
+    "exponential_percent": "sm__inst_executed_pipe_xu.avg.pct_of_peak_sustained_active",
     "tensor_percent": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
     "l1_percent": "l1tex__throughput.avg.pct_of_peak_sustained_active",
     "l2_percent": "lts__throughput.avg.pct_of_peak_sustained_elapsed",
@@ -45,14 +46,14 @@ def profile(program, step):
         found.update({name: number(values.get(metric)) for name, metric in METRICS.items()})
         found["ms"] *= 1e-6
         stalls = {m[1]: number(values[name]) for name in header if (m := STALL.fullmatch(name))}
-        worst = sorted(stalls, key=stalls.get, reverse=True)[:3]
+        worst = sorted(stalls.keys() - {"selected", "not_selected"}, key=stalls.get, reverse=True)[:3]
         found["cycles_stalled_per_instruction"] = {name: stalls[name] for name in worst}
         yield found
 
 
 def main():
     found = [one for step in STEPS for one in profile(sys.argv[1], step)]
-    path = pathlib.Path(__file__).with_name("profile.json")
+    path = pathlib.Path(__file__).with_name("bottlenecks.json")
     path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
