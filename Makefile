@@ -2,7 +2,7 @@
 # scripts/setup installs what is missing, CMakePresets.json says how things are built.
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
-JOBS ?= $(shell nproc)
+export JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
 RUN_TESTS = ctest --preset $(1) --parallel $(JOBS)
 

@@ -12,6 +12,7 @@ static inline vec vec_exp2_minus_one(vec f) {
   return vec_mul(sum, f);
 }
 
+#ifndef VECTOR_EXP2
 /* 2^x for x up to 127; exactly 0 from -160 down, NaN for NaN. */
 static inline vec vec_exp2(vec x) {
   x = vec_max(vec_set(-160), x);
@@ -19,6 +20,7 @@ static inline vec vec_exp2(vec x) {
   vec f = vec_sub(x, whole);
   return vec_scale(vec_add(vec_exp2_minus_one(f), vec_set(1)), whole);
 }
+#endif
 
 /* e / (e + 2) with e = exp(2|x|) - 1, which loses nothing near 0. */
 static inline vec vec_tanh(vec x) {

@@ -10,9 +10,10 @@
 #include "half.h"
 
 enum {
-  LARGEST_TILE_Q = 192, /* a multiple of every level's strip */
-  SMALLEST_TILE_Q = 48,
   TILE_K = 256,
+  QUERY_BYTES = 384 << 10, /* of a block's queries and output, beside a tile in the second cache */
+  LARGEST_TILE_Q = 768,
+  TILE_Q_STEP = 96, /* a multiple of every level's strip */
   CACHE_LINE = 64,
   MOST_THREADS = 1024, /* more than any call can use, few enough to be started */
   BLOCKS_PER_THREAD = 4
@@ -33,8 +34,12 @@ static int64_t round_down(int64_t value, int64_t step) {
   return value / step * step;
 }
 
+static int64_t divide_up(int64_t value, int64_t by) {
+  return (value + by - 1) / by;
+}
+
 static int64_t round_up(int64_t value, int64_t step) {
-  return (value + step - 1) / step * step;
+  return divide_up(value, step) * step;
 }
 
 /* What one thread works in, and its sizes in words. */
@@ -51,25 +56,38 @@ struct scratch {
   float *sum;
 };
 
-/* Lays the scratch out at `base` (null to measure only); returns its size in bytes. It is that
- * of the largest tile, so that it depends on the head dims alone. */
-static size_t scratch_layout(const struct problem *problem, const struct routines *routines,
-                             char *base, struct scratch *scratch) {
+static void scratch_widths(const struct problem *problem, const struct routines *routines,
+                           struct scratch *scratch) {
   const int64_t pair = routines->elements_per_word;
   scratch->head_depth = round_up(problem->head_dim / pair, routines->depth_step);
   scratch->tile_depth = round_up(TILE_K / pair, routines->depth_step);
   scratch->output_width = round_up(problem->value_head_dim, routines->panel);
+}
+
+/* The more rows share a tile's packing the better, while they stay in the cache. */
+static int64_t largest_tile_q(const struct scratch *scratch) {
+  int64_t row_bytes = (scratch->head_depth + scratch->output_width) * (int64_t)sizeof(float);
+  int64_t rows = round_down(QUERY_BYTES / row_bytes, TILE_Q_STEP);
+  return larger(smaller(rows, LARGEST_TILE_Q), TILE_Q_STEP);
+}
+
+/* Lays the scratch out at `base` (null to measure only); returns its size in bytes, which never
+ * falls when a head dim grows. */
+static size_t scratch_layout(const struct problem *problem, const struct routines *routines,
+                             char *base, struct scratch *scratch) {
+  scratch_widths(problem, routines, scratch);
+  const int64_t rows = largest_tile_q(scratch);
   struct {
     float **array;
     int64_t words;
   } arrays[] = {
-      {&scratch->queries, LARGEST_TILE_Q * scratch->head_depth},
       {&scratch->keys, TILE_K * scratch->head_depth},
       {&scratch->values, scratch->tile_depth * scratch->output_width},
       {&scratch->scores, (int64_t)routines->strip * TILE_K},
-      {&scratch->output, LARGEST_TILE_Q * scratch->output_width},
       {&scratch->maximum, LARGEST_TILE_Q},
       {&scratch->sum, LARGEST_TILE_Q},
+      {&scratch->queries, rows * scratch->head_depth},
+      {&scratch->output, rows * scratch->output_width},
   };
   size_t bytes = 0;
   for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
@@ -85,26 +103,27 @@ static int64_t group_size(const struct problem *problem) {
   return problem->heads_k ? problem->heads_q / problem->heads_k : 0;
 }
 
-static int64_t blocks_of(int64_t rows, int64_t tile_q) {
-  return (rows + tile_q - 1) / tile_q;
+/* Blocks of equal size: as few as fit the scratch, but enough for all threads. */
+static int64_t choose_tile_q(const struct problem *problem, const struct routines *routines,
+                             int32_t num_threads) {
+  struct scratch scratch;
+  scratch_widths(problem, routines, &scratch);
+  int64_t heads = larger(problem->batch * problem->heads_k, 1);
+  int64_t seqlen = problem->max_seqlen_q ? problem->max_seqlen_q : problem->rows_q;
+  int64_t rows = larger(seqlen * group_size(problem), 1);
+  int64_t blocks = larger(divide_up(rows, largest_tile_q(&scratch)),
+                          divide_up((int64_t)BLOCKS_PER_THREAD * num_threads, heads));
+  return round_up(divide_up(rows, blocks), routines->strip);
 }
 
 void cpu_plan(const struct problem *problem, const struct routines *routines, struct plan *plan) {
   int64_t threads = problem->num_threads ? problem->num_threads : omp_get_max_threads();
   plan->num_threads = (int32_t)larger(smaller(threads, MOST_THREADS), 1);
   plan->tile_k = TILE_K;
-
-  int64_t rows = problem->max_seqlen_q ? problem->max_seqlen_q : problem->rows_q;
-  rows *= group_size(problem);
-  int64_t wanted = (int64_t)BLOCKS_PER_THREAD * plan->num_threads;
-  plan->tile_q = LARGEST_TILE_Q;
-  while (plan->tile_q > SMALLEST_TILE_Q &&
-         problem->batch * problem->heads_k * blocks_of(rows, plan->tile_q) < wanted)
-    plan->tile_q /= 2;
-
+  plan->tile_q = choose_tile_q(problem, routines, plan->num_threads);
   struct scratch scratch;
-  size_t bytes = scratch_layout(problem, routines, NULL, &scratch);
-  plan->workspace_size = bytes * (size_t)plan->num_threads + CACHE_LINE;
+  plan->workspace_size =
+      scratch_layout(problem, routines, NULL, &scratch) * (size_t)plan->num_threads + CACHE_LINE;
 }
 
 static int64_t element_size(const struct operand *operand) {
@@ -213,7 +232,7 @@ static void attend_strip(const struct block *block, int64_t row, int64_t rows, i
 
   routines->multiply(&(struct product){
       .rows = rows,
-      .columns = columns,
+      .columns = round_up(end - begin, routines->vector),
       .depth = scratch->head_depth,
       .left = scratch->queries + row * scratch->head_depth,
       .left_stride = scratch->head_depth,
@@ -312,7 +331,7 @@ void cpu_forward(const struct problem *problem, const struct routines *routines,
     longest = larger(longest, problem_sequence(problem, batch).seqlen_q);
   const int64_t group = group_size(problem);
   const int64_t pairs = problem->batch * problem->heads_k;
-  const int64_t tasks = blocks_of(longest * group, plan->tile_q) * pairs;
+  const int64_t tasks = divide_up(longest * group, plan->tile_q) * pairs;
 
   struct scratch layout;
   const size_t scratch_size = scratch_layout(problem, routines, NULL, &layout);

@@ -96,6 +96,20 @@ static inline vec vec_scale(vec a, vec n) {
   return _mm512_scalef_ps(a, n);
 }
 
+/* 2^x, exactly 0 for -infinity, NaN for NaN. VREDUCEPS leaves x - floor(x), and 0 of an infinity;
+ * VSCALEFPS takes the floor itself. Minimax on [0, 1]: 9.5e-8. */
+#define VECTOR_EXP2
+static inline vec vec_exp2(vec x) {
+  vec f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+  vec sum = vec_set(0.00186713017f);
+  sum = vec_fma(sum, f, vec_set(0.00901702978f));
+  sum = vec_fma(sum, f, vec_set(0.0557999127f));
+  sum = vec_fma(sum, f, vec_set(0.240164444f));
+  sum = vec_fma(sum, f, vec_set(0.693151295f));
+  sum = vec_fma(sum, f, vec_set(1));
+  return _mm512_scalef_ps(sum, x);
+}
+
 static inline float vec_reduce_max(vec a) {
   return _mm512_reduce_max_ps(a);
 }

@@ -124,7 +124,7 @@ static void call(void *argument) {
   b->routines->multiply(&b->operands.product);
 }
 
-/* A strip with a tile of 256 keys at head dim 128. */
+/* A strip with a tile of 256 keys at head dims 64 and 128. */
 static void bench(struct run *run) {
   const struct routines *routines = run->routines;
   int64_t pair = routines->elements_per_word;
@@ -132,8 +132,11 @@ static void bench(struct run *run) {
     const char *what;
     int64_t columns, depth;
     bool accumulate;
-  } products[] = {{"scores", 256, 128, false}, {"output", 128, 256, true}};
-  for (int i = 0; i < 2; i++) {
+  } products[] = {{"scores, 64", 256, 64, false},
+                  {"output, 64", 64, 256, true},
+                  {"scores, 128", 256, 128, false},
+                  {"output, 128", 128, 256, true}};
+  for (int i = 0; i < 4; i++) {
     struct bench b = {routines, operands_new(run, routines->strip, products[i].columns,
                                              products[i].depth / pair)};
     struct product *p = &b.operands.product;

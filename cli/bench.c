@@ -1,0 +1,278 @@
+/* fa3 bench: how fast. */
+#include <argp.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <yyjson.h>
+
+#include "bench_cell.h"
+#include "commands.h"
+#include "device.h"
+#include "dtype.h"
+#include "failure.h"
+#include "numbers.h"
+#include "progress.h"
+
+enum { MAX_LIST = 16 };
+
+struct bench_options {
+  struct device_options device;
+  int64_t batch;
+  int64_t heads;
+  int64_t heads_k; /* 0: heads */
+  int64_t seqlens[MAX_LIST];
+  size_t seqlen_count;
+  int64_t head_dims[MAX_LIST];
+  size_t head_dim_count;
+  fa3_dtype dtypes[3];
+  size_t dtype_count;
+  bool causal;
+  int64_t repeat;
+  bool json;
+};
+
+enum {
+  KEY_BATCH = 0x500,
+  KEY_HEADS,
+  KEY_HEADS_K,
+  KEY_SEQLEN,
+  KEY_HEAD_DIM,
+  KEY_DTYPE,
+  KEY_CAUSAL,
+  KEY_REPEAT,
+  KEY_JSON
+};
+
+static const struct argp_option options[] = {
+    {.doc = "Shapes (LIST: one or more, with commas between them):", .group = 1},
+    {.name = "batch", .key = KEY_BATCH, .arg = "N", .doc = "Sequences (default: 1)"},
+    {.name = "heads", .key = KEY_HEADS, .arg = "N", .doc = "Query heads (default: 8)"},
+    {.name = "heads-k",
+     .key = KEY_HEADS_K,
+     .arg = "N",
+     .doc = "Key and value heads (default: as many as query heads)"},
+    {.name = "seqlen",
+     .key = KEY_SEQLEN,
+     .arg = "LIST",
+     .doc = "Of query and key (default: 512,2048,8192)"},
+    {.name = "head-dim", .key = KEY_HEAD_DIM, .arg = "LIST", .doc = "(default: 64,128)"},
+    {.name = "dtype",
+     .key = KEY_DTYPE,
+     .arg = "LIST",
+     .doc = "Of fp32, fp16, bf16 (default: bf16,fp32)"},
+    {.name = "causal", .key = KEY_CAUSAL, .doc = "With the causal mask, counted as half the work"},
+    {.doc = "Measuring:", .group = 6},
+    {.name = "repeat",
+     .key = KEY_REPEAT,
+     .arg = "N",
+     .doc = "Timed runs, after one to warm up (default: 10)"},
+    {.name = "json", .key = KEY_JSON, .doc = "Print JSON"},
+    {0}};
+
+static void parse_dtypes(const char *list, struct bench_options *bench, struct argp_state *state) {
+  bench->dtype_count = 0;
+  for (const char *at = list; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
+    char name[8];
+    (void)snprintf(name, sizeof name, "%.*s", (int)strcspn(at, ","), at);
+    fa3_dtype dtype = dtype_from_name(name);
+    if (!dtype || bench->dtype_count == 3)
+      argp_error(state, "--dtype %s: expected fp32, fp16 or bf16, with commas between them", list);
+    bench->dtypes[bench->dtype_count++] = dtype;
+  }
+}
+
+static void parse_positive(const char *option, const char *text, int64_t *value,
+                           struct argp_state *state) {
+  if (!parse_integer(text, 1, INT32_MAX, value))
+    argp_error(state, "--%s %s: expected a number of 1 or more", option, text);
+}
+
+static void parse_list(const char *option, const char *text, int64_t max, int64_t *values,
+                       size_t *count, struct argp_state *state) {
+  if (!parse_integers(text, 1, max, values, MAX_LIST, count))
+    argp_error(state,
+               "--%s %s: expected up to %d numbers from 1 to %" PRId64 " with commas between",
+               option, text, MAX_LIST, max);
+}
+
+static error_t parse(int key, char *arg, struct argp_state *state) {
+  struct bench_options *bench = state->input;
+  switch (key) {
+    case ARGP_KEY_INIT:
+      state->child_inputs[0] = &bench->device;
+      return 0;
+    case KEY_BATCH:
+      parse_positive("batch", arg, &bench->batch, state);
+      return 0;
+    case KEY_HEADS:
+      parse_positive("heads", arg, &bench->heads, state);
+      return 0;
+    case KEY_HEADS_K:
+      parse_positive("heads-k", arg, &bench->heads_k, state);
+      return 0;
+    case KEY_SEQLEN:
+      parse_list("seqlen", arg, INT32_MAX, bench->seqlens, &bench->seqlen_count, state);
+      return 0;
+    case KEY_HEAD_DIM:
+      parse_list("head-dim", arg, 256, bench->head_dims, &bench->head_dim_count, state);
+      return 0;
+    case KEY_DTYPE:
+      parse_dtypes(arg, bench, state);
+      return 0;
+    case KEY_CAUSAL:
+      bench->causal = true;
+      return 0;
+    case KEY_REPEAT:
+      parse_positive("repeat", arg, &bench->repeat, state);
+      return 0;
+    case KEY_JSON:
+      bench->json = true;
+      return 0;
+    default:
+      return ARGP_ERR_UNKNOWN;
+  }
+}
+
+/* Where a cell's figures go. */
+struct report {
+  bool json;
+  yyjson_mut_doc *document;
+  yyjson_mut_val *results;
+};
+
+static void report_begin(struct report *report, const struct bench_options *bench,
+                         fa3_device device) {
+  char name[32];
+  fa3_device_info info = {.struct_size = sizeof info};
+  (void)fa3_get_device_info(device, &info);
+  int32_t units = bench->device.num_threads ? bench->device.num_threads : info.units;
+  (void)device_name(device, name);
+  if (!report->json) {
+    printf("fa3 %s on %s (%s, %s), %" PRId32 " threads; median of %" PRId64
+           " runs on the same tensors\n\n",
+           fa3_version(), name, info.name, info.level, units, bench->repeat);
+    printf("%-5s %5s %6s %5s %7s %8s %6s %11s %7s %8s\n", "dtype", "batch", "seqlen", "heads",
+           "heads_k", "head_dim", "causal", "median ms", "spread", "TFLOP/s");
+    return;
+  }
+  report->document = yyjson_mut_doc_new(NULL);
+  yyjson_mut_val *root = yyjson_mut_obj(report->document);
+  yyjson_mut_doc_set_root(report->document, root);
+  yyjson_mut_obj_add_str(report->document, root, "version", fa3_version());
+  yyjson_mut_obj_add_strcpy(report->document, root, "device", name);
+  yyjson_mut_obj_add_strcpy(report->document, root, "name", info.name);
+  yyjson_mut_obj_add_strcpy(report->document, root, "level", info.level);
+  yyjson_mut_obj_add_int(report->document, root, "units", units);
+  yyjson_mut_obj_add_int(report->document, root, "repeat", bench->repeat);
+  report->results = yyjson_mut_obj_add_arr(report->document, root, "results");
+}
+
+static void report_cell(const struct report *report, const struct bench_cell *cell,
+                        const struct bench_times *times) {
+  double tflops = bench_flops(cell) / times->median * 1e-12;
+  double spread = (times->upper - times->lower) / times->median;
+  if (!report->json) {
+    printf("%-5s %5" PRId64 " %6" PRId64 " %5" PRId64 " %7" PRId64 " %8" PRId64
+           " %6s %11.3f %6.1f%% %8.3f\n",
+           dtype_name(cell->dtype), cell->batch, cell->seqlen, cell->heads, cell->heads_k,
+           cell->head_dim, cell->causal ? "yes" : "no", times->median * 1e3, spread * 100, tflops);
+    (void)fflush(stdout);
+    return;
+  }
+  yyjson_mut_doc *document = report->document;
+  yyjson_mut_val *entry = yyjson_mut_arr_add_obj(document, report->results);
+  yyjson_mut_obj_add_str(document, entry, "dtype", dtype_name(cell->dtype));
+  yyjson_mut_obj_add_int(document, entry, "batch", cell->batch);
+  yyjson_mut_obj_add_int(document, entry, "seqlen", cell->seqlen);
+  yyjson_mut_obj_add_int(document, entry, "heads", cell->heads);
+  yyjson_mut_obj_add_int(document, entry, "heads_k", cell->heads_k);
+  yyjson_mut_obj_add_int(document, entry, "head_dim", cell->head_dim);
+  yyjson_mut_obj_add_bool(document, entry, "causal", cell->causal);
+  yyjson_mut_obj_add_real(document, entry, "flops", bench_flops(cell));
+  yyjson_mut_obj_add_real(document, entry, "seconds_min", times->min);
+  yyjson_mut_obj_add_real(document, entry, "seconds_lower_quartile", times->lower);
+  yyjson_mut_obj_add_real(document, entry, "seconds_median", times->median);
+  yyjson_mut_obj_add_real(document, entry, "seconds_upper_quartile", times->upper);
+  yyjson_mut_obj_add_real(document, entry, "seconds_max", times->max);
+  yyjson_mut_obj_add_real(document, entry, "tflops", tflops);
+}
+
+static int report_end(struct report *report) {
+  if (!report->json) return 0;
+  char *json = yyjson_mut_write(report->document, YYJSON_WRITE_PRETTY_TWO_SPACES, NULL);
+  if (!json) return fail(EXIT_FAILED, "out of memory");
+  (void)puts(json);
+  free(json);
+  return 0;
+}
+
+/* The cells in the order they are printed. */
+static struct bench_cell cell_at(const struct bench_options *bench, size_t index) {
+  struct bench_cell cell = {.batch = bench->batch,
+                            .heads = bench->heads,
+                            .heads_k = bench->heads_k ? bench->heads_k : bench->heads,
+                            .causal = bench->causal,
+                            .num_threads = bench->device.num_threads};
+  cell.seqlen = bench->seqlens[index % bench->seqlen_count];
+  index /= bench->seqlen_count;
+  cell.head_dim = bench->head_dims[index % bench->head_dim_count];
+  cell.dtype = bench->dtypes[index / bench->head_dim_count];
+  return cell;
+}
+
+static int run_cells(const struct bench_options *bench, fa3_device device,
+                     const struct report *report) {
+  struct progress progress;
+  double total = 0;
+  size_t cells = bench->seqlen_count * bench->head_dim_count * bench->dtype_count;
+  for (size_t i = 0; i < cells; i++) {
+    struct bench_cell cell = cell_at(bench, i);
+    total += bench_flops(&cell) * (double)(bench->repeat + 1);
+  }
+  progress_begin(&progress, "bench", total);
+  for (size_t i = 0; i < cells; i++) {
+    struct bench_cell cell = cell_at(bench, i);
+    struct bench_times times;
+    cell.device = device;
+    int code = bench_run(&cell, bench->repeat, &progress, &times);
+    progress_clear(&progress);
+    if (code) return code;
+    report_cell(report, &cell, &times);
+  }
+  return 0;
+}
+
+int command_bench(int argc, char **argv) {
+  static const struct argp_child children[] = {{&device_argp, 0, NULL, 0}, {0}};
+  static const struct argp argp = {
+      options,
+      parse,
+      NULL,
+      "Measure speed on random tensors, after a check against the float64 reference\v"
+      "Every combination of the lists is measured. The work is 4 * batch * heads * seqlen^2 * "
+      "head_dim floating point operations, half of that "
+      "with --causal. The spread is that of the middle half of the runs, relative to the median. "
+      "All runs read the same tensors, so what fits the caches stays there.",
+      children,
+      NULL,
+      NULL};
+  struct bench_options bench = {.batch = 1,
+                                .heads = 8,
+                                .seqlens = {512, 2048, 8192},
+                                .seqlen_count = 3,
+                                .head_dims = {64, 128},
+                                .head_dim_count = 2,
+                                .dtypes = {FA3_BFLOAT16, FA3_FLOAT32},
+                                .dtype_count = 2,
+                                .repeat = 10};
+  fa3_device device;
+  if (argp_parse(&argp, argc, argv, 0, NULL, &bench)) return fail(EXIT_USAGE, "%m");
+  struct report report = {.json = bench.json};
+  TRY(device_choose(&bench.device, &device));
+  report_begin(&report, &bench, device);
+  int code = run_cells(&bench, device, &report);
+  if (!code) code = report_end(&report);
+  yyjson_mut_doc_free(report.document);
+  return code;
+}

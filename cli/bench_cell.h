@@ -1,0 +1,34 @@
+/* One cell of a benchmark: a shape, its random tensors, its times. */
+#ifndef FA3_CLI_BENCH_CELL_H
+#define FA3_CLI_BENCH_CELL_H
+
+#include <stdbool.h>
+
+#include "fa3.h"
+#include "progress.h"
+
+struct bench_cell {
+  fa3_device device;
+  fa3_dtype dtype;
+  int64_t batch;
+  int64_t seqlen;
+  int64_t heads;
+  int64_t heads_k;
+  int64_t head_dim;
+  bool causal;
+  int32_t num_threads;
+};
+
+/* In seconds. */
+struct bench_times {
+  double min, lower, median, upper, max; /* lower and upper quartile */
+};
+
+/* 4 * batch * heads * seqlen^2 * head_dim, half of it if causal. */
+double bench_flops(const struct bench_cell *cell);
+
+/* Warms up, checks some rows of the output, then times `repeat` runs. */
+int bench_run(const struct bench_cell *cell, int64_t repeat, struct progress *progress,
+              struct bench_times *times);
+
+#endif

@@ -1,0 +1,140 @@
+#include "comparison.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "failure.h"
+#include "progress.h"
+#include "random.h"
+#include "reference.h"
+#include "slice.h"
+
+/* What rounds to infinity: half a unit in the last place above the largest number. */
+static double overflow_of(fa3_dtype dtype) {
+  if (dtype == FA3_FLOAT16) return 65520;
+  if (dtype == FA3_BFLOAT16) return 0x1.ffp127;
+  return 0x1.ffffffp127;
+}
+
+/* Infinite where the places of NaN and infinity differ. */
+static double error_of(double value, double expected, double bound, fa3_dtype dtype) {
+  if (isnan(expected)) return isnan(value) ? 0 : INFINITY;
+  if (isinf(expected)) return value == expected ? 0 : INFINITY;
+  if (isfinite(value)) return fabs(value - expected);
+  bool overflows = !isnan(value) && fabs(expected) + bound >= overflow_of(dtype);
+  return overflows && signbit(value) == signbit(expected) ? 0 : INFINITY;
+}
+
+static void add(struct error_statistics *statistics, double value, double expected, double bound,
+                fa3_dtype dtype, const int64_t place[4]) {
+  double error = error_of(value, expected, bound, dtype);
+  double ratio = error == 0 ? 0 : error / bound;
+  bool inside = error == 0 || error <= bound; /* a bound that is NaN holds nothing */
+  bool first = statistics->count++ == 0;
+  if (!(error <= statistics->max_error)) statistics->max_error = error;
+  statistics->sum_squares += error * error;
+  if (!inside) ratio = fmax(ratio, 1);
+  if (first || (statistics->outside ? 0 : !inside || ratio > statistics->worst_ratio)) {
+    statistics->worst.batch = place[0];
+    statistics->worst.row = place[1];
+    statistics->worst.head = place[2];
+    statistics->worst.column = place[3];
+    statistics->worst.value = value;
+    statistics->worst.expected = expected;
+    statistics->worst.error = error;
+    statistics->worst.bound = bound;
+  }
+  if (ratio > statistics->worst_ratio) statistics->worst_ratio = ratio;
+  statistics->outside += !inside;
+}
+
+/* A row's expected values and bounds. */
+struct row_buffer {
+  double *output;
+  double *bound;
+};
+
+static void compare_row(struct comparison *comparison, int64_t batch, int64_t head, int64_t row,
+                        const struct row_buffer *buffer) {
+  const fa3_forward_args *args = comparison->args;
+  int64_t columns = args->value.shape[args->value.rank - 1];
+  double lse = NAN;
+  double lse_bound = 0;
+  reference_row(args, batch, head, row, buffer->output, &lse);
+  reference_bound(args, batch, head, row, buffer->output, lse, buffer->bound, &lse_bound);
+  bool sees_nothing = lse == -INFINITY;
+  int64_t first = reference_output_index(args, batch, head, row);
+  for (int64_t d = 0; d < columns; d++)
+    add(&comparison->output, reference_load(&args->output, first + d), buffer->output[d],
+        sees_nothing ? 0 : buffer->bound[d], args->output.dtype, (int64_t[]){batch, row, head, d});
+  if (!args->lse.data) return;
+  double value = reference_load(&args->lse, reference_lse_index(args, batch, head, row));
+  add(&comparison->lse, value, lse, lse_bound, FA3_FLOAT32, (int64_t[]){batch, row, head, 0});
+}
+
+int64_t comparison_rows(const fa3_forward_args *args) {
+  int64_t rows = 0;
+  for (int64_t b = 0; b < slice_batch(args); b++) rows += reference_seqlen_q(args, b);
+  return rows * args->query.shape[args->query.rank - 2];
+}
+
+/* Row `index` of all, counted along rows, then heads, then sequences. */
+static void compare_index(struct comparison *comparison, int64_t index,
+                          const struct row_buffer *buffer) {
+  const fa3_forward_args *args = comparison->args;
+  int64_t heads = args->query.shape[args->query.rank - 2];
+  for (int64_t b = 0; b < slice_batch(args); b++) {
+    int64_t rows = reference_seqlen_q(args, b);
+    if (index < rows * heads) {
+      compare_row(comparison, b, index / rows, index % rows, buffer);
+      return;
+    }
+    index -= rows * heads;
+  }
+}
+
+int comparison_sample(struct comparison *comparison, int64_t count, uint64_t seed,
+                      const char *label) {
+  const fa3_forward_args *args = comparison->args;
+  size_t columns = (size_t)args->value.shape[args->value.rank - 1];
+  int64_t total = comparison_rows(args);
+  struct progress progress = {0};
+  struct row_buffer buffer = {malloc(columns * sizeof(double)), malloc(columns * sizeof(double))};
+  if (count > total) count = total;
+  if (label) progress_begin(&progress, label, (double)count);
+  for (int64_t i = 0; i < count && buffer.output && buffer.bound; i++) {
+    /* One of each of `count` equal shares: no row twice, and all of the output is reached. */
+    double at = ((double)i + random_unit(&seed)) / (double)count;
+    int64_t index = (int64_t)(at * (double)total);
+    if (count == total || index >= total) index = i;
+    compare_index(comparison, index, &buffer);
+    progress_add(&progress, 1);
+  }
+  progress_clear(&progress);
+  int code = buffer.output && buffer.bound ? 0 : fail(EXIT_FAILED, "out of memory");
+  free(buffer.output);
+  free(buffer.bound);
+  return code;
+}
+
+bool comparison_find_not_finite(const fa3_forward_args *args, int64_t place[4]) {
+  int64_t heads = args->query.shape[args->query.rank - 2];
+  int64_t columns = args->value.shape[args->value.rank - 1];
+  for (int64_t b = 0; b < slice_batch(args); b++) {
+    for (int64_t row = 0; row < reference_seqlen_q(args, b); row++) {
+      for (int64_t head = 0; head < heads; head++) {
+        int64_t first = reference_output_index(args, b, head, row);
+        for (int64_t d = 0; d < columns; d++) {
+          if (isfinite(reference_load(&args->output, first + d))) continue;
+          place[0] = b;
+          place[1] = row;
+          place[2] = head;
+          place[3] = d;
+          return true;
+        }
+      }
+    }
+  }
+  return false;
+}

@@ -1,0 +1,40 @@
+/* Rows of an output against the float64 reference, within the bound that reference.h derives. */
+#ifndef FA3_CLI_COMPARISON_H
+#define FA3_CLI_COMPARISON_H
+
+#include <stdbool.h>
+
+#include "fa3.h"
+
+/* What is compared: an output, or an lse. Values count by error/bound. */
+struct error_statistics {
+  int64_t count;
+  int64_t outside; /* further off than the bound, or not finite where the reference is */
+  double max_error;
+  double sum_squares;
+  double worst_ratio;
+  /* The first value outside, if there is one; else the one with the worst ratio. */
+  struct {
+    int64_t batch, row, head, column;
+    double value, expected, error, bound;
+  } worst;
+};
+
+struct comparison {
+  const fa3_forward_args *args; /* lse absent: not compared */
+  struct error_statistics output;
+  struct error_statistics lse;
+};
+
+/* Compares `count` of the rows that query has, spread over all of them, at random within their
+ * share; all if `count` is no less. Draws a progress bar if `label` is not null. */
+int comparison_sample(struct comparison *comparison, int64_t count, uint64_t seed,
+                      const char *label);
+
+/* Rows that there are to compare: used ones, in all heads. */
+int64_t comparison_rows(const fa3_forward_args *args);
+
+/* The first value of the output that is not finite, if there is one. */
+bool comparison_find_not_finite(const fa3_forward_args *args, int64_t place[4]);
+
+#endif

@@ -1,0 +1,21 @@
+#include "dtype.h"
+
+#include <string.h>
+
+static const struct {
+  const char *name;
+  fa3_dtype dtype;
+} dtypes[] = {{"fp32", FA3_FLOAT32}, {"fp16", FA3_FLOAT16}, {"bf16", FA3_BFLOAT16}};
+enum { DTYPES = sizeof dtypes / sizeof dtypes[0] };
+
+const char *dtype_name(fa3_dtype dtype) {
+  for (int i = 0; i < DTYPES; i++)
+    if (dtypes[i].dtype == dtype) return dtypes[i].name;
+  return "?";
+}
+
+fa3_dtype dtype_from_name(const char *name) {
+  for (int i = 0; i < DTYPES; i++)
+    if (strcmp(dtypes[i].name, name) == 0) return dtypes[i].dtype;
+  return 0;
+}

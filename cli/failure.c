@@ -1,0 +1,20 @@
+#include "failure.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+static char text[1024];
+
+int fail(int code, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  (void)vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  for (char *c = text; *c; c++)
+    if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?';
+  return code;
+}
+
+const char *failure_text(void) {
+  return text;
+}

@@ -1,0 +1,17 @@
+/* Vectors of integers: lengths, starts, diagonals. */
+#ifndef FA3_CLI_LENGTHS_H
+#define FA3_CLI_LENGTHS_H
+
+#include "attention_options.h"
+#include "loaded_tensor.h"
+
+/* `source` is a list such as 0,5,9 or a tensor of int32 or int64; what is read is `dtype`, one of
+ * the two. `option` is a list's name in messages. */
+int lengths_read(const char *source, const struct source_rules *rules, const char *const *names,
+                 const char *option, fa3_dtype dtype, struct loaded_tensor *lengths);
+
+/* Checks that the contents of all lengths stay within the tensors, whose shapes are right: the
+ * library does so only when it computes. */
+int lengths_check(const fa3_forward_args *args, const struct loaded_tensor loaded[OPERANDS]);
+
+#endif

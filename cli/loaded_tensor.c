@@ -1,0 +1,103 @@
+#include "loaded_tensor.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "failure.h"
+#include "npy.h"
+#include "path.h"
+#include "safetensors.h"
+
+enum { ALIGNMENT = 64 /* a cache line: vector loads do not straddle two */ };
+
+static const char container_separator[] = ".safetensors:";
+
+int loaded_tensor_read_data(const struct input_file *file, const struct stored_tensor *stored,
+                            const struct source_rules *rules, struct loaded_tensor *tensor) {
+  const char *origin = tensor->origin;
+  if (stored->untyped && !rules->untyped_is_bfloat16)
+    return fail(EXIT_INPUT,
+                "%s: its 2-byte elements have no type ('%s'): if they are bfloat16, as ml_dtypes "
+                "saves them, say --bf16",
+                origin, stored->dtype_name);
+  tensor->dtype = stored->untyped ? FA3_BFLOAT16 : stored->dtype;
+  if (!tensor->dtype)
+    return fail(EXIT_INPUT, "%s: its elements are %s: expected F32, F16, BF16, I32 or I64", origin,
+                stored->dtype_name);
+  if (stored->rank > STORED_MAX_RANK)
+    return fail(EXIT_INPUT, "%s: has more than %d dimensions", origin, STORED_MAX_RANK);
+  tensor->rank = stored->rank;
+  memcpy(tensor->shape, stored->shape, sizeof tensor->shape);
+  if (stored->size == 0) return 0;
+  if (stored->size <= SIZE_MAX - ALIGNMENT)
+    tensor->data =
+        aligned_alloc(ALIGNMENT, (size_t)(stored->size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
+  if (!tensor->data) return fail(EXIT_FAILED, "%s: no memory for its data", origin);
+  return input_file_read(file, stored->offset, tensor->data, (size_t)stored->size);
+}
+
+static int read_npy(const char *path, const struct source_rules *rules,
+                    struct loaded_tensor *tensor) {
+  struct input_file file;
+  struct stored_tensor stored;
+  TRY(input_file_open(path, &file));
+  (void)snprintf(tensor->origin, sizeof tensor->origin, "%s", path);
+  int code = npy_read(&file, &stored);
+  if (!code) code = loaded_tensor_read_data(&file, &stored, rules, tensor);
+  input_file_close(&file);
+  return code;
+}
+
+static int read_safetensors(const char *path, const struct source_rules *rules,
+                            const char *const *names, struct loaded_tensor *tensor) {
+  struct input_file file;
+  struct stored_tensor stored;
+  const char *name = NULL;
+  TRY(input_file_open(path, &file));
+  int code = safetensors_find(&file, names, &name, &stored);
+  if (!code) {
+    (void)snprintf(tensor->origin, sizeof tensor->origin, "%.400s: tensor '%.90s'", path, name);
+    code = loaded_tensor_read_data(&file, &stored, rules, tensor);
+  }
+  input_file_close(&file);
+  return code;
+}
+
+int loaded_tensor_read(const char *source, const struct source_rules *rules,
+                       const char *const *names, struct loaded_tensor *tensor) {
+  char path[PATH_MAX];
+  memset(tensor, 0, sizeof *tensor);
+  if (!source) return read_safetensors(rules->container, rules, names, tensor);
+  if (path_has_suffix(source, ".npy")) return read_npy(source, rules, tensor);
+  if (path_has_suffix(source, ".safetensors"))
+    return read_safetensors(source, rules, names, tensor);
+
+  const char *separator = strstr(source, container_separator);
+  const char *named[] = {source + 1, NULL};
+  if (separator) {
+    size_t length = (size_t)(separator - source) + sizeof container_separator - 2;
+    if (length >= sizeof path) return fail(EXIT_INPUT, "%s: the name is too long", source);
+    memcpy(path, source, length);
+    path[length] = '\0';
+    named[0] = source + length + 1;
+    return read_safetensors(path, rules, named, tensor);
+  }
+  if (source[0] != ':')
+    return fail(EXIT_INPUT, "%s: its name ends neither in .npy nor in .safetensors", source);
+  if (!rules->container)
+    return fail(EXIT_USAGE, "%s: names a tensor of the --in file, but there is no --in", source);
+  return read_safetensors(rules->container, rules, named, tensor);
+}
+
+int64_t loaded_tensor_elements(const struct loaded_tensor *tensor) {
+  int64_t count = 1;
+  for (int d = 0; d < tensor->rank; d++) count *= tensor->shape[d];
+  return count;
+}
+
+void loaded_tensor_free(struct loaded_tensor *tensor) {
+  free(tensor->data);
+  memset(tensor, 0, sizeof *tensor);
+}

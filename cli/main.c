@@ -1,0 +1,78 @@
+/* fa3: attention on files. Finds the command and ends with its exit code. */
+#include <argp.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "commands.h"
+#include "fa3.h"
+#include "failure.h"
+
+static const struct {
+  const char *name;
+  const char *full_name; /* in the command's own messages */
+  int (*run)(int argc, char **argv);
+} commands[] = {{"run", "fa3 run", command_run},
+                {"verify", "fa3 verify", command_verify},
+                {"bench", "fa3 bench", command_bench},
+                {"info", "fa3 info", command_info}};
+enum { COMMANDS = sizeof commands / sizeof commands[0] };
+
+static void print_version(FILE *stream, struct argp_state *state) {
+  (void)state;
+  (void)fprintf(stream, "fa3 %s\n", fa3_version());
+}
+
+/* The command is the first argument; what follows is the command's to parse.
+ * argp's type. NOLINTNEXTLINE(readability-non-const-parameter) */
+static error_t parse(int key, char *arg, struct argp_state *state) {
+  int *command = state->input;
+  if (key == ARGP_KEY_NO_ARGS) argp_usage(state);
+  if (key != ARGP_KEY_ARG) return ARGP_ERR_UNKNOWN;
+  *command = state->next - 1;
+  state->next = state->argc;
+  (void)arg;
+  return 0;
+}
+
+static int end(int code) {
+  /* A full disk or a closed pipe behind stdout is a failure too. */
+  if (fflush(stdout) && !code) code = fail(EXIT_OUTPUT, "standard output: %m");
+  if (code) (void)fprintf(stderr, "fa3: %s\n", failure_text());
+  return code;
+}
+
+int main(int argc, char **argv) {
+  static const struct argp argp = {
+      NULL,
+      parse,
+      "COMMAND [OPTION...]",
+      "FlashAttention-3 on tensors in .npy and .safetensors files\v"
+      "Commands:\n"
+      "  run      compute attention on tensors in files\n"
+      "  verify   compare an output with a float64 reference\n"
+      "  bench    measure speed\n"
+      "  info     show devices and compiled kernels\n"
+      "fa3 COMMAND --help says more.\n"
+      "\n"
+      "Exit codes:\n"
+      "  0  all went well\n"
+      "  1  verify, bench: an output is off by more than its bound\n"
+      "  2  wrong options\n"
+      "  3  an input can't be read, is malformed, or does not match the others\n"
+      "  4  an output can't be written\n"
+      "  5  this machine, build or engine can't do it\n"
+      "  6  it failed while running",
+      NULL,
+      NULL,
+      NULL};
+  int first = 0;
+  argp_err_exit_status = EXIT_USAGE;
+  argp_program_version_hook = print_version;
+  if (argp_parse(&argp, argc, argv, ARGP_IN_ORDER, NULL, &first)) return EXIT_USAGE;
+  for (int i = 0; i < COMMANDS; i++) {
+    if (strcmp(argv[first], commands[i].name) != 0) continue;
+    argv[first] = (char *)commands[i].full_name;
+    return end(commands[i].run(argc - first, argv + first));
+  }
+  return end(fail(EXIT_USAGE, "no command '%s': expected run, verify, bench or info", argv[first]));
+}

@@ -1,0 +1,39 @@
+#include "numbers.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+
+/* As strtoll, without the spaces and the '+' that it skips. */
+static bool read_integer(const char *text, const char **end, int64_t *value) {
+  char *after;
+  if (!isdigit((unsigned char)text[0]) && text[0] != '-') return false;
+  errno = 0;
+  *value = strtoll(text, &after, 10);
+  *end = after;
+  return after > text && !errno;
+}
+
+bool parse_integer(const char *text, int64_t min, int64_t max, int64_t *value) {
+  const char *end;
+  return read_integer(text, &end, value) && !*end && *value >= min && *value <= max;
+}
+
+bool parse_real(const char *text, float min, float *value) {
+  char *end;
+  if (isspace((unsigned char)text[0])) return false;
+  *value = strtof(text, &end);
+  return end > text && !*end && isfinite(*value) && *value >= min;
+}
+
+bool parse_integers(const char *text, int64_t min, int64_t max, int64_t *values, size_t capacity,
+                    size_t *count) {
+  for (*count = 0; *count < capacity; text++) {
+    int64_t value;
+    if (!read_integer(text, &text, &value) || value < min || value > max) return false;
+    values[(*count)++] = value;
+    if (*text != ',') return !*text;
+  }
+  return false;
+}

@@ -1,0 +1,25 @@
+/* Tensors written to a file in the format that its name says. */
+#ifndef FA3_CLI_SAVED_TENSOR_H
+#define FA3_CLI_SAVED_TENSOR_H
+
+#include <stdbool.h>
+
+#include "fa3.h"
+#include "output_file.h"
+
+struct saved_tensor {
+  const char *name; /* in a .safetensors file */
+  const void *data; /* contiguous */
+  fa3_dtype dtype;
+  int rank;
+  int64_t shape[4];
+};
+
+/* Whether a file's name says how to write it. */
+bool saved_tensor_knows(const char *path);
+
+/* A .npy file takes one tensor. */
+int saved_tensor_write(const struct output_file *file, const struct saved_tensor *tensors,
+                       size_t count);
+
+#endif

@@ -1,0 +1,163 @@
+/* fa3 verify: an output against the float64 reference. */
+#include <argp.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "attention_options.h"
+#include "commands.h"
+#include "comparison.h"
+#include "failure.h"
+#include "numbers.h"
+#include "operands.h"
+#include "reference.h"
+
+struct verify_options {
+  struct attention_options attention;
+  const char *output;
+  const char *lse;
+  int64_t rows;
+  uint64_t seed;
+};
+
+enum { KEY_OUT = 0x500, KEY_LSE, KEY_ROWS, KEY_SEED };
+
+static const struct argp_option options[] = {
+    {.doc = "What to verify:", .group = 4},
+    {.name = "out", .key = KEY_OUT, .arg = "TENSOR", .doc = "The output"},
+    {.name = "lse", .key = KEY_LSE, .arg = "TENSOR", .doc = "Its log-sum-exp"},
+    {.name = "rows",
+     .key = KEY_ROWS,
+     .arg = "N|all",
+     .doc = "How many rows to compute in float64, spread over all (default: 128)"},
+    {.name = "seed", .key = KEY_SEED, .arg = "N", .doc = "Which ones (default: 1)"},
+    {0}};
+
+static error_t parse(int key, char *arg, struct argp_state *state) {
+  struct verify_options *verify = state->input;
+  int64_t seed;
+  switch (key) {
+    case ARGP_KEY_INIT:
+      state->child_inputs[0] = &verify->attention;
+      return 0;
+    case KEY_OUT:
+      verify->output = arg;
+      return 0;
+    case KEY_LSE:
+      verify->lse = arg;
+      return 0;
+    case KEY_ROWS:
+      if (strcmp(arg, "all") == 0)
+        verify->rows = INT64_MAX;
+      else if (!parse_integer(arg, 1, INT64_MAX, &verify->rows))
+        argp_error(state, "--rows %s: expected a number of 1 or more, or all", arg);
+      return 0;
+    case KEY_SEED:
+      if (!parse_integer(arg, 0, INT64_MAX, &seed))
+        argp_error(state, "--seed %s: expected a number of 0 or more", arg);
+      verify->seed = (uint64_t)seed;
+      return 0;
+    case ARGP_KEY_END:
+      if (!verify->output) argp_error(state, "--out is missing");
+      return 0;
+    default:
+      return ARGP_ERR_UNKNOWN;
+  }
+}
+
+static void print_statistics(const char *what, const struct error_statistics *statistics) {
+  double rms = statistics->count ? sqrt(statistics->sum_squares / (double)statistics->count) : 0;
+  printf("%-8s %" PRId64 " values: max error %.3g, rms %.3g\n", what, statistics->count,
+         statistics->max_error, rms);
+  if (!statistics->count) return;
+  printf("         closest to its bound: error %.3g of %.3g at batch %" PRId64 ", row %" PRId64
+         ", head %" PRId64 ", column %" PRId64 "\n",
+         statistics->worst.error, statistics->worst.bound, statistics->worst.batch,
+         statistics->worst.row, statistics->worst.head, statistics->worst.column);
+}
+
+static int judge(const char *what, const struct loaded_tensor *tensor,
+                 const struct error_statistics *statistics) {
+  if (!statistics->outside) return 0;
+  return fail(EXIT_DIFFERS,
+              "%s: %" PRId64 " of %" PRId64
+              " %s values checked are off by more than their bound: "
+              "first batch %" PRId64 ", row %" PRId64 ", head %" PRId64 ", column %" PRId64
+              " is %.9g, expected %.9g within %.3g",
+              tensor->origin, statistics->outside, statistics->count, what, statistics->worst.batch,
+              statistics->worst.row, statistics->worst.head, statistics->worst.column,
+              statistics->worst.value, statistics->worst.expected, statistics->worst.bound);
+}
+
+static bool all_finite(const struct loaded_tensor *tensor) {
+  const fa3_tensor all = {.data = tensor->data, .dtype = tensor->dtype};
+  int64_t count = tensor->rank ? loaded_tensor_elements(tensor) : 0;
+  for (int64_t i = 0; i < count; i++)
+    if (!isfinite(reference_load(&all, i))) return false;
+  return true;
+}
+
+/* From finite inputs comes a finite output: this looks at all of it, not at samples. */
+static int check_finite(const struct operands *operands) {
+  int64_t place[4];
+  for (int i = QUERY; i <= SINK; i++)
+    if (!all_finite(&operands->loaded[i])) return 0;
+  if (!comparison_find_not_finite(&operands->args, place)) return 0;
+  return fail(EXIT_DIFFERS,
+              "%s: batch %" PRId64 ", row %" PRId64 ", head %" PRId64 ", column %" PRId64
+              " is not finite, though all inputs are",
+              operands->output.origin, place[0], place[1], place[2], place[3]);
+}
+
+static int read_outputs(const struct verify_options *verify, struct operands *operands) {
+  static const char *const output_names[] = {"output", "out", "o", NULL};
+  static const char *const lse_names[] = {"lse", NULL};
+  const struct source_rules *rules = &verify->attention.rules;
+  TRY(loaded_tensor_read(verify->output, rules, output_names, &operands->output));
+  TRY(operands_check_output(operands));
+  if (!verify->lse) return 0;
+  TRY(loaded_tensor_read(verify->lse, rules, lse_names, &operands->lse));
+  return operands_check_lse(operands);
+}
+
+static int verify_files(const struct verify_options *verify, struct operands *operands) {
+  TRY(operands_read(&verify->attention, operands));
+  TRY(read_outputs(verify, operands));
+  struct comparison comparison = {.args = &operands->args};
+  int64_t total = comparison_rows(&operands->args);
+  int64_t rows = verify->rows < total ? verify->rows : total;
+  TRY(comparison_sample(&comparison, rows, verify->seed, "verify"));
+  printf("rows     %" PRId64 " of %" PRId64 " checked against float64 (seed %" PRIu64 ")\n", rows,
+         total, verify->seed);
+  print_statistics("output", &comparison.output);
+  if (verify->lse) print_statistics("lse", &comparison.lse);
+
+  int code = judge("output", &operands->output, &comparison.output);
+  if (!code) code = judge("lse", &operands->lse, &comparison.lse);
+  if (!code) code = check_finite(operands);
+  printf("verdict  %s\n", code ? "WRONG" : "correct: every value is within its bound");
+  return code;
+}
+
+int command_verify(int argc, char **argv) {
+  static const struct argp_child children[] = {{&attention_argp, 0, NULL, 0}, {0}};
+  static const struct argp argp = {
+      options,
+      parse,
+      NULL,
+      "Compare an attention output with a float64 reference, on a sample of its rows\v"
+      "Give the inputs and masks that the output was computed with, as to fa3 run. The bound of "
+      "each value follows from the inputs and from what rounding in float32, and in the inputs' "
+      "and the output's dtypes, can do at most. The exit code is 0 if every value checked is "
+      "within its bound, and 1 if one is not, or is NaN.",
+      children,
+      NULL,
+      NULL};
+  struct verify_options verify = {.rows = 128, .seed = 1};
+  struct operands operands = {0};
+  if (argp_parse(&argp, argc, argv, 0, NULL, &verify)) return fail(EXIT_USAGE, "%m");
+  int code = verify_files(&verify, &operands);
+  operands_free(&operands);
+  return code;
+}
