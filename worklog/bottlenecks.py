@@ -18,8 +18,6 @@ METRICS = {
     "ms": "gpu__time_duration.sum",
     "cycles": "gpc__cycles_elapsed.max",
     "instructions_per_cycle": "sm__inst_executed.avg.per_cycle_active",
-    "issue_slots_percent": "sm__issue_active.avg.pct_of_peak_sustained_elapsed",
-    "exponential_percent": "sm__inst_executed_pipe_xu.avg.pct_of_peak_sustained_active",
     "tensor_percent": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
     "l1_percent": "l1tex__throughput.avg.pct_of_peak_sustained_active",
     "l2_percent": "lts__throughput.avg.pct_of_peak_sustained_elapsed",
@@ -46,8 +44,8 @@ def profile(program, step):
         found.update({name: number(values.get(metric)) for name, metric in METRICS.items()})
         found["ms"] *= 1e-6
         stalls = {m[1]: number(values[name]) for name in header if (m := STALL.fullmatch(name))}
-        worst = sorted(stalls.keys() - {"selected", "not_selected"}, key=stalls.get, reverse=True)[:3]
-        found["cycles_stalled_per_instruction"] = {name: stalls[name] for name in worst}
+        found["stall"] = max(stalls.keys() - {"selected", "not_selected"}, key=stalls.get)
+        found["stalled_cycles_per_instruction"] = stalls[found["stall"]]
         yield found
 
 
