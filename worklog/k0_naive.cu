@@ -1,5 +1,5 @@
 // K0: attention as the formula says it, one kernel per operation. The scores go to
-// global memory, seqlen^2 of them for each head, and come back three times.
+// global memory, seqlen^2 of them for each head, and come back for every pass.
 #include "ladder.cuh"
 
 constexpr int kBlock = 16;  // the scores kernel computes squares of 16 x 16
