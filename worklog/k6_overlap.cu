@@ -57,7 +57,7 @@ static __device__ __forceinline__ void issue_output(float (&o)[kHeadDim / 2],
                                                     uint32_t value) {
 #pragma unroll
   for (int k = 0; k < kKeys; k += 16)
-    wgmma_registers<kHeadDim>(o, p + k / 4, value + ((k * kRowBytes) >> 4), kDescriptorHigh);
+    wgmma_registers<kHeadDim>(o, p + k / 4, value + ((k * kRowBytes) >> 4), kDescriptorHigh, true);
   wgmma_commit();
 }
 
