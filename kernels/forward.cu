@@ -29,6 +29,9 @@
 #define FA3_PINGPONG 1
 #endif
 
+#ifndef FA3_TURN
+#define FA3_TURN 1
+#endif
 #ifndef FA3_SOFTCAP
 #define FA3_SOFTCAP 1
 #endif
@@ -38,11 +41,11 @@ constexpr int kHeadDimV = FA3_HEAD_DIM_V;      // of values and output, <= kHead
 constexpr int kWarpgroups = FA3_WARPGROUPS;    // consumers
 constexpr int kTileN = FA3_TILE_N;             // keys per tile
 constexpr int kStages = FA3_STAGES;            // depth of the key ring and of the value ring
-constexpr int kQueryStages = FA3_QUERY_STAGES; // query tiles held; the output leaves through them
+constexpr int kQueryStages = FA3_QUERY_STAGES; // query tiles held, 1 or 2
 constexpr int kCluster = FA3_CLUSTER;          // blocks that share every tile of keys and values
 
 constexpr int kRows = 64;     // of a warpgroup
-constexpr int kWorkSlots = 4; // tiles that are planned, loading or computing
+constexpr int kWorkSlots = 2; // the tile that is computed, and the next: no more, so that tiles go to who is free
 constexpr int kThreads = 128 * (kWarpgroups + 1);
 constexpr int kConsumerWarps = 4 * kWarpgroups;
 // What the launch allots (168 or 128 for every thread) is all there is to share out.
@@ -60,14 +63,19 @@ constexpr int kKeyBytes = kTileN * kHeadDim * 2;
 constexpr int kValueBytes = kTileN * kHeadDimV * 2;
 constexpr int kShareN = kTileN / kCluster; // rows that this block loads for the cluster
 
-static_assert(kHeadDimV <= kHeadDim, "the output is staged where the queries were");
+// The output leaves through a few rows of shared memory of each warp, this many
+// chunks of columns at a time.
+constexpr int kStageChunks = kChunksV < 2 ? 1 : 2;
+constexpr int kStageBytes = 16 * kRowBytes * kStageChunks; // of a warp
+
 static_assert(kHeadDim % kChunk == 0 && kHeadDimV % kChunk == 0 && kShareN % 8 == 0, "tile sizes");
 
 // Shared memory, in bytes from a base aligned to 1024.
 constexpr int kQueryAt = 0;
 constexpr int kKeyAt = kQueryAt + kQueryStages * kWarpgroups * kQueryBytes;
 constexpr int kValueAt = kKeyAt + kStages * kKeyBytes;
-constexpr int kBarriersAt = kValueAt + kStages * kValueBytes;
+constexpr int kStageAt = kValueAt + kStages * kValueBytes;
+constexpr int kBarriersAt = kStageAt + kConsumerWarps * kStageBytes;
 constexpr int kQueryFull = kBarriersAt; // [query stage][warpgroup]
 constexpr int kQueryEmpty = kQueryFull + 8 * kQueryStages * kWarpgroups;
 constexpr int kKeyFull = kQueryEmpty + 8 * kQueryStages * kWarpgroups; // [stage]
@@ -113,9 +121,16 @@ __device__ __forceinline__ work &work_of(uint32_t tile)
     return *(work *)(shared + kWorkAt + kWorkBytes * ring_stage<kWorkSlots>(tile));
 }
 
-__device__ __forceinline__ int queries_per_warpgroup(const fa3_forward_params &p)
+// Which of a warpgroup's queries is in this row of its tile.
+__device__ __forceinline__ int query_of_row(const fa3_forward_params &p, int row)
 {
-    return p.packed == 1 ? kRows : kRows / p.packed;
+    return row * p.packed_inverse >> 16;
+}
+
+// Which query head.
+__device__ __forceinline__ int head_of_row(const fa3_forward_params &p, const work &w, int row)
+{
+    return w.head * p.packed + row - query_of_row(p, row) * p.packed;
 }
 
 // The scheduling warp -----------------------------------------------------------
@@ -142,7 +157,7 @@ __device__ __forceinline__ work find_work(const fa3_forward_params &p, int index
     w.mask = fa3_make_mask(queries, keys, diagonal, p.window_left, p.window_right);
     w.batch = p.cu_seqlens_q ? 0 : b;
     w.key_batch = p.batch_index_k ? p.batch_index_k[b] : p.cu_seqlens_k ? 0 : b;
-    const int step = queries_per_warpgroup(p), rows = kWarpgroups * step;
+    const int step = p.queries_per_warpgroup, rows = kWarpgroups * step;
     const int first = tile.block * kCluster * rows;
     w.first = first + (kCluster > 1 ? cluster_rank() * rows : 0);
     w.tiles = fa3_visible_tiles(&w.mask, first, first + kCluster * rows, kTileN);
@@ -294,7 +309,7 @@ __device__ __forceinline__ void load_keys_and_values(const fa3_forward_params &p
 __device__ __forceinline__ void load_queries(const fa3_forward_params &p, uint32_t base)
 {
     const bool leader = elect_one();
-    const int step = queries_per_warpgroup(p);
+    const int step = p.queries_per_warpgroup;
     for (uint32_t t = 0;; ++t) {
         wait_for_work(base, t);
         const work w = work_of(t);
@@ -360,15 +375,15 @@ __device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], uint32_t qu
     wgmma_commit();
 }
 
-// O += P V.
+// O += P V, or O = P V.
 __device__ __forceinline__ void issue_output(float (&o)[kHeadDimV / 2],
                                              const uint32_t (&probabilities)[kTileN / 4],
-                                             uint32_t value)
+                                             uint32_t value, bool accumulate)
 {
 #pragma unroll
     for (int k = 0; k < kTileN; k += 16)
         wgmma_registers<kHeadDimV>(o, probabilities + k / 4, value + ((k * kRowBytes) >> 4),
-                                   kDescriptorHigh);
+                                   kDescriptorHigh, k > 0 || accumulate);
     wgmma_commit();
 }
 
@@ -382,247 +397,297 @@ __device__ __forceinline__ void pack_probabilities(uint32_t (&probabilities)[kTi
         probabilities[i] = pack_pair(s[2 * i], s[2 * i + 1]);
 }
 
-// The warp's 16 rows of output, through shared memory, whole rows at a time.
+// The warp's 16 rows of output, one chunk of columns after the other, through
+// shared memory.
 __device__ __forceinline__ void store_output(const fa3_forward_params &p, const work &w,
-                                             const float (&o)[kHeadDimV / 2], uint32_t stage,
+                                             const float (&o)[kHeadDimV / 2],
+                                             const float (&factor)[2], uint32_t stage,
                                              int first, int row0)
 {
     const int lane = threadIdx.x & 31;
-    const int swizzle = kRowBytes == 128 ? lane & 7 : (lane & 7) >> 1;
-    const uint32_t row_address = stage + (row0 + (lane & 15)) * kRowBytes;
-#pragma unroll
-    for (int j = 0; j < kHeadDimV / 8; j += 2) {
-        const int unit = j % (kChunk / 8) + lane / 16;
-        store_matrices(row_address + j / (kChunk / 8) * kRows * kRowBytes + ((unit ^ swizzle) << 4),
-                       pack_pair(o[4 * j], o[4 * j + 1]), pack_pair(o[4 * j + 2], o[4 * j + 3]),
-                       pack_pair(o[4 * j + 4], o[4 * j + 5]),
-                       pack_pair(o[4 * j + 6], o[4 * j + 7]));
-    }
-    const int query0 = first + row0;
+    const int turn = kRowBytes == 128 ? lane & 7 : (lane & 7) >> 1; // the swizzle
+    const int limit = p.queries_per_warpgroup * p.packed;
     // The copy engine clips at the tensor's end, not at the sequence's.
-    if (p.store_by_tma && (p.clear_value == 0 || query0 + 16 <= w.mask.queries)) {
-        fence_proxy_async();
-        __syncwarp();
-        if (lane == 0) {
+    const bool by_tma = p.store_by_tma && (!p.clear_value || first + row0 + 16 <= w.mask.queries);
+    constexpr int kUnits = kChunk / 8; // of 16 bytes in a row
 #pragma unroll
-            for (int c = 0; c < kChunksV; ++c)
-                tma_store_4d(&p.out, stage + (c * kRows + row0) * kRowBytes, c * kChunk,
-                             w.query_row + query0, w.head, w.batch);
-            tma_store_commit();
+    for (int c = 0; c < kChunksV; ++c) {
+        const uint32_t rows = stage + c % kStageChunks * 16 * kRowBytes;
+        if (c >= kStageChunks) {
+            tma_store_wait_read<kStageChunks - 1>();
+            __syncwarp();
         }
-        return;
-    }
-    __syncwarp();
-    const int limit = queries_per_warpgroup(p) * p.packed;
-    constexpr int kUnits = kHeadDimV / 8;
-    for (int i = lane; i < 16 * kUnits; i += 32) {
-        const int row = row0 + i / kUnits, unit = i % kUnits;
-        const int query = first + row / p.packed;
-        if (row >= limit || query >= w.mask.queries || unit * 8 >= p.head_dim_v)
+#pragma unroll
+        for (int j = 0; j < kUnits; j += 2) {
+            const float *x = o + (c * kUnits + j) * 4;
+            store_matrices(rows + (lane & 15) * kRowBytes + (((j + lane / 16) ^ turn) << 4),
+                           pack_pair(x[0] * factor[0], x[1] * factor[0]),
+                           pack_pair(x[2] * factor[1], x[3] * factor[1]),
+                           pack_pair(x[4] * factor[0], x[5] * factor[0]),
+                           pack_pair(x[6] * factor[1], x[7] * factor[1]));
+        }
+        if (by_tma) {
+            fence_proxy_async();
+            __syncwarp();
+            if (lane == 0)
+                tma_store_4d(&p.out, rows, c * kChunk, w.query_row + first + row0, w.head, w.batch);
+            tma_store_commit();
             continue;
-        const int head = p.packed == 1 ? w.head : w.head * p.packed + row % p.packed;
-        const int in_chunk = unit % (kChunk / 8);
-        const int turn = kRowBytes == 128 ? row & 7 : (row & 7) >> 1;
-        uint4 v;
-        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                     : "r"(stage + (unit / (kChunk / 8) * kRows + row) * kRowBytes +
-                           ((in_chunk ^ turn) << 4))
-                     : "memory");
-        uint16_t *to = (uint16_t *)p.out_pointer + w.batch * p.out_stride_batch +
-                       (w.query_row + query) * p.out_stride_row + head * p.out_stride_head +
-                       unit * 8;
-        *(uint4 *)to = v;
+        }
+        __syncwarp();
+#pragma unroll 1
+        for (int i = lane; i < 16 * kUnits; i += 32) {
+            const int row = i / kUnits, unit = i % kUnits;
+            const int in_tile = row0 + row;
+            const int query = first + query_of_row(p, in_tile);
+            const int head = head_of_row(p, w, in_tile);
+            const int column = c * kChunk + unit * 8;
+            if (in_tile >= limit || query >= w.mask.queries || column >= p.head_dim_v)
+                continue;
+            uint4 v;
+            asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                         : "r"(rows + row * kRowBytes +
+                               ((unit ^ (kRowBytes == 128 ? row & 7 : (row & 7) >> 1)) << 4))
+                         : "memory");
+            uint16_t *to = (uint16_t *)p.out_pointer + w.batch * p.out_stride_batch +
+                           (w.query_row + query) * p.out_stride_row + head * p.out_stride_head +
+                           column;
+            *(uint4 *)to = v;
+        }
+        __syncwarp();
     }
+}
+
+// The end of a tile: the sums and the output leave.
+__device__ __forceinline__ void finish_tile(const fa3_forward_params &p, uint32_t base, uint32_t t,
+                                            int warpgroup, softmax_rows &rows,
+                                            const float (&o)[kHeadDimV / 2])
+{
+    const work &w = work_of(t);
+    const int lane = threadIdx.x & 31;
+    const int row0 = (threadIdx.x & 127) / 32 * 16, row = row0 + lane / 4;
+    const int step = p.queries_per_warpgroup;
+    const int first = w.first + warpgroup * step;
+    float factor[2], lse[2];
+    int heads[2], queries[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        heads[r] = head_of_row(p, w, row + 8 * r);
+        queries[r] = first + query_of_row(p, row + 8 * r);
+    }
+    softmax_finish(rows, p.sink, heads, factor, lse);
+    if (p.lse != nullptr && (lane & 3) == 0) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+            if (queries[r] < w.mask.queries && row + 8 * r < step * p.packed)
+                p.lse[w.batch * p.lse_stride_batch + heads[r] * p.lse_stride_head + w.query_row +
+                      queries[r]] = lse[r];
+    }
+    tma_store_wait_read<0>(); // by the tile before
+    __syncwarp();
+    store_output(p, w, o, factor,
+                 base + kStageAt + (warpgroup * 4 + row0 / 16) * kStageBytes, first, row0);
+    finish_work(base, t);
 }
 
 __device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t base, int warpgroup)
 {
     const int lane = threadIdx.x & 31;
-    const int row0 = (threadIdx.x & 127) / 32 * 16;
-    uint32_t used = 0; // buffers of keys used so far, and, one behind them, of values
+    const uint32_t key_tiles = wgmma_descriptor_low(base + kKeyAt, 0);
+    const uint32_t value_tiles = wgmma_descriptor_low(base + kValueAt, kTileN * kRowBytes);
+    float o[kHeadDimV / 2], factor[2];
+    uint32_t probabilities[kTileN / 4];
+    softmax_rows rows = {{0.0f, 0.0f}, {0.0f, 0.0f}};
+
+    // Buffers of keys used so far, and of values but for a pending product.
+    uint32_t used = 0;
+    // The tile before this one still lacks its last product (it is issued together
+    // with this one's first), or its output only has to be stored.
+    enum { kNothing, kProduct, kStore } pending = kNothing;
+    // Whether O holds a product of its tile already.
+    bool accumulate = false;
+    // Key tiles at the end of the tile before that this warpgroup does not need.
+    int left_over = 0;
+
+    auto wait_key = [&](uint32_t use) {
+        mbarrier_wait(base + kKeyFull + 8 * ring_stage<kStages>(use), ring_parity<kStages>(use));
+    };
+    auto wait_value = [&](uint32_t use) {
+        mbarrier_wait(base + kValueFull + 8 * ring_stage<kStages>(use), ring_parity<kStages>(use));
+    };
+    auto release_key = [&](uint32_t use) {
+        release(base + kKeyEmpty + 8 * ring_stage<kStages>(use));
+    };
+    auto release_value = [&](uint32_t use) {
+        release(base + kValueEmpty + 8 * ring_stage<kStages>(use));
+    };
+    auto release_query = [&](uint32_t t) {
+        if (lane == 0)
+            mbarrier_arrive(base + kQueryEmpty +
+                            8 * (ring_stage<kQueryStages>(t) * kWarpgroups + warpgroup));
+    };
+    auto issue_values = [&](uint32_t use) {
+        wait_value(use);
+        wgmma_fence();
+        issue_output(o, probabilities, value_tiles + ring_stage<kStages>(use) * (kValueBytes >> 4),
+                     accumulate);
+        accumulate = true;
+    };
+    // A tile of keys that only other rows see: hand it back, and keep the turns in step.
+    auto pass_over = [&]() {
+        wait_key(used);
+        release_key(used);
+        wait_value(used);
+        release_value(used);
+        ++used;
+        take_turn(warpgroup);
+        pass_turn(warpgroup);
+    };
 
     if (FA3_PINGPONG && warpgroup == 0)
         named_barrier_arrive(kBarrierTurn, 256);
 
-    for (uint32_t t = 0;; finish_work(base, t), ++t) {
+    for (uint32_t t = 0;; ++t) {
         wait_for_work(base, t);
         const work &w = work_of(t);
-        if (w.last)
-            break;
-        const int buffer = ring_stage<kQueryStages>(t) * kWarpgroups + warpgroup;
-        const uint32_t query_at = base + kQueryAt + buffer * kQueryBytes;
-        const uint32_t key_tiles = wgmma_descriptor_low(base + kKeyAt, 0);
-        const uint32_t value_tiles = wgmma_descriptor_low(base + kValueAt, kTileN * kRowBytes);
+        const bool last = uniform(w.last);
+        const int own_begin = uniform(w.warpgroup[warpgroup].tiles.begin);
+        const int own_end = uniform(w.warpgroup[warpgroup].tiles.end);
+        const int tiles_begin = uniform(w.tiles.begin);
+        int n = uniform(w.tiles.end) - 1;
 
-        softmax_rows rows = {{FA3_NO_REFERENCE, FA3_NO_REFERENCE}, {0.0f, 0.0f}};
-        float factor[2];
-        float o[kHeadDimV / 2];
-#pragma unroll
-        for (int i = 0; i < kHeadDimV / 2; ++i)
-            o[i] = 0.0f;
-
-        mbarrier_wait(base + kQueryFull + 8 * buffer, ring_parity<kQueryStages>(t));
-
-        auto wait_key = [&](uint32_t use) {
-            mbarrier_wait(base + kKeyFull + 8 * ring_stage<kStages>(use), ring_parity<kStages>(use));
-        };
-        auto wait_value = [&](uint32_t use) {
-            mbarrier_wait(base + kValueFull + 8 * ring_stage<kStages>(use),
-                          ring_parity<kStages>(use));
-        };
-        auto release_key = [&](uint32_t use) {
-            release(base + kKeyEmpty + 8 * ring_stage<kStages>(use));
-        };
-        auto release_value = [&](uint32_t use) {
-            release(base + kValueEmpty + 8 * ring_stage<kStages>(use));
-        };
-        // A tile that only other rows see: hand it back, and keep the turns in step.
-        auto pass_over = [&](bool turn) {
-            wait_key(used);
-            release_key(used);
-            wait_value(used);
-            release_value(used);
-            ++used;
-            if (turn) {
-                take_turn(warpgroup);
-                pass_turn(warpgroup);
-            }
-        };
-        // The previous tile's output has left its buffer: queries may come.
-        auto release_output = [&]() {
-            if (lane == 0) {
-                tma_store_wait_read();
-                mbarrier_arrive(base + kQueryEmpty +
-                                8 * (ring_stage<kQueryStages>(t + 1) * kWarpgroups + warpgroup));
-            }
-            __syncwarp();
-        };
-        static_assert(kQueryStages <= 2, "release_output knows of one other buffer");
-
-        int n = w.tiles.end - 1;
-        const fa3_range own = w.warpgroup[warpgroup].tiles;
-        if (own.begin < own.end) {
-            for (; n >= own.end; --n)
-                pass_over(true);
-
-            float s[kTileN / 2];
-            uint32_t probabilities[kTileN / 4];
-            auto adjust_scores = [&]() {
-                if (FA3_SOFTCAP && p.softcap_log2 != 0.0f)
-                    cap_scores(s, p.softcap_log2);
-                const fa3_range whole = w.warpgroup[warpgroup].whole;
-                if (n < whole.begin || n >= whole.end) {
-                    const int row = row0 + lane / 4;
-                    const int first = w.first + warpgroup * queries_per_warpgroup(p);
-                    const fa3_range seen[2] = {
-                        fa3_visible_keys(&w.mask, first + (p.packed == 1 ? row : row / p.packed)),
-                        fa3_visible_keys(&w.mask, first + (p.packed == 1 ? row + 8
-                                                                         : (row + 8) / p.packed))};
-                    mask_scores(s, seen, n * kTileN + 2 * (lane & 3));
-                }
-            };
-
-            wait_key(used);
-            wgmma_fence();
-            issue_scores(s, wgmma_descriptor_low(query_at, 0),
-                         key_tiles + ring_stage<kStages>(used) * (kKeyBytes >> 4));
-            if (kQueryStages > 1 && t > 0)
-                release_output();
-            wgmma_wait<0>();
-            registers_touch(s);
-            release_key(used);
-            adjust_scores();
-            bool grown = softmax_scores(s, rows, p.scale_log2, factor);
-            bool outputs_run = false;
-
-            // The wait for the output stands at the top, in the next round, because
-            // the assembler would move it up through the softmax above it if no
-            // branch lay between them.
-            for (--n;; --n) {
+        const bool joined = !last && left_over == 0 && own_begin < own_end && n < own_end;
+        if (pending == kStore || (pending == kProduct && !joined)) {
+            if (pending == kProduct) {
+                registers_touch(o);
+                wgmma_fence();
+                issue_values(used - 1);
                 wgmma_wait<0>();
                 registers_touch(o);
-                if (outputs_run)
-                    release_value(used - 1);
-                outputs_run = true;
-                pack_probabilities(probabilities, s);
-                if (grown) {
-#pragma unroll
-                    for (int i = 0; i < kHeadDimV / 2; ++i)
-                        o[i] *= factor[i / 2 % 2];
-                }
-                if (n < own.begin)
-                    break;
-
-                wait_key(used + 1);
-                take_turn(warpgroup);
-                registers_touch(s);
-                registers_touch(o);
-                wgmma_fence();
-                issue_scores(s, wgmma_descriptor_low(query_at, 0),
-                             key_tiles + ring_stage<kStages>(used + 1) * (kKeyBytes >> 4));
-                wait_value(used);
-                wgmma_fence();
-                issue_output(o, probabilities,
-                             value_tiles + ring_stage<kStages>(used) * (kValueBytes >> 4));
-                pass_turn(warpgroup);
-                ++used;
-
-                wgmma_wait<1>();
-                registers_touch(s);
-                release_key(used);
-                adjust_scores();
-                grown = softmax_scores(s, rows, p.scale_log2, factor);
+                release_value(used - 1);
             }
+            finish_tile(p, base, t - 1, warpgroup, rows, o);
+            pending = kNothing;
+        }
+        for (; left_over > 0; --left_over)
+            pass_over();
+        if (last)
+            break;
 
-            wait_value(used);
-            registers_touch(o);
-            wgmma_fence();
-            issue_output(o, probabilities,
-                         value_tiles + ring_stage<kStages>(used) * (kValueBytes >> 4));
+        const int buffer = ring_stage<kQueryStages>(t) * kWarpgroups + warpgroup;
+        const uint32_t query_tile =
+            wgmma_descriptor_low(base + kQueryAt + buffer * kQueryBytes, 0);
+        mbarrier_wait(base + kQueryFull + 8 * buffer, ring_parity<kQueryStages>(t));
+
+        const int stop = own_end > tiles_begin ? own_end : tiles_begin;
+        for (; n >= stop; --n)
+            pass_over();
+        softmax_rows rows_before = rows;
+        rows = {{FA3_NO_REFERENCE, FA3_NO_REFERENCE}, {0.0f, 0.0f}};
+        if (own_begin >= own_end) {
+#pragma unroll
+            for (int i = 0; i < kHeadDimV / 2; ++i)
+                o[i] = 0.0f;
+            release_query(t);
+            pending = kStore;
+            continue;
+        }
+        left_over = own_begin - tiles_begin;
+
+        float s[kTileN / 2];
+        auto adjust_scores = [&]() {
+            if (FA3_SOFTCAP && p.softcap_log2 != 0.0f)
+                cap_scores(s, p.softcap_log2);
+            const fa3_range whole = w.warpgroup[warpgroup].whole;
+            if (n < whole.begin || n >= whole.end) {
+                const int row = (threadIdx.x & 127) / 32 * 16 + lane / 4;
+                const int first = w.first + warpgroup * p.queries_per_warpgroup;
+                const fa3_range seen[2] = {
+                    fa3_visible_keys(&w.mask, first + query_of_row(p, row)),
+                    fa3_visible_keys(&w.mask, first + query_of_row(p, row + 8))};
+                mask_scores(s, seen, n * kTileN + 2 * (lane & 3));
+            }
+        };
+
+        // The first scores of this tile, and the last product of the one before.
+        wait_key(used);
+        take_turn(warpgroup);
+        registers_touch(o);
+        wgmma_fence();
+        issue_scores(s, query_tile, key_tiles + ring_stage<kStages>(used) * (kKeyBytes >> 4));
+        if (pending == kProduct)
+            wait_value(used - 1);
+        wgmma_fence();
+        issue_output(o, probabilities,
+                     value_tiles + ring_stage<kStages>(used - 1) * (kValueBytes >> 4), accumulate);
+        if (FA3_TURN == 0)
+            pass_turn(warpgroup);
+        ++used;
+        wgmma_wait<1>();
+        if (FA3_TURN == 1)
+            pass_turn(warpgroup);
+        registers_touch(s);
+        release_key(used - 1);
+        if (n == own_begin)
+            release_query(t);
+        adjust_scores();
+        softmax_scores(s, rows, p.scale_log2, factor);
+        if (pending == kProduct) {
             wgmma_wait<0>();
             registers_touch(o);
-            release_value(used);
-            ++used;
-            for (; n >= w.tiles.begin; --n)
-                pass_over(true);
+            release_value(used - 2);
+            pack_probabilities(probabilities, s);
+            finish_tile(p, base, t - 1, warpgroup, rows_before, o);
         } else {
-            if (kQueryStages > 1 && t > 0)
-                release_output();
-            for (; n >= w.tiles.begin; --n)
-                pass_over(n + 1 < w.tiles.end);
+            wgmma_wait<0>();
+            registers_touch(o);
+            pack_probabilities(probabilities, s);
         }
+        pending = kProduct;
+        accumulate = false;
 
-        float lse[2];
-        const int row = row0 + lane / 4, step = queries_per_warpgroup(p);
-        const int first = w.first + warpgroup * step;
-        int heads[2], queries[2];
+        // Further tiles of keys: scores of the next, product of the last, softmax.
+        auto advance = [&]() {
+            wait_key(used);
+            take_turn(warpgroup);
+            registers_touch(s);
+            registers_touch(o);
+            wgmma_fence();
+            issue_scores(s, query_tile, key_tiles + ring_stage<kStages>(used) * (kKeyBytes >> 4));
+            issue_values(used - 1);
+            ++used;
+            wgmma_wait<1>();
+            pass_turn(warpgroup);
+            registers_touch(s);
+            release_key(used - 1);
+            if (n == own_begin)
+                release_query(t);
+            adjust_scores();
+            return softmax_scores(s, rows, p.scale_log2, factor);
+        };
+        if (--n < own_begin)
+            continue;
+        bool grown = advance();
+        // The wait for the output stands at the top, in the next round, because the
+        // assembler would move it up through the softmax above it if no branch lay
+        // between them.
+        for (;;) {
+            wgmma_wait<0>();
+            registers_touch(o);
+            release_value(used - 2);
+            pack_probabilities(probabilities, s);
+            if (grown) {
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            heads[r] = p.packed == 1 ? w.head : w.head * p.packed + (row + 8 * r) % p.packed;
-            queries[r] = first + (p.packed == 1 ? row + 8 * r : (row + 8 * r) / p.packed);
-        }
-        softmax_finish(rows, p.sink, heads, factor, lse);
-#pragma unroll
-        for (int i = 0; i < kHeadDimV / 2; ++i)
-            o[i] *= factor[i / 2 % 2];
-        if (p.lse != nullptr && (lane & 3) == 0) {
-#pragma unroll
-            for (int r = 0; r < 2; ++r)
-                if (queries[r] < w.mask.queries && row + 8 * r < step * p.packed)
-                    p.lse[w.batch * p.lse_stride_batch + heads[r] * p.lse_stride_head +
-                          w.query_row + queries[r]] = lse[r];
-        }
-
-        // The queries' buffer, free by now, takes the output on its way out.
-        store_output(p, w, o, query_at, first, row0);
-        if (kQueryStages == 1) {
-            __syncwarp();
-            release_output();
+                for (int i = 0; i < kHeadDimV / 2; ++i)
+                    o[i] *= factor[i / 2 % 2];
+            }
+            if (--n < own_begin)
+                break;
+            grown = advance();
         }
     }
-    if (lane == 0)
-        tma_store_wait_read(); // shared memory lives as long as the block
+    tma_store_wait_read<0>(); // shared memory lives as long as the block
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)

@@ -46,6 +46,8 @@ typedef struct {
 
     fa3_tile_space tiles; /* blocks: of cluster * warpgroups * (rows/packed) queries */
     int packed;           /* query heads per tile */
+    int packed_inverse;   /* 65536 / packed + 1: row / packed is row * this >> 16 for row < 64 */
+    int queries_per_warpgroup; /* 64 / packed */
     int queries_per_key;  /* heads_q / heads_k */
     int head_dim_v;       /* what is stored, a multiple of 8 */
     int window_left, window_right; /* FA3_UNBOUNDED: none */
@@ -66,6 +68,8 @@ typedef struct {
 #define FA3_FORWARD_SHARED_BYTES(head_dim, head_dim_v, warpgroups, tile_n, stages, query_stages) \
     (2 * ((query_stages) * (warpgroups) * 64 * (head_dim) +                                      \
           (stages) * (tile_n) * ((head_dim) + (head_dim_v))) +                                   \
-     2048)
+     (warpgroups) * 128 * FA3_FORWARD_CHUNK(head_dim, head_dim_v) *                              \
+         ((head_dim_v) < 2 * FA3_FORWARD_CHUNK(head_dim, head_dim_v) ? 1 : 2) +                  \
+     1024)
 
 #endif

@@ -43,6 +43,13 @@ __device__ __forceinline__ bool elect_one(void)
     return elected != 0;
 }
 
+// PTX ISA, "shfl.sync": a value that all lanes hold alike, so that the compiler
+// knows it and may keep it, and what follows from it, in uniform registers.
+__device__ __forceinline__ int uniform(int x)
+{
+    return __shfl_sync(0xffffffff, x, 0);
+}
+
 // PTX ISA, "griddepcontrol": with programmatic dependent launch, wait until the
 // kernels before this one are done and their writes visible. Returns at once
 // when the launch did not ask for it.

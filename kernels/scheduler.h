@@ -2,10 +2,11 @@
  *
  * A tile is `block` (a range of query rows) of one head of one batch. Heads are
  * taken in sections small enough that a section's keys and values stay in the L2
- * cache while all of its row blocks are done. Under a causal mask the last row
- * blocks see the most keys, so they go first, and the short ones fill the gaps at
- * the end. Workers take turns; every second round is dealt backwards, so that who
- * got the longest tile of one round gets the shortest of the next. */
+ * cache while its row blocks are done. Under a causal mask the last row blocks see
+ * the most keys. Long tiles must not come last, or the others wait for them: so
+ * the upper half of the row blocks of all heads goes first, section by section and
+ * longest first, then the upper half of what is left, and so on down to the first
+ * row block. Workers take turns, or ask a counter for the next index. */
 #ifndef FA3_SCHEDULER_H
 #define FA3_SCHEDULER_H
 
@@ -20,7 +21,7 @@ typedef struct {
     int heads;      /* heads (of queries, or of keys where query heads are packed) */
     int batches;
     int section;    /* heads, over all batches, that are in flight together */
-    int descending; /* last row block first, all heads of the section side by side */
+    int descending; /* longest first, as above; else block after block, head after head */
 } fa3_tile_space;
 
 typedef struct {
@@ -32,8 +33,10 @@ FA3_SHARED int fa3_tile_count(const fa3_tile_space *space)
     return space->blocks * space->heads * space->batches;
 }
 
-/* The tile that `worker` of `workers` takes in its `round`-th turn; an index at
- * or beyond the tile count means that it has none (and may have one no more). */
+/* The index that `worker` of `workers` takes in its `round`-th turn; at or beyond
+ * the tile count, it has none in this round. Every second round is dealt backwards
+ * where tiles get shorter, so that the longest of one goes with the shortest of
+ * the next. */
 FA3_SHARED int fa3_tile_index(const fa3_tile_space *space, int worker, int workers, int round)
 {
     const int turned = space->descending && (round & 1);
@@ -43,14 +46,26 @@ FA3_SHARED int fa3_tile_index(const fa3_tile_space *space, int worker, int worke
 FA3_SHARED fa3_tile fa3_tile_at(const fa3_tile_space *space, int index)
 {
     const int all_heads = space->heads * space->batches;
-    const int section_tiles = space->section * space->blocks;
-    const int section = index / section_tiles;
-    const int first = section * space->section;
-    const int width = all_heads - first < space->section ? all_heads - first : space->section;
-    const int rest = index - section * section_tiles;
-    const int head = first + (space->descending ? rest % width : rest / space->blocks);
     fa3_tile tile;
-    tile.block = space->descending ? space->blocks - 1 - rest / width : rest % space->blocks;
+    int head;
+    if (!space->descending) {
+        head = index / space->blocks;
+        tile.block = index - head * space->blocks;
+    } else {
+        int above = space->blocks; /* this phase has the blocks from above / 2 to above - 1 */
+        while (index >= (above - above / 2) * all_heads) {
+            index -= (above - above / 2) * all_heads;
+            above /= 2;
+        }
+        const int phase_blocks = above - above / 2;
+        const int section_tiles = space->section * phase_blocks;
+        const int section = index / section_tiles;
+        const int first = section * space->section;
+        const int width = all_heads - first < space->section ? all_heads - first : space->section;
+        const int rest = index - section * section_tiles;
+        tile.block = above - 1 - rest / width;
+        head = first + rest % width;
+    }
     tile.head = head % space->heads;
     tile.batch = head / space->heads;
     return tile;

@@ -11,6 +11,10 @@
 
 // How many of each eight neighbouring exponentials are computed as a polynomial
 // on the FMA units, to relieve the special function unit (16 a clock and SM).
+#ifndef FA3_INTEGER_MAX
+#define FA3_INTEGER_MAX 1
+#endif
+
 #ifndef FA3_POLYNOMIAL
 #define FA3_POLYNOMIAL 0
 #endif
@@ -85,6 +89,57 @@ __device__ __forceinline__ void cap_scores(float (&s)[kCount], float twice)
     }
 }
 
+// The greatest score of each row, NaN if there is one.
+template <int kCount>
+__device__ __forceinline__ void row_maxima(const float (&s)[kCount], float (&top)[2])
+{
+    float chain[4]; // several, so that latency does not add up
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+        chain[e] = s[e];
+#pragma unroll
+    for (int i = 4; i < kCount; ++i)
+        chain[i % 4] = max_nan(chain[i % 4], s[i]);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        top[r] = max_nan(chain[2 * r], chain[2 * r + 1]);
+        top[r] = max_nan(top[r], __shfl_xor_sync(0xffffffff, top[r], 1));
+        top[r] = max_nan(top[r], __shfl_xor_sync(0xffffffff, top[r], 2));
+    }
+}
+
+#if FA3_INTEGER_MAX
+// The same with half the instructions: Hopper takes the maximum of three integers
+// at once, and floats that are not negative are ordered as their bits are. If all
+// of a row is negative the result is wrong, negative, and not used.
+template <int kCount>
+__device__ __forceinline__ void row_maxima_by_integers(const float (&s)[kCount], float (&top)[2])
+{
+    int chain[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+        chain[e] = __float_as_int(s[e]);
+#pragma unroll
+    for (int i = 4; i + 7 < kCount; i += 8)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+            chain[e] = __vimax3_s32(chain[e], __float_as_int(s[i + e]), __float_as_int(s[i + 4 + e]));
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+        chain[e] = max(chain[e], __float_as_int(s[kCount - 4 + e]));
+    int m[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        m[r] = max(chain[2 * r], chain[2 * r + 1]);
+        m[r] = max(m[r], __shfl_xor_sync(0xffffffff, m[r], 1));
+        m[r] = max(m[r], __shfl_xor_sync(0xffffffff, m[r], 2));
+        top[r] = __int_as_float(m[r]);
+    }
+    if (__any_sync(0xffffffff, (m[0] | m[1]) < 0))
+        row_maxima(s, top);
+}
+#endif
+
 // Scores become probabilities (against the row's reference, not yet divided by
 // the sum). Returns whether any row of the warp took a new reference; then what
 // was summed before is to be multiplied by `factor`.
@@ -93,17 +148,15 @@ __device__ __forceinline__ bool softmax_scores(float (&s)[kCount], softmax_rows 
                                                float (&factor)[2])
 {
     bool grown = false;
+    float top[2];
+#if FA3_INTEGER_MAX
+    row_maxima_by_integers(s, top);
+#else
+    row_maxima(s, top);
+#endif
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        float m0 = s[2 * r], m1 = s[2 * r + 1];
-#pragma unroll
-        for (int j = 1; j < kCount / 4; ++j) {
-            m0 = max_nan(m0, s[4 * j + 2 * r]);
-            m1 = max_nan(m1, s[4 * j + 2 * r + 1]);
-        }
-        m0 = max_nan(m0, m1);
-        m0 = max_nan(m0, __shfl_xor_sync(0xffffffff, m0, 1));
-        m0 = max_nan(m0, __shfl_xor_sync(0xffffffff, m0, 2)) * scale;
+        const float m0 = top[r] * scale;
         factor[r] = 1.0f;
         if (!(m0 <= rows.reference[r] + FA3_RESCALE_THRESHOLD)) { // also for NaN
             factor[r] = exp2_unit(rows.reference[r] - m0);
@@ -112,9 +165,8 @@ __device__ __forceinline__ bool softmax_scores(float (&s)[kCount], softmax_rows 
         }
     }
     grown = __any_sync(0xffffffff, grown);
-#pragma unroll
-    for (int r = 0; r < 2; ++r)
-        rows.sum[r] *= factor[r];
+    // Two sums a row, one for each way to compute, so that neither waits for the other.
+    float sum[4] = {rows.sum[0] * factor[0], rows.sum[1] * factor[1], 0.0f, 0.0f};
 #pragma unroll
     for (int j = 0; j < kCount / 4; ++j) {
 #pragma unroll
@@ -124,9 +176,12 @@ __device__ __forceinline__ bool softmax_scores(float (&s)[kCount], softmax_rows 
             // Spread the polynomials evenly, so that both units work all the time.
             const bool on_fma = ((i + 1) * FA3_POLYNOMIAL / 8) != (i * FA3_POLYNOMIAL / 8);
             s[i] = on_fma ? exp2_polynomial(x) : exp2_unit(x);
-            rows.sum[r] += s[i];
+            const int chain = FA3_POLYNOMIAL > 0 ? (on_fma ? 2 + r : r) : r + j % 2 * 2;
+            sum[chain] += s[i];
         }
     }
+    rows.sum[0] = sum[0] + sum[2];
+    rows.sum[1] = sum[1] + sum[3];
     return grown;
 }
 

@@ -61,11 +61,12 @@ __device__ __forceinline__ void tma_store_commit(void)
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-// PTX ISA, "cp.async.bulk.wait_group" with .read: this thread's stores no longer
-// read shared memory.
+// PTX ISA, "cp.async.bulk.wait_group" with .read: this thread's stores, but for
+// the latest `kPending` groups, no longer read shared memory.
+template <int kPending>
 __device__ __forceinline__ void tma_store_wait_read(void)
 {
-    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
 // PTX ISA, "fence.proxy.async": ordinary writes to shared memory before it are

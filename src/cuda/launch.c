@@ -235,6 +235,8 @@ static fa3_status launch_attention(const struct launch *launch) {
   params.seqlen_k = (int)problem->max_seqlen_k;
   params.tiles = plan->tiles;
   params.packed = plan->packed;
+  params.packed_inverse = 65536 / plan->packed + 1;
+  params.queries_per_warpgroup = 64 / plan->packed;
   params.queries_per_key = (int)(problem->heads_q / problem->heads_k);
   params.head_dim_v = (int)problem->value_head_dim;
   params.window_left = window(problem->window_left);

@@ -4,7 +4,6 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "fa3.h"
 #include "gpu.h"
@@ -20,52 +19,54 @@ static uint16_t to_bits(fa3_dtype dtype, double value) {
   return dtype == FA3_FLOAT16 ? half_from_float((float)value) : bfloat_from_float((float)value);
 }
 
-/* One query against the keys [begin, end), in float64; rows are `stride` elements apart. */
-static void attend(fa3_dtype dtype, const uint16_t *query, const uint16_t *key,
-                   const uint16_t *value, int64_t begin, int64_t end, int64_t stride, int head_dim,
-                   double *output) {
-  double *scores = malloc((size_t)(end - begin) * sizeof *scores);
-  double q[256], top = -INFINITY, sum = 0;
+/* One query against `keys` keys, in float64; rows of keys and values are `stride` elements apart. */
+static void attend(const double *query, const double *key, const double *value, int64_t keys,
+                   int64_t stride, int head_dim, double *output) {
+  double *scores = malloc((size_t)keys * sizeof *scores);
+  double top = -INFINITY, sum = 0;
   assert_non_null(scores);
-  for (int d = 0; d < head_dim; d++) q[d] = from_bits(dtype, query[d]) / sqrt(head_dim);
-  for (int64_t j = begin; j < end; j++) {
+  for (int64_t j = 0; j < keys; j++) {
     double score = 0;
-    for (int d = 0; d < head_dim; d++) score += q[d] * from_bits(dtype, key[j * stride + d]);
-    scores[j - begin] = score;
-    if (score > top) top = score;
+    for (int d = 0; d < head_dim; d++) score += query[d] * key[j * stride + d];
+    scores[j] = score / sqrt(head_dim);
+    if (scores[j] > top) top = scores[j];
   }
   for (int d = 0; d < head_dim; d++) output[d] = 0;
-  for (int64_t j = begin; j < end; j++) {
-    double probability = exp(scores[j - begin] - top);
+  for (int64_t j = 0; j < keys; j++) {
+    double probability = exp(scores[j] - top);
     sum += probability;
-    for (int d = 0; d < head_dim; d++)
-      output[d] += probability * from_bits(dtype, value[j * stride + d]);
+    for (int d = 0; d < head_dim; d++) output[d] += probability * value[j * stride + d];
   }
   for (int d = 0; d < head_dim; d++) output[d] /= sum;
   free(scores);
 }
 
 /* N(0,1) + N(0,100) * Bernoulli(0.001): arXiv 2407.08608, section 4.3. */
-static void fill_with_outliers(uint16_t *data, size_t count, fa3_dtype dtype, uint64_t number) {
+static void fill_with_outliers(double *exact, uint16_t *rounded, size_t count, fa3_dtype dtype,
+                               uint64_t number) {
   struct rng rng = rng_for(number);
   for (size_t i = 0; i < count; i++) {
-    double value = rng_normal(&rng);
-    if (rng_chance(&rng, 0.001)) value += 10 * rng_normal(&rng);
-    data[i] = to_bits(dtype, value);
+    exact[i] = rng_normal(&rng);
+    if (rng_chance(&rng, 0.001)) exact[i] += 10 * rng_normal(&rng);
+    rounded[i] = to_bits(dtype, exact[i]);
   }
 }
 
 enum { SEQLEN = 4096, HEADS = 16, ROW_STEP = 37 };
 
+/* Against attention of the inputs as they were before they were rounded to 16 bits. */
 static double outlier_error(fa3_dtype dtype, int head_dim) {
   size_t count = (size_t)SEQLEN * HEADS * (size_t)head_dim, bytes = 2 * count;
   struct gpu_arena arena = gpu_arena_new(4 * bytes);
   uint16_t *host[4];
+  double *exact[3];
   gpu_pointer device[4];
 #pragma omp parallel for
   for (int i = 0; i < 4; i++) {
     host[i] = malloc(bytes);
-    if (i < 3) fill_with_outliers(host[i], count, dtype, (uint64_t)(i + head_dim));
+    if (i == 3) continue;
+    exact[i] = malloc(count * sizeof(double));
+    fill_with_outliers(exact[i], host[i], count, dtype, (uint64_t)(i + head_dim));
   }
   for (int i = 0; i < 4; i++) {
     device[i] = gpu_arena_take(&arena, bytes);
@@ -87,13 +88,14 @@ static double outlier_error(fa3_dtype dtype, int head_dim) {
     for (int row = 0; row < SEQLEN; row += ROW_STEP) {
       double output[256];
       int64_t at = row * stride + head * head_dim;
-      attend(dtype, host[0] + at, host[1] + head * head_dim, host[2] + head * head_dim, 0, SEQLEN,
-             stride, head_dim, output);
+      attend(exact[0] + at, exact[1] + head * head_dim, exact[2] + head * head_dim, SEQLEN, stride,
+             head_dim, output);
       for (int d = 0; d < head_dim; d++)
         squares += pow(from_bits(dtype, host[3][at + d]) - output[d], 2);
       compared += head_dim;
     }
   for (int i = 0; i < 4; i++) free(host[i]);
+  for (int i = 0; i < 3; i++) free(exact[i]);
   gpu_arena_free(&arena);
   return sqrt(squares / (double)compared);
 }
@@ -117,6 +119,10 @@ static void test_outliers(void **state) {
     if (!(ours <= 1.05 * cases[i].theirs)) good = false;
   }
   assert_true(good);
+}
+
+static void load_row(const uint16_t *from, int head_dim, double *to) {
+  for (int d = 0; d < head_dim; d++) to[d] = from_bits(FA3_FLOAT16, from[d]);
 }
 
 /* Tensors of 2.3e9 elements, so that offsets pass 2^31; a causal window keeps the work small. */
@@ -165,15 +171,14 @@ static void test_past_32_bits(void **state) {
     GPU(cuMemcpyDtoHAsync, output, device[3] + (size_t)at * row_bytes, row_bytes, NULL);
     GPU(cuCtxSynchronize, );
     int64_t keys = row + 1 < WINDOW + 1 ? row + 1 : WINDOW + 1;
-    uint16_t *key = malloc(2 * (size_t)(keys * DIM)), *value = malloc(2 * (size_t)(keys * DIM));
+    static double query[DIM], key[(WINDOW + 1) * DIM], value[(WINDOW + 1) * DIM], expected[DIM];
+    load_row(chunk[0] + at % CHUNK_ROWS * stride + head * DIM, DIM, query);
     for (int64_t j = 0; j < keys; j++) {
       int64_t source = (at - keys + 1 + j) % CHUNK_ROWS * stride + head * DIM;
-      memcpy(key + j * DIM, chunk[1] + source, 2 * DIM);
-      memcpy(value + j * DIM, chunk[2] + source, 2 * DIM);
+      load_row(chunk[1] + source, DIM, key + j * DIM);
+      load_row(chunk[2] + source, DIM, value + j * DIM);
     }
-    double expected[DIM];
-    attend(FA3_FLOAT16, chunk[0] + at % CHUNK_ROWS * stride + head * DIM, key, value, 0, keys, DIM,
-           DIM, expected);
+    attend(query, key, value, keys, DIM, DIM, expected);
     /* Probabilities and outputs of up to 2 in size, each rounded to 11 bits. */
     for (int d = 0; d < DIM; d++) {
       double got = from_bits(FA3_FLOAT16, output[head * DIM + d]);
@@ -181,8 +186,6 @@ static void test_past_32_bits(void **state) {
         fail_msg("batch %" PRId64 ", row %" PRId64 ", head %" PRId64 ", %d: %g, expected %g", batch,
                  row, head, d, got, expected[d]);
     }
-    free(key);
-    free(value);
   }
   free(output);
   for (int i = 0; i < 3; i++) free(chunk[i]);
