@@ -209,7 +209,9 @@ size_t npy_header(fa3_dtype dtype, int rank, const int64_t *shape, char buffer[N
   int length = snprintf(header, size, "{'descr': '%s', 'fortran_order': False, 'shape': (", descr);
   for (int d = 0; d < rank; d++)
     length += snprintf(header + length, size - (size_t)length, "%" PRId64 "%s", shape[d],
-                       d + 1 < rank ? ", " : "");
+                       d + 1 < rank ? ", "
+                       : rank == 1  ? ","
+                                    : "");
   length += snprintf(header + length, size - (size_t)length, "), }");
   /* The data starts at a multiple of 64 bytes, after a line break. */
   while ((PREAMBLE + length + 1) % 64) header[length++] = ' ';

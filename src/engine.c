@@ -5,8 +5,8 @@
 #include "error.h"
 #include "structs.h"
 
-static const struct engine *const engines[] = {&cpu_engine, &cuda_engine};
-enum { ENGINES = sizeof engines / sizeof *engines };
+enum { ENGINES = 2 };
+static const struct engine *const engines[ENGINES] = {&cpu_engine, &cuda_engine};
 
 const struct engine *engine_for(fa3_device_type type) {
   for (int e = 0; e < ENGINES; e++)
@@ -50,15 +50,19 @@ int32_t fa3_kernel_count(void) {
 }
 
 fa3_status fa3_get_kernel_info(int32_t index, fa3_kernel_info *info) {
-  if (index < 0 || index >= fa3_kernel_count())
-    return set_error(FA3_INVALID_INDEX, "index is %d: expected 0 to %d", index,
-                     fa3_kernel_count() - 1);
-  int e = 0;
-  while (index >= engines[e]->kernel_count()) index -= engines[e++]->kernel_count();
-  fa3_kernel_info ours = {0};
-  engines[e]->kernel_info(index, &ours);
-  strncpy(ours.engine, engines[e]->name, sizeof ours.engine - 1);
-  return struct_write("info", info, &ours, sizeof ours, sizeof ours);
+  int32_t row = index;
+  for (int e = 0; row >= 0 && e < ENGINES; e++) {
+    int32_t count = engines[e]->kernel_count();
+    if (row < count) {
+      fa3_kernel_info ours = {0};
+      engines[e]->kernel_info(row, &ours);
+      strncpy(ours.engine, engines[e]->name, sizeof ours.engine - 1);
+      return struct_write("info", info, &ours, sizeof ours, sizeof ours);
+    }
+    row -= count;
+  }
+  return set_error(FA3_INVALID_INDEX, "index is %d: expected 0 to %d", index,
+                   fa3_kernel_count() - 1);
 }
 
 static const fa3_features known_features = 2 * FA3_FEATURE_DIAGONAL - 1;

@@ -171,10 +171,10 @@ static void test_masks_agree(void **state) {
         for (size_t right = 0; right < 5; right++)
           for (size_t d = 0; d < sizeof diagonals / sizeof *diagonals; d++) {
             const struct mask host = {diagonals[d], limits[left], limits[right], keys};
-            const fa3_mask device = fa3_make_mask(
-                queries, keys, diagonals[d],
-                limits[left] == MASK_UNBOUNDED ? FA3_UNBOUNDED : (int)limits[left],
-                limits[right] == MASK_UNBOUNDED ? FA3_UNBOUNDED : (int)limits[right]);
+            const fa3_mask device =
+                fa3_make_mask(queries, keys, diagonals[d],
+                              limits[left] == MASK_UNBOUNDED ? FA3_UNBOUNDED : (int)limits[left],
+                              limits[right] == MASK_UNBOUNDED ? FA3_UNBOUNDED : (int)limits[right]);
             for (int query = 0; query < queries; query++) {
               struct key_range expected = mask_row(&host, query);
               fa3_range got = fa3_visible_keys(&device, query);
@@ -217,10 +217,14 @@ static void test_tiles_cover_the_mask(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_every_head_dim),   cmocka_unit_test(test_kernels_fit),
-      cmocka_unit_test(test_packing),          cmocka_unit_test(test_staging),
-      cmocka_unit_test(test_limits),           cmocka_unit_test(test_every_tile_once),
-      cmocka_unit_test(test_long_tiles_first), cmocka_unit_test(test_masks_agree),
+      cmocka_unit_test(test_every_head_dim),
+      cmocka_unit_test(test_kernels_fit),
+      cmocka_unit_test(test_packing),
+      cmocka_unit_test(test_staging),
+      cmocka_unit_test(test_limits),
+      cmocka_unit_test(test_every_tile_once),
+      cmocka_unit_test(test_long_tiles_first),
+      cmocka_unit_test(test_masks_agree),
       cmocka_unit_test(test_tiles_cover_the_mask),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -9,8 +9,8 @@ static bool is_default(CUstream stream) {
 
 /* The context to run in: the stream's; for a default stream the current one if it is on the device,
  * else the device's primary context. */
-static fa3_status find_context(const struct cuda_device *device, CUstream stream,
-                               CUcontext current, CUcontext *context) {
+static fa3_status find_context(const struct cuda_device *device, CUstream stream, CUcontext current,
+                               CUcontext *context) {
   const struct cuda_driver *driver = device->driver;
   if (!is_default(stream)) {
     TRY_CUDA(driver, cuStreamGetCtx, stream, context);
@@ -80,8 +80,9 @@ static fa3_status check_memory(const struct cuda_device *device, const struct cu
     int capturing = 0;
     TRY_CUDA(device->driver, cuStreamIsCapturing, scope->stream, &capturing);
     if (capturing) return FA3_OK;
-    return set_error(FA3_INVALID_POINTER, "%s is %p, which is no memory of a GPU: expected GPU %d's",
-                     name, data, device->device);
+    return set_error(FA3_INVALID_POINTER,
+                     "%s is %p, which is no memory of a GPU: expected GPU %d's", name, data,
+                     device->device);
   }
   if (type != CU_MEMORYTYPE_HOST && ordinal != device->device)
     return set_error(FA3_INVALID_POINTER, "%s is %p, on GPU %d: expected memory of GPU %d", name,

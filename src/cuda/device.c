@@ -48,9 +48,11 @@ static fa3_status compute_capability(const struct cuda_driver *driver, CUdevice 
 
 fa3_status cuda_device_info(int32_t index, fa3_device_info *info) {
   const struct cuda_driver *driver;
-  CUdevice device;
+  CUdevice device = 0;
   TRY(cuda_device_find(index, &driver, &device));
-  int major, minor, multiprocessors;
+  int major = 0;
+  int minor = 0;
+  int multiprocessors = 0;
   size_t bytes;
   TRY(compute_capability(driver, device, &major, &minor));
   TRY_CUDA(driver, cuDeviceGetAttribute, &multiprocessors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
@@ -66,7 +68,8 @@ fa3_status cuda_device_info(int32_t index, fa3_device_info *info) {
 /* Whether the build, the driver and the GPU go together. */
 static fa3_status check_usable(int32_t index, const struct cuda_driver *driver, CUdevice device,
                                const fa3_device_info *info) {
-  int major, minor;
+  int major = 0;
+  int minor = 0;
   TRY(compute_capability(driver, device, &major, &minor));
   if (major != 9 || minor != 0)
     return set_error(FA3_NO_HOPPER_GPU,
@@ -92,7 +95,7 @@ static fa3_status check_usable(int32_t index, const struct cuda_driver *driver, 
 
 fa3_status cuda_device_check(int32_t index) {
   const struct cuda_driver *driver;
-  CUdevice device;
+  CUdevice device = 0;
   fa3_device_info info = {0};
   TRY(cuda_device_find(index, &driver, &device));
   TRY(cuda_device_info(index, &info));

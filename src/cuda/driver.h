@@ -121,9 +121,9 @@ fa3_status cuda_driver_get(const struct cuda_driver **driver);
 fa3_status cuda_error(const struct cuda_driver *driver, const char *call, CUresult result);
 
 /* Leaves the function if a driver's function fails. */
-#define TRY_CUDA(driver, function, ...)                                        \
-  do {                                                                         \
-    CUresult try_result = (driver)->function(__VA_ARGS__);                     \
+#define TRY_CUDA(driver, function, ...)                               \
+  do {                                                                \
+    CUresult try_result = (driver)->function(__VA_ARGS__);            \
     if (try_result) return cuda_error(driver, #function, try_result); \
   } while (0)
 

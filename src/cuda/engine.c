@@ -23,7 +23,8 @@ static fa3_status supports(const fa3_capability *capability) {
   fa3_dtype dtype = capability->query_dtype;
   if (dtype != FA3_FLOAT16 && dtype != FA3_BFLOAT16)
     return set_error(FA3_UNSUPPORTED,
-                     "query's dtype is %" PRId32 ": the CUDA kernels take FA3_FLOAT16 and "
+                     "query's dtype is %" PRId32
+                     ": the CUDA kernels take FA3_FLOAT16 and "
                      "FA3_BFLOAT16",
                      dtype);
   const struct {
@@ -76,8 +77,7 @@ static fa3_status plan_forward(const struct problem *problem, struct plan *plan)
   return FA3_OK;
 }
 
-static fa3_status forward(const struct problem *problem, const struct plan *plan,
-                          void *workspace) {
+static fa3_status forward(const struct problem *problem, const struct plan *plan, void *workspace) {
   (void)plan;
   const struct cuda_device *device;
   struct cuda_plan cuda_plan;

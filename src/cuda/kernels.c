@@ -43,20 +43,20 @@ const void *const strided_cubin = CUBIN(strided);
 #define DTYPE_bf16 FA3_BFLOAT16
 
 const struct forward_kernel forward_kernels[FORWARD_KERNELS] = {
-#define FA3_FORWARD(dtype_, head_dim_, value_head_dim_, softcap_, warpgroups_, tile_k_, stages,  \
-                    query_stages, cluster_, polynomial)                                          \
-  {.name = "forward_" #dtype_ "_" #head_dim_ "x" #value_head_dim_,                               \
-   .cubin = CUBIN(forward_##dtype_##_##head_dim_##_##value_head_dim_##_##softcap_),              \
-   .dtype = DTYPE_##dtype_,                                                                      \
-   .head_dim = (head_dim_),                                                                      \
-   .value_head_dim = (value_head_dim_),                                                          \
-   .softcap = (softcap_),                                                                        \
-   .warpgroups = (warpgroups_),                                                                  \
-   .tile_k = (tile_k_),                                                                          \
-   .cluster = (cluster_),                                                                        \
-   .threads = FA3_FORWARD_THREADS(warpgroups_),                                                  \
-   .chunk = FA3_FORWARD_CHUNK(head_dim_, value_head_dim_),                                       \
-   .shared_bytes = FA3_FORWARD_SHARED_BYTES(head_dim_, value_head_dim_, warpgroups_, tile_k_,    \
+#define FA3_FORWARD(dtype_, head_dim_, value_head_dim_, softcap_, warpgroups_, tile_k_, stages, \
+                    query_stages, cluster_, polynomial)                                         \
+  {.name = "forward_" #dtype_ "_" #head_dim_ "x" #value_head_dim_,                              \
+   .cubin = CUBIN(forward_##dtype_##_##head_dim_##_##value_head_dim_##_##softcap_),             \
+   .dtype = DTYPE_##dtype_,                                                                     \
+   .head_dim = (head_dim_),                                                                     \
+   .value_head_dim = (value_head_dim_),                                                         \
+   .softcap = (softcap_),                                                                       \
+   .warpgroups = (warpgroups_),                                                                 \
+   .tile_k = (tile_k_),                                                                         \
+   .cluster = (cluster_),                                                                       \
+   .threads = FA3_FORWARD_THREADS(warpgroups_),                                                 \
+   .chunk = FA3_FORWARD_CHUNK(head_dim_, value_head_dim_),                                      \
+   .shared_bytes = FA3_FORWARD_SHARED_BYTES(head_dim_, value_head_dim_, warpgroups_, tile_k_,   \
                                             stages, query_stages)},
 #define FA3_HELPER(name)
 #include "kernels/variants.def"
@@ -75,7 +75,8 @@ fa3_status find_forward_kernel(fa3_dtype dtype, int64_t head_dim, int64_t value_
     }
   }
   return set_error(FA3_UNSUPPORTED,
-                   "head dims %" PRId64 " and %" PRId64 " (query and key, value): no kernel takes "
+                   "head dims %" PRId64 " and %" PRId64
+                   " (query and key, value): no kernel takes "
                    "them with this dtype",
                    head_dim, value_head_dim);
 }

@@ -138,12 +138,13 @@ static fa3_status copy_output(const struct launch *launch, const struct staged *
 static fa3_status convert_sink(const struct launch *launch) {
   const struct problem *problem = launch->problem;
   if (!launch->plan->sink.used) return FA3_OK;
-  fa3_sink_params params = {
-      .from = problem->sink.data,
-      .stride = problem->sink.stride_head,
-      .to = (float *)(void *)(launch->workspace + launch->plan->sink.offset),
-      .heads = (int)problem->heads_q,
-      .kind = problem->sink.dtype == FA3_FLOAT32 ? 0 : problem->sink.dtype == FA3_FLOAT16 ? 1 : 2};
+  fa3_sink_params params = {.from = problem->sink.data,
+                            .stride = problem->sink.stride_head,
+                            .to = (float *)(void *)(launch->workspace + launch->plan->sink.offset),
+                            .heads = (int)problem->heads_q,
+                            .kind = problem->sink.dtype == FA3_FLOAT32   ? 0
+                                    : problem->sink.dtype == FA3_FLOAT16 ? 1
+                                                                         : 2};
   return launch_kernel(launch, launch->device->sinks_to_float, 1, 1, FA3_STRIDED_THREADS, 0, 1,
                        &params);
 }
@@ -170,16 +171,16 @@ static fa3_status set_tensor_maps(const struct launch *launch, fa3_forward_param
   /* Without keys nothing is read; the maps only have to be valid. */
   bool keys = problem->rows_k > 0 && problem->batch_k > 0;
   const struct operand *key = &launch->key, *value = &launch->value;
-  const struct map_dimension key_map[] = {{problem->head_dim, 1, kernel->chunk},
-                                          {problem->rows_k, key->stride_row,
-                                           kernel->tile_k / kernel->cluster},
-                                          {problem->heads_k, key->stride_head, 1},
-                                          {problem->batch_k, key->stride_batch, 1}};
-  const struct map_dimension value_map[] = {{problem->value_head_dim, 1, kernel->chunk},
-                                            {problem->rows_k, value->stride_row,
-                                             kernel->tile_k / kernel->cluster},
-                                            {problem->heads_k, value->stride_head, 1},
-                                            {problem->batch_k, value->stride_batch, 1}};
+  const struct map_dimension key_map[] = {
+      {problem->head_dim, 1, kernel->chunk},
+      {problem->rows_k, key->stride_row, kernel->tile_k / kernel->cluster},
+      {problem->heads_k, key->stride_head, 1},
+      {problem->batch_k, key->stride_batch, 1}};
+  const struct map_dimension value_map[] = {
+      {problem->value_head_dim, 1, kernel->chunk},
+      {problem->rows_k, value->stride_row, kernel->tile_k / kernel->cluster},
+      {problem->heads_k, value->stride_head, 1},
+      {problem->batch_k, value->stride_batch, 1}};
   TRY(make_tensor_map(driver, kernel, "key", keys ? key->data : query->data, 4, key_map,
                       &params->key));
   return make_tensor_map(driver, kernel, "value", keys ? value->data : query->data, 4, value_map,
@@ -256,9 +257,9 @@ static fa3_status launch_attention(const struct launch *launch) {
   int64_t tiles = fa3_tile_count(&plan->tiles);
   if (workers < 1) workers = 1;
   if (tiles < workers) workers = tiles;
-  return launch_kernel(launch, device->forward[plan->kernel],
-                       (unsigned)(workers * kernel->cluster), 1, (unsigned)kernel->threads,
-                       (unsigned)kernel->shared_bytes, (unsigned)kernel->cluster, &params);
+  return launch_kernel(launch, device->forward[plan->kernel], (unsigned)(workers * kernel->cluster),
+                       1, (unsigned)kernel->threads, (unsigned)kernel->shared_bytes,
+                       (unsigned)kernel->cluster, &params);
 }
 
 fa3_status cuda_launch_forward(const struct cuda_device *device, const struct cuda_scope *scope,
@@ -279,7 +280,7 @@ fa3_status cuda_launch_forward(const struct cuda_device *device, const struct cu
                  problem->rows_k, problem->heads_k, problem->value_head_dim, false));
   TRY(convert_sink(&launch));
   TRY(launch_attention(&launch));
-  TRY(copy_output(&launch, &plan->output, &launch.output, &problem->output,
-                  problem->value_head_dim, 1));
+  TRY(copy_output(&launch, &plan->output, &launch.output, &problem->output, problem->value_head_dim,
+                  1));
   return copy_output(&launch, &plan->lse, &launch.lse, &problem->lse, 1, 2);
 }

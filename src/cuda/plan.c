@@ -29,8 +29,8 @@ static int64_t divide_up(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
-/* The copy engine's strides: multiples of 16 bytes below 2^40, 0 as well. That of a single entry does not
- * matter. */
+/* The copy engine's strides: multiples of 16 bytes below 2^40, 0 as well. That of a single entry
+ * does not matter. */
 static bool stride_fits(int64_t extent, int64_t stride) {
   return extent <= 1 || (stride % 8 == 0 && stride < (INT64_C(1) << 39));
 }
@@ -111,13 +111,13 @@ static fa3_status plan_tiles(const struct problem *problem, struct cuda_plan *pl
                       (double)(problem->head_dim + problem->value_head_dim) *
                       (double)problem->heads_k / (double)heads;
   double section = cache_bytes / (head_bytes > 1 ? head_bytes : 1);
-  plan->tiles = (fa3_tile_space){
-      .blocks = (int32_t)blocks,
-      .heads = (int32_t)heads,
-      .batches = (int32_t)problem->batch,
-      .section = section >= (double)all_heads ? (int32_t)max(all_heads, 1)
-                                              : (int32_t)max((int64_t)section, 1),
-      .descending = problem->window_right < MASK_UNBOUNDED};
+  plan->tiles =
+      (fa3_tile_space){.blocks = (int32_t)blocks,
+                       .heads = (int32_t)heads,
+                       .batches = (int32_t)problem->batch,
+                       .section = section >= (double)all_heads ? (int32_t)max(all_heads, 1)
+                                                               : (int32_t)max((int64_t)section, 1),
+                       .descending = problem->window_right < MASK_UNBOUNDED};
   return FA3_OK;
 }
 

@@ -14,10 +14,10 @@ struct staged {
 };
 
 struct cuda_plan {
-  int32_t kernel;         /* row of forward_kernels */
-  int32_t packed;         /* query heads of one key head that share a tile */
+  int32_t kernel; /* row of forward_kernels */
+  int32_t packed; /* query heads of one key head that share a tile */
   fa3_tile_space tiles;
-  bool negate;            /* a negative scale: minus query, and the scale's size */
+  bool negate; /* a negative scale: minus query, and the scale's size */
   struct staged query;
   struct staged key;
   struct staged value;

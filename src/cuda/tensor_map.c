@@ -4,8 +4,7 @@
 
 fa3_status make_tensor_map(const struct cuda_driver *driver, const struct forward_kernel *kernel,
                            const char *name, const void *data, int rank,
-                           const struct map_dimension *dimensions,
-                           fa3_tensor_map *map) {
+                           const struct map_dimension *dimensions, fa3_tensor_map *map) {
   uint64_t extents[TENSOR_MAP_RANK];
   uint64_t strides[TENSOR_MAP_RANK]; /* in bytes, from the second dimension on */
   uint32_t box[TENSOR_MAP_RANK];

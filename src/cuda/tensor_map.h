@@ -21,7 +21,6 @@ struct map_dimension {
  */
 fa3_status make_tensor_map(const struct cuda_driver *driver, const struct forward_kernel *kernel,
                            const char *name, const void *data, int rank,
-                           const struct map_dimension *dimensions,
-                           fa3_tensor_map *map);
+                           const struct map_dimension *dimensions, fa3_tensor_map *map);
 
 #endif

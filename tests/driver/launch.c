@@ -1,5 +1,5 @@
-/* Calls on the Hopper GPU that fake.c shows, each function of the driver failing in turn: the status
- * and the message name it, and the thread's context and capture mode are as they were. */
+/* Calls on the Hopper GPU that fake.c shows, each function of the driver failing in turn: the
+ * status and the message name it, and the thread's context and capture mode are as they were. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,8 +15,7 @@ static fa3_forward_args make_args(void) {
   fa3_forward_args args = {.struct_size = sizeof args, .device = gpu, .flags = FA3_CAUSAL};
   fa3_tensor *tensors[] = {&args.query, &args.key, &args.value, &args.output};
   for (int i = 0; i < 4; i++)
-    *tensors[i] =
-        fa3_dense((void *)(uintptr_t)((i + 1) << 20), FA3_BFLOAT16, 2, 100, 4, 64);
+    *tensors[i] = fa3_dense((void *)(uintptr_t)((i + 1) << 20), FA3_BFLOAT16, 2, 100, 4, 64);
   args.workspace = (void *)(uintptr_t)(9 << 20);
   args.workspace_size = 4096;
   return args;
@@ -33,9 +32,9 @@ static void check_failure(fa3_status status, const char *function) {
 static void test_prepare(void **state) {
   (void)state;
   static const char *const functions[] = {
-      "cuDeviceGet",        "cuDeviceGetAttribute", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent",
-      "cuLibraryLoadData",  "cuLibraryGetKernel",   "cuKernelGetFunction",      "cuFuncLoad",
-      "cuKernelSetAttribute"};
+      "cuDeviceGet",         "cuDeviceGetAttribute", "cuDevicePrimaryCtxRetain",
+      "cuCtxPushCurrent",    "cuLibraryLoadData",    "cuLibraryGetKernel",
+      "cuKernelGetFunction", "cuFuncLoad",           "cuKernelSetAttribute"};
   for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
     setenv("FAKE_CUDA_FAILING", functions[i], 1);
     check_failure(fa3_prepare(gpu), functions[i]);

@@ -66,8 +66,7 @@ static void test_first_call(void **state) {
       .struct_size = sizeof args, .device = {FA3_CUDA, 0}, .stream = stream, .flags = FA3_CAUSAL};
   fa3_tensor *tensors[] = {&args.query, &args.key, &args.value, &args.output};
   for (int i = 0; i < 4; i++)
-    *tensors[i] =
-        fa3_dense((void *)gpu_arena_take(&arena, 1 << 20), FA3_FLOAT16, 1, 100, 2, 64);
+    *tensors[i] = fa3_dense((void *)gpu_arena_take(&arena, 1 << 20), FA3_FLOAT16, 1, 100, 2, 64);
   args.workspace = (void *)gpu_arena_take(&arena, 4096);
   args.workspace_size = 4096;
   GPU(cuStreamBeginCapture, stream, GLOBAL);

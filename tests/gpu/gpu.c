@@ -74,7 +74,8 @@ static bool find_functions(void) {
 
 bool gpu_open_unprepared(void) {
   int count = 0;
-  if (!find_functions() || gpu.cuInit(0) || gpu.cuDeviceGetCount(&count) || count == 0) return false;
+  if (!find_functions() || gpu.cuInit(0) || gpu.cuDeviceGetCount(&count) || count == 0)
+    return false;
   GPU(cuDevicePrimaryCtxRetain, &primary, 0);
   GPU(cuCtxSetCurrent, primary);
   return true;

@@ -56,8 +56,7 @@ void gpu_trial_refill(struct trial *trial, struct rng *rng) {
   const struct spec *spec = &trial->spec;
   double spread = spec->spread;
   if (!spec->seqused_q) reverse_lengths(&trial->args.cu_seqlens_q, spec->batch);
-  if (!spec->seqused_k && !spec->leftpad_k)
-    reverse_lengths(&trial->args.cu_seqlens_k, spec->batch);
+  if (!spec->seqused_k && !spec->leftpad_k) reverse_lengths(&trial->args.cu_seqlens_k, spec->batch);
   refill(&trial->args.query, &trial->buffers[TRIAL_QUERY], spread, rng);
   refill(&trial->args.key, &trial->buffers[TRIAL_KEY], spread, rng);
   refill(&trial->args.value, &trial->buffers[TRIAL_VALUE], 1, rng);

@@ -19,7 +19,8 @@ static uint16_t to_bits(fa3_dtype dtype, double value) {
   return dtype == FA3_FLOAT16 ? half_from_float((float)value) : bfloat_from_float((float)value);
 }
 
-/* One query against `keys` keys, in float64; rows of keys and values are `stride` elements apart. */
+/* One query against `keys` keys, in float64; rows of keys and values are `stride` elements apart.
+ */
 static void attend(const double *query, const double *key, const double *value, int64_t keys,
                    int64_t stride, int head_dim, double *output) {
   double *scores = malloc((size_t)keys * sizeof *scores);
@@ -108,8 +109,9 @@ static void test_outliers(void **state) {
     fa3_dtype dtype;
     int head_dim;
     double theirs;
-  } cases[] = {{FA3_FLOAT16, 64, 2.5e-4},  {FA3_FLOAT16, 128, 1.45e-4}, {FA3_FLOAT16, 256, 1.5e-4},
-               {FA3_BFLOAT16, 64, 1.9e-3}, {FA3_BFLOAT16, 128, 1.2e-3}, {FA3_BFLOAT16, 256, 1.16e-3}};
+  } cases[] = {{FA3_FLOAT16, 64, 2.5e-4},   {FA3_FLOAT16, 128, 1.45e-4},
+               {FA3_FLOAT16, 256, 1.5e-4},  {FA3_BFLOAT16, 64, 1.9e-3},
+               {FA3_BFLOAT16, 128, 1.2e-3}, {FA3_BFLOAT16, 256, 1.16e-3}};
   bool good = true;
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     double ours = outlier_error(cases[i].dtype, cases[i].head_dim);

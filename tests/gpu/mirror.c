@@ -10,11 +10,13 @@ enum { GUARD = 4096, PATTERN = 0xa5 };
 
 /* The tensor of the call that lies in buffer `which`; the workspace has none. */
 static fa3_tensor *tensor_of(fa3_forward_args *args, int which) {
-  fa3_tensor *tensors[TRIAL_BUFFERS] = {
-      &args->query,        &args->key,          &args->value,     &args->sink,
-      &args->cu_seqlens_q, &args->cu_seqlens_k, &args->seqused_q, &args->seqused_k,
-      &args->leftpad_k,    &args->cache_batch_index, &args->diagonal, &args->output,
-      &args->lse};
+  fa3_tensor *tensors[TRIAL_BUFFERS] = {&args->query,        &args->key,
+                                        &args->value,        &args->sink,
+                                        &args->cu_seqlens_q, &args->cu_seqlens_k,
+                                        &args->seqused_q,    &args->seqused_k,
+                                        &args->leftpad_k,    &args->cache_batch_index,
+                                        &args->diagonal,     &args->output,
+                                        &args->lse};
   return tensors[which];
 }
 
@@ -74,7 +76,8 @@ static bool may_change(const struct mirror *mirror, size_t offset, size_t *end) 
   for (int i = TRIAL_INPUTS; i < TRIAL_WORKSPACE; i++) {
     const struct buffer *buffer = &mirror->trial->buffers[i];
     if (!buffer->data) continue;
-    size_t start = offset_in(mirror, tensor_of(&((struct mirror *)(uintptr_t)mirror)->args, i)->data);
+    size_t start =
+        offset_in(mirror, tensor_of(&((struct mirror *)(uintptr_t)mirror)->args, i)->data);
     *end = start + buffer->size;
     if (offset >= start && offset < *end) return true;
   }

@@ -22,8 +22,8 @@ static int open_arena(void **state) {
   (void)state;
   arena = gpu_arena_new((size_t)16 << 20);
   GPU(cuMemsetD8Async, arena.base, 0, arena.size, NULL);
-  good = (fa3_forward_args){
-      .struct_size = sizeof good, .device = {FA3_CUDA, 0}, .flags = FA3_CAUSAL};
+  good =
+      (fa3_forward_args){.struct_size = sizeof good, .device = {FA3_CUDA, 0}, .flags = FA3_CAUSAL};
   fa3_tensor *tensors[] = {&good.query, &good.key, &good.value, &good.output};
   for (int i = 0; i < 4; i++)
     *tensors[i] = fa3_dense(take(1 << 20), FA3_BFLOAT16, BATCH, SEQLEN, HEADS, HEAD_DIM);
@@ -43,12 +43,12 @@ static void check_refused(const fa3_forward_args *args, fa3_status status, const
 }
 
 /* `change` spoils a copy of the good call. */
-#define REFUSED(change, status, text)   \
-  do {                                  \
-    fa3_forward_args spoilt = good;     \
-    fa3_forward_args *args = &spoilt;   \
-    change;                             \
-    check_refused(args, status, text);  \
+#define REFUSED(change, status, text)  \
+  do {                                 \
+    fa3_forward_args spoilt = good;    \
+    fa3_forward_args *args = &spoilt;  \
+    change;                            \
+    check_refused(args, status, text); \
   } while (0)
 
 static void test_pointers(void **state) {

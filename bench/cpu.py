@@ -1,0 +1,161 @@
+#!/usr/bin/env python3
+"""The CPU engine beside PyTorch's CPU scaled_dot_product_attention, in one process.
+
+    python3 -m venv build/bench && build/bench/bin/pip install -r bench/requirements.txt
+    cmake --preset release && cmake --build --preset release
+    build/bench/bin/python bench/cpu.py [--results bench/results/NAME.json]
+
+Both read the same random tensors, (batch, heads, seqlen, head_dim) in memory as PyTorch likes
+them best, and take turns: one call of ours, one of PyTorch's, and so on. A cell's figure is the
+median of its calls, its spread half the distance between the quartiles; the outputs are compared
+before anything is timed. Inputs stay in the same place from call to call, so the third cache may
+hold them, for both.
+
+The process has two OpenMP runtimes, ours and the one that PyTorch brings, with the same number
+of threads each. OMP_WAIT_POLICY=passive puts the threads of one to sleep while the other works;
+without it they spin and take its processors away.
+"""
+
+import argparse
+import datetime
+import json
+import math
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+HEADS = 8
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build/release")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--runs", type=int, default=31, help="calls of each, in short cells")
+    parser.add_argument("--seconds", type=float, default=20, help="limit of a cell's timing")
+    parser.add_argument("--results", type=pathlib.Path, help="also write the figures there, as JSON")
+    return parser.parse_args()
+
+
+options = arguments()
+os.environ["OMP_NUM_THREADS"] = str(options.threads)
+os.environ["OMP_WAIT_POLICY"] = "passive"
+
+import torch  # noqa: E402  it reads the environment when it is loaded
+
+import fa3  # noqa: E402
+
+attention = torch.nn.functional.scaled_dot_product_attention
+
+
+def peaks():
+    """GFLOP/s that registers alone can feed, by level."""
+    output = subprocess.run(
+        [options.build / "bench/bench_peak"], check=True, capture_output=True, text=True
+    ).stdout
+    return {name: float(rate) for name, rate in map(str.split, output.splitlines())}
+
+
+def peak_of(rates, dtype):
+    """The matrix rate of the best instructions for the dtype that the processor has."""
+    names = ("amx", "avx512bf16", "avx512", "avx2") if dtype == "bfloat16" else ("avx512", "avx2")
+    return next((rates[name] for name in names if name in rates), math.nan)
+
+
+def seconds_of(call):
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def summary(samples):
+    low, median, high = statistics.quantiles(samples, n=4)
+    return {"median_ms": 1e3 * median, "spread_ms": 1e3 * (high - low) / 2, "runs": len(samples)}
+
+
+def check(ours, theirs, dtype):
+    """Both round differently: apart by some units of the dtype, relative to the values' size."""
+    error = (ours.float() - theirs.float()).abs().max().item()
+    bound = {"float32": 1e-4, "bfloat16": 4e-2}[dtype]
+    if not error <= bound:
+        sys.exit(f"the outputs differ by {error:.3g}: nothing was timed")
+
+
+def cell(library, dtype, head_dim, seqlen, causal):
+    torch.manual_seed(seqlen + head_dim + causal)
+    shape = (1, HEADS, seqlen, head_dim)
+    query, key, value = (torch.randn(shape, dtype=getattr(torch, dtype)) for _ in range(3))
+    output = torch.full_like(query, math.nan)
+    ours = library.forward(query, key, value, output, causal, options.threads)
+
+    def theirs():
+        return attention(query, key, value, is_causal=causal)
+
+    ours()
+    check(output, theirs(), dtype)
+    samples = [], []
+    deadline = time.perf_counter() + options.seconds
+    while len(samples[0]) < 5 or (
+        len(samples[0]) < options.runs and time.perf_counter() < deadline
+    ):
+        samples[0].append(seconds_of(ours))
+        samples[1].append(seconds_of(theirs))
+    return {
+        "dtype": dtype,
+        "head_dim": head_dim,
+        "seqlen": seqlen,
+        "causal": causal,
+        "fa3": summary(samples[0]),
+        "torch": summary(samples[1]),
+    }
+
+
+def main():
+    library = fa3.Library(options.build / "libfa3.so")
+    torch.set_num_threads(options.threads)
+    name, level = library.cpu()
+    rates = peaks()
+    results = {
+        "date": datetime.date.today().isoformat(),
+        "processor": name,
+        "level": level,
+        "threads": options.threads,
+        "fa3": library.version(),
+        "torch": torch.__version__,
+        "peak_gflops": rates,
+        "cells": [],
+    }
+    print(f"{name}, {options.threads} threads, level {level}; fa3 {library.version()},", end=" ")
+    print(f"torch {torch.__version__}; registers alone: {rates} GFLOP/s")
+    print("dtype     dim seqlen mask       fa3 ms          torch ms      ratio  GFLOP/s  of peak")
+    for dtype in ("float32", "bfloat16"):
+        for head_dim in (64, 128):
+            for seqlen in (512, 2048, 8192):
+                for causal in (False, True):
+                    row = cell(library, dtype, head_dim, seqlen, causal)
+                    flops = 4 * HEADS * seqlen**2 * head_dim / (2 if causal else 1)
+                    row["gflops"] = flops / row["fa3"]["median_ms"] * 1e-6
+                    row["of_peak"] = row["gflops"] / peak_of(rates, dtype)
+                    row["ratio"] = row["torch"]["median_ms"] / row["fa3"]["median_ms"]
+                    results["cells"].append(row)
+                    print(
+                        f"{dtype:9} {head_dim:3} {seqlen:6} {'causal' if causal else 'full':6}"
+                        f" {row['fa3']['median_ms']:9.2f} +-{row['fa3']['spread_ms']:6.2f}"
+                        f" {row['torch']['median_ms']:9.2f} +-{row['torch']['spread_ms']:6.2f}"
+                        f" {row['ratio']:6.2f} {row['gflops']:8.0f} {row['of_peak']:7.0%}",
+                        flush=True,
+                    )
+    ratios = [row["ratio"] for row in results["cells"]]
+    results["geometric_mean"] = statistics.geometric_mean(ratios)
+    results["smallest_ratio"] = min(ratios)
+    print(f"geometric mean {results['geometric_mean']:.2f}, smallest {min(ratios):.2f}")
+    if options.results:
+        options.results.parent.mkdir(parents=True, exist_ok=True)
+        options.results.write_text(json.dumps(results, indent=1) + "\n")
+
+
+main()

@@ -1,0 +1,101 @@
+"""fa3_forward on torch tensors, through the C ABI: just enough for the benchmarks."""
+
+import ctypes
+
+import torch
+
+DTYPES = {torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}
+CAUSAL = 1
+
+
+class Tensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("dtype", ctypes.c_int32),
+        ("rank", ctypes.c_int32),
+        ("shape", ctypes.c_int64 * 4),
+        ("strides", ctypes.c_int64 * 4),
+        ("reserved", ctypes.c_uint64 * 6),
+    ]
+
+
+TENSORS = """query key value output lse sink cu_seqlens_q cu_seqlens_k seqused_q seqused_k
+    leftpad_k cache_batch_index diagonal""".split()
+
+
+class ForwardArgs(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("device_type", ctypes.c_int32),
+        ("device_index", ctypes.c_int32),
+        ("stream", ctypes.c_void_p),
+        *[(name, Tensor) for name in TENSORS],
+        ("max_seqlen_q", ctypes.c_int64),
+        ("max_seqlen_k", ctypes.c_int64),
+        ("flags", ctypes.c_uint32),
+        ("softmax_scale", ctypes.c_float),
+        ("softcap", ctypes.c_float),
+        ("num_threads", ctypes.c_int32),
+        ("window_left", ctypes.c_int64),
+        ("window_right", ctypes.c_int64),
+        ("workspace", ctypes.c_void_p),
+        ("workspace_size", ctypes.c_size_t),
+    ]
+
+
+class DeviceInfo(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("name", ctypes.c_char * 128),
+        ("level", ctypes.c_char * 32),
+        ("units", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+        ("memory_bytes", ctypes.c_uint64),
+    ]
+
+
+class Device(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_int32), ("index", ctypes.c_int32)]
+
+
+class Library:
+    def __init__(self, path):
+        self.lib = ctypes.CDLL(path)
+        self.lib.fa3_last_error.restype = ctypes.c_char_p
+        self.lib.fa3_version.restype = ctypes.c_char_p
+        self.lib.fa3_get_device_info.argtypes = [Device, ctypes.POINTER(DeviceInfo)]
+
+    def check(self, status):
+        if status:
+            raise RuntimeError(self.lib.fa3_last_error().decode())
+
+    def version(self):
+        return self.lib.fa3_version().decode()
+
+    def cpu(self):
+        """The processor's name and the level that calls run on."""
+        info = DeviceInfo(struct_size=ctypes.sizeof(DeviceInfo))
+        self.check(self.lib.fa3_get_device_info(Device(0, 0), ctypes.byref(info)))
+        return info.name.decode(), info.level.decode()
+
+    def forward(self, query, key, value, output, causal, threads):
+        """A function that runs the call: tensors are (batch, heads, seqlen, head_dim)."""
+        args = ForwardArgs(struct_size=ctypes.sizeof(ForwardArgs), num_threads=threads)
+        args.flags = CAUSAL if causal else 0
+        for name, tensor in zip(TENSORS, (query, key, value, output)):
+            ours = tensor.transpose(1, 2)
+            field = getattr(args, name)
+            field.data, field.dtype, field.rank = ours.data_ptr(), DTYPES[ours.dtype], ours.dim()
+            field.shape[:] = ours.shape
+            field.strides[:] = ours.stride()
+        size = ctypes.c_size_t()
+        self.check(self.lib.fa3_forward_workspace(ctypes.byref(args), ctypes.byref(size)))
+        workspace = ctypes.create_string_buffer(size.value)
+        args.workspace, args.workspace_size = ctypes.addressof(workspace), size.value
+        keep = (query, key, value, output, workspace)
+
+        def call():
+            assert keep
+            self.check(self.lib.fa3_forward(ctypes.byref(args)))
+
+        return call
