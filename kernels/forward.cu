@@ -29,9 +29,6 @@
 #define FA3_PINGPONG 1
 #endif
 
-#ifndef FA3_TURN
-#define FA3_TURN 1
-#endif
 #ifndef FA3_SOFTCAP
 #define FA3_SOFTCAP 1
 #endif
@@ -261,41 +258,43 @@ __device__ __forceinline__ void load_keys_and_values(const fa3_forward_params &p
     uint32_t key = 0, value = 0, landed = 0; // buffers filled so far
     for (uint32_t t = 0;; ++t) {
         wait_for_work(base, t);
-        const work w = work_of(t);
-        finish_work(base, t);
+        const work &w = work_of(t);
         if (w.last)
             break;
         const int head = p.packed == 1 ? w.head / p.queries_per_key : w.head;
+        const int keys = w.mask.keys, key_row = w.key_row, batch = w.key_batch;
+        const int begin = w.tiles.begin, end = w.tiles.end;
+        finish_work(base, t);
         // Values run one tile behind the keys, as the consumers use them.
-        for (int n = w.tiles.end - 1; n >= w.tiles.begin - 1; --n) {
-            if (n >= w.tiles.begin) {
+        for (int n = end - 1; n >= begin - 1; --n) {
+            if (n >= begin) {
                 const uint32_t stage = ring_stage<kStages>(key);
                 const uint32_t full = base + kKeyFull + 8 * stage;
                 mbarrier_wait(base + kKeyEmpty + 8 * stage, ring_parity<kStages>(key) ^ 1);
                 if (leader) {
                     mbarrier_arrive_expect(full, kKeyBytes);
                     load_tile<kChunks>(base + kKeyAt + stage * kKeyBytes, &p.key, full,
-                                       w.key_row + n * kTileN, head, w.key_batch);
+                                       key_row + n * kTileN, head, batch);
                 }
                 ++key;
             }
-            if (n + 1 < w.tiles.end) {
+            if (n + 1 < end) {
                 const uint32_t stage = ring_stage<kStages>(value);
                 const uint32_t full = base + kValueFull + 8 * stage;
                 const uint32_t to = base + kValueAt + stage * kValueBytes;
                 const int row = (n + 1) * kTileN;
-                const bool overrun = p.clear_value && row + kTileN > w.mask.keys;
+                const bool overrun = p.clear_value && row + kTileN > keys;
                 mbarrier_wait(base + kValueEmpty + 8 * stage, ring_parity<kStages>(value) ^ 1);
                 if (leader) {
                     const uint32_t report = overrun ? base + kValueLanded : full;
                     mbarrier_arrive_expect(report, kValueBytes);
-                    load_tile<kChunksV>(to, &p.value, report, w.key_row + row, head, w.key_batch);
+                    load_tile<kChunksV>(to, &p.value, report, key_row + row, head, batch);
                 }
                 if (overrun) {
                     __syncwarp();
                     mbarrier_wait(base + kValueLanded, landed & 1);
                     ++landed;
-                    clear_rows(to, w.mask.keys - row);
+                    clear_rows(to, keys - row);
                     if (leader)
                         mbarrier_arrive(full);
                 }
@@ -312,10 +311,11 @@ __device__ __forceinline__ void load_queries(const fa3_forward_params &p, uint32
     const int step = p.queries_per_warpgroup;
     for (uint32_t t = 0;; ++t) {
         wait_for_work(base, t);
-        const work w = work_of(t);
-        finish_work(base, t);
+        const work &w = work_of(t);
         if (w.last)
             break;
+        const int row = w.query_row + w.first, head = w.head, batch = w.batch;
+        finish_work(base, t);
         for (int g = 0; g < kWarpgroups; ++g) {
             const int buffer = ring_stage<kQueryStages>(t) * kWarpgroups + g;
             const uint32_t full = base + kQueryFull + 8 * buffer;
@@ -325,8 +325,7 @@ __device__ __forceinline__ void load_queries(const fa3_forward_params &p, uint32
 #pragma unroll
                 for (int c = 0; c < kChunks; ++c)
                     tma_load_5d(base + kQueryAt + buffer * kQueryBytes + c * kRows * kRowBytes,
-                                &p.query, full, c * kChunk, 0, w.query_row + w.first + g * step,
-                                w.head, w.batch);
+                                &p.query, full, c * kChunk, 0, row + g * step, head, batch);
             }
             __syncwarp();
         }
@@ -459,35 +458,39 @@ __device__ __forceinline__ void store_output(const fa3_forward_params &p, const 
     }
 }
 
-// The end of a tile: the sums and the output leave.
-__device__ __forceinline__ void finish_tile(const fa3_forward_params &p, uint32_t base, uint32_t t,
-                                            int warpgroup, softmax_rows &rows,
-                                            const float (&o)[kHeadDimV / 2])
+// A tile has seen its last scores: the log-sum-exp leaves, and `factor` will turn
+// the summed output into the average.
+__device__ __forceinline__ void finish_rows(const fa3_forward_params &p, const work &w,
+                                            int warpgroup, const softmax_rows &rows,
+                                            float (&factor)[2])
 {
-    const work &w = work_of(t);
-    const int lane = threadIdx.x & 31;
-    const int row0 = (threadIdx.x & 127) / 32 * 16, row = row0 + lane / 4;
+    const int row = (threadIdx.x & 127) / 32 * 16 + (threadIdx.x & 31) / 4;
     const int step = p.queries_per_warpgroup;
-    const int first = w.first + warpgroup * step;
-    float factor[2], lse[2];
-    int heads[2], queries[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        heads[r] = head_of_row(p, w, row + 8 * r);
-        queries[r] = first + query_of_row(p, row + 8 * r);
+        const int head = head_of_row(p, w, row + 8 * r);
+        const int query = w.first + warpgroup * step + query_of_row(p, row + 8 * r);
+        const bool stored = query < w.mask.queries && row + 8 * r < step * p.packed;
+        const float *sink = p.sink == nullptr || !stored ? nullptr : p.sink + head;
+        const float lse = softmax_finish(rows, r, sink, factor[r]);
+        if (p.lse != nullptr && stored && (threadIdx.x & 3) == 0)
+            p.lse[w.batch * p.lse_stride_batch + head * p.lse_stride_head + w.query_row + query] =
+                lse;
     }
-    softmax_finish(rows, p.sink, heads, factor, lse);
-    if (p.lse != nullptr && (lane & 3) == 0) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r)
-            if (queries[r] < w.mask.queries && row + 8 * r < step * p.packed)
-                p.lse[w.batch * p.lse_stride_batch + heads[r] * p.lse_stride_head + w.query_row +
-                      queries[r]] = lse[r];
-    }
+}
+
+// A tile has seen its last product: the output leaves.
+__device__ __forceinline__ void finish_tile(const fa3_forward_params &p, uint32_t base, uint32_t t,
+                                            int warpgroup, const float (&o)[kHeadDimV / 2],
+                                            const float (&factor)[2])
+{
+    const work &w = work_of(t);
+    const int row0 = (threadIdx.x & 127) / 32 * 16;
     tma_store_wait_read<0>(); // by the tile before
     __syncwarp();
     store_output(p, w, o, factor,
-                 base + kStageAt + (warpgroup * 4 + row0 / 16) * kStageBytes, first, row0);
+                 base + kStageAt + (warpgroup * 4 + row0 / 16) * kStageBytes,
+                 w.first + warpgroup * p.queries_per_warpgroup, row0);
     finish_work(base, t);
 }
 
@@ -496,9 +499,9 @@ __device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t bas
     const int lane = threadIdx.x & 31;
     const uint32_t key_tiles = wgmma_descriptor_low(base + kKeyAt, 0);
     const uint32_t value_tiles = wgmma_descriptor_low(base + kValueAt, kTileN * kRowBytes);
-    float o[kHeadDimV / 2], factor[2];
+    float o[kHeadDimV / 2];
+    float average[2] = {0.0f, 0.0f}; // turns the output of a tile that is done into the average
     uint32_t probabilities[kTileN / 4];
-    softmax_rows rows = {{0.0f, 0.0f}, {0.0f, 0.0f}};
 
     // Buffers of keys used so far, and of values but for a pending product.
     uint32_t used = 0;
@@ -527,12 +530,11 @@ __device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t bas
             mbarrier_arrive(base + kQueryEmpty +
                             8 * (ring_stage<kQueryStages>(t) * kWarpgroups + warpgroup));
     };
-    auto issue_values = [&](uint32_t use) {
-        wait_value(use);
-        wgmma_fence();
-        issue_output(o, probabilities, value_tiles + ring_stage<kStages>(use) * (kValueBytes >> 4),
-                     accumulate);
-        accumulate = true;
+    auto key_tile = [&](uint32_t use) {
+        return uniform(key_tiles + ring_stage<kStages>(use) * (kKeyBytes >> 4));
+    };
+    auto value_tile = [&](uint32_t use) {
+        return uniform(value_tiles + ring_stage<kStages>(use) * (kValueBytes >> 4));
     };
     // A tile of keys that only other rows see: hand it back, and keep the turns in step.
     auto pass_over = [&]() {
@@ -560,14 +562,16 @@ __device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t bas
         const bool joined = !last && left_over == 0 && own_begin < own_end && n < own_end;
         if (pending == kStore || (pending == kProduct && !joined)) {
             if (pending == kProduct) {
+                const uint32_t v = value_tile(used - 1);
+                wait_value(used - 1);
                 registers_touch(o);
                 wgmma_fence();
-                issue_values(used - 1);
+                issue_output(o, probabilities, v, accumulate);
                 wgmma_wait<0>();
                 registers_touch(o);
                 release_value(used - 1);
             }
-            finish_tile(p, base, t - 1, warpgroup, rows, o);
+            finish_tile(p, base, t - 1, warpgroup, o, average);
             pending = kNothing;
         }
         for (; left_over > 0; --left_over)
@@ -583,23 +587,22 @@ __device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t bas
         const int stop = own_end > tiles_begin ? own_end : tiles_begin;
         for (; n >= stop; --n)
             pass_over();
-        softmax_rows rows_before = rows;
-        rows = {{FA3_NO_REFERENCE, FA3_NO_REFERENCE}, {0.0f, 0.0f}};
+        softmax_rows rows = {{FA3_NO_REFERENCE, FA3_NO_REFERENCE}, {0.0f, 0.0f}};
         if (own_begin >= own_end) {
 #pragma unroll
             for (int i = 0; i < kHeadDimV / 2; ++i)
                 o[i] = 0.0f;
             release_query(t);
+            finish_rows(p, w, warpgroup, rows, average);
             pending = kStore;
             continue;
         }
         left_over = own_begin - tiles_begin;
 
-        float s[kTileN / 2];
-        auto adjust_scores = [&]() {
+        float s[kTileN / 2], factor[2];
+        auto adjust_scores = [&](const fa3_range &whole) {
             if (FA3_SOFTCAP && p.softcap_log2 != 0.0f)
                 cap_scores(s, p.softcap_log2);
-            const fa3_range whole = w.warpgroup[warpgroup].whole;
             if (n < whole.begin || n >= whole.end) {
                 const int row = (threadIdx.x & 127) / 32 * 16 + lane / 4;
                 const int first = w.first + warpgroup * p.queries_per_warpgroup;
@@ -610,35 +613,39 @@ __device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t bas
             }
         };
 
-        // The first scores of this tile, and the last product of the one before.
-        wait_key(used);
-        take_turn(warpgroup);
-        registers_touch(o);
-        wgmma_fence();
-        issue_scores(s, query_tile, key_tiles + ring_stage<kStages>(used) * (kKeyBytes >> 4));
-        if (pending == kProduct)
-            wait_value(used - 1);
-        wgmma_fence();
-        issue_output(o, probabilities,
-                     value_tiles + ring_stage<kStages>(used - 1) * (kValueBytes >> 4), accumulate);
-        if (FA3_TURN == 0)
+        // Scores of the next tile of keys, and the product of the last, which may be the
+        // output tile's before. Returns with the scores there and the product running.
+        auto take_step = [&](bool product) {
+            const uint32_t k = key_tile(used), v = value_tile(used - 1);
+            wait_key(used);
+            take_turn(warpgroup);
+            registers_touch(s);
+            registers_touch(o);
+            wgmma_fence();
+            issue_scores(s, query_tile, k);
+            if (product)
+                wait_value(used - 1);
+            wgmma_fence();
+            issue_output(o, probabilities, v, accumulate);
+            const fa3_range whole = w.warpgroup[warpgroup].whole;
+            wgmma_wait<1>();
             pass_turn(warpgroup);
-        ++used;
-        wgmma_wait<1>();
-        if (FA3_TURN == 1)
-            pass_turn(warpgroup);
-        registers_touch(s);
-        release_key(used - 1);
-        if (n == own_begin)
-            release_query(t);
-        adjust_scores();
+            registers_touch(s);
+            release_key(used);
+            ++used;
+            if (n == own_begin)
+                release_query(t);
+            adjust_scores(whole);
+        };
+        // Without a product to do, it multiplies what is there, and nobody looks.
+        take_step(pending == kProduct);
         softmax_scores(s, rows, p.scale_log2, factor);
         if (pending == kProduct) {
             wgmma_wait<0>();
             registers_touch(o);
             release_value(used - 2);
             pack_probabilities(probabilities, s);
-            finish_tile(p, base, t - 1, warpgroup, rows_before, o);
+            finish_tile(p, base, t - 1, warpgroup, o, average);
         } else {
             wgmma_wait<0>();
             registers_touch(o);
@@ -647,45 +654,30 @@ __device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t bas
         pending = kProduct;
         accumulate = false;
 
-        // Further tiles of keys: scores of the next, product of the last, softmax.
-        auto advance = [&]() {
-            wait_key(used);
-            take_turn(warpgroup);
-            registers_touch(s);
-            registers_touch(o);
-            wgmma_fence();
-            issue_scores(s, query_tile, key_tiles + ring_stage<kStages>(used) * (kKeyBytes >> 4));
-            issue_values(used - 1);
-            ++used;
-            wgmma_wait<1>();
-            pass_turn(warpgroup);
-            registers_touch(s);
-            release_key(used - 1);
-            if (n == own_begin)
-                release_query(t);
-            adjust_scores();
-            return softmax_scores(s, rows, p.scale_log2, factor);
-        };
-        if (--n < own_begin)
-            continue;
-        bool grown = advance();
-        // The wait for the output stands at the top, in the next round, because the
-        // assembler would move it up through the softmax above it if no branch lay
-        // between them.
-        for (;;) {
-            wgmma_wait<0>();
-            registers_touch(o);
-            release_value(used - 2);
-            pack_probabilities(probabilities, s);
-            if (grown) {
+        if (--n >= own_begin) {
+            take_step(true);
+            accumulate = true;
+            bool grown = softmax_scores(s, rows, p.scale_log2, factor);
+            // The wait for the output stands at the top, in the next round, because the
+            // assembler would move it up through the softmax above it if no branch lay
+            // between them.
+            for (;;) {
+                wgmma_wait<0>();
+                registers_touch(o);
+                release_value(used - 2);
+                pack_probabilities(probabilities, s);
+                if (grown) {
 #pragma unroll
-                for (int i = 0; i < kHeadDimV / 2; ++i)
-                    o[i] *= factor[i / 2 % 2];
+                    for (int i = 0; i < kHeadDimV / 2; ++i)
+                        o[i] *= factor[i / 2 % 2];
+                }
+                if (--n < own_begin)
+                    break;
+                take_step(true);
+                grown = softmax_scores(s, rows, p.scale_log2, factor);
             }
-            if (--n < own_begin)
-                break;
-            grown = advance();
         }
+        finish_rows(p, w, warpgroup, rows, average);
     }
     tma_store_wait_read<0>(); // shared memory lives as long as the block
 }

@@ -185,29 +185,24 @@ __device__ __forceinline__ bool softmax_scores(float (&s)[kCount], softmax_rows 
     return grown;
 }
 
-// The quad's columns together; then the factor that turns the summed output into
-// the average, and the row's log-sum-exp. The sink is a logit without a value.
-__device__ __forceinline__ void softmax_finish(softmax_rows &rows, const float *sink,
-                                               const int (&head)[2], float (&factor)[2],
-                                               float (&lse)[2])
+// One row's columns together: sets the factor that turns the summed output into
+// the average, returns the log-sum-exp. The sink is a logit without a value.
+__device__ __forceinline__ float softmax_finish(const softmax_rows &rows, int r, const float *sink,
+                                                float &factor)
 {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        float sum = rows.sum[r];
-        sum += __shfl_xor_sync(0xffffffff, sum, 1);
-        sum += __shfl_xor_sync(0xffffffff, sum, 2);
-        float reference = rows.reference[r];
-        float shift = 1.0f;
-        if (sink != nullptr) {
-            const float logit = sink[head[r]] * 1.44269504f;
-            const float top = max_nan(reference, logit);
-            shift = exp2_unit(reference - top);
-            sum = sum * shift + exp2_unit(logit - top);
-            reference = top;
-        }
-        factor[r] = sum == 0.0f ? 0.0f : shift / sum;
-        lse[r] = sum == 0.0f ? -INFINITY : (reference + log2f(sum)) * 0.69314718f;
+    float sum = rows.sum[r];
+    sum += __shfl_xor_sync(0xffffffff, sum, 1);
+    sum += __shfl_xor_sync(0xffffffff, sum, 2);
+    float reference = rows.reference[r], shift = 1.0f;
+    if (sink != nullptr) {
+        const float logit = *sink * 1.44269504f;
+        const float top = max_nan(reference, logit);
+        shift = exp2_unit(reference - top);
+        sum = sum * shift + exp2_unit(logit - top);
+        reference = top;
     }
+    factor = sum == 0.0f ? 0.0f : __fdividef(shift, sum);
+    return sum == 0.0f ? -INFINITY : (reference + __log2f(sum)) * 0.69314718f;
 }
 
 #endif

@@ -88,7 +88,7 @@ static void test_staging(void **state) {
   assert_int_equal(plan.workspace_size, 0);
 
   /* 100 rows of 4 heads of 64, twice, in 16 bits. */
-  const size_t query_bytes = 2 * 100 * 4 * 64 * 2;
+  const size_t query_bytes = (size_t)2 * 100 * 4 * 64 * 2;
   problem.query.data = (char *)8;
   assert_int_equal(cuda_plan_forward(&problem, &plan), FA3_OK);
   assert_true(plan.query.used && !plan.key.used && !plan.value.used && !plan.output.used);

@@ -7,13 +7,13 @@
 
 struct cuda_device {
   const struct cuda_driver *driver;
-  CUdevice device;
   CUcontext primary;
-  int multiprocessors;
-  int clusters[FORWARD_KERNELS]; /* that run at the same time, on the whole GPU */
   CUkernel forward[FORWARD_KERNELS];
   CUkernel copy_strided;
   CUkernel sinks_to_float;
+  CUdevice device;
+  int multiprocessors;
+  int clusters[FORWARD_KERNELS]; /* that run at the same time, on the whole GPU */
 };
 
 /* The GPU of that index if the driver shows it, of any kind. */

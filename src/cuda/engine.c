@@ -71,7 +71,7 @@ static fa3_status plan_forward(const struct problem *problem, struct plan *plan)
   struct cuda_plan cuda_plan;
   TRY(cuda_plan_forward(problem, &cuda_plan));
   const struct forward_kernel *kernel = &forward_kernels[cuda_plan.kernel];
-  *plan = (struct plan){.tile_q = 64 * kernel->warpgroups,
+  *plan = (struct plan){.tile_q = INT64_C(64) * kernel->warpgroups,
                         .tile_k = kernel->tile_k,
                         .workspace_size = cuda_plan.workspace_size};
   return FA3_OK;

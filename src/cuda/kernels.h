@@ -22,12 +22,13 @@ struct forward_kernel {
 };
 
 enum {
-#define FA3_FORWARD(...) +1
+#define FA3_FORWARD(dtype, head_dim, value_head_dim, softcap, ...) \
+  FORWARD_##dtype##_##head_dim##_##value_head_dim##_##softcap,
 #define FA3_HELPER(name)
-  FORWARD_KERNELS = 0
 #include "kernels/variants.def"
 #undef FA3_FORWARD
 #undef FA3_HELPER
+  FORWARD_KERNELS
 };
 
 extern const struct forward_kernel forward_kernels[FORWARD_KERNELS];

@@ -77,13 +77,13 @@ static void test_first_call(void **state) {
 
 int main(void) {
   rng_run_seed();
-  fflush(stdout);
+  (void)fflush(stdout);
   /* CUDA does not survive a fork, so the process that has loaded nothing comes first. */
   pid_t child = fork();
   if (child == 0) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_first_call)};
     int result = gpu_open_unprepared() ? cmocka_run_group_tests(tests, NULL, NULL) : TEST_SKIPPED;
-    fflush(stdout);
+    (void)fflush(stdout);
     _exit(result);
   }
   int status;

@@ -70,16 +70,16 @@ static int run_share(void) {
 int main(void) {
   rng_run_seed();
   const char *count = getenv("FA3_GPU_TRIALS");
-  if (count) trials = atoi(count);
+  if (count) trials = (int)strtol(count, NULL, 10);
   /* The reference takes most of the time: a process for each processor. CUDA starts after fork. */
   long processors = sysconf(_SC_NPROCESSORS_ONLN);
   processes = processors > MAX_PROCESSES ? MAX_PROCESSES : (int)processors;
   if (getenv("FA3_TEST_TRIAL") || trials < processes) processes = 1;
-  fflush(stdout);
+  (void)fflush(stdout);
   for (process = 1; process < processes; process++)
     if (fork() == 0) {
       int result = run_share();
-      fflush(stdout);
+      (void)fflush(stdout);
       _exit(result);
     }
   process = 0;

@@ -67,7 +67,7 @@ static double outlier_error(fa3_dtype dtype, int head_dim) {
     host[i] = malloc(bytes);
     if (i == 3) continue;
     exact[i] = malloc(count * sizeof(double));
-    fill_with_outliers(exact[i], host[i], count, dtype, (uint64_t)(i + head_dim));
+    fill_with_outliers(exact[i], host[i], count, dtype, (uint64_t)i + (uint64_t)head_dim);
   }
   for (int i = 0; i < 4; i++) {
     device[i] = gpu_arena_take(&arena, bytes);
@@ -88,9 +88,9 @@ static double outlier_error(fa3_dtype dtype, int head_dim) {
   for (int head = 0; head < HEADS; head++)
     for (int row = 0; row < SEQLEN; row += ROW_STEP) {
       double output[256];
-      int64_t at = row * stride + head * head_dim;
-      attend(exact[0] + at, exact[1] + head * head_dim, exact[2] + head * head_dim, SEQLEN, stride,
-             head_dim, output);
+      int64_t column = (int64_t)head * head_dim;
+      int64_t at = row * stride + column;
+      attend(exact[0] + at, exact[1] + column, exact[2] + column, SEQLEN, stride, head_dim, output);
       for (int d = 0; d < head_dim; d++)
         squares += pow(from_bits(dtype, host[3][at + d]) - output[d], 2);
       compared += head_dim;

@@ -6,7 +6,8 @@
 
 #include "test.h"
 
-enum { GUARD = 4096, PATTERN = 0xa5 };
+enum { PATTERN = 0xa5 };
+static const size_t guard_bytes = 4096;
 
 /* The tensor of the call that lies in buffer `which`; the workspace has none. */
 static fa3_tensor *tensor_of(fa3_forward_args *args, int which) {
@@ -22,7 +23,7 @@ static fa3_tensor *tensor_of(fa3_forward_args *args, int which) {
 
 /* On the GPU: a guard, the buffer's bytes, a guard. */
 static size_t region_size(const struct buffer *buffer) {
-  return buffer->size + 2 * GUARD + 64;
+  return buffer->size + 2 * guard_bytes + 64;
 }
 
 struct mirror mirror_new(struct trial *trial, struct gpu_arena *arena, gpu_stream stream,
@@ -34,15 +35,15 @@ struct mirror mirror_new(struct trial *trial, struct gpu_arena *arena, gpu_strea
     if (!buffer->data) continue;
     size_t offset = aligned ? 0 : (uintptr_t)buffer->data % 64;
     mirror.regions[i] = gpu_arena_take(arena, region_size(buffer));
-    tensor_of(&mirror.args, i)->data = (void *)(mirror.regions[i] + GUARD + offset);
+    tensor_of(&mirror.args, i)->data = (void *)(mirror.regions[i] + guard_bytes + offset);
   }
   mirror.args.device = (fa3_device){FA3_CUDA, 0};
   mirror.args.stream = stream;
   mirror.args.num_threads = 0;
   if (fa3_forward_workspace(&mirror.args, &mirror.workspace_size))
     fail_msg("fa3_forward_workspace: %s", fa3_last_error());
-  mirror.workspace = gpu_arena_take(arena, mirror.workspace_size + 2 * GUARD + 64);
-  mirror.args.workspace = (void *)(mirror.workspace + GUARD + (aligned ? 0 : 4));
+  mirror.workspace = gpu_arena_take(arena, mirror.workspace_size + 2 * guard_bytes + 64);
+  mirror.args.workspace = (void *)(mirror.workspace + guard_bytes + (aligned ? 0 : 4));
   mirror.args.workspace_size = mirror.workspace_size;
   mirror.before = malloc(arena->used);
   assert_non_null(mirror.before);
@@ -116,7 +117,7 @@ void mirror_repeat(struct mirror *mirror) {
   mirror_upload(mirror);
   mirror_run(mirror);
   mirror_download(mirror);
-  if (output->data && memcmp(first, output->data, output->size))
+  if (output->data && memcmp(first, output->data, output->size) != 0)
     fail_msg("the same call again gave other bits");
   free(first);
 }

@@ -22,7 +22,7 @@ struct caller {
 /* Several trials are queued before any is looked at; memory is taken beforehand, as a thread
  * without a context can't take any. */
 static void make_trial(struct caller *caller, int number, struct mirror *mirror) {
-  struct rng rng = rng_for((uint64_t)(1000 * caller->number + number));
+  struct rng rng = rng_for(1000 * (uint64_t)caller->number + (uint64_t)number);
   struct spec spec = gpu_spec_random(&rng);
   caller->trials[number] = gpu_trial_new(&spec, &rng);
   *mirror = mirror_new(&caller->trials[number], &caller->arena, caller->stream, number % 2);
