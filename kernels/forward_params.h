@@ -50,7 +50,7 @@ typedef struct {
     int queries_per_warpgroup; /* 64 / packed */
     int queries_per_key;  /* heads_q / heads_k */
     int head_dim_v;       /* what is stored, a multiple of 8 */
-    int window_left, window_right; /* FA3_UNBOUNDED: none */
+    int64_t window_left, window_right; /* FA3_NO_LIMIT: none */
 
     float scale_log2;  /* of the scores, or the cap, times log2(e) */
     float softcap_log2; /* 0: no cap; else scale / cap * 2 log2(e) */

@@ -13,6 +13,8 @@
 
 /* Beyond any sequence, and small enough to be added to a position. */
 #define FA3_UNBOUNDED (1 << 29)
+/* A window's side without a limit; as MASK_UNBOUNDED of src/mask.h. */
+#define FA3_NO_LIMIT (INT64_MAX / 4)
 #define FA3_MAX_SEQLEN (1 << 28)
 
 typedef struct {
@@ -26,10 +28,11 @@ typedef struct {
 } fa3_range;
 
 /* The mask of one sequence, whose query 0 stands at key `diagonal`. */
-FA3_SHARED fa3_mask fa3_make_mask(int queries, int keys, int64_t diagonal, int left, int right)
+FA3_SHARED fa3_mask fa3_make_mask(int queries, int keys, int64_t diagonal, int64_t left,
+                                  int64_t right)
 {
-    const int64_t lower = left == FA3_UNBOUNDED ? -FA3_UNBOUNDED : diagonal - left;
-    const int64_t upper = right == FA3_UNBOUNDED ? FA3_UNBOUNDED : diagonal + right;
+    const int64_t lower = left == FA3_NO_LIMIT ? -FA3_UNBOUNDED : diagonal - left;
+    const int64_t upper = right == FA3_NO_LIMIT ? FA3_UNBOUNDED : diagonal + right;
     fa3_mask mask;
     mask.queries = queries;
     mask.keys = keys;

@@ -163,18 +163,17 @@ static void test_long_tiles_first(void **state) {
 /* The kernels' mask, of 32 bits, says what the host's says. */
 static void test_masks_agree(void **state) {
   (void)state;
-  static const int64_t limits[] = {0, 1, 3, 7, MASK_UNBOUNDED};
-  static const int64_t diagonals[] = {-(INT64_C(1) << 60), -20, -3, 0, 2, 6, 20, INT64_C(1) << 60};
+  static const int64_t limits[] = {0, 1, 3, 7, INT64_C(1) << 30, INT64_C(1) << 59, MASK_UNBOUNDED};
+  static const int64_t diagonals[] = {-(INT64_C(1) << 60), -20, -3, 0, 2, 6, 20, INT64_C(1) << 31,
+                                      INT64_C(1) << 60};
   for (int queries = 1; queries <= 7; queries++)
     for (int keys = 0; keys <= 7; keys++)
-      for (size_t left = 0; left < 5; left++)
-        for (size_t right = 0; right < 5; right++)
+      for (size_t left = 0; left < sizeof limits / sizeof *limits; left++)
+        for (size_t right = 0; right < sizeof limits / sizeof *limits; right++)
           for (size_t d = 0; d < sizeof diagonals / sizeof *diagonals; d++) {
             const struct mask host = {diagonals[d], limits[left], limits[right], keys};
             const fa3_mask device =
-                fa3_make_mask(queries, keys, diagonals[d],
-                              limits[left] == MASK_UNBOUNDED ? FA3_UNBOUNDED : (int)limits[left],
-                              limits[right] == MASK_UNBOUNDED ? FA3_UNBOUNDED : (int)limits[right]);
+                fa3_make_mask(queries, keys, diagonals[d], limits[left], limits[right]);
             for (int query = 0; query < queries; query++) {
               struct key_range expected = mask_row(&host, query);
               fa3_range got = fa3_visible_keys(&device, query);
@@ -198,8 +197,8 @@ static void test_tiles_cover_the_mask(void **state) {
       for (int left = -1; left <= 6; left += 2)
         for (int right = -1; right <= 3; right += 2) {
           const fa3_mask mask =
-              fa3_make_mask(queries, keys, keys - queries, left < 0 ? FA3_UNBOUNDED : left,
-                            right < 0 ? FA3_UNBOUNDED : right);
+              fa3_make_mask(queries, keys, keys - queries, left < 0 ? FA3_NO_LIMIT : left,
+                            right < 0 ? FA3_NO_LIMIT : right);
           for (int first = 0; first < queries; first += 3) {
             int last = first + 3 < queries ? first + 3 : queries;
             fa3_range tiles = fa3_visible_tiles(&mask, first, first + 3, WIDTH);

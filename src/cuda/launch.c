@@ -204,10 +204,6 @@ static void set_scales(const struct problem *problem, fa3_forward_params *params
   }
 }
 
-static int window(int64_t window) {
-  return window < FA3_UNBOUNDED ? (int)window : FA3_UNBOUNDED;
-}
-
 static fa3_status launch_attention(const struct launch *launch) {
   const struct problem *problem = launch->problem;
   const struct cuda_plan *plan = launch->plan;
@@ -240,8 +236,8 @@ static fa3_status launch_attention(const struct launch *launch) {
   params.queries_per_warpgroup = 64 / plan->packed;
   params.queries_per_key = (int)(problem->heads_q / problem->heads_k);
   params.head_dim_v = (int)problem->value_head_dim;
-  params.window_left = window(problem->window_left);
-  params.window_right = window(problem->window_right);
+  params.window_left = problem->window_left;
+  params.window_right = problem->window_right;
   params.store_by_tma = plan->packed == 1;
   params.clear_value =
       problem->cu_seqlens_q || problem->cu_seqlens_k || problem->seqused_q || problem->seqused_k;

@@ -55,8 +55,38 @@ static void fill_with_outliers(double *exact, uint16_t *rounded, size_t count, f
 
 enum { SEQLEN = 4096, HEADS = 16, ROW_STEP = 37 };
 
-/* Against attention of the inputs as they were before they were rounded to 16 bits. */
-static double outlier_error(fa3_dtype dtype, int head_dim) {
+/* Root mean square errors against attention of the inputs as they were before they were rounded to
+ * 16 bits: the kernel's, and those of the algorithm with nothing but the roundings that any 16-bit
+ * kernel makes (inputs, probabilities, output). */
+struct errors {
+  double ours;
+  double plain;
+};
+
+/* The row as it is with rounded probabilities and a rounded output. */
+static void attend_rounded(fa3_dtype dtype, const uint16_t *query, const uint16_t *key,
+                           const uint16_t *value, int64_t stride, int head_dim, double *output) {
+  static _Thread_local double scores[SEQLEN];
+  double top = -INFINITY, sum = 0;
+  for (int64_t j = 0; j < SEQLEN; j++) {
+    double score = 0;
+    for (int d = 0; d < head_dim; d++)
+      score += from_bits(dtype, query[d]) * from_bits(dtype, key[j * stride + d]);
+    scores[j] = score / sqrt(head_dim);
+    if (scores[j] > top) top = scores[j];
+  }
+  for (int d = 0; d < head_dim; d++) output[d] = 0;
+  for (int64_t j = 0; j < SEQLEN; j++) {
+    double weight = exp(scores[j] - top);
+    sum += weight;
+    weight = from_bits(dtype, to_bits(dtype, weight));
+    for (int d = 0; d < head_dim; d++)
+      output[d] += weight * from_bits(dtype, value[j * stride + d]);
+  }
+  for (int d = 0; d < head_dim; d++) output[d] = from_bits(dtype, to_bits(dtype, output[d] / sum));
+}
+
+static struct errors outlier_errors(fa3_dtype dtype, int head_dim) {
   size_t count = (size_t)SEQLEN * HEADS * (size_t)head_dim, bytes = 2 * count;
   struct gpu_arena arena = gpu_arena_new(4 * bytes);
   uint16_t *host[4];
@@ -74,35 +104,39 @@ static double outlier_error(fa3_dtype dtype, int head_dim) {
     if (i < 3) GPU(cuMemcpyHtoDAsync, device[i], host[i], bytes, NULL);
   }
   fa3_forward_args args = {.struct_size = sizeof args, .device = {FA3_CUDA, 0}};
-  args.query = fa3_dense((void *)device[0], dtype, 1, SEQLEN, HEADS, head_dim);
-  args.key = fa3_dense((void *)device[1], dtype, 1, SEQLEN, HEADS, head_dim);
-  args.value = fa3_dense((void *)device[2], dtype, 1, SEQLEN, HEADS, head_dim);
-  args.output = fa3_dense((void *)device[3], dtype, 1, SEQLEN, HEADS, head_dim);
+  fa3_tensor *tensors[] = {&args.query, &args.key, &args.value, &args.output};
+  for (int i = 0; i < 4; i++)
+    *tensors[i] = fa3_dense((void *)device[i], dtype, 1, SEQLEN, HEADS, head_dim);
   if (fa3_forward(&args)) fail_msg("fa3_forward: %s", fa3_last_error());
   GPU(cuMemcpyDtoHAsync, host[3], device[3], bytes, NULL);
   GPU(cuCtxSynchronize, );
 
-  double squares = 0;
+  double ours = 0, plain = 0;
   int64_t compared = 0, stride = (int64_t)HEADS * head_dim;
-#pragma omp parallel for collapse(2) reduction(+ : squares, compared)
+#pragma omp parallel for collapse(2) reduction(+ : ours, plain, compared)
   for (int head = 0; head < HEADS; head++)
     for (int row = 0; row < SEQLEN; row += ROW_STEP) {
-      double output[256];
+      double expected[256], rounded[256];
       int64_t column = (int64_t)head * head_dim;
       int64_t at = row * stride + column;
-      attend(exact[0] + at, exact[1] + column, exact[2] + column, SEQLEN, stride, head_dim, output);
-      for (int d = 0; d < head_dim; d++)
-        squares += pow(from_bits(dtype, host[3][at + d]) - output[d], 2);
+      attend(exact[0] + at, exact[1] + column, exact[2] + column, SEQLEN, stride, head_dim,
+             expected);
+      attend_rounded(dtype, host[0] + at, host[1] + column, host[2] + column, stride, head_dim,
+                     rounded);
+      for (int d = 0; d < head_dim; d++) {
+        ours += pow(from_bits(dtype, host[3][at + d]) - expected[d], 2);
+        plain += pow(rounded[d] - expected[d], 2);
+      }
       compared += head_dim;
     }
   for (int i = 0; i < 4; i++) free(host[i]);
   for (int i = 0; i < 3; i++) free(exact[i]);
   gpu_arena_free(&arena);
-  return sqrt(squares / (double)compared);
+  return (struct errors){sqrt(ours / (double)compared), sqrt(plain / (double)compared)};
 }
 
-/* The root mean square error of FlashAttention-2, FlashAttention-3 and cuDNN on such inputs, as
- * measured on an H100; it has two digits, and we compare a sample of the rows. */
+/* Beside them, what FlashAttention-2 or 3 and cuDNN had on inputs drawn in the same way: the few
+ * outliers make the figure vary by tens of per cent from draw to draw. */
 static void test_outliers(void **state) {
   (void)state;
   static const struct {
@@ -114,11 +148,11 @@ static void test_outliers(void **state) {
                {FA3_BFLOAT16, 128, 1.2e-3}, {FA3_BFLOAT16, 256, 1.16e-3}};
   bool good = true;
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    double ours = outlier_error(cases[i].dtype, cases[i].head_dim);
-    printf("outliers: %s, head dim %d: error %.3g, theirs %.3g\n",
-           cases[i].dtype == FA3_FLOAT16 ? "float16" : "bfloat16", cases[i].head_dim, ours,
-           cases[i].theirs);
-    if (!(ours <= 1.05 * cases[i].theirs)) good = false;
+    struct errors errors = outlier_errors(cases[i].dtype, cases[i].head_dim);
+    printf("outliers: %s, head dim %d: error %.3g, by rounding alone %.3g; theirs %.3g\n",
+           cases[i].dtype == FA3_FLOAT16 ? "float16" : "bfloat16", cases[i].head_dim, errors.ours,
+           errors.plain, cases[i].theirs);
+    if (!(errors.ours <= 1.02 * errors.plain)) good = false;
   }
   assert_true(good);
 }
