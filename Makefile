@@ -7,7 +7,7 @@ PREFIX ?= /usr/local
 RUN_TESTS = ctest --preset $(1) --parallel $(JOBS)
 
 .NOTPARALLEL:
-.PHONY: build demo test check lint asan tsan bench install format clean help setup-build setup-test
+.PHONY: build demo test check lint asan tsan gpu bench install format clean help setup-build setup-test
 
 build: setup-build ## build the library and the program: build/release
 	@scripts/build release $(if $(wildcard build/release/build.ninja),,-DFA3_BUILD_TESTS=OFF)
@@ -16,7 +16,7 @@ demo: build ## run attention on a real model's query, key and value, and check t
 	@scripts/demo
 
 test: check lint asan tsan ## everything that a change has to pass, the four targets below
-	@echo "make test: everything passed, on the CPU engine (this version has no CUDA kernels)"
+	@echo "make test: everything passed (CUDA kernels: by the receipt of make gpu, tests/gpu/receipt.json)"
 
 check: setup-test ## the tests of the optimised build
 	@scripts/build release -DFA3_BUILD_TESTS=ON
@@ -33,6 +33,10 @@ asan: setup-test ## the tests with AddressSanitizer and UBSan, and a short run o
 tsan: setup-test ## the tests with ThreadSanitizer
 	@scripts/build tsan
 	@$(call RUN_TESTS,tsan)
+
+gpu: setup-test ## on a machine with a Hopper GPU: the GPU tests, and the receipt that they pass
+	@FA3_CUDA=REFERENCE scripts/build release -DFA3_BUILD_TESTS=ON
+	@python3 tests/gpu/suite.py build/release tests/gpu/receipt.json
 
 install: build ## install into PREFIX (/usr/local)
 	@cmake --install build/release --prefix $(PREFIX)

@@ -1,5 +1,7 @@
 """The kernels in a build of the library, and a hash of each one's code."""
 import hashlib
+import pathlib
+import re
 import struct
 
 
@@ -54,5 +56,14 @@ def embedded(library):
     return cubins
 
 
-def hashes(library):
+def hashes(build):
+    """{name: hash} of the library in a build folder."""
+    library = pathlib.Path(build) / "libfa3.so"
     return {name: code_hash(cubin) for name, cubin in sorted(embedded(library).items())}
+
+
+def compiler(build):
+    """What compiled the kernels of a build folder; None if it has none."""
+    cache = (pathlib.Path(build) / "CMakeCache.txt").read_text()
+    found = re.search(r"^FA3_NVCC_COMPILER:INTERNAL=(.+)$", cache, re.MULTILINE)
+    return found and found[1]

@@ -1,9 +1,9 @@
 """Checks that every kernel of a build has passed the GPU suite (suite.py).
 
-    receipt.py LIBRARY COMPILER
+    receipt.py BUILD
 
-LIBRARY is libfa3.so, COMPILER what compiled its kernels. Build machines have no GPU: the suite's
-receipt, receipt.json, is the proof that this very code has run and passed on one."""
+BUILD is a folder that the library was built in. Build machines have no GPU: the suite's receipt,
+receipt.json, is the proof that this very code has run and passed on one."""
 import json
 import pathlib
 import sys
@@ -14,14 +14,15 @@ SKIPPED = 77
 RECEIPT = pathlib.Path(__file__).with_name("receipt.json")
 
 
-def main(library, compiler):
+def main(build):
     receipt = json.loads(RECEIPT.read_text())
+    compiler = cubin.compiler(build)
     if receipt["compiler"] != compiler:
         print(f"the receipt does not apply: it is for {receipt['compiler']}, this is {compiler}")
         return SKIPPED
-    kernels = cubin.hashes(library)
+    kernels = cubin.hashes(build)
     if not kernels:
-        print(f"{library} has no kernels")
+        print(f"the library in {build} has no kernels")
         return 1
     missing = [name for name, digest in kernels.items() if receipt["kernels"].get(name) != digest]
     for name in missing:

@@ -1,10 +1,10 @@
 """The GPU suite: runs every test of this folder on the machine's GPU and, if all pass, writes the
 receipt that stands for them where there is none.
 
-    suite.py PROGRAMS LIBRARY COMPILER RECEIPT
+    suite.py BUILD RECEIPT
 
-PROGRAMS is the folder with test_gpu_*, LIBRARY the libfa3.so that they load, COMPILER what compiled
-its kernels, RECEIPT the file to write."""
+BUILD is a folder that the library and its tests were built in, by the reference compiler (the one
+of receipt.json); RECEIPT is the file to write, receipt.json itself or one to put in its place."""
 import datetime
 import json
 import pathlib
@@ -30,15 +30,16 @@ def run(program):
     return int(passed[1]) if result.returncode == 0 and passed else 0
 
 
-def main(programs, library, compiler, receipt):
-    kernels = cubin.hashes(library)
-    counts = {name: run(pathlib.Path(programs).resolve() / f"test_gpu_{name}") for name in TESTS}
+def main(build, receipt):
+    kernels = cubin.hashes(build)
+    programs = pathlib.Path(build).resolve() / "tests/gpu"
+    counts = {name: run(programs / f"test_gpu_{name}") for name in TESTS}
     if not kernels or not all(counts.values()):
         print("failed: no receipt")
         return 1
     name, driver = gpu()
     content = {
-        "compiler": compiler,
+        "compiler": cubin.compiler(build),
         "gpu": name,
         "driver": driver,
         "date": datetime.date.today().isoformat(),

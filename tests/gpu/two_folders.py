@@ -1,7 +1,7 @@
 """Compiles the kernels in a folder elsewhere and compares their code with the build's: a path must
 not get into it, or no receipt would hold on another machine.
 
-    two_folders.py CMAKE NVCC SOURCE LIBRARY"""
+    two_folders.py CMAKE NVCC SOURCE BUILD"""
 import os
 import pathlib
 import shutil
@@ -12,7 +12,7 @@ import tempfile
 import cubin
 
 
-def main(cmake, nvcc, source, library):
+def main(cmake, nvcc, source, built):
     with tempfile.TemporaryDirectory() as folder:
         elsewhere = pathlib.Path(folder) / "another" / "place"
         for part in ["kernels", "src", "include", "cmake", "reference"]:
@@ -28,7 +28,7 @@ def main(cmake, nvcc, source, library):
                        check=True, stdout=subprocess.DEVNULL)
         there = {path.stem: cubin.code_hash(path.read_bytes())
                  for path in (build / "kernels").glob("*.cubin")}
-    here = cubin.hashes(library)
+    here = cubin.hashes(built)
     differing = [name for name in here if here[name] != there.get(name)]
     for name in differing:
         print(f"{name}: its code depends on the folder that it is compiled in")
