@@ -71,18 +71,11 @@ const char *device_name(fa3_device device, char buffer[32]) {
   return buffer;
 }
 
-static fa3_device first_usable(void) {
-  for (int32_t i = 0; i < fa3_device_count(FA3_CUDA); i++) {
-    fa3_device gpu = {FA3_CUDA, i};
-    if (fa3_prepare(gpu) == FA3_OK) return gpu;
-  }
-  return (fa3_device){FA3_CPU, 0};
-}
-
 int device_choose(const struct device_options *chosen, fa3_device *device) {
   char name[32];
   fa3_device_info info = {.struct_size = sizeof info};
-  *device = chosen->automatic ? first_usable() : chosen->device;
+  /* This program's tensors are in the host's memory, which a GPU does not take. */
+  *device = chosen->automatic ? (fa3_device){FA3_CPU, 0} : chosen->device;
   fa3_status status = fa3_prepare(*device);
   if (status)
     return fail(status == FA3_INVALID_ENVIRONMENT ? EXIT_USAGE : EXIT_UNSUPPORTED,

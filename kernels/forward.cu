@@ -16,323 +16,8 @@
 //
 // Compile with -DFA3_BF16=0|1 and the sizes below; see forward_params.h for what
 // the host prepares.
-#include "forward_params.h"
-#include "mask.h"
-#include "mbarrier.cuh"
-#include "registers.cuh"
-#include "scheduler.h"
-#include "softmax.cuh"
-#include "tma.cuh"
-#include "wgmma.cuh"
-
-#ifndef FA3_PINGPONG
-#define FA3_PINGPONG 1
-#endif
-
-#ifndef FA3_SOFTCAP
-#define FA3_SOFTCAP 1
-#endif
-
-constexpr int kHeadDim = FA3_HEAD_DIM;         // of queries and keys
-constexpr int kHeadDimV = FA3_HEAD_DIM_V;      // of values and output, <= kHeadDim
-constexpr int kWarpgroups = FA3_WARPGROUPS;    // consumers
-constexpr int kTileN = FA3_TILE_N;             // keys per tile
-constexpr int kStages = FA3_STAGES;            // depth of the key ring and of the value ring
-constexpr int kQueryStages = FA3_QUERY_STAGES; // query tiles held, 1 or 2
-constexpr int kCluster = FA3_CLUSTER;          // blocks that share every tile of keys and values
-
-constexpr int kRows = 64;     // of a warpgroup
-constexpr int kWorkSlots = 2; // the tile that is computed, and the next: no more, so that tiles go to who is free
-constexpr int kThreads = 128 * (kWarpgroups + 1);
-constexpr int kConsumerWarps = 4 * kWarpgroups;
-// What the launch allots (168 or 128 for every thread) is all there is to share out.
-constexpr int kProducerRegisters = kWarpgroups == 2 ? 40 : 32;
-constexpr int kConsumerRegisters = kWarpgroups == 2 ? 232 : 160;
-
-// A tile lies in shared memory as blocks of kChunk columns, row after row of
-// kRowBytes, swizzled by the copy engine.
-constexpr int kChunk = kHeadDim % 64 == 0 && kHeadDimV % 64 == 0 ? 64 : 32;
-constexpr int kRowBytes = 2 * kChunk;
-constexpr int kChunks = kHeadDim / kChunk;
-constexpr int kChunksV = kHeadDimV / kChunk;
-constexpr int kQueryBytes = kRows * kHeadDim * 2; // of a warpgroup
-constexpr int kKeyBytes = kTileN * kHeadDim * 2;
-constexpr int kValueBytes = kTileN * kHeadDimV * 2;
-constexpr int kShareN = kTileN / kCluster; // rows that this block loads for the cluster
-
-// The output leaves through a few rows of shared memory of each warp, this many
-// chunks of columns at a time.
-constexpr int kStageChunks = kChunksV < 2 ? 1 : 2;
-constexpr int kStageBytes = 16 * kRowBytes * kStageChunks; // of a warp
-
-static_assert(kHeadDim % kChunk == 0 && kHeadDimV % kChunk == 0 && kShareN % 8 == 0, "tile sizes");
-
-// Shared memory, in bytes from a base aligned to 1024.
-constexpr int kQueryAt = 0;
-constexpr int kKeyAt = kQueryAt + kQueryStages * kWarpgroups * kQueryBytes;
-constexpr int kValueAt = kKeyAt + kStages * kKeyBytes;
-constexpr int kStageAt = kValueAt + kStages * kValueBytes;
-constexpr int kBarriersAt = kStageAt + kConsumerWarps * kStageBytes;
-constexpr int kQueryFull = kBarriersAt; // [query stage][warpgroup]
-constexpr int kQueryEmpty = kQueryFull + 8 * kQueryStages * kWarpgroups;
-constexpr int kKeyFull = kQueryEmpty + 8 * kQueryStages * kWarpgroups; // [stage]
-constexpr int kKeyEmpty = kKeyFull + 8 * kStages;
-constexpr int kValueFull = kKeyEmpty + 8 * kStages;
-constexpr int kValueEmpty = kValueFull + 8 * kStages;
-constexpr int kValueLanded = kValueEmpty + 8 * kStages;
-constexpr int kWorkFull = kValueLanded + 8; // [work slot]
-constexpr int kWorkEmpty = kWorkFull + 8 * kWorkSlots;
-constexpr int kWorkAt = (kWorkEmpty + 8 * kWorkSlots + 15) / 16 * 16;
-constexpr int kWorkBytes = 128;
-constexpr int kSharedBytes = kWorkAt + kWorkBytes * kWorkSlots;
-constexpr int kSharedBytesByHost =
-    FA3_FORWARD_SHARED_BYTES(kHeadDim, kHeadDimV, kWarpgroups, kTileN, kStages, kQueryStages);
-static_assert(kSharedBytes <= kSharedBytesByHost && kSharedBytesByHost <= 232448, "shared memory");
-static_assert(kThreads == FA3_FORWARD_THREADS(kWarpgroups), "threads");
-static_assert(kChunk == FA3_FORWARD_CHUNK(kHeadDim, kHeadDimV), "chunk");
-
-enum { kBarrierTurn = 1 }; // named barriers kBarrierTurn + warpgroup; 0 is __syncthreads
-
-extern __shared__ __align__(1024) unsigned char shared[];
-
-// One output tile of this block: which rows, and which tiles of keys it needs.
-// The scheduling warp leaves it in shared memory for the others.
-struct __align__(16) work {
-    int head, batch; // as coordinates of the tensor maps
-    int key_batch;
-    int first;       // the block's first query within its sequence
-    int query_row;   // the sequence's first row in the tensors
-    int key_row;
-    fa3_mask mask;
-    fa3_range tiles; // of keys, for the whole cluster
-    int last;        // no tile: the work is done
-    struct {
-        fa3_range tiles; // of keys, that its rows need
-        fa3_range whole; // those of them that all its rows see entirely
-    } warpgroup[kWarpgroups];
-};
-static_assert(sizeof(work) <= kWorkBytes, "a work slot");
-
-__device__ __forceinline__ work &work_of(uint32_t tile)
-{
-    return *(work *)(shared + kWorkAt + kWorkBytes * ring_stage<kWorkSlots>(tile));
-}
-
-// Which of a warpgroup's queries is in this row of its tile.
-__device__ __forceinline__ int query_of_row(const fa3_forward_params &p, int row)
-{
-    return row * p.packed_inverse >> 16;
-}
-
-// Which query head.
-__device__ __forceinline__ int head_of_row(const fa3_forward_params &p, const work &w, int row)
-{
-    return w.head * p.packed + row - query_of_row(p, row) * p.packed;
-}
-
-// The scheduling warp -----------------------------------------------------------
-
-__device__ __forceinline__ work find_work(const fa3_forward_params &p, int index)
-{
-    const fa3_tile tile = fa3_tile_at(&p.tiles, index);
-    const int b = tile.batch;
-    work w;
-    w.head = tile.head;
-    w.query_row = p.cu_seqlens_q ? p.cu_seqlens_q[b] : 0;
-    w.key_row = p.cu_seqlens_k ? p.cu_seqlens_k[b] : 0;
-    const int queries = p.used_q         ? p.used_q[b]
-                        : p.cu_seqlens_q ? p.cu_seqlens_q[b + 1] - w.query_row
-                                         : p.seqlen_q;
-    int keys = p.used_k         ? p.used_k[b]
-               : p.cu_seqlens_k ? p.cu_seqlens_k[b + 1] - w.key_row
-                                : p.seqlen_k;
-    if (p.leftpad_k) {
-        w.key_row += p.leftpad_k[b];
-        keys -= p.leftpad_k[b];
-    }
-    const int64_t diagonal = p.diagonal ? p.diagonal[b] : keys - queries;
-    w.mask = fa3_make_mask(queries, keys, diagonal, p.window_left, p.window_right);
-    w.batch = p.cu_seqlens_q ? 0 : b;
-    w.key_batch = p.batch_index_k ? p.batch_index_k[b] : p.cu_seqlens_k ? 0 : b;
-    const int step = p.queries_per_warpgroup, rows = kWarpgroups * step;
-    const int first = tile.block * kCluster * rows;
-    w.first = first + (kCluster > 1 ? cluster_rank() * rows : 0);
-    w.tiles = fa3_visible_tiles(&w.mask, first, first + kCluster * rows, kTileN);
-    w.last = first >= w.mask.queries; // for now: a tile without rows
-    for (int g = 0; g < kWarpgroups; ++g) {
-        const int begin = w.first + g * step;
-        const fa3_range common = fa3_common_keys(&w.mask, begin, begin + step);
-        w.warpgroup[g].tiles = fa3_visible_tiles(&w.mask, begin, begin + step, kTileN);
-        w.warpgroup[g].whole.begin = (common.begin + kTileN - 1) / kTileN;
-        w.warpgroup[g].whole.end = common.end / kTileN;
-    }
-    return w;
-}
-
-__device__ __forceinline__ void schedule(const fa3_forward_params &p, uint32_t base)
-{
-    const int workers = gridDim.x / kCluster, worker = blockIdx.x / kCluster;
-    const int total = fa3_tile_count(&p.tiles);
-    uint32_t done = 0;
-    for (int round = 0;; ++round) {
-        int index = fa3_tile_index(&p.tiles, worker, workers, round);
-        bool last = round * workers >= total;
-        if (kCluster == 1 && p.next_tile != nullptr && round > 0) {
-            if ((threadIdx.x & 31) == 0)
-                index = workers + atomicAdd(p.next_tile, 1);
-            index = __shfl_sync(0xffffffff, index, 0);
-            last = index >= total;
-        }
-        if (!last && index >= total)
-            continue;
-        work w;
-        if (!last) {
-            w = find_work(p, index);
-            if (w.last)
-                continue;
-        }
-        w.last = last;
-        const uint32_t stage = ring_stage<kWorkSlots>(done);
-        mbarrier_wait(base + kWorkEmpty + 8 * stage, ring_parity<kWorkSlots>(done) ^ 1);
-        if ((threadIdx.x & 31) == 0) {
-            work_of(done) = w;
-            mbarrier_arrive(base + kWorkFull + 8 * stage);
-        }
-        __syncwarp();
-        ++done;
-        if (last)
-            break;
-    }
-}
-
-__device__ __forceinline__ void wait_for_work(uint32_t base, uint32_t tile)
-{
-    mbarrier_wait(base + kWorkFull + 8 * ring_stage<kWorkSlots>(tile),
-                  ring_parity<kWorkSlots>(tile));
-}
-
-__device__ __forceinline__ void finish_work(uint32_t base, uint32_t tile)
-{
-    __syncwarp();
-    if ((threadIdx.x & 31) == 0)
-        mbarrier_arrive(base + kWorkEmpty + 8 * ring_stage<kWorkSlots>(tile));
-}
-
-// The loading warps ---------------------------------------------------------------
-
-// This block's share of one tile, for all blocks of the cluster.
-template <int kChunksOfTile>
-__device__ __forceinline__ void load_tile(uint32_t to, const fa3_tensor_map *map, uint32_t full,
-                                          int row, int head, int batch)
-{
-#pragma unroll
-    for (int c = 0; c < kChunksOfTile; ++c) {
-        if (kCluster == 1) {
-            tma_load_4d(to + c * kTileN * kRowBytes, map, full, c * kChunk, row, head, batch);
-        } else {
-            const int share = cluster_rank() * kShareN;
-            tma_load_4d_multicast(to + c * kTileN * kRowBytes + share * kRowBytes, map, full,
-                                  (1 << kCluster) - 1, c * kChunk, row + share, head, batch);
-        }
-    }
-}
-
-// Zeros in place of what follows the sequence's last value: its probability is 0,
-// but 0 * NaN would be NaN.
-__device__ __forceinline__ void clear_rows(uint32_t tile, int first)
-{
-    constexpr int kUnits = kRowBytes / 16;
-    for (int c = 0; c < kChunksV; ++c)
-        for (int i = first * kUnits + (threadIdx.x & 31); i < kTileN * kUnits; i += 32)
-            asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(
-                             tile + c * kTileN * kRowBytes + i * 16),
-                         "r"(0)
-                         : "memory");
-    fence_proxy_async();
-    __syncwarp();
-}
-
-__device__ __forceinline__ void load_keys_and_values(const fa3_forward_params &p, uint32_t base)
-{
-    const bool leader = elect_one();
-    uint32_t key = 0, value = 0, landed = 0; // buffers filled so far
-    for (uint32_t t = 0;; ++t) {
-        wait_for_work(base, t);
-        const work &w = work_of(t);
-        if (w.last)
-            break;
-        const int head = p.packed == 1 ? w.head / p.queries_per_key : w.head;
-        const int keys = w.mask.keys, key_row = w.key_row, batch = w.key_batch;
-        const int begin = w.tiles.begin, end = w.tiles.end;
-        finish_work(base, t);
-        // Values run one tile behind the keys, as the consumers use them.
-        for (int n = end - 1; n >= begin - 1; --n) {
-            if (n >= begin) {
-                const uint32_t stage = ring_stage<kStages>(key);
-                const uint32_t full = base + kKeyFull + 8 * stage;
-                mbarrier_wait(base + kKeyEmpty + 8 * stage, ring_parity<kStages>(key) ^ 1);
-                if (leader) {
-                    mbarrier_arrive_expect(full, kKeyBytes);
-                    load_tile<kChunks>(base + kKeyAt + stage * kKeyBytes, &p.key, full,
-                                       key_row + n * kTileN, head, batch);
-                }
-                ++key;
-            }
-            if (n + 1 < end) {
-                const uint32_t stage = ring_stage<kStages>(value);
-                const uint32_t full = base + kValueFull + 8 * stage;
-                const uint32_t to = base + kValueAt + stage * kValueBytes;
-                const int row = (n + 1) * kTileN;
-                const bool overrun = p.clear_value && row + kTileN > keys;
-                mbarrier_wait(base + kValueEmpty + 8 * stage, ring_parity<kStages>(value) ^ 1);
-                if (leader) {
-                    const uint32_t report = overrun ? base + kValueLanded : full;
-                    mbarrier_arrive_expect(report, kValueBytes);
-                    load_tile<kChunksV>(to, &p.value, report, key_row + row, head, batch);
-                }
-                if (overrun) {
-                    __syncwarp();
-                    mbarrier_wait(base + kValueLanded, landed & 1);
-                    ++landed;
-                    clear_rows(to, keys - row);
-                    if (leader)
-                        mbarrier_arrive(full);
-                }
-                ++value;
-            }
-            __syncwarp();
-        }
-    }
-}
-
-__device__ __forceinline__ void load_queries(const fa3_forward_params &p, uint32_t base)
-{
-    const bool leader = elect_one();
-    const int step = p.queries_per_warpgroup;
-    for (uint32_t t = 0;; ++t) {
-        wait_for_work(base, t);
-        const work &w = work_of(t);
-        if (w.last)
-            break;
-        const int row = w.query_row + w.first, head = w.head, batch = w.batch;
-        finish_work(base, t);
-        for (int g = 0; g < kWarpgroups; ++g) {
-            const int buffer = ring_stage<kQueryStages>(t) * kWarpgroups + g;
-            const uint32_t full = base + kQueryFull + 8 * buffer;
-            mbarrier_wait(base + kQueryEmpty + 8 * buffer, ring_parity<kQueryStages>(t) ^ 1);
-            if (leader) {
-                mbarrier_arrive_expect(full, step * p.packed * kHeadDim * 2);
-#pragma unroll
-                for (int c = 0; c < kChunks; ++c)
-                    tma_load_5d(base + kQueryAt + buffer * kQueryBytes + c * kRows * kRowBytes,
-                                &p.query, full, c * kChunk, 0, row + g * step, head, batch);
-            }
-            __syncwarp();
-        }
-    }
-}
-
-// The computing warpgroups ---------------------------------------------------------
+#include "forward_load.cuh"
+#include "forward_work.cuh"
 
 __device__ __forceinline__ void take_turn(int warpgroup)
 {
@@ -497,8 +182,6 @@ __device__ __forceinline__ void finish_tile(const fa3_forward_params &p, uint32_
 __device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t base, int warpgroup)
 {
     const int lane = threadIdx.x & 31;
-    const uint32_t key_tiles = wgmma_descriptor_low(base + kKeyAt, 0);
-    const uint32_t value_tiles = wgmma_descriptor_low(base + kValueAt, kTileN * kRowBytes);
     float o[kHeadDimV / 2];
     float average[2] = {0.0f, 0.0f}; // turns the output of a tile that is done into the average
     uint32_t probabilities[kTileN / 4];
@@ -531,10 +214,12 @@ __device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t bas
                             8 * (ring_stage<kQueryStages>(t) * kWarpgroups + warpgroup));
     };
     auto key_tile = [&](uint32_t use) {
-        return uniform(key_tiles + ring_stage<kStages>(use) * (kKeyBytes >> 4));
+        return uniform(
+            wgmma_descriptor_low(base + kKeyAt + ring_stage<kStages>(use) * kKeyBytes, 0));
     };
     auto value_tile = [&](uint32_t use) {
-        return uniform(value_tiles + ring_stage<kStages>(use) * (kValueBytes >> 4));
+        return uniform(wgmma_descriptor_low(
+            base + kValueAt + ring_stage<kStages>(use) * kValueBytes, kTileN * kRowBytes));
     };
     // A tile of keys that only other rows see: hand it back, and keep the turns in step.
     auto pass_over = [&]() {
@@ -616,6 +301,9 @@ __device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t bas
         // Scores of the next tile of keys, and the product of the last, which may be the
         // output tile's before. Returns with the scores there and the product running.
         auto take_step = [&](bool product) {
+            // Not known to the compiler, or it keeps what it could derive from it, and
+            // spills.
+            asm volatile("" : "+r"(used));
             const uint32_t k = key_tile(used), v = value_tile(used - 1);
             wait_key(used);
             take_turn(warpgroup);
@@ -707,9 +395,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             mbarrier_init(base + kValueEmpty + 8 * i, kConsumerWarps * kCluster);
         }
         mbarrier_init(base + kValueLanded, 1);
+        mbarrier_init(base + kWorkWanted, 1);
         for (int i = 0; i < kWorkSlots; ++i) {
             mbarrier_init(base + kWorkFull + 8 * i, 1);
-            mbarrier_init(base + kWorkEmpty + 8 * i, kConsumerWarps + 2);
+            mbarrier_init(base + kWorkEmpty + 8 * i, 32 * (kConsumerWarps + 2));
         }
         mbarrier_init_fence();
     }

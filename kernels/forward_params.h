@@ -39,9 +39,9 @@ typedef struct {
 
     const int *cu_seqlens_q, *cu_seqlens_k; /* batch + 1 entries, or null */
     const int *used_q, *used_k;             /* per-sequence lengths, or null */
-    const int *leftpad_k;      /* keys to skip at a sequence's start, or null */
-    const int *batch_index_k;  /* which batch entry of key and value a sequence reads, or null */
-    const int64_t *diagonal; /* see mask.h, or null: keys - queries */
+    const int *leftpad_k;                   /* keys to skip at a sequence's start, or null */
+    const int *batch_index_k; /* the batch entry of key and value of each sequence, or null */
+    const int64_t *diagonal;  /* the key that query 0 stands at, or null: keys - queries */
     int seqlen_q, seqlen_k;                 /* the lengths where the arrays are null */
 
     fa3_tile_space tiles; /* blocks: of cluster * warpgroups * (rows/packed) queries */

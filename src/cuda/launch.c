@@ -125,13 +125,14 @@ static fa3_status copy_output(const struct launch *launch, const struct staged *
                               int64_t elements) {
   if (!staged->used) return FA3_OK;
   const struct problem *problem = launch->problem;
-  fa3_copy_params params = {.from = make_view(from, elements),
-                            .to = make_view(to, elements),
-                            .rows = problem->max_seqlen_q,
-                            .heads = (int)problem->heads_q,
-                            .dims = (int)(dim * elements),
-                            .cu_seqlens = problem->cu_seqlens_q,
-                            .used = problem->seqused_q};
+  fa3_copy_params params = {
+      .from = make_view(from, elements),
+      .to = make_view(to, elements),
+      .rows = problem->max_seqlen_q < problem->rows_q ? problem->max_seqlen_q : problem->rows_q,
+      .heads = (int)problem->heads_q,
+      .dims = (int)(dim * elements),
+      .cu_seqlens = problem->cu_seqlens_q,
+      .used = problem->seqused_q};
   return copy(launch, &params, problem->batch);
 }
 

@@ -17,7 +17,9 @@ def main(cmake, nvcc, source, built):
         elsewhere = pathlib.Path(folder) / "another" / "place"
         for part in ["kernels", "src", "include", "cmake", "reference"]:
             shutil.copytree(pathlib.Path(source) / part, elsewhere / part)
-        shutil.copy(pathlib.Path(source) / "CMakeLists.txt", elsewhere)
+        (elsewhere / "tests/gpu").mkdir(parents=True)
+        for file in ["CMakeLists.txt", "tests/gpu/receipt.json"]:
+            shutil.copy(pathlib.Path(source) / file, elsewhere / file)
         build = pathlib.Path(folder) / "build"
         configure = [cmake, "-S", elsewhere, "-B", build, "-G", "Ninja", f"-DFA3_NVCC={nvcc}"]
         subprocess.run(
