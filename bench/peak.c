@@ -12,15 +12,18 @@
 /* Enough independent sums to hide the latency of one. */
 enum { SUMS = 12, ROUNDS = 1 << 16, REPEATS = 20 };
 
-#define KEEP(sums) __asm__ volatile("" ::"v"(sums[0]), "v"(sums[SUMS - 1]))
+/* The compiler has to compute it, and knows nothing about it afterwards. */
+#define KEEP(sum) __asm__ volatile("" : "+v"(sum))
 
 __attribute__((target("avx2,fma"))) static void avx2(void) {
   __m256 sums[SUMS], one = _mm256_set1_ps(1);
   for (int i = 0; i < SUMS; i++) sums[i] = _mm256_setzero_ps();
   for (int round = 0; round < ROUNDS; round++) {
 #pragma GCC unroll 12
-    for (int i = 0; i < SUMS; i++) sums[i] = _mm256_fmadd_ps(one, one, sums[i]);
-    KEEP(sums);
+    for (int i = 0; i < SUMS; i++) {
+      sums[i] = _mm256_fmadd_ps(one, one, sums[i]);
+      KEEP(sums[i]);
+    }
   }
 }
 
@@ -29,8 +32,10 @@ __attribute__((target("avx512f"))) static void avx512(void) {
   for (int i = 0; i < SUMS; i++) sums[i] = _mm512_setzero_ps();
   for (int round = 0; round < ROUNDS; round++) {
 #pragma GCC unroll 12
-    for (int i = 0; i < SUMS; i++) sums[i] = _mm512_fmadd_ps(one, one, sums[i]);
-    KEEP(sums);
+    for (int i = 0; i < SUMS; i++) {
+      sums[i] = _mm512_fmadd_ps(one, one, sums[i]);
+      KEEP(sums[i]);
+    }
   }
 }
 
@@ -40,8 +45,10 @@ __attribute__((target("avx512f,avx512bf16"))) static void avx512bf16(void) {
   for (int i = 0; i < SUMS; i++) sums[i] = _mm512_setzero_ps();
   for (int round = 0; round < ROUNDS; round++) {
 #pragma GCC unroll 12
-    for (int i = 0; i < SUMS; i++) sums[i] = _mm512_dpbf16_ps(sums[i], one, one);
-    KEEP(sums);
+    for (int i = 0; i < SUMS; i++) {
+      sums[i] = _mm512_dpbf16_ps(sums[i], one, one);
+      KEEP(sums[i]);
+    }
   }
 }
 

@@ -10,8 +10,7 @@
 #include "reference.h"
 #include "slice.h"
 
-/* What rounds to infinity: half a unit in the last place above the largest number. */
-static double overflow_of(fa3_dtype dtype) {
+double comparison_overflow(fa3_dtype dtype) {
   if (dtype == FA3_FLOAT16) return 65520;
   if (dtype == FA3_BFLOAT16) return 0x1.ffp127;
   return 0x1.ffffffp127;
@@ -22,7 +21,7 @@ static double error_of(double value, double expected, double bound, fa3_dtype dt
   if (isnan(expected)) return isnan(value) ? 0 : INFINITY;
   if (isinf(expected)) return value == expected ? 0 : INFINITY;
   if (isfinite(value)) return fabs(value - expected);
-  bool overflows = !isnan(value) && fabs(expected) + bound >= overflow_of(dtype);
+  bool overflows = !isnan(value) && fabs(expected) + bound >= comparison_overflow(dtype);
   return overflows && signbit(value) == signbit(expected) ? 0 : INFINITY;
 }
 

@@ -34,6 +34,9 @@ int comparison_sample(struct comparison *comparison, int64_t count, uint64_t see
 /* Rows that there are to compare: used ones, in all heads. */
 int64_t comparison_rows(const fa3_forward_args *args);
 
+/* What rounds to infinity: half a unit in the last place above the dtype's largest number. */
+double comparison_overflow(fa3_dtype dtype);
+
 /* The first value of the output that is not finite, if there is one. */
 bool comparison_find_not_finite(const fa3_forward_args *args, int64_t place[4]);
 

@@ -98,7 +98,8 @@ static int64_t allotted(const fa3_tensor *tensor, const struct loaded_tensor *st
 }
 
 int lengths_check(const fa3_forward_args *args, const struct loaded_tensor loaded[OPERANDS]) {
-  const int64_t max_diagonal = (int64_t)1 << 60;
+  /* The library's limit is twice that: a slice's diagonal is further off, by its first row. */
+  const int64_t max_diagonal = (int64_t)1 << 59;
   TRY(check_starts(&loaded[CU_SEQLENS_Q], args->query.shape[0]));
   TRY(check_starts(&loaded[CU_SEQLENS_K], args->key.shape[0]));
   for (int64_t b = 0; b < slice_batch(args); b++) {

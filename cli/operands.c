@@ -279,6 +279,10 @@ int operands_failure(const struct operands *operands, fa3_status status) {
         (message[length] == '.' || message[length] == '[' || message[length] == ' '))
       return fail(code, "%s: %s", operands->loaded[i].origin, message);
   }
+  if (strncmp(message, "head_dim ", 9) == 0)
+    return fail(code, "%s: %s", operands->loaded[QUERY].origin, message);
+  if (strncmp(message, "value_head_dim ", 15) == 0)
+    return fail(code, "%s: %s", operands->loaded[VALUE].origin, message);
   return fail(code, "%s", message);
 }
 

@@ -88,6 +88,7 @@ static int resolve_new(const char *path, char target[PATH_MAX]) {
 static int check_target(const char *path, struct output_file *file, mode_t *mode) {
   struct stat status;
   if (stat(path, &status)) {
+    if (errno != ENOENT) return fail(EXIT_OUTPUT, "%s: %m", path);
     if (!lstat(path, &status)) return fail(EXIT_OUTPUT, "%s: a symbolic link to nothing", path);
     TRY(resolve_new(path, file->target));
     mode_t mask = umask(0);

@@ -3,7 +3,7 @@
 #include <stdbool.h>
 
 static bool present(const fa3_tensor *tensor) {
-  return tensor->data != NULL;
+  return tensor->rank != 0; /* without elements its data may be null */
 }
 
 static int32_t length_at(const fa3_tensor *lengths, int64_t index) {
@@ -127,6 +127,7 @@ void slice_rows(const fa3_forward_args *args, const struct slice_sequence *seque
   cut->cu_seqlens_q = cut->cu_seqlens_k = absent;
   cut->seqused_q = cut->seqused_k = absent;
   cut->leftpad_k = cut->cache_batch_index = absent;
+  cut->max_seqlen_q = cut->max_seqlen_k = 0;
   if (args->flags & (FA3_CAUSAL | FA3_WINDOW)) {
     slice->diagonal = sequence->diagonal + row_begin;
     cut->diagonal = fa3_vector(&slice->diagonal, FA3_INT64, 1);

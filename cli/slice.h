@@ -1,5 +1,5 @@
 /* Calls cut into smaller calls, each a view of the same tensors, so that long work can show how
- * far it is. */
+ * far it is. Diagonals of the whole stay within 2^59. */
 #ifndef FA3_CLI_SLICE_H
 #define FA3_CLI_SLICE_H
 

@@ -86,7 +86,7 @@ static void test_levels_agree(void **state) {
   rng_run_seed(); /* the same in every process */
   bool ran[LEVELS];
   for (int level = 0; level < LEVELS; level++) {
-    fflush(stdout);
+    (void)fflush(stdout);
     pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) _exit(run_level(level));

@@ -6,7 +6,7 @@
 #include "test.h"
 #include "trial.h"
 
-enum { TRIALS = 12, CALLERS = 4 };
+enum { TRIALS = 16, CALLERS = 4 };
 
 /* Long enough for several tiles, blocks and threads. */
 static struct trial make_trial(uint64_t number, struct rng *rng) {
@@ -17,6 +17,11 @@ static struct trial make_trial(uint64_t number, struct rng *rng) {
   if (spec.max_seqlen_q < 200) spec.max_seqlen_q += 200;
   if (spec.max_seqlen_k < 300) spec.max_seqlen_k += 300;
   if (spec.heads_k * spec.group > 8) spec.group = 2;
+  if (number % 2) { /* the keys that a block of queries sees begin anywhere */
+    spec.flags |= FA3_WINDOW;
+    spec.window_left = rng_between(rng, 0, 150);
+    spec.window_right = rng_between(rng, -1, 20);
+  }
   return trial_new(&spec, rng);
 }
 

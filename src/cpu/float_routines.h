@@ -31,12 +31,13 @@ static void pack_keys(const struct rows *keys, int64_t depth, float *packed) {
 
 static void pack_values(const struct rows *values, int64_t depth, int64_t panel_stride,
                         float *packed) {
+  (void)depth; /* a word is one key */
   if (values->dtype == FA3_FLOAT32)
-    pack_values_as(values, FA3_FLOAT32, 4, depth, panel_stride, packed);
+    pack_values_as(values, FA3_FLOAT32, 4, panel_stride, packed);
   else if (values->dtype == FA3_FLOAT16)
-    pack_values_as(values, FA3_FLOAT16, 2, depth, panel_stride, packed);
+    pack_values_as(values, FA3_FLOAT16, 2, panel_stride, packed);
   else
-    pack_values_as(values, FA3_BFLOAT16, 2, depth, panel_stride, packed);
+    pack_values_as(values, FA3_BFLOAT16, 2, panel_stride, packed);
 }
 
 #define FLOAT_ROUTINES                                                                      \

@@ -11,7 +11,7 @@
 
 enum {
   TILE_K = 256,
-  QUERY_BYTES = 384 << 10, /* of a block's queries and output, beside a tile in the second cache */
+  QUERY_WORDS = 96 << 10, /* of a block's queries and output, beside a tile in the second cache */
   LARGEST_TILE_Q = 768,
   TILE_Q_STEP = 96, /* a multiple of every level's strip */
   CACHE_LINE = 64,
@@ -64,19 +64,29 @@ static void scratch_widths(const struct problem *problem, const struct routines 
   scratch->output_width = round_up(problem->value_head_dim, routines->panel);
 }
 
+/* Of a query and its output. */
+static int64_t row_words(const struct scratch *scratch) {
+  return scratch->head_depth + scratch->output_width;
+}
+
 /* The more rows share a tile's packing the better, while they stay in the cache. */
 static int64_t largest_tile_q(const struct scratch *scratch) {
-  int64_t row_bytes = (scratch->head_depth + scratch->output_width) * (int64_t)sizeof(float);
-  int64_t rows = round_down(QUERY_BYTES / row_bytes, TILE_Q_STEP);
+  int64_t rows = round_down(QUERY_WORDS / row_words(scratch), TILE_Q_STEP);
   return larger(smaller(rows, LARGEST_TILE_Q), TILE_Q_STEP);
 }
 
-/* Lays the scratch out at `base` (null to measure only); returns its size in bytes, which never
+/* Of a block's queries and outputs: room for that many rows, and unlike what they take it never
  * falls when a head dim grows. */
+static int64_t block_words(const struct scratch *scratch) {
+  int64_t words = larger(QUERY_WORDS, TILE_Q_STEP * row_words(scratch));
+  return smaller(words, LARGEST_TILE_Q * row_words(scratch));
+}
+
+/* Lays the scratch out at `base` (null to measure only); returns its size in bytes. */
 static size_t scratch_layout(const struct problem *problem, const struct routines *routines,
                              char *base, struct scratch *scratch) {
   scratch_widths(problem, routines, scratch);
-  const int64_t rows = largest_tile_q(scratch);
+  const int64_t query_words = largest_tile_q(scratch) * scratch->head_depth;
   struct {
     float **array;
     int64_t words;
@@ -86,8 +96,8 @@ static size_t scratch_layout(const struct problem *problem, const struct routine
       {&scratch->scores, (int64_t)routines->strip * TILE_K},
       {&scratch->maximum, LARGEST_TILE_Q},
       {&scratch->sum, LARGEST_TILE_Q},
-      {&scratch->queries, rows * scratch->head_depth},
-      {&scratch->output, rows * scratch->output_width},
+      {&scratch->queries, query_words},
+      {&scratch->output, block_words(scratch) - query_words},
   };
   size_t bytes = 0;
   for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
@@ -318,7 +328,9 @@ static void run_block(struct block *block, int64_t head_k, int64_t first_row, in
   struct key_range visible =
       mask_visible(&block->sequence.mask, query_of(block, 0), query_of(block, block->rows - 1));
   if (block->routines->enter) block->routines->enter();
-  for (int64_t key = visible.begin; key < visible.end; key += TILE_K)
+  /* The tiles are the same for every block, so that a row's sums do not depend on the number of
+   * threads, which sets the blocks' size. */
+  for (int64_t key = round_down(visible.begin, TILE_K); key < visible.end; key += TILE_K)
     attend_tile(block, key, smaller(TILE_K, visible.end - key));
   if (block->routines->leave) block->routines->leave();
   end_block(block);

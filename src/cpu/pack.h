@@ -31,14 +31,13 @@ INLINE void pack_keys_as(const struct rows *keys, fa3_dtype dtype, int64_t eleme
 }
 
 INLINE void pack_values_as(const struct rows *values, fa3_dtype dtype, int64_t element_size,
-                           int64_t depth, int64_t panel_stride, float *packed) {
+                           int64_t panel_stride, float *packed) {
   for (int64_t column = 0; column < values->width; column += VECTOR) {
     float *to = packed + column / PANEL * panel_stride + column % PANEL;
     const char *from = values->data + column * element_size;
     for (int64_t key = 0; key < values->count; key++)
       vec_store(to + key * PANEL,
                 vec_load_as(dtype, from + key * values->stride, values->width - column));
-    for (int64_t key = values->count; key < depth; key++) vec_store(to + key * PANEL, vec_set(0));
   }
 }
 

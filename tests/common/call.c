@@ -12,8 +12,8 @@ void call_init(struct call *call, bool packed) {
   fa3_forward_args *args = &call->args;
   args->struct_size = sizeof *args;
   if (packed) {
-    int64_t total_q = CALL_BATCH * CALL_SEQLEN_Q;
-    int64_t total_k = CALL_BATCH * CALL_SEQLEN_K;
+    int64_t total_q = (int64_t)CALL_BATCH * CALL_SEQLEN_Q;
+    int64_t total_k = (int64_t)CALL_BATCH * CALL_SEQLEN_K;
     args->query = fa3_packed(call->query, FA3_FLOAT32, total_q, CALL_HEADS_Q, CALL_HEAD_DIM);
     args->key = fa3_packed(call->key, FA3_FLOAT32, total_k, CALL_HEADS_K, CALL_HEAD_DIM);
     args->value = fa3_packed(call->value, FA3_FLOAT32, total_k, CALL_HEADS_K, CALL_VALUE_HEAD_DIM);
@@ -41,7 +41,7 @@ void call_init(struct call *call, bool packed) {
                              .dtype = FA3_FLOAT32,
                              .rank = 3,
                              .shape = {CALL_BATCH, CALL_HEADS_Q, CALL_SEQLEN_Q},
-                             .strides = {CALL_HEADS_Q * CALL_SEQLEN_Q, CALL_SEQLEN_Q, 1}};
+                             .strides = {(int64_t)CALL_HEADS_Q * CALL_SEQLEN_Q, CALL_SEQLEN_Q, 1}};
     args->cache_batch_index = fa3_vector(call->cache_batch_index, FA3_INT32, CALL_BATCH);
   }
   args->sink = fa3_vector(call->sink, FA3_FLOAT32, CALL_HEADS_Q);
@@ -108,5 +108,6 @@ void call_is_refused(struct call *call, const char *what, fa3_status status, boo
   }
   check_status(what, "fa3_forward", fa3_forward(&call->args), status);
   check_message(what, texts);
-  if (memcmp(&before, call, sizeof before)) fail_msg("%s: something was written", what);
+  if (memcmp((const char *)&before, (const char *)call, sizeof before) != 0)
+    fail_msg("%s: something was written", what);
 }

@@ -19,7 +19,7 @@ uint64_t rng_run_seed(void) {
   }
   chosen = true;
   printf("FA3_TEST_SEED=%" PRIu64 "\n", seed);
-  fflush(stdout);
+  (void)fflush(stdout);
   return seed;
 }
 

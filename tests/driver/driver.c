@@ -58,8 +58,8 @@ static void test_device_info(void **state) {
 
 int main(int argc, char **argv) {
   if (argc < 5) return 2;
-  gpu_index = atoi(argv[1]);
-  gpu_count = atoi(argv[2]);
+  gpu_index = (int)strtol(argv[1], NULL, 10);
+  gpu_count = (int)strtol(argv[2], NULL, 10);
   status_name = argv[3];
   texts = argv + 4;
   if (!getenv("FAKE_CUDA") && dlopen("libcuda.so.1", RTLD_NOW)) {

@@ -15,7 +15,7 @@ enum { SUCCESS = 0, NO_DEVICE = 100, INVALID_DEVICE = 101, UNKNOWN = 999 };
 
 static int number(const char *name, int otherwise) {
   const char *text = getenv(name);
-  return text ? atoi(text) : otherwise;
+  return text ? (int)strtol(text, NULL, 10) : otherwise;
 }
 
 static int failing(const char *function) {

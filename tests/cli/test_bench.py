@@ -1,0 +1,50 @@
+"""fa3 bench: the cells asked for, with figures that agree with each other."""
+import json
+
+import program
+from program import UNSUPPORTED, USAGE
+
+SMALL = ("bench", "--seqlen", "40,64", "--head-dim", "16,32", "--heads", "4", "--batch", "2",
+         "--repeat", "3")
+
+
+class Bench(program.ProgramTest):
+    def test_json(self):
+        for extra, factor in ((), 1), (("--causal",), 0.5):
+            report = json.loads(self.succeed(*SMALL, "--heads-k", "2", "--dtype", "fp32,fp16,bf16",
+                                             "--json", *extra).stdout)
+            self.assertEqual((report["device"], report["repeat"]), ("cpu", 3))
+            cells = [(cell["dtype"], cell["head_dim"], cell["seqlen"])
+                     for cell in report["results"]]
+            self.assertEqual(cells, [(dtype, head_dim, seqlen) for dtype in ("fp32", "fp16", "bf16")
+                                     for head_dim in (16, 32) for seqlen in (40, 64)])
+            for cell in report["results"]:
+                flops = 4 * 2 * 4 * cell["seqlen"] ** 2 * cell["head_dim"] * factor
+                self.assertEqual((cell["flops"], cell["heads_k"]), (flops, 2))
+                self.assertAlmostEqual(cell["tflops"] * cell["seconds_median"], flops / 1e12)
+                times = [cell["seconds_" + name] for name in (
+                    "min", "lower_quartile", "median", "upper_quartile", "max")]
+                self.assertEqual(times, sorted(times))
+                self.assertGreater(times[0], 0)
+
+    def test_table(self):
+        lines = self.succeed(*SMALL, "--dtype", "fp32", "--threads", "1").stdout.splitlines()
+        self.assertIn("1 threads; median of 3 runs", lines[0])
+        self.assertEqual(lines[2].split()[:3], ["dtype", "batch", "seqlen"])
+        self.assertEqual([line.split()[:7] for line in lines[3:]],
+                         [["fp32", "2", str(seqlen), "4", "4", str(head_dim), "no"]
+                          for head_dim in (16, 32) for seqlen in (40, 64)])
+
+    def test_bad_options(self):
+        for options in (("--seqlen", "0"), ("--seqlen", "8,"), ("--seqlen", "x"),
+                        ("--head-dim", "257"), ("--dtype", "fp8"), ("--dtype", "fp32,"),
+                        ("--dtype", ""), ("--repeat", "0"), ("--batch", "-1"), ("--heads", "1.5"),
+                        ("--threads", "0")):
+            self.refuse(USAGE, [options[0]], *SMALL, *options)
+        self.refuse(USAGE, ["heads"], *SMALL, "--heads-k", "3")
+        self.refuse(UNSUPPORTED, ["head_dim is 12"], *SMALL, "--head-dim", "12")
+        self.refuse(USAGE, ["too large"], *SMALL, "--seqlen", "2147483647", "--batch", "2147483647",
+                    "--heads", "2147483647")
+
+
+program.main()

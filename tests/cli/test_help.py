@@ -1,0 +1,92 @@
+"""Help, versions, wrong options; and that manual page and completion know every option."""
+import re
+import subprocess
+
+import program
+from program import OUTPUT, SOURCE, USAGE
+
+COMMANDS = ("run", "verify", "bench", "info")
+
+
+class Help(program.ProgramTest):
+    def options_of(self, command):
+        return re.findall(r"^ {2,6}(?:-\S, )?(--[a-z0-9-]+)", self.succeed(command, "--help").stdout,
+                          re.MULTILINE)
+
+    def test_help(self):
+        text = self.succeed("--help").stdout
+        for command in COMMANDS:
+            self.assertRegex(text, rf"\n  {command} ")
+            self.assertIn(f"Usage: fa3 {command} [OPTION...]",
+                          self.succeed(command, "--help").stdout)
+        for code in range(7):
+            self.assertRegex(text, rf"\n  {code}  ")
+
+    def test_version(self):
+        texts = {self.succeed("--version").stdout}
+        texts.update(self.succeed(command, "--version").stdout for command in COMMANDS)
+        self.assertEqual(len(texts), 1)
+        self.assertRegex(texts.pop(), r"^fa3 \d+\.\d+\.\d+\n$")
+
+    def test_wrong_words(self):
+        self.assertEqual(self.run_fa3().returncode, USAGE)
+        self.refuse(USAGE, ["no command 'runs'"], "runs")
+        self.refuse(USAGE, ["--nothing"], "--nothing")
+        for command in COMMANDS:
+            self.refuse(USAGE, [f"fa3 {command}: ", "--nothing"], command, "--nothing")
+            self.refuse(USAGE, [f"fa3 {command}: Too many arguments"], command, "word")
+
+    def test_missing_options(self):
+        self.refuse(USAGE, ["--q is missing, and there is no --in"], "run", "--out", "o.npy")
+        self.refuse(USAGE, ["--v is missing"], "run", "--q", "q.npy", "--k", "k.npy", "--out",
+                    "o.npy")
+        self.refuse(USAGE, ["--out is missing"], "run", "--in", "in.safetensors")
+        self.refuse(USAGE, ["--in in.npy: expected a .safetensors file"], "run", "--in", "in.npy",
+                    "--out", "o.npy")
+        self.refuse(USAGE, [":q: names a tensor of the --in file"], "run", "--q", ":q", "--k",
+                    "k.npy", "--v", "v.npy", "--out", "o.npy")
+
+    def test_bad_values(self):
+        inputs = ("run", "--in", "in.safetensors", "--out", "o.npy")
+        for options in (("--window", "1"), ("--window", "1,2,3"), ("--window=-2,0",),
+                        ("--window", "a,b"), ("--scale", "nan"), ("--scale", "1e99"),
+                        ("--softcap", "-1"), ("--softcap", "inf"), ("--softcap", ""),
+                        ("--layout", "sbhd"), ("--out-dtype", "bf16"), ("--threads", "0"),
+                        ("--threads", "2147483648"), ("--threads", "1", "--device", "cuda")):
+            self.refuse(USAGE, [options[0].split("=")[0]], *inputs, *options)
+
+    def test_stdout_that_fails(self):
+        for arguments in (("info",), ("info", "--json")):
+            with open("/dev/full", "w") as full:
+                done = subprocess.run([program.PROGRAM, *arguments], stdout=full, text=True,
+                                      stderr=subprocess.PIPE)
+            self.assertEqual(done.returncode, OUTPUT)
+            self.assertIn("fa3: standard output: No space left", done.stderr)
+
+    def test_manual_page_has_every_option(self):
+        page = (SOURCE / "cli" / "fa3.1").read_text().replace("\\-", "-")
+        for command in COMMANDS:
+            for option in self.options_of(command):
+                if option not in ("--usage", "--version"):
+                    self.assertRegex(page, re.escape(option) + r"\b", command)
+
+    def test_completion(self):
+        def complete(*words):
+            script = ('source "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _fa3; '
+                      'printf "%s\\n" "${COMPREPLY[@]}"')
+            done = subprocess.run(["bash", "-c", script, "bash",
+                                   SOURCE / "cli" / "completion" / "fa3", program.PROGRAM, *words],
+                                  text=True, capture_output=True, cwd=self.folder, check=True)
+            return sorted(done.stdout.split())
+
+        self.assertEqual(complete("ve"), ["verify"])
+        self.assertEqual(complete("run", "--cu"), ["--cu-seqlens-k", "--cu-seqlens-q"])
+        self.assertEqual(complete("run", "--device", "cu"), ["cuda"])
+        for command in COMMANDS:
+            self.assertEqual(complete(command, "--"), sorted(self.options_of(command)))
+        for name in ("q.npy", "in.safetensors", "notes.txt"):
+            (self.folder / name).touch()
+        self.assertEqual(complete("run", "--q", ""), ["in.safetensors", "q.npy"])
+
+
+program.main()

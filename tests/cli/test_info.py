@@ -1,0 +1,63 @@
+"""fa3 info, and what --device answers."""
+import json
+import os
+
+import program
+from program import UNSUPPORTED, USAGE, random_qkv
+
+
+class Info(program.ProgramTest):
+    def test_table(self):
+        text = self.succeed("info").stdout
+        self.assertRegex(text, r"^fa3 \d+\.\d+\.\d+\n")
+        self.assertRegex(text, r"\ncpu +\w+: .*, \d+ threads, \d+\.\d GiB\n")
+        self.assertRegex(text, r"\ncuda")
+        for dtype in ("fp32", "fp16", "bf16"):
+            self.assertRegex(text, rf"\ncpu +plain +{dtype} +256 +256 ")
+
+    def test_json_says_the_same(self):
+        text = self.succeed("info").stdout
+        info = json.loads(self.succeed("info", "--json").stdout)
+        self.assertIn("fa3 " + info["version"], text)
+        cpu, cuda = info["devices"][:2]
+        self.assertEqual((cpu["device"], cpu["usable"], cpu["status"]), ("cpu", True, "FA3_OK"))
+        self.assertIn(cpu["name"], text)
+        self.assertEqual(cuda["device"], "cuda:0")
+        if not cuda["usable"]:
+            self.assertIn(cuda["reason"], text)
+        selected = [kernel for kernel in info["kernels"] if kernel["selected"]]
+        self.assertEqual(sorted(kernel["dtype"] for kernel in selected), ["bf16", "fp16", "fp32"])
+        self.assertEqual({kernel["name"] for kernel in selected}, {cpu["level"]})
+        self.assertTrue(all(kernel["usable"] for kernel in selected))
+
+    def test_level_by_environment(self):
+        environment = {**os.environ, "FA3_CPU_LEVEL": "plain"}
+        info = json.loads(self.succeed("info", "--json", env=environment).stdout)
+        self.assertEqual(info["devices"][0]["level"], "plain")
+        environment["FA3_CPU_LEVEL"] = "none"
+        text = self.succeed("info", env=environment).stdout
+        self.assertRegex(text, r"\ncpu +can't be used: .*FA3_CPU_LEVEL")
+
+    def run_on(self, code, texts, device, **options):
+        query, key, value = random_qkv()
+        self.save(q=query, k=key, v=value)
+        arguments = ("run", "--q", "q.npy", "--k", "k.npy", "--v", "v.npy", "--out", "o.npy",
+                     "--device", device)
+        if code:
+            return self.refuse(code, texts, *arguments, **options)
+        return self.succeed(*arguments, **options)
+
+    def test_devices(self):
+        info = json.loads(self.succeed("info", "--json").stdout)
+        self.assertEqual(self.run_on(0, [], "cpu").stderr, "")
+        self.assertIn("fa3: using ", self.run_on(0, [], "auto").stderr)
+        cuda = info["devices"][1]
+        if not cuda["usable"]:
+            for device in ("cuda", "cuda:0"):
+                self.run_on(UNSUPPORTED, ["--device cuda:0: " + cuda["reason"]], device)
+        for device in ("gpu", "cuda:", "cuda:-1", "cuda:x", "cuda:0 ", "CPU", ""):
+            self.run_on(USAGE, ["--device " + device], device)
+        self.run_on(USAGE, ["FA3_CPU_LEVEL"], "cpu", env={**os.environ, "FA3_CPU_LEVEL": "none"})
+
+
+program.main()

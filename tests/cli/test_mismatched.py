@@ -1,0 +1,99 @@
+"""Files that are fine by themselves and do not fit together."""
+import numpy as np
+
+import program
+from program import INPUT, UNSUPPORTED, USAGE, bfloat16, random_qkv
+
+
+class Mismatched(program.ProgramTest):
+    def setUp(self):
+        super().setUp()
+        query, key, value = random_qkv()
+        self.save(q=query, k=key, v=value)
+
+    def refuse_with(self, texts, *options, code=INPUT, **replaced):
+        """Runs with some inputs replaced by other arrays."""
+        query, key, value = random_qkv()
+        self.save(**{"q": query, "k": key, "v": value, **replaced})
+        self.refuse(code, texts, "run", "--q", "q.npy", "--k", "k.npy", "--v", "v.npy", "--out",
+                    "o.npy", *options)
+
+    def test_shapes(self):
+        def zeros(*shape):
+            return np.zeros(shape, np.float32)
+        self.refuse_with(["k.npy: its head_dim is 24: expected 16, as in q.npy"],
+                         k=zeros(2, 7, 2, 24))
+        self.refuse_with(["k.npy: has 3 heads: expected a divisor of the 4 in q.npy"],
+                         k=zeros(2, 7, 3, 16))
+        self.refuse_with(["k.npy: has 0 heads"], k=zeros(2, 7, 0, 16))
+        self.refuse_with(["v.npy: its number of heads is 4: expected 2, as in k.npy"],
+                         v=zeros(2, 7, 4, 24))
+        self.refuse_with(["v.npy: its seqlen is 8: expected 7, as in k.npy"], v=zeros(2, 8, 2, 24))
+        self.refuse_with(["k.npy: its batch is 3: expected 2, as in q.npy"], k=zeros(3, 7, 2, 16),
+                         v=zeros(3, 7, 2, 24))
+        self.refuse_with(["v.npy: its batch is 1: expected 2, as in k.npy"], v=zeros(1, 7, 2, 24))
+        self.refuse_with(["q.npy: has 2 dimensions: expected 3 or 4"], q=zeros(4, 16))
+        self.refuse_with(["v.npy: has 1 dimensions"], v=zeros(4))
+        for head_dim in (12, 264):
+            self.refuse_with([f"q.npy: head_dim is {head_dim}: expected a multiple of 8"],
+                             q=zeros(2, 5, 4, head_dim), k=zeros(2, 7, 2, head_dim),
+                             code=UNSUPPORTED)
+        self.refuse_with(["v.npy: value_head_dim is 4"], v=zeros(2, 7, 2, 4), code=UNSUPPORTED)
+
+    def test_dtypes(self):
+        self.refuse_with(["k.npy: its elements are fp16: expected fp32, as in q.npy"],
+                         k=random_qkv(dtype=np.float16)[1])
+        self.refuse_with(["v.npy: its elements are bf16: expected fp32"], "--bf16",
+                         v=random_qkv(dtype=bfloat16)[2])
+        self.refuse_with(["q.npy: its elements are integers: expected"],
+                         q=np.zeros((2, 5, 4, 16), np.int32))
+        self.refuse_with(["sink.npy", "sink"], "--sink", "sink.npy", sink=np.zeros(4, np.float16))
+        self.refuse_with(["n.npy: its elements are floating point"], "--seqused-k", "n.npy",
+                         n=np.zeros(2, np.float32))
+
+    def test_vectors(self):
+        self.refuse_with(["sink.npy", "shape"], "--sink", "sink.npy", sink=np.zeros(3, np.float32))
+        self.refuse_with(["sink.npy: has 2 dimensions: expected 1"], "--sink", "sink.npy",
+                         sink=np.zeros((4, 1), np.float32))
+        self.refuse_with(["n.npy", "shape"], "--seqused-k", "n.npy", n=np.zeros(3, np.int32))
+        self.refuse_with(["n.npy: element 1 is 4294967296: expected less than 2^31"],
+                         "--seqused-k", "n.npy", n=np.array([0, 2**32]))
+
+    def test_lengths(self):
+        for option, lists in {"--seqused-q": ("6,5", "5,-1"), "--seqused-k": ("8,7", "7,-1"),
+                              "--leftpad-k": ("8,0", "0,-1"),
+                              "--cache-batch-index": ("0,2", "-1,0")}.items():
+            for lengths in lists:
+                self.refuse_with([option, "element", "expected 0 to"], option, lengths)
+        self.refuse_with(["--leftpad-k: element 0 is 4: expected 0 to 3"], "--leftpad-k", "4,0",
+                         "--seqused-k", "3,7")
+        self.refuse_with(["--diagonal", "element 0"], "--causal", "--diagonal=-9000000000000000000,0")
+        self.refuse_with(["--diagonal"], "--diagonal", "0,0")
+        for lengths in ("1,,2", "1,", "-", "1,2,99999999999999999999"):
+            self.refuse_with(["--seqused-k", lengths], "--seqused-k", lengths, code=USAGE)
+
+    def test_packed(self):
+        query, key, value = (array[0] for array in random_qkv(batch=1))
+        packed = {"q": query, "k": key, "v": value}
+        for starts, text in (("1,5", "element 0 is 1: expected 0 to 0"),
+                             ("0,3,2", "element 2 is 2: expected 3 to 5"),
+                             ("0,6", "element 1 is 6: expected 0 to 5"),
+                             ("0,-1", "element 1 is -1")):
+            self.refuse_with(["--cu-seqlens-q: " + text], "--cu-seqlens-q", starts, **{
+                "q": query, "k": np.stack([key] * (starts.count(","))),
+                "v": np.stack([value] * (starts.count(",")))})
+        self.refuse_with(["--cu-seqlens-k"], "--cu-seqlens-q", "0,2,5", "--cu-seqlens-k", "0,7",
+                         **packed)
+        self.refuse_with(["q.npy: has 4 dimensions: expected 3, because of --cu-seqlens-q"],
+                         "--cu-seqlens-q", "0,5")
+        self.refuse_with(["n.npy"], "--cu-seqlens-q", "n.npy", n=np.zeros(0, np.int32), **packed)
+
+    def test_verify_checks_the_same(self):
+        query, key, value = (array[0] for array in random_qkv(batch=1))
+        self.save(q=query, k=key, v=value, o=np.zeros((5, 4, 24), np.float32))
+        self.refuse(INPUT, ["--cu-seqlens-k: element 1 is 1000000000"], "verify", "--q", "q.npy",
+                    "--k", "k.npy", "--v", "v.npy", "--out", "o.npy", "--cu-seqlens-q", "0,5",
+                    "--cu-seqlens-k", "0,1000000000")
+
+
+program.main()
