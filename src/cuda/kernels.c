@@ -44,7 +44,7 @@ const void *const strided_cubin = CUBIN(strided);
 
 const struct forward_kernel forward_kernels[FORWARD_KERNELS] = {
 #define FA3_FORWARD(dtype_, head_dim_, value_head_dim_, softcap_, warpgroups_, tile_k_, stages, \
-                    query_stages, cluster_, polynomial)                                         \
+                    query_stages, cluster_)                                                     \
   {.name = "sm_90a",                                                                            \
    .cubin = CUBIN(forward_##dtype_##_##head_dim_##_##value_head_dim_##_##softcap_),             \
    .dtype = DTYPE_##dtype_,                                                                     \

@@ -74,7 +74,7 @@ int main(void) {
   /* The reference takes most of the time: a process for each processor. CUDA starts after fork. */
   long processors = sysconf(_SC_NPROCESSORS_ONLN);
   processes = processors > MAX_PROCESSES ? MAX_PROCESSES : (int)processors;
-  if (getenv("FA3_TEST_TRIAL") || trials < processes) processes = 1;
+  if (getenv("FA3_TEST_TRIAL") || trials < MAX_PROCESSES) processes = 1;
   (void)fflush(stdout);
   for (process = 1; process < processes; process++)
     if (fork() == 0) {

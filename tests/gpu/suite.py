@@ -7,6 +7,7 @@ BUILD is a folder that the library and its tests were built in, by the reference
 of receipt.json); RECEIPT is the file to write, receipt.json itself or one to put in its place."""
 import datetime
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -15,6 +16,8 @@ import sys
 import cubin
 
 TESTS = ["refusals", "capture", "threads", "large", "differential"]
+TOOLS = ["memcheck", "racecheck", "synccheck", "initcheck"]
+TRIALS_UNDER_A_TOOL = 15  # fewer than it has processes: one process alone
 
 
 def gpu():
@@ -30,10 +33,28 @@ def run(program):
     return int(passed[1]) if result.returncode == 0 and passed else 0
 
 
+def sanitize(program):
+    """{tool: trials} of NVIDIA's compute-sanitizer over a few random trials; 0 where it objects."""
+    environment = {**os.environ, "FA3_GPU_TRIALS": str(TRIALS_UNDER_A_TOOL)}
+    running = {}
+    for tool in TOOLS:
+        command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "1", program]
+        running[tool] = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+    counts = {}
+    for tool, process in running.items():
+        output, _ = process.communicate()
+        print(f"--- {tool}: {process.returncode}\n{output}", flush=True)
+        counts[tool] = 0 if process.returncode else TRIALS_UNDER_A_TOOL
+    return counts
+
+
 def main(build, receipt):
     kernels = cubin.hashes(build)
     programs = pathlib.Path(build).resolve() / "tests/gpu"
     counts = {name: run(programs / f"test_gpu_{name}") for name in TESTS}
+    counts.update(sanitize(programs / "test_gpu_differential"))
     if not kernels or not all(counts.values()):
         print("failed: no receipt")
         return 1
