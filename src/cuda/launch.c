@@ -242,18 +242,18 @@ static fa3_status launch_attention(const struct launch *launch) {
   params.store_by_tma = plan->packed == 1;
   params.clear_value =
       problem->cu_seqlens_q || problem->cu_seqlens_k || problem->seqused_q || problem->seqused_k;
-  if (plan->next_tile.used) {
-    params.next_tile = (unsigned *)(void *)(launch->workspace + plan->next_tile.offset);
-    TRY_CUDA(device->driver, cuMemsetD32Async, (CUdeviceptr)params.next_tile, 0, 1,
-             launch->scope->stream);
-  }
-
   /* Blocks stay until the work is done, as many as run at the same time. */
   int64_t workers = (int64_t)device->clusters[plan->kernel] * launch->scope->multiprocessors /
                     device->multiprocessors;
   int64_t tiles = fa3_tile_count(&plan->tiles);
   if (workers < 1) workers = 1;
   if (tiles < workers) workers = tiles;
+  /* With one tile for each there is nothing to hand out. */
+  if (plan->next_tile.used && tiles > workers) {
+    params.next_tile = (unsigned *)(void *)(launch->workspace + plan->next_tile.offset);
+    TRY_CUDA(device->driver, cuMemsetD32Async, (CUdeviceptr)params.next_tile, 0, 1,
+             launch->scope->stream);
+  }
   return launch_kernel(launch, device->forward[plan->kernel], (unsigned)(workers * kernel->cluster),
                        1, (unsigned)kernel->threads, (unsigned)kernel->shared_bytes,
                        (unsigned)kernel->cluster, &params);

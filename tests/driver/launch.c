@@ -15,7 +15,7 @@ static fa3_forward_args make_args(void) {
   fa3_forward_args args = {.struct_size = sizeof args, .device = gpu, .flags = FA3_CAUSAL};
   fa3_tensor *tensors[] = {&args.query, &args.key, &args.value, &args.output};
   for (int i = 0; i < 4; i++)
-    *tensors[i] = fa3_dense((void *)(uintptr_t)((i + 1) << 20), FA3_BFLOAT16, 2, 100, 4, 64);
+    *tensors[i] = fa3_dense((void *)(uintptr_t)((i + 1) << 20), FA3_BFLOAT16, 2, 10000, 4, 64);
   args.workspace = (void *)(uintptr_t)(9 << 20);
   args.workspace_size = 4096;
   return args;
