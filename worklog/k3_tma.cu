@@ -154,11 +154,10 @@ static __global__ void __launch_bounds__(kThreads, 2)
     }
   }
 
-  const int heads[2] = {head, head};
 #pragma unroll
   for (int m = 0; m < 2; ++m) {
-    float factor[2], lse[2];
-    softmax_finish(rows[m], nullptr, heads, factor, lse);
+    float factor[2];
+    for (int r = 0; r < 2; ++r) softmax_finish(rows[m], r, nullptr, factor[r]);
     store_rows(a, o[m], factor, batch, first + row0 + 16 * m + lane / 4, head);
   }
 }

@@ -132,9 +132,8 @@ static __device__ __forceinline__ void consume(const attention &a, uint32_t base
     release(base + kValueEmpty + barrier);
   }
 
-  const int heads[2] = {head, head};
-  float factor[2], lse[2];
-  softmax_finish(rows, nullptr, heads, factor, lse);
+  float factor[2];
+  for (int r = 0; r < 2; ++r) softmax_finish(rows, r, nullptr, factor[r]);
   store_rows(a, o, factor, batch, row, head);
 }
 
