@@ -231,6 +231,12 @@ def gemm(options):
     return summary(samples["gemm"], 2 * 8192**3)
 
 
+def save(options, results):
+    if options.results:
+        options.results.parent.mkdir(parents=True, exist_ok=True)
+        options.results.write_text(json.dumps(results, indent=1) + "\n")
+
+
 def main():
     options = arguments()
     library = fa3.Library(options.library)
@@ -251,6 +257,7 @@ def main():
     print(f"{results['gemm']['tflops']:.0f} TFLOP/s")
     results["grid"] = grid(library, options)
     results["summary"] = summarise(results["grid"])
+    save(options, results)
     results["grouped_32_8"] = compare(library, options, 4, 4096, 32, 8, 128, True)
     results["window_1024"] = compare(library, options, 1, 16384, 16, 16, 128, True, (1024, 0))
     results["packed"] = packed(library, options)
@@ -261,9 +268,7 @@ def main():
                      if isinstance(value, dict)})
     print(f"cuBLAS after: {results['gemm_after']['tflops']:.0f} TFLOP/s;", end=" ")
     print({key: round(value, 3) for key, value in results["summary"].items()})
-    if options.results:
-        options.results.parent.mkdir(parents=True, exist_ok=True)
-        options.results.write_text(json.dumps(results, indent=1) + "\n")
+    save(options, results)
 
 
 main()
