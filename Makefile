@@ -15,8 +15,9 @@ build: setup-build ## build the library and the program: build/release
 demo: build ## run attention on a real model's query, key and value, and check the result
 	@scripts/demo
 
-test: check lint asan tsan ## everything that a change has to pass, the four targets below
-	@echo "make test: everything passed (CUDA kernels: by the receipt of make gpu, tests/gpu/receipt.json)"
+test: check ## everything that a change has to pass, the four targets below
+	@scripts/once lint asan tsan
+	@echo "make test: everything passed (CUDA kernels: by tests/gpu/receipt.json, see make gpu)"
 
 check: setup-test ## the tests of the optimised build
 	@scripts/build release -DFA3_BUILD_TESTS=ON
@@ -37,6 +38,11 @@ tsan: setup-test ## the tests with ThreadSanitizer
 gpu: setup-test ## on a machine with a Hopper GPU: the GPU tests, and the receipt that they pass
 	@FA3_CUDA=REFERENCE scripts/build release -DFA3_BUILD_TESTS=ON
 	@python3 tests/gpu/suite.py build/release tests/gpu/receipt.json
+
+bench: setup-test ## time the CPU engine beside PyTorch's (a big download, the first time)
+	@scripts/setup bench
+	@scripts/build release -DFA3_BUILD_TESTS=ON
+	@build/bench-venv/bin/python bench/cpu.py
 
 install: build ## install into PREFIX (/usr/local)
 	@cmake --install build/release --prefix $(PREFIX)

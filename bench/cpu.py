@@ -36,7 +36,7 @@ def arguments():
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build/release")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--runs", type=int, default=31, help="calls of each, in short cells")
-    parser.add_argument("--seconds", type=float, default=20, help="limit of a cell's timing")
+    parser.add_argument("--seconds", type=float, default=6, help="after which five calls do")
     parser.add_argument("--results", type=pathlib.Path, help="also write the figures there, as JSON")
     return parser.parse_args()
 

@@ -10,6 +10,12 @@ static int32_t length_at(const fa3_tensor *lengths, int64_t index) {
   return ((const int32_t *)lengths->data)[index];
 }
 
+/* The address of element `index`; null stays null, which a tensor without elements may be. */
+static void *element(const fa3_tensor *tensor, int64_t index) {
+  if (!tensor->data) return NULL;
+  return (char *)tensor->data + (size_t)index * fa3_dtype_size(tensor->dtype);
+}
+
 int64_t slice_batch(const fa3_forward_args *args) {
   if (args->query.rank == 4) return args->query.shape[0];
   return args->cu_seqlens_q.shape[0] - 1;
@@ -84,7 +90,7 @@ static fa3_tensor part(const fa3_tensor *tensor, int64_t batch, int64_t row, int
   const int64_t *stride = tensor->strides + tensor->rank - 3;
   int64_t offset = row * stride[0] + head * stride[1];
   if (tensor->rank == 4) offset += batch * tensor->strides[0];
-  return (fa3_tensor){.data = (char *)tensor->data + (size_t)offset * fa3_dtype_size(tensor->dtype),
+  return (fa3_tensor){.data = element(tensor, offset),
                       .dtype = tensor->dtype,
                       .rank = 4,
                       .shape = {1, rows, heads, tensor->shape[tensor->rank - 1]},
@@ -113,15 +119,14 @@ void slice_rows(const fa3_forward_args *args, const struct slice_sequence *seque
     const int64_t *stride = args->lse.strides + args->lse.rank - 2;
     int64_t offset = head * stride[0] + row * stride[1];
     if (args->lse.rank == 3) offset += sequence->batch_q * args->lse.strides[0];
-    cut->lse = (fa3_tensor){.data = (float *)args->lse.data + offset,
+    cut->lse = (fa3_tensor){.data = element(&args->lse, offset),
                             .dtype = FA3_FLOAT32,
                             .rank = 3,
                             .shape = {1, heads, rows},
                             .strides = {0, stride[0], stride[1]}};
   }
   if (present(&args->sink)) {
-    size_t offset = (size_t)(head * args->sink.strides[0]) * fa3_dtype_size(args->sink.dtype);
-    cut->sink.data = (char *)args->sink.data + offset;
+    cut->sink.data = element(&args->sink, head * args->sink.strides[0]);
     cut->sink.shape[0] = heads;
   }
   cut->cu_seqlens_q = cut->cu_seqlens_k = absent;
@@ -136,14 +141,13 @@ void slice_rows(const fa3_forward_args *args, const struct slice_sequence *seque
 
 static void skip_lengths(fa3_tensor *lengths, int64_t begin, int64_t count) {
   if (!present(lengths)) return;
-  lengths->data = (char *)lengths->data + (size_t)begin * fa3_dtype_size(lengths->dtype);
+  lengths->data = element(lengths, begin);
   lengths->shape[0] = count;
 }
 
 /* Outermost entries [begin, begin + count) of a tensor: of the batch, or packed rows. */
 static void skip_outer(fa3_tensor *tensor, int64_t begin, int64_t count) {
-  int64_t offset = begin * tensor->strides[0];
-  tensor->data = (char *)tensor->data + (size_t)offset * fa3_dtype_size(tensor->dtype);
+  tensor->data = element(tensor, begin * tensor->strides[0]);
   tensor->shape[0] = count;
 }
 
@@ -180,7 +184,7 @@ void slice_sequences(const fa3_forward_args *args, int64_t begin, int64_t end, i
   }
   if (present(&args->lse) && args->lse.rank == 3) skip_outer(&cut->lse, first_q, count_q);
   if (present(&args->lse) && args->lse.rank == 2) {
-    cut->lse.data = (float *)args->lse.data + first_q * args->lse.strides[1];
+    cut->lse.data = element(&args->lse, first_q * args->lse.strides[1]);
     cut->lse.shape[1] = count_q;
   }
   skip_lengths(&cut->seqused_q, begin, count);

@@ -280,9 +280,10 @@ typedef struct fa3_forward_args {
    * softmax's denominator and nothing else (as in gpt-oss). Not scaled, not capped. */
   fa3_tensor sink;
 
-  /* Optional, int32, (batch + 1): where each packed sequence starts, and the total at the
-   * end; starts at 0, never falls. For the CPU their contents are checked on every call; on a
-   * GPU they are what they are when the work runs, and nothing checks them. */
+  /* Optional, int32, (batch + 1): where each packed sequence starts, and at the end where the
+   * last one ends: from 0, never falling, at most the packed rows. For the CPU their contents
+   * are checked on every call; on a GPU they are what they are when the work runs, and nothing
+   * checks them. */
   fa3_tensor cu_seqlens_q;
   fa3_tensor cu_seqlens_k;
 

@@ -63,11 +63,15 @@ class Output(program.ProgramTest):
         self.assertEqual(os.stat(self.path("o.npy")).st_mode & 0o777, 0o604)
 
     def test_disk_full(self):
-        """Past the limit write fails as on a full disk; what was there before stays."""
+        """Past the limit write fails as on a full disk; what was there before stays. The limit
+        leaves room for files that OpenMP and sanitizers make for themselves."""
+        limit = 1 << 20
+        query, key, value = random_qkv(seqlen_q=2000)
+        self.save(q=query, k=key, v=value)
         (self.folder / "o.npy").write_bytes(b"old")
         for name in ("o.npy", "new.npy", "new.safetensors"):
             self.refuse(OUTPUT, [name + ": File too large"], "run", *INPUTS, "--out", name,
-                        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)))
+                        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
         self.assertEqual((self.folder / "o.npy").read_bytes(), b"old")
 
     def test_failure_leaves_the_old_output(self):

@@ -90,8 +90,8 @@ class Terminal(program.ProgramTest):
         self.assertNotIn("%", self.succeed(*arguments, "100").stderr)
 
     def test_bench(self):
-        text = self.on_terminal("bench", "--seqlen", "1024,2048", "--head-dim", "64", "--dtype",
-                                "fp32", "--repeat", "20", "--threads", "1", "--device", "cpu")
+        text = self.on_terminal("bench", "--seqlen", "512,1024", "--head-dim", "64", "--dtype",
+                                "fp32", "--repeat", "10", "--threads", "1", "--device", "cpu")
         self.check_bar(text, "bench")
         self.assertNotIn("%,", self.stdout)
         self.assertEqual(len(self.stdout.splitlines()), 5)
