@@ -7,7 +7,7 @@ PREFIX ?= /usr/local
 RUN_TESTS = ctest --preset $(1) --parallel $(JOBS)
 
 .NOTPARALLEL:
-.PHONY: build demo test check lint asan tsan bench install format clean help setup-build setup-test
+.PHONY: build demo test check lint asan tsan gpu bench install format clean help setup-build setup-test
 
 build: setup-build ## build the library and the program: build/release
 	@scripts/build release $(if $(wildcard build/release/build.ninja),,-DFA3_BUILD_TESTS=OFF)
@@ -17,7 +17,7 @@ demo: build ## run attention on a real model's query, key and value, and check t
 
 test: check ## everything that a change has to pass, the four targets below
 	@scripts/once lint asan tsan
-	@echo "make test: everything passed, on the CPU engine (this version has no CUDA kernels)"
+	@echo "make test: everything passed (CUDA kernels: by tests/gpu/receipt.json, see make gpu)"
 
 check: setup-test ## the tests of the optimised build
 	@scripts/build release -DFA3_BUILD_TESTS=ON
@@ -34,6 +34,10 @@ asan: setup-test ## the tests with AddressSanitizer and UBSan, and a short run o
 tsan: setup-test ## the tests with ThreadSanitizer
 	@scripts/build tsan
 	@$(call RUN_TESTS,tsan)
+
+gpu: setup-test ## on a machine with a Hopper GPU: the GPU tests, and the receipt that they pass
+	@FA3_CUDA=REFERENCE scripts/build release -DFA3_BUILD_TESTS=ON
+	@python3 tests/gpu/suite.py build/release tests/gpu/receipt.json
 
 bench: setup-test ## time the CPU engine beside PyTorch's (a big download, the first time)
 	@scripts/setup bench

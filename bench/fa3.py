@@ -4,8 +4,9 @@ import ctypes
 
 import torch
 
-DTYPES = {torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}
-CAUSAL = 1
+DTYPES = {torch.float32: 1, torch.float16: 2, torch.bfloat16: 3, torch.int32: 32}
+CAUSAL, WINDOW = 1, 2
+CUDA = 1
 
 
 class Tensor(ctypes.Structure):
@@ -58,6 +59,12 @@ class Device(ctypes.Structure):
     _fields_ = [("type", ctypes.c_int32), ("index", ctypes.c_int32)]
 
 
+def describe(field, tensor):
+    field.data, field.dtype, field.rank = tensor.data_ptr(), DTYPES[tensor.dtype], tensor.dim()
+    field.shape[: tensor.dim()] = tensor.shape
+    field.strides[: tensor.dim()] = tensor.stride()
+
+
 class Library:
     def __init__(self, path):
         self.lib = ctypes.CDLL(path)
@@ -83,11 +90,7 @@ class Library:
         args = ForwardArgs(struct_size=ctypes.sizeof(ForwardArgs), num_threads=threads)
         args.flags = CAUSAL if causal else 0
         for name, tensor in zip(TENSORS, (query, key, value, output)):
-            ours = tensor.transpose(1, 2)
-            field = getattr(args, name)
-            field.data, field.dtype, field.rank = ours.data_ptr(), DTYPES[ours.dtype], ours.dim()
-            field.shape[:] = ours.shape
-            field.strides[:] = ours.stride()
+            describe(getattr(args, name), tensor.transpose(1, 2))
         size = ctypes.c_size_t()
         self.check(self.lib.fa3_forward_workspace(ctypes.byref(args), ctypes.byref(size)))
         workspace = ctypes.create_string_buffer(size.value)
@@ -97,5 +100,37 @@ class Library:
         def call():
             assert keep
             self.check(self.lib.fa3_forward(ctypes.byref(args)))
+
+        return call
+
+    def prepare_gpu(self):
+        self.check(self.lib.fa3_prepare(Device(CUDA, torch.cuda.current_device())))
+
+    def forward_gpu(self, query, key, value, output, causal=False, window=None, lengths=None):
+        """A function that queues the call on the current stream: tensors are (batch, seqlen, heads,
+        head_dim), or (total, heads, head_dim) with `lengths`, the cumulative ones as a tensor and
+        the longest. `window` is (left, right)."""
+        args = ForwardArgs(struct_size=ctypes.sizeof(ForwardArgs), device_type=CUDA)
+        args.device_index = query.device.index
+        args.stream = torch.cuda.current_stream().cuda_stream
+        args.flags = (CAUSAL if causal else 0) | (WINDOW if window else 0)
+        if window:
+            args.window_left, args.window_right = window
+        for name, tensor in zip(TENSORS, (query, key, value, output)):
+            describe(getattr(args, name), tensor)
+        if lengths:
+            describe(args.cu_seqlens_q, lengths[0])
+            describe(args.cu_seqlens_k, lengths[0])
+            args.max_seqlen_q = args.max_seqlen_k = lengths[1]
+        size = ctypes.c_size_t()
+        self.check(self.lib.fa3_forward_workspace(ctypes.byref(args), ctypes.byref(size)))
+        workspace = torch.empty(max(size.value, 1), dtype=torch.uint8, device=query.device)
+        args.workspace, args.workspace_size = workspace.data_ptr(), size.value
+        forward, pointer = self.lib.fa3_forward, ctypes.byref(args)
+        keep = (query, key, value, output, lengths, workspace)
+
+        def call():
+            assert keep
+            self.check(forward(pointer))
 
         return call

@@ -75,6 +75,8 @@ const char *device_name(fa3_device device, char buffer[32]) {
 int device_choose(const struct device_options *chosen, fa3_device *device) {
   char name[32];
   fa3_device_info info = {.struct_size = sizeof info};
+  /* Automatic is the CPU: this program's tensors are in the host's memory, which a GPU does not
+   * take. */
   *device = chosen->device;
   fa3_status status = fa3_prepare(*device);
   if (status)

@@ -282,7 +282,8 @@ typedef struct fa3_forward_args {
 
   /* Optional, int32, (batch + 1): where each packed sequence starts, and at the end where the
    * last one ends: from 0, never falling, at most the packed rows. For the CPU their contents
-   * are checked on every call. */
+   * are checked on every call; on a GPU they are what they are when the work runs, and nothing
+   * checks them. */
   fa3_tensor cu_seqlens_q;
   fa3_tensor cu_seqlens_k;
 
@@ -306,7 +307,7 @@ typedef struct fa3_forward_args {
   fa3_tensor diagonal;
 
   /* Upper bounds of the lengths of any one sequence, for packed tensors; 0: taken from
-   * the contents of cu_seqlens, which only the CPU can do. */
+   * the contents of cu_seqlens, which only the CPU can do (on a GPU: refused). */
   int64_t max_seqlen_q;
   int64_t max_seqlen_k;
 
@@ -333,11 +334,15 @@ typedef struct fa3_forward_args {
 /* Bytes of workspace that fa3_forward needs for these arguments. Checks everything that
  * fa3_forward checks but the tensors' data pointers, the contents of the lengths and the
  * workspace itself, so it also answers whether a call would be taken. The size never falls
- * when a dimension grows. *bytes is written only on FA3_OK. */
+ * when a dimension grows. On a GPU a tensor that does not start at a multiple of 16 bytes, or
+ * whose strides are no multiples of it, takes a detour through the workspace; a null data
+ * pointer counts as aligned. *bytes is written only on FA3_OK. */
 FA3_API fa3_status fa3_forward_workspace(const fa3_forward_args *args, size_t *bytes);
 
 /* Attention. On the CPU it returns when the output is written; on a GPU when the work is
- * queued on `stream`. On failure of an argument check nothing is written. */
+ * queued on `stream`, in that stream's context (for a default stream the current one if it is
+ * on the device, else the device's primary one); a graph can capture it. On failure of an
+ * argument check nothing is written. */
 FA3_API fa3_status fa3_forward(const fa3_forward_args *args);
 
 #ifdef __cplusplus

@@ -38,6 +38,13 @@ static void refuse_version(int32_t version) {
            version / 1000, version % 1000 / 10);
 }
 
+/* Null if this driver has no such function; the version fixes its parameters. */
+static void *find_function(get_proc_address get, const char *name, int cuda_version) {
+  void *address = NULL;
+  int found = 0;
+  return get(name, &address, cuda_version, 0, &found) == CUDA_SUCCESS ? address : NULL;
+}
+
 static void load(void) {
   /* Never closed: the driver keeps threads and state of its own until the process ends. */
   void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -73,11 +80,27 @@ static void load(void) {
       {"cuDeviceGetName", &the_driver.cuDeviceGetName},
       {"cuDeviceGetAttribute", &the_driver.cuDeviceGetAttribute},
       {"cuDeviceTotalMem", &the_driver.cuDeviceTotalMem},
+      {"cuDevicePrimaryCtxRetain", &the_driver.cuDevicePrimaryCtxRetain},
+      {"cuCtxGetCurrent", &the_driver.cuCtxGetCurrent},
+      {"cuCtxPushCurrent", &the_driver.cuCtxPushCurrent},
+      {"cuCtxPopCurrent", &the_driver.cuCtxPopCurrent},
+      {"cuCtxGetDevice", &the_driver.cuCtxGetDevice},
+      {"cuStreamGetCtx", &the_driver.cuStreamGetCtx},
+      {"cuStreamIsCapturing", &the_driver.cuStreamIsCapturing},
+      {"cuThreadExchangeStreamCaptureMode", &the_driver.cuThreadExchangeStreamCaptureMode},
+      {"cuPointerGetAttributes", &the_driver.cuPointerGetAttributes},
+      {"cuLibraryLoadData", &the_driver.cuLibraryLoadData},
+      {"cuLibraryGetKernel", &the_driver.cuLibraryGetKernel},
+      {"cuKernelSetAttribute", &the_driver.cuKernelSetAttribute},
+      {"cuKernelGetFunction", &the_driver.cuKernelGetFunction},
+      {"cuOccupancyMaxActiveClusters", &the_driver.cuOccupancyMaxActiveClusters},
+      {"cuLaunchKernelEx", &the_driver.cuLaunchKernelEx},
+      {"cuMemsetD32Async", &the_driver.cuMemsetD32Async},
+      {"cuTensorMapEncodeTiled", &the_driver.cuTensorMapEncodeTiled},
   };
   for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
-    void *address = NULL;
-    int found;
-    if (get(functions[i].name, &address, OLDEST_CUDA, 0, &found) != CUDA_SUCCESS || !address) {
+    void *address = find_function(get, functions[i].name, OLDEST_CUDA);
+    if (!address) {
       the_status = FA3_DRIVER_TOO_OLD;
       snprintf(the_reason, sizeof the_reason, "the NVIDIA driver (CUDA %d.%d) has no %s",
                version / 1000, version % 1000 / 10, functions[i].name);
@@ -85,6 +108,8 @@ static void load(void) {
     }
     set_function(functions[i].target, address);
   }
+  set_function(&the_driver.cuCtxGetDevResource, find_function(get, "cuCtxGetDevResource", 12040));
+  set_function(&the_driver.cuFuncLoad, find_function(get, "cuFuncLoad", 12040));
   the_driver.version = version;
 
   CUresult result = the_driver.cuInit(0);
@@ -103,4 +128,11 @@ fa3_status cuda_driver_get(const struct cuda_driver **driver) {
   if (the_status) return set_error(the_status, "%s", the_reason);
   *driver = &the_driver;
   return FA3_OK;
+}
+
+fa3_status cuda_error(const struct cuda_driver *driver, const char *call, CUresult result) {
+  const char *name = NULL;
+  driver->cuGetErrorName(result, &name);
+  return set_error(result == CUDA_ERROR_OUT_OF_MEMORY ? FA3_OUT_OF_MEMORY : FA3_DEVICE_ERROR,
+                   "%s gave %s (%d)", call, name ? name : "an error", result);
 }

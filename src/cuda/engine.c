@@ -1,107 +1,107 @@
-/* The CUDA engine: today it finds the GPU and says what is missing; no kernels are compiled in. */
+/* The CUDA engine: a Hopper GPU, by the compiled kernels of kernels/variants.def. */
 #include "engine.h"
 
-#include <stdio.h>
+#include <inttypes.h>
+#include <string.h>
 
-#include "cuda/driver.h"
+#include "cuda/context.h"
+#include "cuda/device.h"
+#include "cuda/kernels.h"
+#include "cuda/launch.h"
+#include "cuda/plan.h"
 #include "error.h"
 
-static fa3_status device_error(const struct cuda_driver *driver, const char *call,
-                               CUresult result) {
-  const char *name = NULL;
-  driver->cuGetErrorName(result, &name);
-  return set_error(FA3_DEVICE_ERROR, "%s gave %s (%d)", call, name ? name : "an error", result);
-}
-
-static int32_t device_count(void) {
-  const struct cuda_driver *driver;
-  int count = 0;
-  if (cuda_driver_get(&driver) || driver->cuDeviceGetCount(&count) != CUDA_SUCCESS) return 0;
-  return count;
-}
-
-static fa3_status find_device(int32_t index, const struct cuda_driver **driver, CUdevice *device) {
-  TRY(cuda_driver_get(driver));
-  int32_t count = device_count();
-  if (count == 0)
-    return set_error(FA3_NO_HOPPER_GPU,
-                     "the NVIDIA driver shows no GPU (is CUDA_VISIBLE_DEVICES set to hide it?): "
-                     "libfa3 needs a Hopper GPU (H100, H200), or the CPU");
-  if (index >= count)
-    return set_error(FA3_INVALID_DEVICE, "device.index is %d: the driver shows %d GPUs", index,
-                     count);
-  CUresult result = (*driver)->cuDeviceGet(device, index);
-  return result ? device_error(*driver, "cuDeviceGet", result) : FA3_OK;
-}
-
-static fa3_status get_attribute(const struct cuda_driver *driver, CUdevice device, int attribute,
-                                int *value) {
-  CUresult result = driver->cuDeviceGetAttribute(value, attribute, device);
-  return result ? device_error(driver, "cuDeviceGetAttribute", result) : FA3_OK;
-}
-
-static fa3_status compute_capability(const struct cuda_driver *driver, CUdevice device, int *major,
-                                     int *minor) {
-  TRY(get_attribute(driver, device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, major));
-  return get_attribute(driver, device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, minor);
-}
-
-static fa3_status device_info(int32_t index, fa3_device_info *info) {
-  const struct cuda_driver *driver;
-  CUdevice device = 0;
-  TRY(find_device(index, &driver, &device));
-  int major = 0;
-  int minor = 0;
-  int multiprocessors = 0;
-  TRY(compute_capability(driver, device, &major, &minor));
-  TRY(get_attribute(driver, device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, &multiprocessors));
-  size_t bytes;
-  CUresult result = driver->cuDeviceTotalMem(&bytes, device);
-  if (result) return device_error(driver, "cuDeviceTotalMem", result);
-  result = driver->cuDeviceGetName(info->name, sizeof info->name, device);
-  if (result) return device_error(driver, "cuDeviceGetName", result);
-  snprintf(info->level, sizeof info->level, "sm_%d%d", major, minor);
-  info->units = multiprocessors;
-  info->memory_bytes = bytes;
-  return FA3_OK;
-}
-
 static fa3_status prepare(int32_t index) {
-  const struct cuda_driver *driver;
-  CUdevice device = 0;
-  TRY(find_device(index, &driver, &device));
-  fa3_device_info info = {0};
-  TRY(device_info(index, &info));
-  int major = 0;
-  int minor = 0;
-  TRY(compute_capability(driver, device, &major, &minor));
-  if (major != 9 || minor != 0)
-    return set_error(FA3_NO_HOPPER_GPU,
-                     "GPU %d is %s of compute capability %d.%d: libfa3's kernels need a Hopper GPU "
-                     "(H100, H200; 9.0); use another device, or the CPU",
-                     index, info.name, major, minor);
-  return set_error(FA3_UNSUPPORTED,
-                   "GPU %d, %s, could be used, but this build of libfa3 has no CUDA kernels; use "
-                   "the CPU",
-                   index, info.name);
+  const struct cuda_device *device;
+  return cuda_device_get(index, &device);
 }
 
 static fa3_status supports(const fa3_capability *capability) {
-  (void)capability;
-  return set_error(FA3_UNSUPPORTED, "this build of libfa3 has no CUDA kernels");
+  if (!kernels_compiled())
+    return set_error(FA3_UNSUPPORTED,
+                     "this build of libfa3 has no CUDA kernels (it was made without nvcc)");
+  fa3_dtype dtype = capability->query_dtype;
+  if (dtype != FA3_FLOAT16 && dtype != FA3_BFLOAT16)
+    return set_error(FA3_UNSUPPORTED,
+                     "query's dtype is %" PRId32
+                     ": the CUDA kernels take FA3_FLOAT16 and "
+                     "FA3_BFLOAT16",
+                     dtype);
+  const struct {
+    const char *name;
+    fa3_dtype dtype;
+  } others[] = {{"key", capability->key_dtype},
+                {"value", capability->value_dtype},
+                {"output", capability->output_dtype}};
+  for (int i = 0; i < 3; i++)
+    if (others[i].dtype != dtype)
+      return set_error(FA3_UNSUPPORTED,
+                       "%s's dtype is %" PRId32 " and query's %" PRId32
+                       ": the CUDA kernels take one dtype for all",
+                       others[i].name, others[i].dtype, dtype);
+  if (capability->head_dim < 8 || capability->head_dim % 8 || capability->value_head_dim < 8 ||
+      capability->value_head_dim % 8)
+    return set_error(FA3_UNSUPPORTED,
+                     "head dims %" PRId32 " and %" PRId32
+                     " (query and key, value): expected multiples of 8",
+                     capability->head_dim, capability->value_head_dim);
+  int32_t kernel;
+  return find_forward_kernel(dtype, capability->head_dim, capability->value_head_dim,
+                             capability->features & FA3_FEATURE_SOFTCAP, &kernel);
 }
 
 static int32_t kernel_count(void) {
-  return 0;
+  return kernels_compiled() ? FORWARD_KERNELS : 0;
 }
 
-/* Nothing passes `supports` and `kernel_count`, so what follows has no rows to fill yet. */
+static void kernel_info(int32_t index, fa3_kernel_info *info) {
+  const struct forward_kernel *kernel = &forward_kernels[index];
+  strncpy(info->name, kernel->name, sizeof info->name - 1);
+  info->phase = FA3_FORWARD;
+  info->dtype = kernel->dtype;
+  info->head_dim = kernel->head_dim;
+  info->value_head_dim = kernel->value_head_dim;
+  /* Whether any GPU of this machine runs them. Every kernel that is usable is also used. */
+  for (int32_t d = 0; d < cuda_device_count() && !info->usable; d++)
+    info->usable = cuda_device_check(d) == FA3_OK;
+  info->selected = info->usable;
+}
+
+static fa3_status plan_forward(const struct problem *problem, struct plan *plan) {
+  struct cuda_plan cuda_plan;
+  TRY(cuda_plan_forward(problem, &cuda_plan));
+  const struct forward_kernel *kernel = &forward_kernels[cuda_plan.kernel];
+  *plan = (struct plan){.tile_q = INT64_C(64) * kernel->warpgroups,
+                        .tile_k = kernel->tile_k,
+                        .workspace_size = cuda_plan.workspace_size};
+  return FA3_OK;
+}
+
+static fa3_status forward(const struct problem *problem, const struct plan *plan, void *workspace) {
+  (void)plan;
+  const struct cuda_device *device;
+  struct cuda_plan cuda_plan;
+  struct cuda_scope scope;
+  TRY(cuda_device_get(problem->device.index, &device));
+  TRY(cuda_plan_forward(problem, &cuda_plan));
+  if (fa3_tile_count(&cuda_plan.tiles) == 0) return FA3_OK;
+  if (cuda_plan.workspace_size == 0) workspace = NULL;
+  TRY(cuda_scope_enter(device, problem->stream, &scope));
+  fa3_status status = cuda_check_memory(device, &scope, problem, workspace);
+  if (!status) status = cuda_launch_forward(device, &scope, problem, &cuda_plan, workspace);
+  cuda_scope_leave(&scope);
+  return status;
+}
+
 const struct engine cuda_engine = {
     .name = "cuda",
     .device_type = FA3_CUDA,
-    .device_count = device_count,
-    .device_info = device_info,
+    .device_count = cuda_device_count,
+    .device_info = cuda_device_info,
     .prepare = prepare,
     .supports = supports,
     .kernel_count = kernel_count,
+    .kernel_info = kernel_info,
+    .plan_forward = plan_forward,
+    .forward = forward,
 };

@@ -36,6 +36,7 @@ static int list_gpus(int capabilities[8]) {
 }
 
 EXPORT int32_t cuDriverGetVersion(int *version);
+EXPORT int fake_thread_is_clean(void);
 EXPORT int32_t cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64_t flags,
                                    int *result);
 
@@ -95,11 +96,100 @@ static int32_t device_total_mem(size_t *bytes, int32_t device) {
   return failing("cuDeviceTotalMem");
 }
 
+/* One context, the primary one of every GPU; what is current, and how the thread captures. */
+static char primary;
+static _Thread_local int depth;
+static _Thread_local int capture_mode;
+
+static int32_t context_retain(void **context, int32_t device) {
+  (void)device;
+  *context = &primary;
+  return failing("cuDevicePrimaryCtxRetain");
+}
+
+static int32_t context_current(void **context) {
+  *context = depth ? &primary : NULL;
+  return failing("cuCtxGetCurrent");
+}
+
+static int32_t context_push(void *context) {
+  (void)context;
+  int result = failing("cuCtxPushCurrent");
+  if (!result) depth++;
+  return result;
+}
+
+static int32_t context_pop(void **context) {
+  *context = &primary;
+  depth--;
+  return SUCCESS;
+}
+
+static int32_t exchange_capture_mode(int *mode) {
+  int before = capture_mode;
+  capture_mode = *mode;
+  *mode = before;
+  return SUCCESS;
+}
+
+/* What a call must leave as it found it. */
+int fake_thread_is_clean(void) {
+  return depth == 0 && capture_mode == 0;
+}
+
+static int32_t pointer_attributes(unsigned count, const int *attributes, void **values,
+                                  uint64_t pointer) {
+  (void)pointer;
+  for (unsigned i = 0; i < count; i++)
+    *(int *)values[i] = attributes[i] == 2 ? 2 : 0; /* memory of GPU 0 */
+  return failing("cuPointerGetAttributes");
+}
+
+static int32_t library_load(void **library) {
+  *library = &primary;
+  return failing("cuLibraryLoadData");
+}
+
+static int32_t library_get_kernel(void **kernel) {
+  *kernel = &primary;
+  return failing("cuLibraryGetKernel");
+}
+
+static int32_t kernel_get_function(void **function) {
+  *function = &primary;
+  return failing("cuKernelGetFunction");
+}
+
+static int32_t kernel_set_attribute(void) {
+  return failing("cuKernelSetAttribute");
+}
+
+static int32_t func_load(void) {
+  return failing("cuFuncLoad");
+}
+
+static int32_t tensor_map_encode(void) {
+  return failing("cuTensorMapEncodeTiled");
+}
+
+static int32_t memset_async(void) {
+  return failing("cuMemsetD32Async");
+}
+
+static int32_t launch(void) {
+  return failing("cuLaunchKernelEx");
+}
+
+static int32_t not_there(void) {
+  return UNKNOWN;
+}
+
 int32_t cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64_t flags,
                             int *result) {
   (void)version;
   (void)flags;
-  static const struct {
+  void (*const not_there_address)(void) = (void (*)(void))not_there;
+  const struct {
     const char *name;
     void (*address)(void);
   } functions[] = {
@@ -111,6 +201,24 @@ int32_t cuGetProcAddress_v2(const char *symbol, void **function, int version, ui
       {"cuDeviceGetName", (void (*)(void))device_get_name},
       {"cuDeviceGetAttribute", (void (*)(void))device_get_attribute},
       {"cuDeviceTotalMem", (void (*)(void))device_total_mem},
+      {"cuDevicePrimaryCtxRetain", (void (*)(void))context_retain},
+      {"cuCtxGetCurrent", (void (*)(void))context_current},
+      {"cuCtxPushCurrent", (void (*)(void))context_push},
+      {"cuCtxPopCurrent", (void (*)(void))context_pop},
+      {"cuThreadExchangeStreamCaptureMode", (void (*)(void))exchange_capture_mode},
+      {"cuPointerGetAttributes", (void (*)(void))pointer_attributes},
+      {"cuLibraryLoadData", (void (*)(void))library_load},
+      {"cuLibraryGetKernel", (void (*)(void))library_get_kernel},
+      {"cuKernelGetFunction", (void (*)(void))kernel_get_function},
+      {"cuKernelSetAttribute", (void (*)(void))kernel_set_attribute},
+      {"cuFuncLoad", (void (*)(void))func_load},
+      {"cuTensorMapEncodeTiled", (void (*)(void))tensor_map_encode},
+      {"cuMemsetD32Async", (void (*)(void))memset_async},
+      {"cuLaunchKernelEx", (void (*)(void))launch},
+      {"cuCtxGetDevice", not_there_address},
+      {"cuStreamGetCtx", not_there_address},
+      {"cuStreamIsCapturing", not_there_address},
+      {"cuOccupancyMaxActiveClusters", not_there_address},
   };
   const char *missing = getenv("FAKE_CUDA_MISSING");
   *function = NULL;

@@ -1,0 +1,396 @@
+// The forward pass on Hopper: O = softmax(scale Q K^T) V, tile by tile.
+//
+// A block computes 64 query rows for each of its consumer warpgroups. It has one
+// more warpgroup, whose first warp streams tiles of keys and values into two rings
+// of shared memory buffers, and whose second warp fetches queries, one tile ahead.
+// A consumer warpgroup keeps its scores, probabilities and output in registers:
+//
+//   issue S(n) = Q K(n)^T            the matrix unit works on both products while
+//   issue O += P(n+1) V(n+1)         the warpgroup waits for the first,
+//   wait S(n); softmax S(n) -> P(n)  and on the second during the softmax
+//   wait O; rescale O if the reference moved
+//
+// The warpgroups take turns at issuing (named barriers), so that one's softmax
+// falls in the time of the other's products. Keys are visited from the last tile
+// to the first: the tiles that need a mask come early.
+//
+// Compile with -DFA3_BF16=0|1 and the sizes below; see forward_params.h for what
+// the host prepares.
+#include "forward_load.cuh"
+#include "forward_work.cuh"
+
+__device__ __forceinline__ void take_turn(int warpgroup) {
+  if (FA3_PINGPONG) named_barrier_sync(kBarrierTurn + warpgroup, 256);
+}
+
+__device__ __forceinline__ void pass_turn(int warpgroup) {
+  if (FA3_PINGPONG)
+    named_barrier_arrive(kBarrierTurn + (warpgroup + 1 == kWarpgroups ? 0 : warpgroup + 1), 256);
+}
+
+// This warp has read a buffer for the last time: tell every block that fills it.
+__device__ __forceinline__ void release(uint32_t barrier) {
+  const int lane = threadIdx.x & 31;
+  if (kCluster == 1) {
+    if (lane == 0) mbarrier_arrive(barrier);
+  } else if (lane < kCluster) {
+    mbarrier_arrive_at(barrier, lane);
+  }
+}
+
+constexpr uint32_t kDescriptorHigh = wgmma_descriptor_high<kRowBytes>();
+
+// S = Q K^T for the warpgroup's 64 rows and a tile of keys.
+__device__ __forceinline__ void issue_scores(float (&s)[kTileN / 2], uint32_t query, uint32_t key) {
+#pragma unroll
+  for (int k = 0; k < kHeadDim; k += 16) {
+    const int chunk = k / kChunk, inside = k % kChunk * 2;
+    wgmma_shared<kTileN>(s, query + ((chunk * kRows * kRowBytes + inside) >> 4),
+                         key + ((chunk * kTileN * kRowBytes + inside) >> 4), kDescriptorHigh,
+                         k > 0);
+  }
+  wgmma_commit();
+}
+
+// O += P V, or O = P V.
+__device__ __forceinline__ void issue_output(float (&o)[kHeadDimV / 2],
+                                             const uint32_t (&probabilities)[kTileN / 4],
+                                             uint32_t value, bool accumulate) {
+#pragma unroll
+  for (int k = 0; k < kTileN; k += 16)
+    wgmma_registers<kHeadDimV>(o, probabilities + k / 4, value + ((k * kRowBytes) >> 4),
+                               kDescriptorHigh, k > 0 || accumulate);
+  wgmma_commit();
+}
+
+// Two accumulators of the score layout, side by side in a row, make one operand
+// pair of the layout that the second product takes.
+__device__ __forceinline__ void pack_probabilities(uint32_t (&probabilities)[kTileN / 4],
+                                                   const float (&s)[kTileN / 2]) {
+#pragma unroll
+  for (int i = 0; i < kTileN / 4; ++i) probabilities[i] = pack_pair(s[2 * i], s[2 * i + 1]);
+}
+
+// The warp's 16 rows of output, one chunk of columns after the other, through
+// shared memory.
+__device__ __forceinline__ void store_output(const fa3_forward_params &p, const work &w,
+                                             const float (&o)[kHeadDimV / 2],
+                                             const float (&factor)[2], uint32_t stage, int first,
+                                             int row0) {
+  const int lane = threadIdx.x & 31;
+  const int turn = kRowBytes == 128 ? lane & 7 : (lane & 7) >> 1;  // the swizzle
+  const int limit = p.queries_per_warpgroup * p.packed;
+  // The copy engine clips at the tensor's end, not at the sequence's.
+  const bool by_tma = p.store_by_tma && (!p.clear_value || first + row0 + 16 <= w.mask.queries);
+  constexpr int kUnits = kChunk / 8;  // of 16 bytes in a row
+#pragma unroll
+  for (int c = 0; c < kChunksV; ++c) {
+    const uint32_t rows = stage + c % kStageChunks * 16 * kRowBytes;
+    if (c >= kStageChunks) {
+      tma_store_wait_read<kStageChunks - 1>();
+      __syncwarp();
+    }
+#pragma unroll
+    for (int j = 0; j < kUnits; j += 2) {
+      const float *x = o + (c * kUnits + j) * 4;
+      store_matrices(rows + (lane & 15) * kRowBytes + (((j + lane / 16) ^ turn) << 4),
+                     pack_pair(x[0] * factor[0], x[1] * factor[0]),
+                     pack_pair(x[2] * factor[1], x[3] * factor[1]),
+                     pack_pair(x[4] * factor[0], x[5] * factor[0]),
+                     pack_pair(x[6] * factor[1], x[7] * factor[1]));
+    }
+    if (by_tma) {
+      fence_proxy_async();
+      __syncwarp();
+      if (lane == 0)
+        tma_store_4d(&p.out, rows, c * kChunk, w.query_row + first + row0, w.head, w.batch);
+      tma_store_commit();
+      continue;
+    }
+    __syncwarp();
+#pragma unroll 1
+    for (int i = lane; i < 16 * kUnits; i += 32) {
+      const int row = i / kUnits, unit = i % kUnits;
+      const int in_tile = row0 + row;
+      const int query = first + query_of_row(p, in_tile);
+      const int head = head_of_row(p, w, in_tile);
+      const int column = c * kChunk + unit * 8;
+      if (in_tile >= limit || query >= w.mask.queries || column >= p.head_dim_v) continue;
+      uint4 v;
+      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                   : "r"(rows + row * kRowBytes +
+                         ((unit ^ (kRowBytes == 128 ? row & 7 : (row & 7) >> 1)) << 4))
+                   : "memory");
+      uint16_t *to = (uint16_t *)p.out_pointer + w.batch * p.out_stride_batch +
+                     (w.query_row + query) * p.out_stride_row + head * p.out_stride_head + column;
+      *(uint4 *)to = v;
+    }
+    __syncwarp();
+  }
+}
+
+// A tile has seen its last scores: the log-sum-exp leaves, and `factor` will turn
+// the summed output into the average.
+__device__ __forceinline__ void finish_rows(const fa3_forward_params &p, const work &w,
+                                            int warpgroup, const softmax_rows &rows,
+                                            float (&factor)[2]) {
+  const int row = (threadIdx.x & 127) / 32 * 16 + (threadIdx.x & 31) / 4;
+  const int step = p.queries_per_warpgroup;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int head = head_of_row(p, w, row + 8 * r);
+    const int query = w.first + warpgroup * step + query_of_row(p, row + 8 * r);
+    const bool stored = query < w.mask.queries && row + 8 * r < step * p.packed;
+    const float *sink = p.sink == nullptr || !stored ? nullptr : p.sink + head;
+    const float lse = softmax_finish(rows, r, sink, factor[r]);
+    if (p.lse != nullptr && stored && (threadIdx.x & 3) == 0)
+      p.lse[w.batch * p.lse_stride_batch + head * p.lse_stride_head + w.query_row + query] = lse;
+  }
+}
+
+// A tile has seen its last product: the output leaves.
+__device__ __forceinline__ void finish_tile(const fa3_forward_params &p, uint32_t base, uint32_t t,
+                                            int warpgroup, const float (&o)[kHeadDimV / 2],
+                                            const float (&factor)[2]) {
+  const work &w = work_of(t);
+  const int row0 = (threadIdx.x & 127) / 32 * 16;
+  tma_store_wait_read<0>();  // by the tile before
+  __syncwarp();
+  store_output(p, w, o, factor, base + kStageAt + (warpgroup * 4 + row0 / 16) * kStageBytes,
+               w.first + warpgroup * p.queries_per_warpgroup, row0);
+  finish_work(base, t);
+}
+
+__device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t base, int warpgroup) {
+  const int lane = threadIdx.x & 31;
+  float o[kHeadDimV / 2];
+  float average[2] = {0.0f, 0.0f};  // turns the output of a tile that is done into the average
+  uint32_t probabilities[kTileN / 4];
+
+  // Buffers of keys used so far, and of values but for a pending product.
+  uint32_t used = 0;
+  // The tile before this one still lacks its last product (it is issued together
+  // with this one's first), or its output only has to be stored.
+  enum { kNothing, kProduct, kStore } pending = kNothing;
+  // Whether O holds a product of its tile already.
+  bool accumulate = false;
+  // Key tiles at the end of the tile before that this warpgroup does not need.
+  int left_over = 0;
+
+  auto wait_key = [&](uint32_t use) {
+    mbarrier_wait(base + kKeyFull + 8 * ring_stage<kStages>(use), ring_parity<kStages>(use));
+  };
+  auto wait_value = [&](uint32_t use) {
+    mbarrier_wait(base + kValueFull + 8 * ring_stage<kStages>(use), ring_parity<kStages>(use));
+  };
+  auto release_key = [&](uint32_t use) {
+    release(base + kKeyEmpty + 8 * ring_stage<kStages>(use));
+  };
+  auto release_value = [&](uint32_t use) {
+    release(base + kValueEmpty + 8 * ring_stage<kStages>(use));
+  };
+  auto release_query = [&](uint32_t t) {
+    if (lane == 0)
+      mbarrier_arrive(base + kQueryEmpty +
+                      8 * (ring_stage<kQueryStages>(t) * kWarpgroups + warpgroup));
+  };
+  auto key_tile = [&](uint32_t use) {
+    return uniform(wgmma_descriptor_low(base + kKeyAt + ring_stage<kStages>(use) * kKeyBytes, 0));
+  };
+  auto value_tile = [&](uint32_t use) {
+    return uniform(wgmma_descriptor_low(base + kValueAt + ring_stage<kStages>(use) * kValueBytes,
+                                        kTileN * kRowBytes));
+  };
+  // A tile of keys that only other rows see: hand it back, and keep the turns in step.
+  auto pass_over = [&]() {
+    wait_key(used);
+    release_key(used);
+    wait_value(used);
+    release_value(used);
+    ++used;
+    take_turn(warpgroup);
+    pass_turn(warpgroup);
+  };
+
+  if (FA3_PINGPONG && warpgroup == 0) named_barrier_arrive(kBarrierTurn, 256);
+
+  for (uint32_t t = 0;; ++t) {
+    wait_for_work(base, t);
+    const work &w = work_of(t);
+    const bool last = uniform(w.last);
+    const int own_begin = uniform(w.warpgroup[warpgroup].tiles.begin);
+    const int own_end = uniform(w.warpgroup[warpgroup].tiles.end);
+    const int tiles_begin = uniform(w.tiles.begin);
+    int n = uniform(w.tiles.end) - 1;
+
+    const bool joined = !last && left_over == 0 && own_begin < own_end && n < own_end;
+    if (pending == kStore || (pending == kProduct && !joined)) {
+      if (pending == kProduct) {
+        const uint32_t v = value_tile(used - 1);
+        wait_value(used - 1);
+        registers_touch(o);
+        wgmma_fence();
+        issue_output(o, probabilities, v, accumulate);
+        wgmma_wait<0>();
+        registers_touch(o);
+        release_value(used - 1);
+      }
+      finish_tile(p, base, t - 1, warpgroup, o, average);
+      pending = kNothing;
+    }
+    for (; left_over > 0; --left_over) pass_over();
+    if (last) break;
+
+    const int buffer = ring_stage<kQueryStages>(t) * kWarpgroups + warpgroup;
+    const uint32_t query_tile = wgmma_descriptor_low(base + kQueryAt + buffer * kQueryBytes, 0);
+    mbarrier_wait(base + kQueryFull + 8 * buffer, ring_parity<kQueryStages>(t));
+
+    const int stop = own_end > tiles_begin ? own_end : tiles_begin;
+    for (; n >= stop; --n) pass_over();
+    softmax_rows rows = {{FA3_NO_REFERENCE, FA3_NO_REFERENCE}, {0.0f, 0.0f}};
+    if (own_begin >= own_end) {
+#pragma unroll
+      for (int i = 0; i < kHeadDimV / 2; ++i) o[i] = 0.0f;
+      release_query(t);
+      finish_rows(p, w, warpgroup, rows, average);
+      pending = kStore;
+      continue;
+    }
+    left_over = own_begin - tiles_begin;
+
+    float s[kTileN / 2], factor[2];
+    auto adjust_scores = [&](const fa3_range &whole) {
+      if (FA3_SOFTCAP && p.softcap_log2 != 0.0f) cap_scores(s, p.softcap_log2);
+      if (n < whole.begin || n >= whole.end) {
+        const int row = (threadIdx.x & 127) / 32 * 16 + lane / 4;
+        const int first = w.first + warpgroup * p.queries_per_warpgroup;
+        const fa3_range seen[2] = {fa3_visible_keys(&w.mask, first + query_of_row(p, row)),
+                                   fa3_visible_keys(&w.mask, first + query_of_row(p, row + 8))};
+        mask_scores(s, seen, n * kTileN + 2 * (lane & 3));
+      }
+    };
+
+    // Scores of the next tile of keys, and the product of the last, which may be the
+    // output tile's before. Returns with the scores there and the product running.
+    auto take_step = [&](bool product) {
+      // Not known to the compiler, or it keeps what it could derive from it, and
+      // spills.
+      asm volatile("" : "+r"(used));
+      const uint32_t k = key_tile(used), v = value_tile(used - 1);
+      wait_key(used);
+      take_turn(warpgroup);
+      registers_touch(s);
+      registers_touch(o);
+      wgmma_fence();
+      issue_scores(s, query_tile, k);
+      if (product) wait_value(used - 1);
+      wgmma_fence();
+      issue_output(o, probabilities, v, accumulate);
+      const fa3_range whole = w.warpgroup[warpgroup].whole;
+      wgmma_wait<1>();
+      pass_turn(warpgroup);
+      registers_touch(s);
+      release_key(used);
+      ++used;
+      if (n == own_begin) release_query(t);
+      adjust_scores(whole);
+    };
+    // Without a product to do, it multiplies what is there, and nobody looks.
+    take_step(pending == kProduct);
+    softmax_scores(s, rows, p.scale_log2, factor);
+    if (pending == kProduct) {
+      wgmma_wait<0>();
+      registers_touch(o);
+      release_value(used - 2);
+      pack_probabilities(probabilities, s);
+      finish_tile(p, base, t - 1, warpgroup, o, average);
+    } else {
+      wgmma_wait<0>();
+      registers_touch(o);
+      pack_probabilities(probabilities, s);
+    }
+    pending = kProduct;
+    accumulate = false;
+
+    if (--n >= own_begin) {
+      take_step(true);
+      accumulate = true;
+      bool grown = softmax_scores(s, rows, p.scale_log2, factor);
+      // The wait for the output stands at the top, in the next round, because the
+      // assembler would move it up through the softmax above it if no branch lay
+      // between them.
+      for (;;) {
+        wgmma_wait<0>();
+        registers_touch(o);
+        release_value(used - 2);
+        pack_probabilities(probabilities, s);
+        if (grown) {
+#pragma unroll
+          for (int i = 0; i < kHeadDimV / 2; ++i) o[i] *= factor[i / 2 % 2];
+        }
+        if (--n < own_begin) break;
+        take_step(true);
+        grown = softmax_scores(s, rows, p.scale_log2, factor);
+      }
+    }
+    finish_rows(p, w, warpgroup, rows, average);
+  }
+  tma_store_wait_read<0>();  // shared memory lives as long as the block
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    forward(const __grid_constant__ fa3_forward_params p) {
+  // Opaque, so that the compiler keeps it in a register instead of finding out
+  // again and again.
+  uint32_t base;
+  asm volatile("mov.b32 %0, %1;" : "=r"(base) : "r"((uint32_t)__cvta_generic_to_shared(shared)));
+  const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
+
+  if (threadIdx.x == 0) {
+    tma_prefetch_map(&p.query);
+    tma_prefetch_map(&p.key);
+    tma_prefetch_map(&p.value);
+    tma_prefetch_map(&p.out);
+    for (int i = 0; i < kQueryStages * kWarpgroups; ++i) {
+      mbarrier_init(base + kQueryFull + 8 * i, 1);
+      mbarrier_init(base + kQueryEmpty + 8 * i, 4);
+    }
+    for (int i = 0; i < kStages; ++i) {
+      mbarrier_init(base + kKeyFull + 8 * i, 1);
+      mbarrier_init(base + kKeyEmpty + 8 * i, kConsumerWarps * kCluster);
+      mbarrier_init(base + kValueFull + 8 * i, 1);
+      mbarrier_init(base + kValueEmpty + 8 * i, kConsumerWarps * kCluster);
+    }
+    mbarrier_init(base + kValueLanded, 1);
+    mbarrier_init(base + kWorkWanted, 1);
+    for (int i = 0; i < kWorkSlots; ++i) {
+      mbarrier_init(base + kWorkFull + 8 * i, 1);
+      mbarrier_init(base + kWorkEmpty + 8 * i, 32 * (kConsumerWarps + 2));
+    }
+    mbarrier_init_fence();
+  }
+  if (kCluster > 1)
+    cluster_sync();
+  else
+    __syncthreads();
+  wait_for_prior_grids();
+
+  if (warp < 4) {
+    registers_give_back<kProducerRegisters>();
+    if (warp == 0)
+      load_keys_and_values(p, base);
+    else if (warp == 1)
+      load_queries(p, base);
+    else if (warp == 2)
+      schedule(p, base);
+  } else {
+    registers_take<kConsumerRegisters>();
+    attend(p, base, warp / 4 - 1);
+  }
+  // No block may end while another of its cluster still writes to it.
+  if (kCluster > 1) {
+    __syncwarp();
+    cluster_sync();
+  }
+}

@@ -1,0 +1,76 @@
+// Barriers in shared memory (PTX ISA, "Parallel Synchronization and
+// Communication Instructions: mbarrier"). A phase ends when the expected
+// arrivals and the expected bytes are in; a waiter names the parity of the
+// phase that it waits for.
+#ifndef FA3_MBARRIER_CUH
+#define FA3_MBARRIER_CUH
+
+#include <stdint.h>
+
+// PTX ISA, "mbarrier.init".
+__device__ __forceinline__ void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// PTX ISA, "fence.mbarrier_init": makes the inits visible to the copy engine
+// and to the other blocks of the cluster.
+__device__ __forceinline__ void mbarrier_init_fence(void) {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// PTX ISA, "mbarrier.arrive".
+__device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// PTX ISA, "mbarrier.arrive.expect_tx": arrive, and expect this many bytes more.
+__device__ __forceinline__ void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
+               "r"(bytes)
+               : "memory");
+}
+
+// PTX ISA, "mapa" and "mbarrier.arrive" with .shared::cluster: arrive at the
+// same barrier of another block of the cluster.
+__device__ __forceinline__ void mbarrier_arrive_at(uint32_t barrier, uint32_t block_rank) {
+  asm volatile(
+      "{\n\t.reg .b32 remote;\n\t"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n\t"
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n\t}" ::"r"(barrier),
+      "r"(block_rank)
+      : "memory");
+}
+
+// PTX ISA, "mbarrier.try_wait": sleeps up to a time that the hardware chooses.
+__device__ __forceinline__ bool mbarrier_try_wait(uint32_t barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n\t.reg .pred p;\n\t"
+      "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
+      "selp.u32 %0, 1, 0, p;\n\t}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
+__device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
+  while (!mbarrier_try_wait(barrier, parity)) {
+  }
+}
+
+// A ring of `kStages` buffers (a power of two) is used in order; `use` counts. The
+// parity of a buffer's phase flips each time around. The filling side waits for
+// the opposite parity, so that its first round waits for nothing.
+template <int kStages>
+__device__ __forceinline__ uint32_t ring_stage(uint32_t use) {
+  static_assert((kStages & (kStages - 1)) == 0, "a power of two");
+  return use & (kStages - 1);
+}
+
+template <int kStages>
+__device__ __forceinline__ uint32_t ring_parity(uint32_t use) {
+  return use / kStages & 1;
+}
+
+#endif

@@ -1,0 +1,98 @@
+// Warp-level wrappers that belong to no copy and no matrix engine: register
+// budgets, named barriers, votes, packed conversions, fast mathematics.
+#ifndef FA3_REGISTERS_CUH
+#define FA3_REGISTERS_CUH
+
+#include <stdint.h>
+
+// PTX ISA, "setmaxnreg": a warpgroup gives registers back to the block's pool,
+// or takes them from it. Every warp of the warpgroup runs it.
+template <int kCount>
+__device__ __forceinline__ void registers_give_back(void) {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+
+template <int kCount>
+__device__ __forceinline__ void registers_take(void) {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+
+// PTX ISA, "bar{.cta}.sync": arrive at a named barrier and wait until `threads`
+// threads have.
+__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// PTX ISA, "bar{.cta}.arrive": arrive without waiting.
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// PTX ISA, "elect.sync": true in one lane of the warp, always the same one.
+__device__ __forceinline__ bool elect_one(void) {
+  uint32_t elected;
+  asm volatile(
+      "{\n\t.reg .pred p;\n\t"
+      "elect.sync _|p, 0xffffffff;\n\t"
+      "selp.u32 %0, 1, 0, p;\n\t}"
+      : "=r"(elected));
+  return elected != 0;
+}
+
+// PTX ISA, "shfl.sync": a value that all lanes hold alike, so that the compiler
+// knows it and may keep it, and what follows from it, in uniform registers.
+__device__ __forceinline__ int uniform(int x) {
+  return __shfl_sync(0xffffffff, x, 0);
+}
+
+// PTX ISA, "griddepcontrol": with programmatic dependent launch, wait until the
+// kernels before this one are done and their writes visible. Returns at once
+// when the launch did not ask for it.
+__device__ __forceinline__ void wait_for_prior_grids(void) {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+// PTX ISA, "ex2": 2**x on the special function unit; 2**-inf is 0.
+__device__ __forceinline__ float exp2_unit(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// PTX ISA, "max" with .NaN: a NaN in either operand is the result, so that a
+// row that sees a NaN ends as NaN.
+__device__ __forceinline__ float max_nan(float a, float b) {
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+
+// PTX ISA, "add" with .rm (towards minus infinity).
+__device__ __forceinline__ float add_round_down(float a, float b) {
+  float y;
+  asm("add.rm.ftz.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+
+// PTX ISA, "cvt": two floats to a packed pair of 16-bit floats, the first in
+// the low half.
+__device__ __forceinline__ uint32_t pack_pair(float low, float high) {
+  uint32_t pair;
+#if FA3_BF16
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+#else
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+#endif
+  return pair;
+}
+
+// PTX ISA, "stmatrix": four 8x8 matrices of 16-bit values from registers to
+// shared memory; lane i gives the address of row i % 8 of matrix i / 8.
+__device__ __forceinline__ void store_matrices(uint32_t address, uint32_t a, uint32_t b, uint32_t c,
+                                               uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+               "r"(a), "r"(b), "r"(c), "r"(d)
+               : "memory");
+}
+
+#endif

@@ -1,0 +1,71 @@
+/* Which tile of the output a worker takes next: plain C, for host and device.
+ *
+ * A tile is `block` (a range of query rows) of one head of one batch. Heads are
+ * taken in sections small enough that a section's keys and values stay in the L2
+ * cache while its row blocks are done. Under a causal mask the last row blocks see
+ * the most keys. Long tiles must not come last, or the others wait for them: so
+ * the upper half of the row blocks of all heads goes first, section by section and
+ * longest first, then the upper half of what is left, and so on down to the first
+ * row block. Workers take turns, or ask a counter for the next index. */
+#ifndef FA3_SCHEDULER_H
+#define FA3_SCHEDULER_H
+
+#ifdef __CUDACC__
+#define FA3_SHARED __host__ __device__ static __forceinline__
+#else
+#define FA3_SHARED static inline
+#endif
+
+typedef struct {
+  int blocks; /* row blocks of a head */
+  int heads;  /* heads (of queries, or of keys where query heads are packed) */
+  int batches;
+  int section;    /* heads, over all batches, that are in flight together */
+  int descending; /* longest first, as above; else block after block, head after head */
+} fa3_tile_space;
+
+typedef struct {
+  int block, head, batch;
+} fa3_tile;
+
+FA3_SHARED int fa3_tile_count(const fa3_tile_space *space) {
+  return space->blocks * space->heads * space->batches;
+}
+
+/* The index that `worker` of `workers` takes in its `round`-th turn; at or beyond
+ * the tile count, it has none in this round. Every second round is dealt backwards
+ * where tiles get shorter, so that the longest of one goes with the shortest of
+ * the next. */
+FA3_SHARED int fa3_tile_index(const fa3_tile_space *space, int worker, int workers, int round) {
+  const int turned = space->descending && (round & 1);
+  return round * workers + (turned ? workers - 1 - worker : worker);
+}
+
+FA3_SHARED fa3_tile fa3_tile_at(const fa3_tile_space *space, int index) {
+  const int all_heads = space->heads * space->batches;
+  fa3_tile tile;
+  int head;
+  if (!space->descending) {
+    head = index / space->blocks;
+    tile.block = index - head * space->blocks;
+  } else {
+    int above = space->blocks; /* this phase has the blocks from above / 2 to above - 1 */
+    while (index >= (above - above / 2) * all_heads) {
+      index -= (above - above / 2) * all_heads;
+      above /= 2;
+    }
+    const int phase_blocks = above - above / 2;
+    const int section_tiles = space->section * phase_blocks;
+    const int section = index / section_tiles;
+    const int first = section * space->section;
+    const int width = all_heads - first < space->section ? all_heads - first : space->section;
+    const int rest = index - section * section_tiles;
+    tile.block = above - 1 - rest / width;
+    head = first + rest % width;
+  }
+  tile.head = head % space->heads;
+  tile.batch = head / space->heads;
+  return tile;
+}
+
+#endif

@@ -1,0 +1,89 @@
+// The bulk tensor copy engine (PTX ISA, "Data Movement and Conversion
+// Instructions: Tensor copy"). Loads report their bytes to an mbarrier; stores
+// are gathered in groups that the issuing thread can wait for.
+#ifndef FA3_TMA_CUH
+#define FA3_TMA_CUH
+
+#include <stdint.h>
+
+// PTX ISA, "prefetch{.tensormap}".
+__device__ __forceinline__ void tma_prefetch_map(const void *map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// PTX ISA, "cp.async.bulk.tensor", global to shared, five dimensions.
+__device__ __forceinline__ void tma_load_5d(uint32_t to, const void *map, uint32_t barrier, int c0,
+                                            int c1, int c2, int c3, int c4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(to),
+      "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+      : "memory");
+}
+
+// The same, four dimensions.
+__device__ __forceinline__ void tma_load_4d(uint32_t to, const void *map, uint32_t barrier, int c0,
+                                            int c1, int c2, int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
+      "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
+}
+
+// The same with .multicast::cluster: the tile, and the report to the barrier,
+// reach the same shared address of each block in the mask.
+__device__ __forceinline__ void tma_load_4d_multicast(uint32_t to, const void *map,
+                                                      uint32_t barrier, uint16_t blocks, int c0,
+                                                      int c1, int c2, int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%4, %5, %6, %7}], [%2], %3;" ::"r"(to),
+      "l"(map), "r"(barrier), "h"(blocks), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
+}
+
+// PTX ISA, "cp.async.bulk.tensor", shared to global, four dimensions. What lies
+// outside the tensor is not written.
+__device__ __forceinline__ void tma_store_4d(const void *map, uint32_t from, int c0, int c1, int c2,
+                                             int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group "
+      "[%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+      "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
+}
+
+// PTX ISA, "cp.async.bulk.commit_group".
+__device__ __forceinline__ void tma_store_commit(void) {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+// PTX ISA, "cp.async.bulk.wait_group" with .read: this thread's stores, but for
+// the latest `kPending` groups, no longer read shared memory.
+template <int kPending>
+__device__ __forceinline__ void tma_store_wait_read(void) {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+
+// PTX ISA, "fence.proxy.async": ordinary writes to shared memory before it are
+// seen by the copy engine and by wgmma after it.
+__device__ __forceinline__ void fence_proxy_async(void) {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// PTX ISA, "barrier.cluster".
+__device__ __forceinline__ void cluster_sync(void) {
+  asm volatile(
+      "barrier.cluster.arrive.release.aligned;\n\t"
+      "barrier.cluster.wait.acquire.aligned;" ::
+          : "memory");
+}
+
+__device__ __forceinline__ uint32_t cluster_rank(void) {
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+#endif

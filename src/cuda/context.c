@@ -1,0 +1,118 @@
+#include "cuda/context.h"
+
+#include "error.h"
+
+/* A stream that is a context's own belongs to whatever context is current. */
+static bool is_default(CUstream stream) {
+  return !stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
+}
+
+/* The context to run in: the stream's; for a default stream the current one if it is on the device,
+ * else the device's primary context. */
+static fa3_status find_context(const struct cuda_device *device, CUstream stream, CUcontext current,
+                               CUcontext *context) {
+  const struct cuda_driver *driver = device->driver;
+  if (!is_default(stream)) {
+    TRY_CUDA(driver, cuStreamGetCtx, stream, context);
+    return FA3_OK;
+  }
+  *context = device->primary;
+  if (!current || current == device->primary) return FA3_OK;
+  CUdevice current_device;
+  TRY_CUDA(driver, cuCtxGetDevice, &current_device);
+  if (current_device == device->device) *context = current;
+  return FA3_OK;
+}
+
+/* With the context current. */
+static fa3_status inspect(const struct cuda_device *device, CUcontext context,
+                          struct cuda_scope *scope) {
+  scope->multiprocessors = device->multiprocessors;
+  if (context == device->primary) return FA3_OK;
+  CUdevice owner;
+  TRY_CUDA(device->driver, cuCtxGetDevice, &owner);
+  if (owner != device->device)
+    return set_error(FA3_INVALID_STREAM, "stream is %p, of GPU %d: expected one of device.index %d",
+                     (void *)scope->stream, owner, device->device);
+  struct CUdevResource resource;
+  if (device->driver->cuCtxGetDevResource &&
+      device->driver->cuCtxGetDevResource(context, &resource, CU_DEV_RESOURCE_TYPE_SM) ==
+          CUDA_SUCCESS &&
+      resource.sm_count > 0)
+    scope->multiprocessors = (int)resource.sm_count;
+  return FA3_OK;
+}
+
+fa3_status cuda_scope_enter(const struct cuda_device *device, void *stream,
+                            struct cuda_scope *scope) {
+  const struct cuda_driver *driver = device->driver;
+  *scope = (struct cuda_scope){.driver = driver, .stream = stream};
+  CUcontext current, context;
+  TRY_CUDA(driver, cuCtxGetCurrent, &current);
+  TRY(find_context(device, stream, current, &context));
+  if (context != current) {
+    TRY_CUDA(driver, cuCtxPushCurrent, context);
+    scope->pushed = true;
+  }
+  scope->capture_mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  driver->cuThreadExchangeStreamCaptureMode(&scope->capture_mode);
+  fa3_status status = inspect(device, context, scope);
+  if (status) cuda_scope_leave(scope);
+  return status;
+}
+
+void cuda_scope_leave(struct cuda_scope *scope) {
+  scope->driver->cuThreadExchangeStreamCaptureMode(&scope->capture_mode);
+  CUcontext popped;
+  if (scope->pushed) scope->driver->cuCtxPopCurrent(&popped);
+}
+
+static fa3_status check_memory(const struct cuda_device *device, const struct cuda_scope *scope,
+                               const char *name, const void *data) {
+  if (!data) return FA3_OK;
+  int attributes[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
+  unsigned type = 0;
+  int ordinal = 0;
+  void *values[] = {&type, &ordinal};
+  TRY_CUDA(device->driver, cuPointerGetAttributes, 2, attributes, values, (CUdeviceptr)data);
+  if (type == 0) {
+    /* A capture may use memory that only its graph will allocate. */
+    int capturing = 0;
+    TRY_CUDA(device->driver, cuStreamIsCapturing, scope->stream, &capturing);
+    if (capturing) return FA3_OK;
+    return set_error(FA3_INVALID_POINTER,
+                     "%s is %p, which is no memory of a GPU: expected GPU %d's", name, data,
+                     device->device);
+  }
+  if (type != CU_MEMORYTYPE_HOST && ordinal != device->device)
+    return set_error(FA3_INVALID_POINTER, "%s is %p, on GPU %d: expected memory of GPU %d", name,
+                     data, ordinal, device->device);
+  return FA3_OK;
+}
+
+fa3_status cuda_check_memory(const struct cuda_device *device, const struct cuda_scope *scope,
+                             const struct problem *problem, const void *workspace) {
+  bool keys = problem->rows_k > 0 && problem->batch_k > 0;
+  const struct {
+    const char *name;
+    const void *data;
+  } tensors[] = {
+      {"query.data", problem->query.data},
+      {"key.data", keys ? problem->key.data : NULL},
+      {"value.data", keys ? problem->value.data : NULL},
+      {"output.data", problem->output.data},
+      {"lse.data", problem->lse.data},
+      {"sink.data", problem->sink.data},
+      {"cu_seqlens_q.data", problem->cu_seqlens_q},
+      {"cu_seqlens_k.data", problem->cu_seqlens_k},
+      {"seqused_q.data", problem->seqused_q},
+      {"seqused_k.data", problem->seqused_k},
+      {"leftpad_k.data", problem->leftpad_k},
+      {"cache_batch_index.data", problem->cache_batch_index},
+      {"diagonal.data", problem->diagonal},
+      {"workspace", workspace},
+  };
+  for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++)
+    TRY(check_memory(device, scope, tensors[i].name, tensors[i].data));
+  return FA3_OK;
+}

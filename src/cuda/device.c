@@ -1,0 +1,197 @@
+#include "cuda/device.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+
+#include "error.h"
+
+enum { MAX_DEVICES = 64 };
+
+static struct cuda_device devices[MAX_DEVICES];
+static atomic_bool ready[MAX_DEVICES];
+
+/* Guards loading. A cubin is loaded once, for all devices and contexts. */
+static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
+static CUlibrary forward_libraries[FORWARD_KERNELS];
+static CUlibrary strided_library;
+
+int32_t cuda_device_count(void) {
+  const struct cuda_driver *driver;
+  int count = 0;
+  if (cuda_driver_get(&driver) || driver->cuDeviceGetCount(&count) != CUDA_SUCCESS) return 0;
+  return count;
+}
+
+fa3_status cuda_device_find(int32_t index, const struct cuda_driver **driver, CUdevice *device) {
+  TRY(cuda_driver_get(driver));
+  int32_t count = cuda_device_count();
+  if (count == 0)
+    return set_error(FA3_NO_HOPPER_GPU,
+                     "the NVIDIA driver shows no GPU (is CUDA_VISIBLE_DEVICES set to hide it?): "
+                     "libfa3 needs a Hopper GPU (H100, H200), or the CPU");
+  if (index >= count)
+    return set_error(FA3_INVALID_DEVICE, "device.index is %d: the driver shows %d GPUs", index,
+                     count);
+  TRY_CUDA(*driver, cuDeviceGet, device, index);
+  return FA3_OK;
+}
+
+static fa3_status compute_capability(const struct cuda_driver *driver, CUdevice device, int *major,
+                                     int *minor) {
+  TRY_CUDA(driver, cuDeviceGetAttribute, major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+           device);
+  TRY_CUDA(driver, cuDeviceGetAttribute, minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+           device);
+  return FA3_OK;
+}
+
+fa3_status cuda_device_info(int32_t index, fa3_device_info *info) {
+  const struct cuda_driver *driver;
+  CUdevice device = 0;
+  TRY(cuda_device_find(index, &driver, &device));
+  int major = 0;
+  int minor = 0;
+  int multiprocessors = 0;
+  size_t bytes;
+  TRY(compute_capability(driver, device, &major, &minor));
+  TRY_CUDA(driver, cuDeviceGetAttribute, &multiprocessors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+           device);
+  TRY_CUDA(driver, cuDeviceTotalMem, &bytes, device);
+  TRY_CUDA(driver, cuDeviceGetName, info->name, sizeof info->name, device);
+  snprintf(info->level, sizeof info->level, "sm_%d%d%s", major, minor, major == 9 ? "a" : "");
+  info->units = multiprocessors;
+  info->memory_bytes = bytes;
+  return FA3_OK;
+}
+
+/* Whether the build, the driver and the GPU go together. */
+static fa3_status check_usable(int32_t index, const struct cuda_driver *driver, CUdevice device,
+                               const fa3_device_info *info) {
+  int major = 0;
+  int minor = 0;
+  TRY(compute_capability(driver, device, &major, &minor));
+  if (major != 9 || minor != 0)
+    return set_error(FA3_NO_HOPPER_GPU,
+                     "GPU %d is %s of compute capability %d.%d: libfa3's kernels need a Hopper GPU "
+                     "(H100, H200; 9.0); use another device, or the CPU",
+                     index, info->name, major, minor);
+  if (!kernels_compiled())
+    return set_error(FA3_UNSUPPORTED,
+                     "GPU %d, %s, could be used, but this build of libfa3 has no CUDA kernels (it "
+                     "was made without nvcc); use the CPU",
+                     index, info->name);
+  if (driver->version < kernels_cuda_version())
+    return set_error(FA3_DRIVER_TOO_OLD,
+                     "the NVIDIA driver brings CUDA %d.%d: this build's kernels need a driver for "
+                     "CUDA %d.0 or newer",
+                     driver->version / 1000, driver->version % 1000 / 10,
+                     kernels_cuda_version() / 1000);
+  if (index >= MAX_DEVICES)
+    return set_error(FA3_UNSUPPORTED, "device.index is %d: libfa3 uses the first %d GPUs", index,
+                     MAX_DEVICES);
+  return FA3_OK;
+}
+
+fa3_status cuda_device_check(int32_t index) {
+  const struct cuda_driver *driver;
+  CUdevice device = 0;
+  fa3_device_info info = {0};
+  TRY(cuda_device_find(index, &driver, &device));
+  TRY(cuda_device_info(index, &info));
+  return check_usable(index, driver, device, &info);
+}
+
+static fa3_status load_library(const struct cuda_driver *driver, const void *cubin,
+                               CUlibrary *library) {
+  if (*library) return FA3_OK;
+  TRY_CUDA(driver, cuLibraryLoadData, library, cubin, NULL, NULL, 0, NULL, NULL, 0);
+  return FA3_OK;
+}
+
+/* The kernel, also loaded into the current context, so that no launch has to. */
+static fa3_status get_kernel(const struct cuda_driver *driver, CUlibrary library, const char *name,
+                             CUkernel *kernel) {
+  CUfunction function;
+  TRY_CUDA(driver, cuLibraryGetKernel, kernel, library, name);
+  TRY_CUDA(driver, cuKernelGetFunction, &function, *kernel);
+  if (driver->cuFuncLoad) TRY_CUDA(driver, cuFuncLoad, function);
+  return FA3_OK;
+}
+
+/* With the device's primary context current. */
+static fa3_status load_kernels(struct cuda_device *device) {
+  const struct cuda_driver *driver = device->driver;
+  TRY(load_library(driver, strided_cubin, &strided_library));
+  TRY(get_kernel(driver, strided_library, "copy_strided", &device->copy_strided));
+  TRY(get_kernel(driver, strided_library, "sinks_to_float", &device->sinks_to_float));
+  for (int k = 0; k < FORWARD_KERNELS; k++) {
+    const struct forward_kernel *kernel = &forward_kernels[k];
+    TRY(load_library(driver, kernel->cubin, &forward_libraries[k]));
+    TRY(get_kernel(driver, forward_libraries[k], "forward", &device->forward[k]));
+    TRY_CUDA(driver, cuKernelSetAttribute, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+             kernel->shared_bytes, device->forward[k], device->device);
+    device->clusters[k] = device->multiprocessors;
+    if (kernel->cluster > 1) {
+      struct CUlaunchAttribute cluster = {.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+                                          .value.cluster = {(unsigned)kernel->cluster, 1, 1}};
+      struct CUlaunchConfig config = {.grid_x = (unsigned)kernel->cluster,
+                                      .grid_y = 1,
+                                      .grid_z = 1,
+                                      .block_x = (unsigned)kernel->threads,
+                                      .block_y = 1,
+                                      .block_z = 1,
+                                      .shared_bytes = (unsigned)kernel->shared_bytes,
+                                      .attributes = &cluster,
+                                      .attribute_count = 1};
+      TRY_CUDA(driver, cuOccupancyMaxActiveClusters, &device->clusters[k], device->forward[k],
+               &config);
+    }
+  }
+  return FA3_OK;
+}
+
+static fa3_status load_device(int32_t index, struct cuda_device *device) {
+  fa3_device_info info = {0};
+  TRY(cuda_device_find(index, &device->driver, &device->device));
+  TRY(cuda_device_info(index, &info));
+  TRY(cuda_device_check(index));
+  device->multiprocessors = info.units;
+  /* Kept: the kernels stay loaded until the process ends. */
+  if (!device->primary)
+    TRY_CUDA(device->driver, cuDevicePrimaryCtxRetain, &device->primary, device->device);
+  TRY_CUDA(device->driver, cuCtxPushCurrent, device->primary);
+  fa3_status status = load_kernels(device);
+  CUcontext popped;
+  device->driver->cuCtxPopCurrent(&popped);
+  return status;
+}
+
+/* Loading allocates, which would end a capture that is under way on this thread or beside it, did
+ * not the relaxed mode vouch for it. */
+static fa3_status load_relaxed(int32_t index, struct cuda_device *device) {
+  const struct cuda_driver *driver;
+  TRY(cuda_driver_get(&driver));
+  int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  bool exchanged = driver->cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS;
+  fa3_status status = load_device(index, device);
+  if (exchanged) driver->cuThreadExchangeStreamCaptureMode(&mode);
+  return status;
+}
+
+fa3_status cuda_device_get(int32_t index, const struct cuda_device **device) {
+  if (index < MAX_DEVICES && atomic_load_explicit(&ready[index], memory_order_acquire)) {
+    *device = &devices[index];
+    return FA3_OK;
+  }
+  /* Beyond the table there is nothing to load, only to refuse. */
+  static struct cuda_device none;
+  pthread_mutex_lock(&loading);
+  fa3_status status = load_relaxed(index, index < MAX_DEVICES ? &devices[index] : &none);
+  if (status == FA3_OK) {
+    atomic_store_explicit(&ready[index], true, memory_order_release);
+    *device = &devices[index];
+  }
+  pthread_mutex_unlock(&loading);
+  return status;
+}

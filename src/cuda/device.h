@@ -1,0 +1,32 @@
+/* What a GPU needs before calls can run on it: found, checked and loaded once per process. */
+#ifndef FA3_SRC_CUDA_DEVICE_H
+#define FA3_SRC_CUDA_DEVICE_H
+
+#include "cuda/driver.h"
+#include "cuda/kernels.h"
+
+struct cuda_device {
+  const struct cuda_driver *driver;
+  CUcontext primary;
+  CUkernel forward[FORWARD_KERNELS];
+  CUkernel copy_strided;
+  CUkernel sinks_to_float;
+  CUdevice device;
+  int multiprocessors;
+  int clusters[FORWARD_KERNELS]; /* that run at the same time, on the whole GPU */
+};
+
+/* The GPU of that index if the driver shows it, of any kind. */
+fa3_status cuda_device_find(int32_t index, const struct cuda_driver **driver, CUdevice *device);
+
+/* Whether this build can run on that GPU; loads nothing. */
+fa3_status cuda_device_check(int32_t index);
+
+/* The GPU ready for calls; loads what is needed the first time. Safe during a stream capture, and
+ * from many threads. */
+fa3_status cuda_device_get(int32_t index, const struct cuda_device **device);
+
+int32_t cuda_device_count(void);
+fa3_status cuda_device_info(int32_t index, fa3_device_info *info);
+
+#endif

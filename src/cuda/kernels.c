@@ -1,0 +1,82 @@
+#include "cuda/kernels.h"
+
+#include <inttypes.h>
+
+#include "error.h"
+#include "kernels/forward_params.h"
+
+#ifdef FA3_CUDA_KERNELS
+
+#define FA3_FORWARD(dtype, head_dim, value_head_dim, softcap, ...) \
+  extern const char cubin_forward_##dtype##_##head_dim##_##value_head_dim##_##softcap[];
+#define FA3_HELPER(name) extern const char cubin_##name[];
+#include "kernels/variants.def"
+#undef FA3_FORWARD
+#undef FA3_HELPER
+#define CUBIN(name) cubin_##name
+
+bool kernels_compiled(void) {
+  return true;
+}
+
+int32_t kernels_cuda_version(void) {
+  return 1000 * FA3_CUDA_MAJOR;
+}
+
+#else
+
+#define CUBIN(name) NULL
+
+bool kernels_compiled(void) {
+  return false;
+}
+
+int32_t kernels_cuda_version(void) {
+  return 0;
+}
+
+#endif
+
+const void *const strided_cubin = CUBIN(strided);
+
+#define DTYPE_fp16 FA3_FLOAT16
+#define DTYPE_bf16 FA3_BFLOAT16
+
+const struct forward_kernel forward_kernels[FORWARD_KERNELS] = {
+#define FA3_FORWARD(dtype_, head_dim_, value_head_dim_, softcap_, warpgroups_, tile_k_, stages, \
+                    query_stages, cluster_)                                                     \
+  {.name = "sm_90a",                                                                            \
+   .cubin = CUBIN(forward_##dtype_##_##head_dim_##_##value_head_dim_##_##softcap_),             \
+   .dtype = DTYPE_##dtype_,                                                                     \
+   .head_dim = (head_dim_),                                                                     \
+   .value_head_dim = (value_head_dim_),                                                         \
+   .softcap = (softcap_),                                                                       \
+   .warpgroups = (warpgroups_),                                                                 \
+   .tile_k = (tile_k_),                                                                         \
+   .cluster = (cluster_),                                                                       \
+   .threads = FA3_FORWARD_THREADS(warpgroups_),                                                 \
+   .chunk = FA3_FORWARD_CHUNK(head_dim_, value_head_dim_),                                      \
+   .shared_bytes = FA3_FORWARD_SHARED_BYTES(head_dim_, value_head_dim_, warpgroups_, tile_k_,   \
+                                            stages, query_stages)},
+#define FA3_HELPER(name)
+#include "kernels/variants.def"
+#undef FA3_FORWARD
+#undef FA3_HELPER
+};
+
+fa3_status find_forward_kernel(fa3_dtype dtype, int64_t head_dim, int64_t value_head_dim,
+                               bool softcap, int32_t *kernel) {
+  for (int32_t k = 0; k < FORWARD_KERNELS; k++) {
+    const struct forward_kernel *candidate = &forward_kernels[k];
+    if (candidate->dtype == dtype && candidate->head_dim >= head_dim &&
+        candidate->value_head_dim >= value_head_dim && (candidate->softcap || !softcap)) {
+      *kernel = k;
+      return FA3_OK;
+    }
+  }
+  return set_error(FA3_UNSUPPORTED,
+                   "head dims %" PRId64 " and %" PRId64
+                   " (query and key, value): no kernel takes "
+                   "them with this dtype",
+                   head_dim, value_head_dim);
+}

@@ -1,0 +1,51 @@
+/* The compiled kernels: kernels/variants.def as a table. */
+#ifndef FA3_SRC_CUDA_KERNELS_H
+#define FA3_SRC_CUDA_KERNELS_H
+
+#include <stdbool.h>
+
+#include "fa3.h"
+
+struct forward_kernel {
+  const char *name;
+  const void *cubin; /* null in a build without kernels */
+  fa3_dtype dtype;
+  int32_t head_dim; /* the largest it takes, as value_head_dim */
+  int32_t value_head_dim;
+  bool softcap;
+  int32_t warpgroups;
+  int32_t tile_k;
+  int32_t cluster;
+  int32_t threads;
+  int32_t chunk;
+  int32_t shared_bytes;
+};
+
+enum {
+#define FA3_FORWARD(dtype, head_dim, value_head_dim, softcap, ...) \
+  FORWARD_##dtype##_##head_dim##_##value_head_dim##_##softcap,
+#define FA3_HELPER(name)
+#include "kernels/variants.def"
+#undef FA3_FORWARD
+#undef FA3_HELPER
+  FORWARD_KERNELS
+};
+
+extern const struct forward_kernel forward_kernels[FORWARD_KERNELS];
+
+/* The helper kernels, kernels/strided.cu. */
+extern const void *const strided_cubin;
+
+/* False if this build has no kernels (it was made without nvcc). */
+bool kernels_compiled(void);
+
+/* The CUDA version that a driver needs to load them, as the driver counts: 1000 * major. A cubin
+ * loads on every driver from its compiler's major version on (CUDA Compatibility, "Minor Version
+ * Compatibility"). */
+int32_t kernels_cuda_version(void);
+
+/* The first kernel that takes such a call; -1 and an error if there is none. */
+fa3_status find_forward_kernel(fa3_dtype dtype, int64_t head_dim, int64_t value_head_dim,
+                               bool softcap, int32_t *kernel);
+
+#endif

@@ -1,0 +1,28 @@
+#include "cuda/tensor_map.h"
+
+#include "error.h"
+
+fa3_status make_tensor_map(const struct cuda_driver *driver, const struct forward_kernel *kernel,
+                           const char *name, const void *data, int rank,
+                           const struct map_dimension *dimensions, fa3_tensor_map *map) {
+  uint64_t extents[TENSOR_MAP_RANK];
+  uint64_t strides[TENSOR_MAP_RANK]; /* in bytes, from the second dimension on */
+  uint32_t box[TENSOR_MAP_RANK];
+  uint32_t steps[TENSOR_MAP_RANK];
+  for (int d = 0; d < rank; d++) {
+    extents[d] = dimensions[d].extent > 0 ? (uint64_t)dimensions[d].extent : 1;
+    box[d] = (uint32_t)dimensions[d].box;
+    steps[d] = 1;
+    /* A single entry's stride is never used, but has to be one that the driver takes. */
+    if (d > 0) strides[d - 1] = extents[d] > 1 ? 2 * (uint64_t)dimensions[d].stride : 16;
+  }
+  int type = kernel->dtype == FA3_FLOAT16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                          : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  int swizzle = kernel->chunk == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
+  CUresult result = driver->cuTensorMapEncodeTiled(
+      map, type, (unsigned)rank, (void *)(uintptr_t)data, extents, strides, box, steps, 0, swizzle,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, 0);
+  if (result == CUDA_SUCCESS) return FA3_OK;
+  return set_error(FA3_INTERNAL_ERROR, "the driver takes no tensor map of %s (error %d)", name,
+                   result);
+}

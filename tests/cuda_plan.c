@@ -1,0 +1,230 @@
+/* How calls would run on a GPU, without one: which kernel, how query heads share tiles, what goes
+ * through the workspace; and the plain C that kernels share with the host, mask and tile order,
+ * against the host's own and by counting. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda/kernels.h"
+#include "cuda/plan.h"
+#include "kernels/mask.h"
+#include "test.h"
+
+static struct problem make_problem(fa3_dtype dtype, int64_t batch, int64_t seqlen, int64_t heads_q,
+                                   int64_t heads_k, int64_t head_dim, int64_t value_head_dim) {
+  fa3_forward_args args = {.struct_size = sizeof args, .device = {FA3_CUDA, 0}};
+  struct problem problem;
+  args.query = fa3_dense(NULL, dtype, batch, seqlen, heads_q, head_dim);
+  args.key = fa3_dense(NULL, dtype, batch, seqlen, heads_k, head_dim);
+  args.value = fa3_dense(NULL, dtype, batch, seqlen, heads_k, value_head_dim);
+  args.output = fa3_dense(NULL, dtype, batch, seqlen, heads_q, value_head_dim);
+  assert_int_equal(problem_from_args(&args, &problem), FA3_OK);
+  return problem;
+}
+
+/* Every pair of head dims finds a kernel that holds it and no smaller one does. */
+static void test_every_head_dim(void **state) {
+  (void)state;
+  for (int64_t head_dim = 8; head_dim <= 256; head_dim += 8)
+    for (int64_t value_head_dim = 8; value_head_dim <= 256; value_head_dim += 8)
+      for (int softcap = 0; softcap < 2; softcap++) {
+        int32_t chosen;
+        assert_int_equal(
+            find_forward_kernel(FA3_BFLOAT16, head_dim, value_head_dim, softcap, &chosen), FA3_OK);
+        const struct forward_kernel *kernel = &forward_kernels[chosen];
+        assert_true(kernel->head_dim >= head_dim && kernel->value_head_dim >= value_head_dim);
+        assert_true(kernel->softcap || !softcap);
+        for (int k = 0; k < FORWARD_KERNELS; k++) {
+          const struct forward_kernel *other = &forward_kernels[k];
+          if (other->dtype == kernel->dtype && other->head_dim >= head_dim &&
+              other->value_head_dim >= value_head_dim && (other->softcap || !softcap))
+            assert_true(other->head_dim + other->value_head_dim >=
+                        kernel->head_dim + kernel->value_head_dim);
+        }
+      }
+  int32_t chosen;
+  assert_int_equal(find_forward_kernel(FA3_FLOAT16, 264, 64, false, &chosen), FA3_UNSUPPORTED);
+}
+
+/* A block has at most 227 KiB of shared memory and 1024 threads. */
+static void test_kernels_fit(void **state) {
+  (void)state;
+  for (int k = 0; k < FORWARD_KERNELS; k++) {
+    assert_true(forward_kernels[k].shared_bytes <= 232448);
+    assert_true(forward_kernels[k].threads <= 1024);
+    assert_true(forward_kernels[k].tile_k % (8 * forward_kernels[k].cluster) == 0);
+  }
+}
+
+/* Few queries: the query heads of a key head share tiles, whatever their number. */
+static void test_packing(void **state) {
+  (void)state;
+  static const int64_t groups[] = {2, 3, 5, 6, 7, 8, 16, 64};
+  struct cuda_plan plan;
+  for (size_t g = 0; g < sizeof groups / sizeof *groups; g++) {
+    struct problem problem = make_problem(FA3_FLOAT16, 3, 1, 2 * groups[g], 2, 128, 128);
+    assert_int_equal(cuda_plan_forward(&problem, &plan), FA3_OK);
+    assert_int_equal(plan.packed, groups[g]);
+    assert_int_equal(plan.tiles.heads, 2);
+    assert_int_equal(plan.tiles.blocks, 1);
+  }
+  /* More heads than a tile has rows, many queries, or one head each: as they are. */
+  struct problem problem = make_problem(FA3_FLOAT16, 3, 1, 128, 1, 128, 128);
+  assert_int_equal(cuda_plan_forward(&problem, &plan), FA3_OK);
+  assert_int_equal(plan.packed, 1);
+  problem = make_problem(FA3_FLOAT16, 3, 8192, 32, 8, 128, 128);
+  assert_int_equal(cuda_plan_forward(&problem, &plan), FA3_OK);
+  assert_int_equal(plan.packed, 1);
+  assert_int_equal(plan.tiles.heads, 32);
+  problem = make_problem(FA3_FLOAT16, 3, 1, 8, 8, 128, 128);
+  assert_int_equal(cuda_plan_forward(&problem, &plan), FA3_OK);
+  assert_int_equal(plan.packed, 1);
+}
+
+static void test_staging(void **state) {
+  (void)state;
+  struct cuda_plan plan;
+  struct problem problem = make_problem(FA3_FLOAT16, 2, 100, 4, 2, 64, 64);
+  assert_int_equal(cuda_plan_forward(&problem, &plan), FA3_OK);
+  assert_int_equal(plan.workspace_size, 0);
+
+  /* 100 rows of 4 heads of 64, twice, in 16 bits. */
+  const size_t query_bytes = (size_t)2 * 100 * 4 * 64 * 2;
+  problem.query.data = (char *)8;
+  assert_int_equal(cuda_plan_forward(&problem, &plan), FA3_OK);
+  assert_true(plan.query.used && !plan.key.used && !plan.value.used && !plan.output.used);
+  assert_true(plan.workspace_size >= query_bytes && plan.workspace_size < query_bytes + 128);
+
+  problem.query.data = NULL;
+  problem.key.stride_head += 4;
+  assert_int_equal(cuda_plan_forward(&problem, &plan), FA3_OK);
+  assert_true(plan.key.used && !plan.query.used);
+  problem.key.stride_head = 0; /* an expanded tensor needs no copy */
+  assert_int_equal(cuda_plan_forward(&problem, &plan), FA3_OK);
+  assert_true(!plan.key.used);
+  problem.key.stride_row = 7; /* nor the odd stride of a single row */
+  problem.rows_k = problem.max_seqlen_k = 1;
+  assert_int_equal(cuda_plan_forward(&problem, &plan), FA3_OK);
+  assert_true(!plan.key.used);
+
+  problem.scale = -1;
+  assert_int_equal(cuda_plan_forward(&problem, &plan), FA3_OK);
+  assert_true(plan.query.used && plan.negate);
+}
+
+static void test_limits(void **state) {
+  (void)state;
+  struct cuda_plan plan;
+  struct problem problem = make_problem(FA3_FLOAT16, 1, (int64_t)1 << 29, 1, 1, 64, 64);
+  assert_int_equal(cuda_plan_forward(&problem, &plan), FA3_UNSUPPORTED);
+  problem = make_problem(FA3_FLOAT16, (int64_t)1 << 40, 64, 1, 1, 64, 64);
+  assert_int_equal(cuda_plan_forward(&problem, &plan), FA3_UNSUPPORTED);
+  problem = make_problem(FA3_FLOAT16, 1, 1000000, 1, 1, 128, 128);
+  assert_int_equal(cuda_plan_forward(&problem, &plan), FA3_OK);
+}
+
+/* However many workers there are, each tile is somebody's exactly once. */
+static void test_every_tile_once(void **state) {
+  (void)state;
+  for (int blocks = 1; blocks <= 9; blocks++)
+    for (int heads = 1; heads <= 3; heads++)
+      for (int batches = 1; batches <= 3; batches++)
+        for (int section = 1; section <= heads * batches; section++)
+          for (int descending = 0; descending < 2; descending++) {
+            const fa3_tile_space space = {blocks, heads, batches, section, descending};
+            int total = fa3_tile_count(&space);
+            assert_int_equal(total, blocks * heads * batches);
+            for (int workers = 1; workers <= total + 1; workers += 1 + workers / 3) {
+              char *seen = calloc((size_t)total, 1);
+              assert_non_null(seen);
+              for (int round = 0; round * workers < total; round++)
+                for (int worker = 0; worker < workers; worker++) {
+                  int index = fa3_tile_index(&space, worker, workers, round);
+                  if (index >= total) continue;
+                  fa3_tile tile = fa3_tile_at(&space, index);
+                  assert_in_range(tile.block, 0, blocks - 1);
+                  assert_in_range(tile.head, 0, heads - 1);
+                  assert_in_range(tile.batch, 0, batches - 1);
+                  seen[(tile.batch * heads + tile.head) * blocks + tile.block]++;
+                }
+              for (int i = 0; i < total; i++) assert_int_equal(seen[i], 1);
+              free(seen);
+            }
+          }
+}
+
+/* The longest tiles of a causal mask do not come last. */
+static void test_long_tiles_first(void **state) {
+  (void)state;
+  const fa3_tile_space space = {16, 4, 2, 8, 1};
+  assert_int_equal(fa3_tile_at(&space, 0).block, 15);
+  assert_true(fa3_tile_at(&space, fa3_tile_count(&space) - 1).block < 2);
+}
+
+/* The kernels' mask, of 32 bits, says what the host's says. */
+static void test_masks_agree(void **state) {
+  (void)state;
+  static const int64_t limits[] = {0, 1, 3, 7, INT64_C(1) << 30, INT64_C(1) << 59, MASK_UNBOUNDED};
+  static const int64_t diagonals[] = {-(INT64_C(1) << 60), -20, -3, 0, 2, 6, 20, INT64_C(1) << 31,
+                                      INT64_C(1) << 60};
+  for (int queries = 1; queries <= 7; queries++)
+    for (int keys = 0; keys <= 7; keys++)
+      for (size_t left = 0; left < sizeof limits / sizeof *limits; left++)
+        for (size_t right = 0; right < sizeof limits / sizeof *limits; right++)
+          for (size_t d = 0; d < sizeof diagonals / sizeof *diagonals; d++) {
+            const struct mask host = {diagonals[d], limits[left], limits[right], keys};
+            const fa3_mask device =
+                fa3_make_mask(queries, keys, diagonals[d], limits[left], limits[right]);
+            for (int query = 0; query < queries; query++) {
+              struct key_range expected = mask_row(&host, query);
+              fa3_range got = fa3_visible_keys(&device, query);
+              if (expected.begin >= expected.end) {
+                assert_true(got.begin >= got.end);
+              } else {
+                assert_int_equal(got.begin, expected.begin);
+                assert_int_equal(got.end, expected.end);
+              }
+            }
+          }
+}
+
+/* Tiles that any query of a block sees are visited, and those that need no mask hold no masked
+ * key. */
+static void test_tiles_cover_the_mask(void **state) {
+  (void)state;
+  enum { WIDTH = 4 };
+  for (int queries = 1; queries <= 9; queries += 2)
+    for (int keys = 0; keys <= 17; keys++)
+      for (int left = -1; left <= 6; left += 2)
+        for (int right = -1; right <= 3; right += 2) {
+          const fa3_mask mask =
+              fa3_make_mask(queries, keys, keys - queries, left < 0 ? FA3_NO_LIMIT : left,
+                            right < 0 ? FA3_NO_LIMIT : right);
+          for (int first = 0; first < queries; first += 3) {
+            int last = first + 3 < queries ? first + 3 : queries;
+            fa3_range tiles = fa3_visible_tiles(&mask, first, first + 3, WIDTH);
+            fa3_range common = fa3_common_keys(&mask, first, first + 3);
+            for (int query = first; query < last; query++) {
+              fa3_range seen = fa3_visible_keys(&mask, query);
+              for (int key = seen.begin; key < seen.end; key++)
+                assert_true(key / WIDTH >= tiles.begin && key / WIDTH < tiles.end);
+              for (int key = common.begin; key < common.end; key++)
+                assert_true(key >= seen.begin && key < seen.end);
+            }
+          }
+        }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_every_head_dim),
+      cmocka_unit_test(test_kernels_fit),
+      cmocka_unit_test(test_packing),
+      cmocka_unit_test(test_staging),
+      cmocka_unit_test(test_limits),
+      cmocka_unit_test(test_every_tile_once),
+      cmocka_unit_test(test_long_tiles_first),
+      cmocka_unit_test(test_masks_agree),
+      cmocka_unit_test(test_tiles_cover_the_mask),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,85 @@
+/* Calls on the Hopper GPU that fake.c shows, each function of the driver failing in turn: the
+ * status and the message name it, and the thread's context and capture mode are as they were. */
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "fa3.h"
+#include "test.h"
+
+static const fa3_device gpu = {FA3_CUDA, 0};
+static int (*thread_is_clean)(void);
+
+static fa3_forward_args make_args(void) {
+  fa3_forward_args args = {.struct_size = sizeof args, .device = gpu, .flags = FA3_CAUSAL};
+  fa3_tensor *tensors[] = {&args.query, &args.key, &args.value, &args.output};
+  for (int i = 0; i < 4; i++)
+    *tensors[i] = fa3_dense((void *)(uintptr_t)((i + 1) << 20), FA3_BFLOAT16, 2, 10000, 4, 64);
+  args.workspace = (void *)(uintptr_t)(9 << 20);
+  args.workspace_size = 4096;
+  return args;
+}
+
+static void check_failure(fa3_status status, const char *function) {
+  if ((status != FA3_DEVICE_ERROR && status != FA3_INTERNAL_ERROR) ||
+      !strstr(fa3_last_error(), status == FA3_DEVICE_ERROR ? function : "tensor map"))
+    fail_msg("%s fails: %s, \"%s\"", function, fa3_status_name(status), fa3_last_error());
+  assert_true(thread_is_clean());
+}
+
+/* What fails while loading is tried again by the next call. */
+static void test_prepare(void **state) {
+  (void)state;
+  static const char *const functions[] = {
+      "cuDeviceGet",         "cuDeviceGetAttribute", "cuDevicePrimaryCtxRetain",
+      "cuCtxPushCurrent",    "cuLibraryLoadData",    "cuLibraryGetKernel",
+      "cuKernelGetFunction", "cuFuncLoad",           "cuKernelSetAttribute"};
+  for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
+    setenv("FAKE_CUDA_FAILING", functions[i], 1);
+    check_failure(fa3_prepare(gpu), functions[i]);
+  }
+  unsetenv("FAKE_CUDA_FAILING");
+  assert_int_equal(fa3_prepare(gpu), FA3_OK);
+  assert_true(thread_is_clean());
+}
+
+static void test_forward(void **state) {
+  (void)state;
+  static const char *const functions[] = {"cuCtxGetCurrent",        "cuCtxPushCurrent",
+                                          "cuPointerGetAttributes", "cuTensorMapEncodeTiled",
+                                          "cuMemsetD32Async",       "cuLaunchKernelEx"};
+  const fa3_forward_args args = make_args();
+  for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
+    setenv("FAKE_CUDA_FAILING", functions[i], 1);
+    check_failure(fa3_forward(&args), functions[i]);
+  }
+  unsetenv("FAKE_CUDA_FAILING");
+  assert_int_equal(fa3_forward(&args), FA3_OK);
+  assert_true(thread_is_clean());
+}
+
+int main(void) {
+  const fa3_capability capability = {.struct_size = sizeof capability,
+                                     .device = gpu,
+                                     .phase = FA3_FORWARD,
+                                     .query_dtype = FA3_BFLOAT16,
+                                     .key_dtype = FA3_BFLOAT16,
+                                     .value_dtype = FA3_BFLOAT16,
+                                     .output_dtype = FA3_BFLOAT16,
+                                     .head_dim = 64,
+                                     .value_head_dim = 64};
+  if (fa3_supports(&capability)) {
+    printf("skipped: %s\n", fa3_last_error());
+    return TEST_SKIPPED;
+  }
+  void *library = dlopen("libcuda.so.1", RTLD_NOW);
+  void *address = library ? dlsym(library, "fake_thread_is_clean") : NULL;
+  if (!address) return 1;
+  memcpy(&thread_is_clean, &address, sizeof address);
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_prepare),
+      cmocka_unit_test(test_forward),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,69 @@
+"""The kernels in a build of the library, and a hash of each one's code."""
+import hashlib
+import pathlib
+import re
+import struct
+
+
+def sections(elf):
+    """(name, type, contents) of every section of a 64-bit ELF file."""
+    if elf[:6] != b"\x7fELF\x02\x01":
+        raise ValueError("not a 64-bit ELF file")
+    (table,) = struct.unpack_from("<Q", elf, 0x28)
+    size, count, names = struct.unpack_from("<HHH", elf, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQIIQQ", elf, table + i * size) for i in range(count)]
+    texts = headers[names][4]
+    for header in headers:
+        start = texts + header[0]
+        name = elf[start : elf.index(b"\0", start)].decode()
+        contents = b"" if header[1] == 8 else elf[header[4] : header[4] + header[5]]
+        yield name, header, contents
+
+
+def code_hash(cubin):
+    """Of what decides how the kernels run: their instructions, what the driver is told of them, and
+    their constants. The rest of a cubin holds flags and paths."""
+    parts = []
+    for name, header, contents in sections(cubin):
+        if name.startswith((".text", ".nv.info", ".nv.constant")):
+            parts.append((name, contents))
+    if not any(name.startswith(".text") for name, _ in parts):
+        raise ValueError("a cubin without code")
+    digest = hashlib.sha256()
+    for name, contents in sorted(parts):
+        digest.update(struct.pack("<QQ", len(name), len(contents)) + name.encode() + contents)
+    return digest.hexdigest()
+
+
+def embedded(library):
+    """{name: cubin} of a shared library, by its symbols cubin_NAME."""
+    with open(library, "rb") as file:
+        elf = file.read()
+    found = list(sections(elf))
+    cubins = {}
+    for name, header, contents in found:
+        if name != ".symtab":
+            continue
+        texts = found[header[6]][2]
+        for at in range(0, len(contents), 24):
+            text, _, _, section, value, size = struct.unpack_from("<IBBHQQ", contents, at)
+            symbol = texts[text : texts.index(b"\0", text)].decode()
+            if not symbol.startswith("cubin_") or not section:
+                continue
+            address = found[section][1][3]
+            start = value - address
+            cubins[symbol[len("cubin_") :]] = found[section][2][start : start + size]
+    return cubins
+
+
+def hashes(build):
+    """{name: hash} of the library in a build folder."""
+    library = pathlib.Path(build) / "libfa3.so"
+    return {name: code_hash(cubin) for name, cubin in sorted(embedded(library).items())}
+
+
+def compiler(build):
+    """What compiled the kernels of a build folder; None if it has none."""
+    cache = (pathlib.Path(build) / "CMakeCache.txt").read_text()
+    found = re.search(r"^FA3_NVCC_COMPILER:INTERNAL=(.+)$", cache, re.MULTILINE)
+    return found and found[1]

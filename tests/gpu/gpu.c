@@ -1,0 +1,109 @@
+#include "gpu.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "fa3.h"
+#include "test.h"
+
+struct gpu_driver gpu;
+static gpu_context primary;
+
+void gpu_check(const char *call, int result) {
+  if (result) fail_msg("%s gave error %d", call, result);
+}
+
+gpu_context gpu_primary(void) {
+  return primary;
+}
+
+static bool find_functions(void) {
+  void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  int (*get)(const char *, void **, int, uint64_t, int *) = NULL;
+  void *address = library ? dlsym(library, "cuGetProcAddress_v2") : NULL;
+  memcpy(&get, &address, sizeof address);
+  if (!get) return false;
+  const struct {
+    const char *name;
+    void *target;
+    int version;
+  } functions[] = {
+#define FUNCTION(name, version) {#name, &gpu.name, version}
+      FUNCTION(cuInit, 12000),
+      FUNCTION(cuDeviceGetCount, 12000),
+      FUNCTION(cuDevicePrimaryCtxRetain, 12000),
+      FUNCTION(cuCtxCreate, 4000),
+      FUNCTION(cuCtxDestroy, 12000),
+      FUNCTION(cuCtxSetCurrent, 12000),
+      FUNCTION(cuCtxGetCurrent, 12000),
+      FUNCTION(cuCtxSynchronize, 12000),
+      FUNCTION(cuMemAlloc, 12000),
+      FUNCTION(cuMemFree, 12000),
+      FUNCTION(cuMemAllocHost, 12000),
+      FUNCTION(cuMemFreeHost, 12000),
+      FUNCTION(cuMemcpyHtoDAsync, 12000),
+      FUNCTION(cuMemcpyDtoHAsync, 12000),
+      FUNCTION(cuMemcpyDtoDAsync, 12000),
+      FUNCTION(cuMemsetD8Async, 12000),
+      FUNCTION(cuStreamCreate, 12000),
+      FUNCTION(cuStreamDestroy, 12000),
+      FUNCTION(cuStreamSynchronize, 12000),
+      FUNCTION(cuStreamBeginCapture, 12000),
+      FUNCTION(cuStreamEndCapture, 12000),
+      FUNCTION(cuGraphInstantiateWithFlags, 12000),
+      FUNCTION(cuGraphLaunch, 12000),
+      FUNCTION(cuGraphDestroy, 12000),
+      FUNCTION(cuGraphExecDestroy, 12000),
+      FUNCTION(cuDeviceGetDevResource, 12040),
+      FUNCTION(cuDevSmResourceSplitByCount, 12040),
+      FUNCTION(cuDevResourceGenerateDesc, 12040),
+      FUNCTION(cuGreenCtxCreate, 12040),
+      FUNCTION(cuGreenCtxStreamCreate, 12050),
+      FUNCTION(cuGreenCtxDestroy, 12040),
+#undef FUNCTION
+  };
+  for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
+    int found;
+    if (get(functions[i].name, functions[i].target, functions[i].version, 0, &found) &&
+        functions[i].version < 12040)
+      return false;
+  }
+  return true;
+}
+
+bool gpu_open_unprepared(void) {
+  int count = 0;
+  if (!find_functions() || gpu.cuInit(0) || gpu.cuDeviceGetCount(&count) || count == 0)
+    return false;
+  GPU(cuDevicePrimaryCtxRetain, &primary, 0);
+  GPU(cuCtxSetCurrent, primary);
+  return true;
+}
+
+bool gpu_open(void) {
+  const fa3_device device = {FA3_CUDA, 0};
+  if (fa3_prepare(device)) {
+    printf("skipped: %s\n", fa3_last_error());
+    return false;
+  }
+  return gpu_open_unprepared();
+}
+
+struct gpu_arena gpu_arena_new(size_t size) {
+  struct gpu_arena arena = {.size = size};
+  GPU(cuMemAlloc, &arena.base, size);
+  return arena;
+}
+
+void gpu_arena_free(struct gpu_arena *arena) {
+  GPU(cuMemFree, arena->base);
+  *arena = (struct gpu_arena){0};
+}
+
+gpu_pointer gpu_arena_take(struct gpu_arena *arena, size_t size) {
+  gpu_pointer start = arena->base + arena->used;
+  arena->used += (size + 4095) / 4096 * 4096;
+  assert_true(arena->used <= arena->size);
+  return start;
+}

@@ -1,0 +1,37 @@
+"""Checks that every kernel of a build has passed the GPU suite (suite.py).
+
+    receipt.py BUILD
+
+BUILD is a folder that the library was built in. Build machines have no GPU: the suite's receipt,
+receipt.json, is the proof that this very code has run and passed on one."""
+import json
+import pathlib
+import sys
+
+import cubin
+
+SKIPPED = 77
+RECEIPT = pathlib.Path(__file__).with_name("receipt.json")
+
+
+def main(build):
+    receipt = json.loads(RECEIPT.read_text())
+    compiler = cubin.compiler(build)
+    if receipt["compiler"] != compiler:
+        print(f"the receipt does not apply: it is for {receipt['compiler']}, this is {compiler}")
+        return SKIPPED
+    kernels = cubin.hashes(build)
+    if not kernels:
+        print(f"the library in {build} has no kernels")
+        return 1
+    missing = [name for name, digest in kernels.items() if receipt["kernels"].get(name) != digest]
+    for name in missing:
+        print(f"{name} has no passing receipt: run tests/gpu/suite.py on a machine with a GPU")
+    if missing:
+        return 1
+    print(f"{len(kernels)} kernels passed on {receipt['gpu']}, {receipt['date']}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

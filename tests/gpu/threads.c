@@ -1,0 +1,172 @@
+/* Calls from several threads, streams and contexts at once: each thread makes random trials of its
+ * own and compares them with the reference. */
+#include <pthread.h>
+#include <stdio.h>
+
+#include "gpu_spec.h"
+#include "mirror.h"
+#include "test.h"
+
+enum { THREADS = 2, TRIALS = 40, ROUNDS = 3 };
+
+static const size_t arena_bytes = (size_t)256 << 20;
+
+struct caller {
+  int number;
+  gpu_context context; /* null: none is made current */
+  gpu_stream stream;
+  struct gpu_arena arena;
+  struct trial trials[TRIALS];
+};
+
+/* Several trials are queued before any is looked at; memory is taken beforehand, as a thread
+ * without a context can't take any. */
+static void make_trial(struct caller *caller, int number, struct mirror *mirror) {
+  struct rng rng = rng_for(1000 * (uint64_t)caller->number + (uint64_t)number);
+  struct spec spec = gpu_spec_random(&rng);
+  caller->trials[number] = gpu_trial_new(&spec, &rng);
+  *mirror = mirror_new(&caller->trials[number], &caller->arena, caller->stream, number % 2);
+}
+
+static void *call(void *argument) {
+  const struct mirror *mirror = argument;
+  if (mirror->args.stream && gpu.cuCtxSetCurrent(NULL)) return NULL;
+  for (int round = 0; round < ROUNDS; round++)
+    if (fa3_forward(&mirror->args)) return NULL;
+  return argument;
+}
+
+/* The same trial on two threads, streams `streams`; checked on this one, whose context is the
+ * primary one. */
+static void run_together(struct caller callers[THREADS], int number) {
+  struct mirror mirrors[THREADS];
+  pthread_t threads[THREADS];
+  for (int t = 0; t < THREADS; t++) {
+    make_trial(&callers[t], number, &mirrors[t]);
+    mirror_upload(&mirrors[t]);
+  }
+  GPU(cuCtxSynchronize, );
+  for (int t = 0; t < THREADS; t++)
+    assert_int_equal(pthread_create(&threads[t], NULL, call, &mirrors[t]), 0);
+  for (int t = 0; t < THREADS; t++) {
+    void *result;
+    pthread_join(threads[t], &result);
+    assert_non_null(result);
+  }
+  GPU(cuCtxSynchronize, );
+  for (int t = 0; t < THREADS; t++) {
+    struct rng rng = rng_for((uint64_t)number);
+    mirror_download(&mirrors[t]);
+    trial_check(&callers[t].trials[number], &rng, 30000);
+    mirror_free(&mirrors[t]);
+    trial_free(&callers[t].trials[number]);
+  }
+}
+
+static void test_threads(bool streams) {
+  static struct caller callers[THREADS];
+  for (int t = 0; t < THREADS; t++) {
+    callers[t] = (struct caller){.number = t + 1, .arena = gpu_arena_new(arena_bytes)};
+    if (streams) GPU(cuStreamCreate, &callers[t].stream, 1);
+  }
+  for (int number = 0; number < TRIALS; number++) run_together(callers, number);
+  for (int t = 0; t < THREADS; t++) {
+    if (streams) GPU(cuStreamDestroy, callers[t].stream);
+    gpu_arena_free(&callers[t].arena);
+  }
+}
+
+static void test_two_streams(void **state) {
+  (void)state;
+  test_threads(true);
+}
+
+/* New threads have no current context: the default stream is then the primary context's. */
+static void test_no_current_context(void **state) {
+  (void)state;
+  test_threads(false);
+}
+
+static void run_trials(gpu_stream stream, int first) {
+  static struct caller caller;
+  caller = (struct caller){.number = first, .arena = gpu_arena_new(arena_bytes), .stream = stream};
+  for (int number = 0; number < TRIALS; number++) {
+    struct mirror mirror;
+    struct rng rng = rng_for((uint64_t)number);
+    make_trial(&caller, number, &mirror);
+    mirror_upload(&mirror);
+    mirror_run(&mirror);
+    mirror_download(&mirror);
+    trial_check(&caller.trials[number], &rng, 30000);
+    mirror_free(&mirror);
+    trial_free(&caller.trials[number]);
+  }
+  gpu_arena_free(&caller.arena);
+}
+
+/* A context that is not the primary one; the call leaves it current. */
+static void test_own_context(void **state) {
+  (void)state;
+  gpu_context own, current;
+  gpu_stream stream;
+  GPU(cuCtxCreate, &own, 0, 0);
+  run_trials(NULL, 5);
+  GPU(cuCtxGetCurrent, &current);
+  assert_ptr_equal(current, own);
+  GPU(cuStreamCreate, &stream, 1);
+  run_trials(stream, 6);
+  /* Called with another context current, the call runs in its stream's and changes nothing. */
+  struct rng rng = rng_for(1);
+  struct spec spec = gpu_spec_random(&rng);
+  struct trial trial = gpu_trial_new(&spec, &rng);
+  struct gpu_arena arena = gpu_arena_new(arena_bytes);
+  struct mirror mirror = mirror_new(&trial, &arena, stream, true);
+  mirror_upload(&mirror);
+  GPU(cuStreamSynchronize, stream);
+  GPU(cuCtxSetCurrent, gpu_primary());
+  mirror_run(&mirror);
+  GPU(cuCtxGetCurrent, &current);
+  assert_ptr_equal(current, gpu_primary());
+  GPU(cuCtxSetCurrent, own);
+  mirror_download(&mirror);
+  trial_check(&trial, &rng, 30000);
+  mirror_free(&mirror);
+  trial_free(&trial);
+  GPU(cuStreamDestroy, stream);
+  gpu_arena_free(&arena);
+  GPU(cuCtxDestroy, own);
+  GPU(cuCtxSetCurrent, gpu_primary());
+}
+
+/* A stream that has a part of the GPU's multiprocessors. */
+static void test_green_context(void **state) {
+  (void)state;
+  enum { SM = 1, DEFAULT_STREAM = 1, NON_BLOCKING = 1 };
+  char all[512] = {0}, part[512] = {0}, rest[512] = {0};
+  unsigned groups = 1;
+  void *description, *green;
+  gpu_stream stream;
+  if (!gpu.cuGreenCtxStreamCreate) skip();
+  GPU(cuDeviceGetDevResource, 0, all, SM);
+  GPU(cuDevSmResourceSplitByCount, part, &groups, all, rest, 0, 32);
+  GPU(cuDevResourceGenerateDesc, &description, part, 1);
+  GPU(cuGreenCtxCreate, &green, description, 0, DEFAULT_STREAM);
+  GPU(cuGreenCtxStreamCreate, &stream, green, NON_BLOCKING, 0);
+  run_trials(stream, 7);
+  GPU(cuStreamDestroy, stream);
+  GPU(cuGreenCtxDestroy, green);
+}
+
+int main(void) {
+  rng_run_seed();
+  if (!gpu_open()) return TEST_SKIPPED;
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_two_streams),
+      cmocka_unit_test(test_no_current_context),
+      cmocka_unit_test(test_own_context),
+      cmocka_unit_test(test_green_context),
+  };
+  int result = cmocka_run_group_tests(tests, NULL, NULL);
+  if (result == 0) printf("passed: %zu tests\n", sizeof tests / sizeof *tests);
+  return result;
+}
