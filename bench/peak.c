@@ -12,19 +12,18 @@
 /* Enough independent sums to hide the latency of one. */
 enum { SUMS = 12, ROUNDS = 1 << 20, REPEATS = 40 };
 
-/* The compiler has to compute it, and knows nothing about it afterwards. */
-#define KEEP(sum) __asm__ volatile("" : "+v"(sum))
+/* The compiler has to compute it. */
+#define KEEP(sum) __asm__ volatile("" ::"v"(sum))
 
 __attribute__((target("avx2,fma"))) static void avx2(void) {
   __m256 sums[SUMS], one = _mm256_set1_ps(1);
   for (int i = 0; i < SUMS; i++) sums[i] = _mm256_setzero_ps();
   for (int round = 0; round < ROUNDS; round++) {
 #pragma GCC unroll 12
-    for (int i = 0; i < SUMS; i++) {
-      sums[i] = _mm256_fmadd_ps(one, one, sums[i]);
-      KEEP(sums[i]);
-    }
+    for (int i = 0; i < SUMS; i++) sums[i] = _mm256_fmadd_ps(one, one, sums[i]);
   }
+#pragma GCC unroll 12
+  for (int i = 0; i < SUMS; i++) KEEP(sums[i]);
 }
 
 __attribute__((target("avx512f"))) static void avx512(void) {
@@ -32,11 +31,10 @@ __attribute__((target("avx512f"))) static void avx512(void) {
   for (int i = 0; i < SUMS; i++) sums[i] = _mm512_setzero_ps();
   for (int round = 0; round < ROUNDS; round++) {
 #pragma GCC unroll 12
-    for (int i = 0; i < SUMS; i++) {
-      sums[i] = _mm512_fmadd_ps(one, one, sums[i]);
-      KEEP(sums[i]);
-    }
+    for (int i = 0; i < SUMS; i++) sums[i] = _mm512_fmadd_ps(one, one, sums[i]);
   }
+#pragma GCC unroll 12
+  for (int i = 0; i < SUMS; i++) KEEP(sums[i]);
 }
 
 __attribute__((target("avx512f,avx512bf16"))) static void avx512bf16(void) {
@@ -45,11 +43,10 @@ __attribute__((target("avx512f,avx512bf16"))) static void avx512bf16(void) {
   for (int i = 0; i < SUMS; i++) sums[i] = _mm512_setzero_ps();
   for (int round = 0; round < ROUNDS; round++) {
 #pragma GCC unroll 12
-    for (int i = 0; i < SUMS; i++) {
-      sums[i] = _mm512_dpbf16_ps(sums[i], one, one);
-      KEEP(sums[i]);
-    }
+    for (int i = 0; i < SUMS; i++) sums[i] = _mm512_dpbf16_ps(sums[i], one, one);
   }
+#pragma GCC unroll 12
+  for (int i = 0; i < SUMS; i++) KEEP(sums[i]);
 }
 
 /* Four sums hide TDPBF16PS's latency as in src/cpu/amx.c. */
