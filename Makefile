@@ -7,7 +7,7 @@ PREFIX ?= /usr/local
 RUN_TESTS = ctest --preset $(1) --parallel $(JOBS)
 
 .NOTPARALLEL:
-.PHONY: build demo test check lint asan tsan gpu bench install format clean help setup-build setup-test
+.PHONY: build demo test check lint asan tsan gpu worklog bench install format clean help setup-build setup-test
 
 build: setup-build ## build the library and the program: build/release
 	@scripts/build release $(if $(wildcard build/release/build.ninja),,-DFA3_BUILD_TESTS=OFF)
@@ -43,6 +43,9 @@ bench: setup-test ## time the CPU engine beside PyTorch's (a big download, the f
 	@scripts/setup bench
 	@scripts/build release -DFA3_BUILD_TESTS=ON
 	@build/bench-venv/bin/python bench/cpu.py
+
+worklog: ## on a machine with a Hopper GPU: check and time the ladder of worklog/
+	@$(MAKE) -C worklog
 
 install: build ## install into PREFIX (/usr/local)
 	@cmake --install build/release --prefix $(PREFIX)
