@@ -28,14 +28,9 @@ __device__ __forceinline__ void pass_turn(int warpgroup) {
     named_barrier_arrive(kBarrierTurn + (warpgroup + 1 == kWarpgroups ? 0 : warpgroup + 1), 256);
 }
 
-// This warp has read a buffer for the last time: tell every block that fills it.
+// This warp has read a buffer for the last time.
 __device__ __forceinline__ void release(uint32_t barrier) {
-  const int lane = threadIdx.x & 31;
-  if (kCluster == 1) {
-    if (lane == 0) mbarrier_arrive(barrier);
-  } else if (lane < kCluster) {
-    mbarrier_arrive_at(barrier, lane);
-  }
+  if ((threadIdx.x & 31) == 0) mbarrier_arrive(barrier);
 }
 
 constexpr uint32_t kDescriptorHigh = wgmma_descriptor_high<kRowBytes>();
@@ -358,9 +353,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
     for (int i = 0; i < kStages; ++i) {
       mbarrier_init(base + kKeyFull + 8 * i, 1);
-      mbarrier_init(base + kKeyEmpty + 8 * i, kConsumerWarps * kCluster);
+      mbarrier_init(base + kKeyEmpty + 8 * i, kConsumerWarps);
       mbarrier_init(base + kValueFull + 8 * i, 1);
-      mbarrier_init(base + kValueEmpty + 8 * i, kConsumerWarps * kCluster);
+      mbarrier_init(base + kValueEmpty + 8 * i, kConsumerWarps);
     }
     mbarrier_init(base + kValueLanded, 1);
     mbarrier_init(base + kWorkWanted, 1);
@@ -370,10 +365,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
     mbarrier_init_fence();
   }
-  if (kCluster > 1)
-    cluster_sync();
-  else
-    __syncthreads();
+  __syncthreads();
   wait_for_prior_grids();
 
   if (warp < 4) {
@@ -387,10 +379,5 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   } else {
     registers_take<kConsumerRegisters>();
     attend(p, base, warp / 4 - 1);
-  }
-  // No block may end while another of its cluster still writes to it.
-  if (kCluster > 1) {
-    __syncwarp();
-    cluster_sync();
   }
 }

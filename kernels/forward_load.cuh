@@ -4,20 +4,12 @@
 
 #include "forward_work.cuh"
 
-// This block's share of one tile, for all blocks of the cluster.
 template <int kChunksOfTile>
 __device__ __forceinline__ void load_tile(uint32_t to, const fa3_tensor_map *map, uint32_t full,
                                           int row, int head, int batch) {
 #pragma unroll
-  for (int c = 0; c < kChunksOfTile; ++c) {
-    if (kCluster == 1) {
-      tma_load_4d(to + c * kTileN * kRowBytes, map, full, c * kChunk, row, head, batch);
-    } else {
-      const int share = cluster_rank() * kShareN;
-      tma_load_4d_multicast(to + c * kTileN * kRowBytes + share * kRowBytes, map, full,
-                            (1 << kCluster) - 1, c * kChunk, row + share, head, batch);
-    }
-  }
+  for (int c = 0; c < kChunksOfTile; ++c)
+    tma_load_4d(to + c * kTileN * kRowBytes, map, full, c * kChunk, row, head, batch);
 }
 
 // Zeros in place of what follows the sequence's last value: its probability is 0,
@@ -81,7 +73,7 @@ __device__ __forceinline__ void load_keys_and_values(const fa3_forward_params &p
       }
       __syncwarp();
     }
-    if (kCluster == 1 && p.next_tile != nullptr && end - begin > kLongTile && leader)
+    if (p.next_tile != nullptr && end - begin > kLongTile && leader)
       mbarrier_arrive(base + kWorkWanted);
   }
 }

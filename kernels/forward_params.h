@@ -4,8 +4,8 @@
  * first; `C` is the variant's `chunk`, swizzle 2 * C bytes; a head dim below the
  * variant's is encoded as it is and zero filled):
  *   query  5-d (head_dim, packed, seqlen_q, heads, batch)  box (C, packed, rows/packed, 1, 1)
- *   key    4-d (head_dim, seqlen_k, heads_k, batch)         box (C, tile_n / cluster, 1, 1)
- *   value  4-d (head_dim_v, seqlen_k, heads_k, batch)       box (C, tile_n / cluster, 1, 1)
+ *   key    4-d (head_dim, seqlen_k, heads_k, batch)         box (C, tile_n, 1, 1)
+ *   value  4-d (head_dim_v, seqlen_k, heads_k, batch)       box (C, tile_n, 1, 1)
  *   out    4-d (head_dim_v, seqlen_q, heads_q, batch)       box (C, 16, 1, 1)
  * `rows` is 64. `packed` is how many query heads of one key head share a tile: 1,
  * or heads_q / heads_k (<= 64); then `heads` counts key heads, query head h sits
@@ -44,7 +44,7 @@ typedef struct {
   const int64_t *diagonal;  /* the key that query 0 stands at, or null: keys - queries */
   int seqlen_q, seqlen_k;   /* the lengths where the arrays are null */
 
-  fa3_tile_space tiles;      /* blocks: of cluster * warpgroups * (rows/packed) queries */
+  fa3_tile_space tiles;      /* blocks: of warpgroups * (rows/packed) queries */
   int packed;                /* query heads per tile */
   int packed_inverse;        /* 65536 / packed + 1: row / packed is row * this >> 16 for row < 64 */
   int queries_per_warpgroup; /* 64 / packed */

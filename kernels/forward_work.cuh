@@ -25,7 +25,6 @@ constexpr int kWarpgroups = FA3_WARPGROUPS;     // consumers
 constexpr int kTileN = FA3_TILE_N;              // keys per tile
 constexpr int kStages = FA3_STAGES;             // depth of the key ring and of the value ring
 constexpr int kQueryStages = FA3_QUERY_STAGES;  // query tiles held, 1 or 2
-constexpr int kCluster = FA3_CLUSTER;           // blocks that share every tile of keys and values
 
 constexpr int kRows = 64;      // of a warpgroup
 constexpr int kWorkSlots = 2;  // the tile that is computed, and the next
@@ -45,14 +44,13 @@ constexpr int kChunksV = kHeadDimV / kChunk;
 constexpr int kQueryBytes = kRows * kHeadDim * 2;  // of a warpgroup
 constexpr int kKeyBytes = kTileN * kHeadDim * 2;
 constexpr int kValueBytes = kTileN * kHeadDimV * 2;
-constexpr int kShareN = kTileN / kCluster;  // rows that this block loads for the cluster
 
 // The output leaves through a few rows of shared memory of each warp, this many
 // chunks of columns at a time.
 constexpr int kStageChunks = kChunksV < 2 ? 1 : 2;
 constexpr int kStageBytes = 16 * kRowBytes * kStageChunks;  // of a warp
 
-static_assert(kHeadDim % kChunk == 0 && kHeadDimV % kChunk == 0 && kShareN % 8 == 0, "tile sizes");
+static_assert(kHeadDim % kChunk == 0 && kHeadDimV % kChunk == 0 && kTileN % 8 == 0, "tile sizes");
 
 // Shared memory, in bytes from a base aligned to 1024.
 constexpr int kQueryAt = 0;
@@ -92,7 +90,7 @@ struct __align__(16) work {
   int query_row;  // the sequence's first row in the tensors
   int key_row;
   fa3_mask mask;
-  fa3_range tiles;  // of keys, for the whole cluster
+  fa3_range tiles;  // of keys, for the whole block
   int last;         // no tile: the work is done
   struct {
     fa3_range tiles;  // of keys, that its rows need
@@ -137,10 +135,9 @@ __device__ __forceinline__ work find_work(const fa3_forward_params &p, int index
   w.batch = p.cu_seqlens_q ? 0 : b;
   w.key_batch = p.batch_index_k ? p.batch_index_k[b] : p.cu_seqlens_k ? 0 : b;
   const int step = p.queries_per_warpgroup, rows = kWarpgroups * step;
-  const int first = tile.block * kCluster * rows;
-  w.first = first + (kCluster > 1 ? cluster_rank() * rows : 0);
-  w.tiles = fa3_visible_tiles(&w.mask, first, first + kCluster * rows, kTileN);
-  w.last = first >= w.mask.queries;  // for now: a tile without rows
+  w.first = tile.block * rows;
+  w.tiles = fa3_visible_tiles(&w.mask, w.first, w.first + rows, kTileN);
+  w.last = w.first >= w.mask.queries;  // for now: a tile without rows
   for (int g = 0; g < kWarpgroups; ++g) {
     const int begin = w.first + g * step;
     const fa3_range common = fa3_common_keys(&w.mask, begin, begin + step);
@@ -152,7 +149,7 @@ __device__ __forceinline__ work find_work(const fa3_forward_params &p, int index
 }
 
 __device__ __forceinline__ void schedule(const fa3_forward_params &p, uint32_t base) {
-  const int workers = gridDim.x / kCluster, worker = blockIdx.x / kCluster;
+  const int workers = gridDim.x, worker = blockIdx.x;
   const int total = fa3_tile_count(&p.tiles);
   uint32_t done = 0;
   uint32_t waits = 0;
@@ -160,7 +157,7 @@ __device__ __forceinline__ void schedule(const fa3_forward_params &p, uint32_t b
   for (int round = 0;; ++round) {
     int index = fa3_tile_index(&p.tiles, worker, workers, round);
     bool last = round * workers >= total;
-    if (kCluster == 1 && p.next_tile != nullptr && round > 0) {
+    if (p.next_tile != nullptr && round > 0) {
       // After a long tile, not before its loads are under way: a tile that is taken
       // early waits here while others run dry.
       if (after_long_tile) mbarrier_wait(base + kWorkWanted, waits++ & 1);

@@ -12,8 +12,7 @@ __device__ __forceinline__ void mbarrier_init(uint32_t barrier, uint32_t arrival
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// PTX ISA, "fence.mbarrier_init": makes the inits visible to the copy engine
-// and to the other blocks of the cluster.
+// PTX ISA, "fence.mbarrier_init": makes the inits visible to the copy engine.
 __device__ __forceinline__ void mbarrier_init_fence(void) {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -28,17 +27,6 @@ __device__ __forceinline__ void mbarrier_arrive_expect(uint32_t barrier, uint32_
   asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
                "r"(bytes)
                : "memory");
-}
-
-// PTX ISA, "mapa" and "mbarrier.arrive" with .shared::cluster: arrive at the
-// same barrier of another block of the cluster.
-__device__ __forceinline__ void mbarrier_arrive_at(uint32_t barrier, uint32_t block_rank) {
-  asm volatile(
-      "{\n\t.reg .b32 remote;\n\t"
-      "mapa.shared::cluster.u32 remote, %0, %1;\n\t"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n\t}" ::"r"(barrier),
-      "r"(block_rank)
-      : "memory");
 }
 
 // PTX ISA, "mbarrier.try_wait": sleeps up to a time that the hardware chooses.

@@ -31,18 +31,6 @@ __device__ __forceinline__ void tma_load_4d(uint32_t to, const void *map, uint32
       : "memory");
 }
 
-// The same with .multicast::cluster: the tile, and the report to the barrier,
-// reach the same shared address of each block in the mask.
-__device__ __forceinline__ void tma_load_4d_multicast(uint32_t to, const void *map,
-                                                      uint32_t barrier, uint16_t blocks, int c0,
-                                                      int c1, int c2, int c3) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      ".multicast::cluster [%0], [%1, {%4, %5, %6, %7}], [%2], %3;" ::"r"(to),
-      "l"(map), "r"(barrier), "h"(blocks), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-      : "memory");
-}
-
 // PTX ISA, "cp.async.bulk.tensor", shared to global, four dimensions. What lies
 // outside the tensor is not written.
 __device__ __forceinline__ void tma_store_4d(const void *map, uint32_t from, int c0, int c1, int c2,
@@ -70,20 +58,6 @@ __device__ __forceinline__ void tma_store_wait_read(void) {
 // seen by the copy engine and by wgmma after it.
 __device__ __forceinline__ void fence_proxy_async(void) {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-// PTX ISA, "barrier.cluster".
-__device__ __forceinline__ void cluster_sync(void) {
-  asm volatile(
-      "barrier.cluster.arrive.release.aligned;\n\t"
-      "barrier.cluster.wait.acquire.aligned;" ::
-          : "memory");
-}
-
-__device__ __forceinline__ uint32_t cluster_rank(void) {
-  uint32_t rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
 }
 
 #endif

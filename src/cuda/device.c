@@ -131,22 +131,6 @@ static fa3_status load_kernels(struct cuda_device *device) {
     TRY(get_kernel(driver, forward_libraries[k], "forward", &device->forward[k]));
     TRY_CUDA(driver, cuKernelSetAttribute, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
              kernel->shared_bytes, device->forward[k], device->device);
-    device->clusters[k] = device->multiprocessors;
-    if (kernel->cluster > 1) {
-      struct CUlaunchAttribute cluster = {.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
-                                          .value.cluster = {(unsigned)kernel->cluster, 1, 1}};
-      struct CUlaunchConfig config = {.grid_x = (unsigned)kernel->cluster,
-                                      .grid_y = 1,
-                                      .grid_z = 1,
-                                      .block_x = (unsigned)kernel->threads,
-                                      .block_y = 1,
-                                      .block_z = 1,
-                                      .shared_bytes = (unsigned)kernel->shared_bytes,
-                                      .attributes = &cluster,
-                                      .attribute_count = 1};
-      TRY_CUDA(driver, cuOccupancyMaxActiveClusters, &device->clusters[k], device->forward[k],
-               &config);
-    }
   }
   return FA3_OK;
 }

@@ -13,7 +13,6 @@ struct cuda_device {
   CUkernel sinks_to_float;
   CUdevice device;
   int multiprocessors;
-  int clusters[FORWARD_KERNELS]; /* that run at the same time, on the whole GPU */
 };
 
 /* The GPU of that index if the driver shows it, of any kind. */

@@ -93,7 +93,6 @@ static void load(void) {
       {"cuLibraryGetKernel", &the_driver.cuLibraryGetKernel},
       {"cuKernelSetAttribute", &the_driver.cuKernelSetAttribute},
       {"cuKernelGetFunction", &the_driver.cuKernelGetFunction},
-      {"cuOccupancyMaxActiveClusters", &the_driver.cuOccupancyMaxActiveClusters},
       {"cuLaunchKernelEx", &the_driver.cuLaunchKernelEx},
       {"cuMemsetD32Async", &the_driver.cuMemsetD32Async},
       {"cuTensorMapEncodeTiled", &the_driver.cuTensorMapEncodeTiled},

@@ -34,7 +34,6 @@ enum { CU_MEMORYTYPE_HOST = 1 };
 enum { CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8 };
 enum { CU_STREAM_CAPTURE_MODE_RELAXED = 2 };
 enum { CU_DEV_RESOURCE_TYPE_SM = 1 };
-enum { CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4 };
 enum { CU_TENSOR_MAP_DATA_TYPE_FLOAT16 = 6, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 = 9 };
 enum { CU_TENSOR_MAP_SWIZZLE_64B = 2, CU_TENSOR_MAP_SWIZZLE_128B = 3 };
 enum { CU_TENSOR_MAP_L2_PROMOTION_L2_256B = 3 };
@@ -43,23 +42,12 @@ enum { CU_TENSOR_MAP_L2_PROMOTION_L2_256B = 3 };
 #define CU_STREAM_LEGACY ((CUstream)0x1)
 #define CU_STREAM_PER_THREAD ((CUstream)0x2)
 
-struct CUlaunchAttribute {
-  int32_t id;
-  char padding[4];
-  union {
-    char size[64];
-    struct {
-      unsigned x, y, z;
-    } cluster;
-  } value;
-};
-
 struct CUlaunchConfig {
   unsigned grid_x, grid_y, grid_z;
   unsigned block_x, block_y, block_z;
   unsigned shared_bytes;
   CUstream stream;
-  struct CUlaunchAttribute *attributes;
+  void *attributes; /* none is used */
   unsigned attribute_count;
 };
 
@@ -102,8 +90,6 @@ struct cuda_driver {
   CUresult (*cuLibraryGetKernel)(CUkernel *kernel, CUlibrary library, const char *name);
   CUresult (*cuKernelSetAttribute)(int attribute, int value, CUkernel kernel, CUdevice device);
   CUresult (*cuKernelGetFunction)(CUfunction *function, CUkernel kernel);
-  CUresult (*cuOccupancyMaxActiveClusters)(int *clusters, CUkernel kernel,
-                                           const struct CUlaunchConfig *config);
   CUresult (*cuLaunchKernelEx)(const struct CUlaunchConfig *config, CUkernel kernel,
                                void **parameters, void **extra);
   CUresult (*cuMemsetD32Async)(CUdeviceptr to, unsigned value, size_t count, CUstream stream);

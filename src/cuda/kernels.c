@@ -44,7 +44,7 @@ const void *const strided_cubin = CUBIN(strided);
 
 const struct forward_kernel forward_kernels[FORWARD_KERNELS] = {
 #define FA3_FORWARD(dtype_, head_dim_, value_head_dim_, softcap_, warpgroups_, tile_k_, stages, \
-                    query_stages, cluster_)                                                     \
+                    query_stages)                                                               \
   {.name = "sm_90a",                                                                            \
    .cubin = CUBIN(forward_##dtype_##_##head_dim_##_##value_head_dim_##_##softcap_),             \
    .dtype = DTYPE_##dtype_,                                                                     \
@@ -53,7 +53,6 @@ const struct forward_kernel forward_kernels[FORWARD_KERNELS] = {
    .softcap = (softcap_),                                                                       \
    .warpgroups = (warpgroups_),                                                                 \
    .tile_k = (tile_k_),                                                                         \
-   .cluster = (cluster_),                                                                       \
    .threads = FA3_FORWARD_THREADS(warpgroups_),                                                 \
    .chunk = FA3_FORWARD_CHUNK(head_dim_, value_head_dim_),                                      \
    .shared_bytes = FA3_FORWARD_SHARED_BYTES(head_dim_, value_head_dim_, warpgroups_, tile_k_,   \

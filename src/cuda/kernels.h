@@ -15,7 +15,6 @@ struct forward_kernel {
   bool softcap;
   int32_t warpgroups;
   int32_t tile_k;
-  int32_t cluster;
   int32_t threads;
   int32_t chunk;
   int32_t shared_bytes;

@@ -56,9 +56,7 @@ static void set_operands(struct launch *launch) {
 
 static fa3_status launch_kernel(const struct launch *launch, CUkernel kernel, unsigned grid_x,
                                 unsigned grid_y, unsigned threads, unsigned shared_bytes,
-                                unsigned cluster, void *params) {
-  struct CUlaunchAttribute attribute = {.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
-                                        .value.cluster = {cluster, 1, 1}};
+                                void *params) {
   struct CUlaunchConfig config = {.grid_x = grid_x,
                                   .grid_y = grid_y,
                                   .grid_z = 1,
@@ -66,9 +64,7 @@ static fa3_status launch_kernel(const struct launch *launch, CUkernel kernel, un
                                   .block_y = 1,
                                   .block_z = 1,
                                   .shared_bytes = shared_bytes,
-                                  .stream = launch->scope->stream,
-                                  .attributes = &attribute,
-                                  .attribute_count = cluster > 1};
+                                  .stream = launch->scope->stream};
   void *parameters[] = {params};
   TRY_CUDA(launch->device->driver, cuLaunchKernelEx, &config, kernel, parameters, NULL);
   return FA3_OK;
@@ -101,7 +97,7 @@ static fa3_status copy(const struct launch *launch, fa3_copy_params *params, int
     if (part.used) part.used += first;
     TRY(launch_kernel(launch, launch->device->copy_strided,
                       (unsigned)(blocks < enough ? blocks : enough), (unsigned)count,
-                      FA3_STRIDED_THREADS, 0, 1, &part));
+                      FA3_STRIDED_THREADS, 0, &part));
   }
   return FA3_OK;
 }
@@ -146,7 +142,7 @@ static fa3_status convert_sink(const struct launch *launch) {
                             .kind = problem->sink.dtype == FA3_FLOAT32   ? 0
                                     : problem->sink.dtype == FA3_FLOAT16 ? 1
                                                                          : 2};
-  return launch_kernel(launch, launch->device->sinks_to_float, 1, 1, FA3_STRIDED_THREADS, 0, 1,
+  return launch_kernel(launch, launch->device->sinks_to_float, 1, 1, FA3_STRIDED_THREADS, 0,
                        &params);
 }
 
@@ -172,16 +168,14 @@ static fa3_status set_tensor_maps(const struct launch *launch, fa3_forward_param
   /* Without keys nothing is read; the maps only have to be valid. */
   bool keys = problem->rows_k > 0 && problem->batch_k > 0;
   const struct operand *key = &launch->key, *value = &launch->value;
-  const struct map_dimension key_map[] = {
-      {problem->head_dim, 1, kernel->chunk},
-      {problem->rows_k, key->stride_row, kernel->tile_k / kernel->cluster},
-      {problem->heads_k, key->stride_head, 1},
-      {problem->batch_k, key->stride_batch, 1}};
-  const struct map_dimension value_map[] = {
-      {problem->value_head_dim, 1, kernel->chunk},
-      {problem->rows_k, value->stride_row, kernel->tile_k / kernel->cluster},
-      {problem->heads_k, value->stride_head, 1},
-      {problem->batch_k, value->stride_batch, 1}};
+  const struct map_dimension key_map[] = {{problem->head_dim, 1, kernel->chunk},
+                                          {problem->rows_k, key->stride_row, kernel->tile_k},
+                                          {problem->heads_k, key->stride_head, 1},
+                                          {problem->batch_k, key->stride_batch, 1}};
+  const struct map_dimension value_map[] = {{problem->value_head_dim, 1, kernel->chunk},
+                                            {problem->rows_k, value->stride_row, kernel->tile_k},
+                                            {problem->heads_k, value->stride_head, 1},
+                                            {problem->batch_k, value->stride_batch, 1}};
   TRY(make_tensor_map(driver, kernel, "key", keys ? key->data : query->data, 4, key_map,
                       &params->key));
   return make_tensor_map(driver, kernel, "value", keys ? value->data : query->data, 4, value_map,
@@ -242,11 +236,10 @@ static fa3_status launch_attention(const struct launch *launch) {
   params.store_by_tma = plan->packed == 1;
   params.clear_value =
       problem->cu_seqlens_q || problem->cu_seqlens_k || problem->seqused_q || problem->seqused_k;
-  /* Blocks stay until the work is done, as many as run at the same time. */
-  int64_t workers = (int64_t)device->clusters[plan->kernel] * launch->scope->multiprocessors /
-                    device->multiprocessors;
+  /* Blocks stay until the work is done, as many as run at the same time:
+   * their shared memory leaves room for one on each multiprocessor. */
+  int64_t workers = launch->scope->multiprocessors;
   int64_t tiles = fa3_tile_count(&plan->tiles);
-  if (workers < 1) workers = 1;
   if (tiles < workers) workers = tiles;
   /* With one tile for each there is nothing to hand out. */
   if (plan->next_tile.used && tiles > workers) {
@@ -254,9 +247,8 @@ static fa3_status launch_attention(const struct launch *launch) {
     TRY_CUDA(device->driver, cuMemsetD32Async, (CUdeviceptr)params.next_tile, 0, 1,
              launch->scope->stream);
   }
-  return launch_kernel(launch, device->forward[plan->kernel], (unsigned)(workers * kernel->cluster),
-                       1, (unsigned)kernel->threads, (unsigned)kernel->shared_bytes,
-                       (unsigned)kernel->cluster, &params);
+  return launch_kernel(launch, device->forward[plan->kernel], (unsigned)workers, 1,
+                       (unsigned)kernel->threads, (unsigned)kernel->shared_bytes, &params);
 }
 
 fa3_status cuda_launch_forward(const struct cuda_device *device, const struct cuda_scope *scope,

@@ -85,7 +85,7 @@ static fa3_status check_lengths(const struct problem *problem) {
 /* Whether query heads share tiles, and the grid. */
 static fa3_status plan_tiles(const struct problem *problem, struct cuda_plan *plan) {
   const struct forward_kernel *kernel = &forward_kernels[plan->kernel];
-  int64_t blocks_of = (int64_t)kernel->cluster * kernel->warpgroups;
+  int64_t blocks_of = kernel->warpgroups;
   int64_t group = problem->heads_q / problem->heads_k;
   int64_t longest = min(problem->max_seqlen_q, problem->rows_q);
   int64_t blocks = divide_up(longest, blocks_of * ROWS);
@@ -126,7 +126,7 @@ static fa3_status plan_staging(const struct problem *problem, struct cuda_plan *
   int64_t heads_q = problem->heads_q, heads_k = problem->heads_k;
   plan->negate = problem->scale < 0;
   /* Tiles of unequal length go to whoever is free. */
-  if (plan->tiles.descending && forward_kernels[plan->kernel].cluster == 1)
+  if (plan->tiles.descending)
     TRY(reserve(plan, &plan->next_tile, "a counter", 1, 1, sizeof(uint32_t)));
   if (plan->negate || needs_staging(&problem->query, batch_q, problem->rows_q, heads_q))
     TRY(reserve(plan, &plan->query, "query", batch_q, problem->rows_q,

@@ -218,7 +218,6 @@ int32_t cuGetProcAddress_v2(const char *symbol, void **function, int version, ui
       {"cuCtxGetDevice", not_there_address},
       {"cuStreamGetCtx", not_there_address},
       {"cuStreamIsCapturing", not_there_address},
-      {"cuOccupancyMaxActiveClusters", not_there_address},
   };
   const char *missing = getenv("FAKE_CUDA_MISSING");
   *function = NULL;
