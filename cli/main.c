@@ -1,5 +1,6 @@
 /* fa3: attention on files. Finds the command and ends with its exit code. */
 #include <argp.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -36,12 +37,16 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
 
 static int end(int code) {
   /* A full disk or a closed pipe behind stdout is a failure too. */
+  const bool failed_before = ferror(stdout);
   if (fflush(stdout) && !code) code = fail(EXIT_OUTPUT, "standard output: %m");
+  if (failed_before && !code) code = fail(EXIT_OUTPUT, "standard output: not all was written");
   if (code) (void)fprintf(stderr, "fa3: %s\n", failure_text());
   return code;
 }
 
 int main(int argc, char **argv) {
+  /* Room for a whole report, so that what fails is the last flush, which tells why. */
+  (void)setvbuf(stdout, NULL, _IOFBF, 1 << 16);
   static const struct argp argp = {
       NULL,
       parse,
