@@ -46,7 +46,8 @@ static int end(int code) {
 
 int main(int argc, char **argv) {
   /* Room for a whole report, so that what fails is the last flush, which tells why. */
-  (void)setvbuf(stdout, NULL, _IOFBF, 1 << 16);
+  static char report[1 << 16];
+  (void)setvbuf(stdout, report, _IOFBF, sizeof report);
   static const struct argp argp = {
       NULL,
       parse,
