@@ -71,10 +71,11 @@ static void print_statistics(const char *what, const struct error_statistics *st
   printf("%-8s %" PRId64 " values: max error %.3g, rms %.3g\n", what, statistics->count,
          statistics->max_error, rms);
   if (!statistics->count) return;
-  printf("         closest to its bound: error %.3g of %.3g at batch %" PRId64 ", row %" PRId64
+  printf("         %s its bound: error %.3g of %.3g at batch %" PRId64 ", row %" PRId64
          ", head %" PRId64 ", column %" PRId64 "\n",
-         statistics->worst.error, statistics->worst.bound, statistics->worst.batch,
-         statistics->worst.row, statistics->worst.head, statistics->worst.column);
+         statistics->outside ? "first beyond" : "closest to", statistics->worst.error,
+         statistics->worst.bound, statistics->worst.batch, statistics->worst.row,
+         statistics->worst.head, statistics->worst.column);
 }
 
 static int judge(const char *what, const struct loaded_tensor *tensor,
@@ -143,7 +144,7 @@ static int verify_files(const struct verify_options *verify, struct operands *op
   int code = judge("output", &operands->output, &comparison.output);
   if (!code) code = judge("lse", &operands->lse, &comparison.lse);
   if (!code) code = check_finite(operands);
-  printf("verdict  %s\n", code ? "WRONG" : "correct: every value is within its bound");
+  printf("verdict  %s\n", code ? "WRONG" : "correct: every value checked is within its bound");
   return code;
 }
 

@@ -6,7 +6,7 @@ set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/fa3)
 install(TARGETS fa3 EXPORT fa3-targets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(FILES include/fa3.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-install(FILES LICENSE README.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
 install(EXPORT fa3-targets NAMESPACE fa3:: DESTINATION ${package_dir})
 configure_package_config_file(cmake/fa3-config.cmake.in fa3-config.cmake

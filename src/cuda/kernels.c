@@ -45,7 +45,7 @@ const void *const strided_cubin = CUBIN(strided);
 const struct forward_kernel forward_kernels[FORWARD_KERNELS] = {
 #define FA3_FORWARD(dtype_, head_dim_, value_head_dim_, softcap_, warpgroups_, tile_k_, stages, \
                     query_stages)                                                               \
-  {.name = "sm_90a",                                                                            \
+  {.name = "sm_90a_" #warpgroups_ "x64x" #tile_k_, /* query rows x keys of a tile */            \
    .cubin = CUBIN(forward_##dtype_##_##head_dim_##_##value_head_dim_##_##softcap_),             \
    .dtype = DTYPE_##dtype_,                                                                     \
    .head_dim = (head_dim_),                                                                     \
