@@ -173,9 +173,9 @@ FA3_API fa3_status fa3_get_device_info(fa3_device device, fa3_device_info *info)
 
 /* What is supported. */
 
-/* 1 forward; 2 backward, 3 decode, 4 quantise are reserved. */
+/* 3 decode, 4 quantise are reserved. */
 typedef int32_t fa3_phase;
-enum { FA3_FORWARD = 1 };
+enum { FA3_FORWARD = 1, FA3_BACKWARD = 2 };
 
 /* What a call can ask for beside plain attention. */
 typedef uint64_t fa3_features;
@@ -191,8 +191,12 @@ enum {
   FA3_FEATURE_SEQUSED_QUERY = 1 << 8,
   FA3_FEATURE_SEQUSED_KEY = 1 << 9,
   FA3_FEATURE_LEFTPAD_KEY = 1 << 10,
-  FA3_FEATURE_BATCH_INDEX = 1 << 11, /* cache_batch_index */
-  FA3_FEATURE_DIAGONAL = 1 << 12
+  FA3_FEATURE_BATCH_INDEX = 1 << 11, /* cache_batch_index; forward alone */
+  FA3_FEATURE_DIAGONAL = 1 << 12,
+  /* Backward alone. */
+  FA3_FEATURE_GRAD_LSE = 1 << 13,
+  FA3_FEATURE_ACCUMULATE = 1 << 14,
+  FA3_FEATURE_DETERMINISTIC = 1 << 15
 };
 
 typedef struct fa3_capability {
@@ -202,7 +206,7 @@ typedef struct fa3_capability {
   fa3_dtype query_dtype;
   fa3_dtype key_dtype;
   fa3_dtype value_dtype;
-  fa3_dtype output_dtype;
+  fa3_dtype output_dtype; /* backward: of output and grad_output */
   int32_t head_dim;       /* of query and key */
   int32_t value_head_dim; /* of value and output */
   fa3_features features;
@@ -239,7 +243,11 @@ enum {
   /* window_left and window_right count. */
   FA3_WINDOW = 1 << 1,
   /* softmax_scale counts. */
-  FA3_SCALE = 1 << 2
+  FA3_SCALE = 1 << 2,
+  /* Backward alone: gradients are added to what the tensors hold (a ring of GPUs sums so). */
+  FA3_ACCUMULATE = 1 << 3,
+  /* Backward alone: the same arguments give bitwise the same gradients, whatever else runs. */
+  FA3_DETERMINISTIC = 1 << 4
 };
 
 /* Arguments of fa3_forward.
@@ -344,6 +352,77 @@ FA3_API fa3_status fa3_forward_workspace(const fa3_forward_args *args, size_t *b
  * on the device, else the device's primary one); a graph can capture it. On failure of an
  * argument check nothing is written. */
 FA3_API fa3_status fa3_forward(const fa3_forward_args *args);
+
+/* Backward. */
+
+/* Arguments of fa3_backward. What has a name that fa3_forward_args has too is what the forward
+ * call took or gave, and its shape and rules are the same; an output of the forward pass is an
+ * input here. A gradient has the shape of its tensor.
+ *
+ *   P = exp(scores - lse)              D = rowsum(grad_output * output) - grad_lse
+ *   grad_value = P^T grad_output       dS = P * (grad_output value^T - D)
+ *   grad_key = scale * dS^T query      grad_query = scale * dS key
+ *   grad_sink = -sum over queries of exp(sink - lse) * D
+ *
+ * (FlashAttention, arXiv 2205.14135, appendix B.2; with a softcap, dS is also multiplied by the
+ * derivative of the cap.) Scores are recomputed tile by tile from query, key and lse; no matrix of
+ * seqlen_q x seqlen_k is stored. Key's and value's gradients are summed over the query heads of
+ * their group.
+ *
+ * Numerics. Sums are in float32. On 16-bit inputs P and dS may be rounded to the input's dtype
+ * before the products they enter; a gradient is rounded once, when it is stored.
+ *
+ * Edges. A query that sees no key, and a key that no query sees, have gradient 0. Rows that are
+ * outside a sequence, past its used length or in its left padding are neither read nor written. */
+typedef struct fa3_backward_args {
+  size_t struct_size; /* sizeof(fa3_backward_args) */
+  fa3_device device;
+  void *stream;
+
+  fa3_tensor query;
+  fa3_tensor key;
+  fa3_tensor value;
+  fa3_tensor output;      /* query's dtype or float32 */
+  fa3_tensor lse;         /* needed, float32, sink included */
+  fa3_tensor grad_output; /* output's dtype; it may be expanded */
+
+  fa3_tensor grad_query; /* written; each query's dtype or float32 */
+  fa3_tensor grad_key;
+  fa3_tensor grad_value;
+
+  fa3_tensor grad_lse; /* optional, float32: the gradient of lse, where the loss uses it too */
+  fa3_tensor sink;
+  fa3_tensor grad_sink; /* with sink only, and then optional; float32 or sink's dtype */
+
+  fa3_tensor cu_seqlens_q;
+  fa3_tensor cu_seqlens_k;
+  fa3_tensor seqused_q;
+  fa3_tensor seqused_k;
+  fa3_tensor leftpad_k;
+  fa3_tensor diagonal;
+
+  int64_t max_seqlen_q;
+  int64_t max_seqlen_k;
+
+  uint32_t flags; /* FA3_CAUSAL and so on, as in the forward call; FA3_ACCUMULATE, ... */
+
+  float softmax_scale;
+  float softcap;
+  int32_t num_threads;
+
+  int64_t window_left;
+  int64_t window_right;
+
+  /* As in fa3_forward_args, of fa3_backward_workspace's size. */
+  void *workspace;
+  size_t workspace_size;
+} fa3_backward_args;
+
+/* Bytes of workspace that fa3_backward needs, by fa3_forward_workspace's rules. */
+FA3_API fa3_status fa3_backward_workspace(const fa3_backward_args *args, size_t *bytes);
+
+/* The gradients of attention, returning as fa3_forward does. */
+FA3_API fa3_status fa3_backward(const fa3_backward_args *args);
 
 #ifdef __cplusplus
 }

@@ -65,19 +65,25 @@ fa3_status fa3_get_kernel_info(int32_t index, fa3_kernel_info *info) {
                    fa3_kernel_count() - 1);
 }
 
-static const fa3_features known_features = 2 * FA3_FEATURE_DIAGONAL - 1;
+/* What a call of each phase can ask for. */
+static const fa3_features forward_features = 2 * FA3_FEATURE_DIAGONAL - 1;
+static const fa3_features backward_features =
+    (2 * FA3_FEATURE_DETERMINISTIC - 1) & ~(fa3_features)FA3_FEATURE_BATCH_INDEX;
 
 fa3_status fa3_supports(const fa3_capability *capability) {
   fa3_capability wanted;
   TRY(struct_read("capability", capability, &wanted, sizeof wanted, sizeof wanted));
   const struct engine *engine;
   TRY(find_device(wanted.device, &engine));
-  if (wanted.phase != FA3_FORWARD)
-    return set_error(FA3_UNSUPPORTED, "phase %d: only FA3_FORWARD (1) is there", wanted.phase);
-  fa3_features unknown = wanted.features & ~known_features;
-  if (unknown)
+  if (wanted.phase != FA3_FORWARD && wanted.phase != FA3_BACKWARD)
+    return set_error(FA3_UNSUPPORTED, "phase is %d: expected FA3_FORWARD (1) or FA3_BACKWARD (2)",
+                     wanted.phase);
+  fa3_features known = wanted.phase == FA3_FORWARD ? forward_features : backward_features;
+  if (wanted.features & ~known)
     return set_error(FA3_UNSUPPORTED,
-                     "features has bits 0x%llx that libfa3 " FA3_VERSION " does not know",
-                     (unsigned long long)unknown);
+                     "features has bits 0x%llx that the %s pass of libfa3 " FA3_VERSION
+                     " does not have",
+                     (unsigned long long)(wanted.features & ~known),
+                     wanted.phase == FA3_FORWARD ? "forward" : "backward");
   return engine->supports(&wanted);
 }

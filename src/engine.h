@@ -28,8 +28,10 @@ struct engine {
 
   /* Pure: no device is touched. Called only with what `supports` takes. */
   fa3_status (*plan_forward)(const struct problem *problem, struct plan *plan);
+  fa3_status (*plan_backward)(const struct problem *problem, struct plan *plan);
   /* `workspace` holds plan->workspace_size bytes, of any alignment. */
   fa3_status (*forward)(const struct problem *problem, const struct plan *plan, void *workspace);
+  fa3_status (*backward)(const struct problem *problem, const struct plan *plan, void *workspace);
 };
 
 extern const struct engine cpu_engine;

@@ -1,7 +1,7 @@
 /* The forward call: check, plan, run. */
 #include <stddef.h>
 
-#include "engine.h"
+#include "call.h"
 #include "error.h"
 #include "structs.h"
 
@@ -10,12 +10,8 @@ static fa3_status plan_forward(const fa3_forward_args *theirs, fa3_forward_args 
                                struct problem *problem, const struct engine **engine,
                                struct plan *plan) {
   TRY(struct_read("args", theirs, args, sizeof *args, sizeof *args));
-  TRY(problem_from_args(args, problem));
-  *engine = engine_for(problem->device.type);
-  TRY((*engine)->prepare(problem->device.index));
-  fa3_capability capability = problem_capability(problem);
-  TRY((*engine)->supports(&capability));
-  return (*engine)->plan_forward(problem, plan);
+  TRY(problem_from_args(args, FA3_FORWARD, problem));
+  return plan_call(problem, engine, plan);
 }
 
 fa3_status fa3_forward_workspace(const fa3_forward_args *theirs, size_t *bytes) {
@@ -36,11 +32,6 @@ fa3_status fa3_forward(const fa3_forward_args *theirs) {
   struct plan plan;
   TRY(plan_forward(theirs, &args, &problem, &engine, &plan));
   TRY(problem_check_data(&args, &problem));
-  if (plan.workspace_size && !args.workspace)
-    return set_error(FA3_INVALID_WORKSPACE, "workspace is null: expected %zu bytes",
-                     plan.workspace_size);
-  if (args.workspace_size < plan.workspace_size)
-    return set_error(FA3_INVALID_WORKSPACE, "workspace_size is %zu: expected at least %zu",
-                     args.workspace_size, plan.workspace_size);
+  TRY(check_workspace(&plan, args.workspace, args.workspace_size));
   return engine->forward(&problem, &plan, args.workspace);
 }

@@ -5,32 +5,8 @@
 #include <stdbool.h>
 
 #include "error.h"
+#include "operand.h"
 #include "validate.h"
-
-/* Rank 4 is (batch, row, head, dim); rank 3, packed, is (row, head, dim). */
-static struct operand make_operand(const fa3_tensor *tensor) {
-  int row = tensor->rank - 3;
-  return (struct operand){.data = tensor->data,
-                          .dtype = tensor->dtype,
-                          .stride_batch = row ? tensor->strides[0] : 0,
-                          .stride_row = tensor->strides[row],
-                          .stride_head = tensor->strides[row + 1]};
-}
-
-static fa3_status check_operand(const char *name, const fa3_tensor *tensor, bool packed) {
-  if (!dtype_is_float(tensor->dtype))
-    return set_error(FA3_INVALID_DTYPE,
-                     "%s.dtype is %" PRId32 ": expected FA3_FLOAT32, FA3_FLOAT16 or FA3_BFLOAT16",
-                     name, tensor->dtype);
-  TRY(check_tensor(name, tensor, packed ? 3 : 4));
-  int last = tensor->rank - 1;
-  if (tensor->shape[last] < 1)
-    return set_error(FA3_INVALID_SHAPE, "%s.shape[%d] is 0: expected a head dim", name, last);
-  if (tensor->shape[last - 1] < 1)
-    return set_error(FA3_INVALID_SHAPE, "%s.shape[%d] is 0: expected at least one head", name,
-                     last - 1);
-  return FA3_OK;
-}
 
 /* A contiguous vector of integers. */
 static fa3_status check_vector(const char *name, const fa3_tensor *tensor, fa3_dtype dtype,
@@ -58,8 +34,9 @@ static fa3_status check_device_fields(const fa3_forward_args *args) {
   return FA3_OK;
 }
 
-static fa3_status check_flags(const fa3_forward_args *args) {
-  const uint32_t known = FA3_CAUSAL | FA3_WINDOW | FA3_SCALE;
+static fa3_status check_flags(const fa3_forward_args *args, fa3_phase phase) {
+  uint32_t known = FA3_CAUSAL | FA3_WINDOW | FA3_SCALE;
+  if (phase == FA3_BACKWARD) known |= FA3_ACCUMULATE | FA3_DETERMINISTIC;
   if (args->flags & ~known)
     return set_error(FA3_INVALID_FLAGS, "flags is 0x%" PRIx32 ": bits 0x%" PRIx32 " are unknown",
                      args->flags, args->flags & ~known);
@@ -133,7 +110,7 @@ static fa3_status set_operands(const fa3_forward_args *args, struct problem *pro
                      "query.shape[%d] is %" PRId64 ": expected a multiple of key's %" PRId64
                      " heads",
                      row_q + 1, shape_q[1], shape_k[1]);
-  TRY(check_output_strides("output", &args->output));
+  if (problem->phase == FA3_FORWARD) TRY(check_output_strides("output", &args->output));
 
   problem->rows_q = shape_q[0];
   problem->heads_q = shape_q[1];
@@ -215,44 +192,25 @@ static fa3_status set_lengths(const fa3_forward_args *args, struct problem *prob
 }
 
 static fa3_status set_lse(const fa3_forward_args *args, struct problem *problem) {
-  const fa3_tensor *lse = &args->lse;
-  if (tensor_absent(lse)) return FA3_OK;
-  bool packed = problem->features & FA3_FEATURE_VARLEN_QUERY;
-  TRY(check_dtype("lse", lse, FA3_FLOAT32));
-  TRY(check_tensor("lse", lse, packed ? 2 : 3));
-  int head = packed ? 0 : 1;
-  if (!packed) TRY(check_extent("lse", lse, 0, problem->batch, "the batch"));
-  TRY(check_extent("lse", lse, head, problem->heads_q, "query's heads"));
-  TRY(check_extent("lse", lse, head + 1, problem->rows_q, "query's rows"));
-  TRY(check_output_strides("lse", lse));
-  problem->lse = (struct operand){.data = lse->data,
-                                  .dtype = lse->dtype,
-                                  .stride_batch = packed ? 0 : lse->strides[0],
-                                  .stride_head = lse->strides[head],
-                                  .stride_row = lse->strides[head + 1]};
+  if (tensor_absent(&args->lse)) return FA3_OK;
+  TRY(read_row_values("lse", &args->lse, problem, &problem->lse));
+  if (problem->phase == FA3_FORWARD) TRY(check_output_strides("lse", &args->lse));
   problem->features |= FA3_FEATURE_LSE;
   return FA3_OK;
 }
 
 static fa3_status set_sink(const fa3_forward_args *args, struct problem *problem) {
-  const fa3_tensor *sink = &args->sink;
-  if (tensor_absent(sink)) return FA3_OK;
-  if (sink->dtype != FA3_FLOAT32 && sink->dtype != args->query.dtype)
-    return set_error(FA3_INVALID_DTYPE,
-                     "sink.dtype is %" PRId32 ": expected FA3_FLOAT32 or query's dtype",
-                     sink->dtype);
-  TRY(check_tensor("sink", sink, 1));
-  TRY(check_extent("sink", sink, 0, problem->heads_q, "query's heads"));
-  problem->sink =
-      (struct operand){.data = sink->data, .dtype = sink->dtype, .stride_head = sink->strides[0]};
+  if (tensor_absent(&args->sink)) return FA3_OK;
+  TRY(read_head_values("sink", &args->sink, problem, &problem->sink));
   problem->features |= FA3_FEATURE_SINK;
   return FA3_OK;
 }
 
-fa3_status problem_from_args(const fa3_forward_args *args, struct problem *problem) {
-  *problem = (struct problem){.device = args->device, .stream = args->stream};
+fa3_status problem_from_args(const fa3_forward_args *args, fa3_phase phase,
+                             struct problem *problem) {
+  *problem = (struct problem){.phase = phase, .device = args->device, .stream = args->stream};
   TRY(check_device_fields(args));
-  TRY(check_flags(args));
+  TRY(check_flags(args, phase));
   set_mask(args, problem);
   if (!tensor_absent(&args->cu_seqlens_q)) problem->features |= FA3_FEATURE_VARLEN_QUERY;
   if (!tensor_absent(&args->cu_seqlens_k)) problem->features |= FA3_FEATURE_VARLEN_KEY;
@@ -275,7 +233,7 @@ fa3_capability problem_capability(const struct problem *problem) {
       problem->value_head_dim < INT32_MAX ? problem->value_head_dim : INT32_MAX;
   return (fa3_capability){.struct_size = sizeof(fa3_capability),
                           .device = problem->device,
-                          .phase = FA3_FORWARD,
+                          .phase = problem->phase,
                           .query_dtype = problem->query.dtype,
                           .key_dtype = problem->key.dtype,
                           .value_dtype = problem->value.dtype,

@@ -1,7 +1,9 @@
-/* What a forward call asks for, validated and normalised: the one form that plans, engines and
+/* What a call asks for, validated and normalised: the one form that plans, engines and
  * tests work on. */
 #ifndef FA3_SRC_PROBLEM_H
 #define FA3_SRC_PROBLEM_H
+
+#include <stdbool.h>
 
 #include "fa3.h"
 #include "mask.h"
@@ -17,6 +19,7 @@ struct operand {
 };
 
 struct problem {
+  fa3_phase phase;
   fa3_device device;
   void *stream;
   fa3_features features;
@@ -39,6 +42,15 @@ struct problem {
   struct operand lse;  /* data is null if it is not wanted */
   struct operand sink; /* data is null if there is none; stride_head alone counts */
 
+  /* Backward. */
+  struct operand grad_output;
+  struct operand grad_lse; /* data is null if there is none */
+  struct operand grad_query;
+  struct operand grad_key;
+  struct operand grad_value;
+  struct operand grad_sink; /* data is null if it is not wanted */
+  bool accumulate;
+
   /* Null if absent; contiguous. */
   const int32_t *cu_seqlens_q;
   const int32_t *cu_seqlens_k;
@@ -56,12 +68,17 @@ struct problem {
 };
 
 /* Validates everything but data pointers, contents of lengths and the workspace, and fills in
- * `problem`. `args` is of this version's size. Never reads through the caller's tensors. */
-fa3_status problem_from_args(const fa3_forward_args *args, struct problem *problem);
+ * `problem`. `args` is of this version's size. Never reads through the caller's tensors. The
+ * backward pass passes what it shares with the forward one. */
+fa3_status problem_from_args(const fa3_forward_args *args, fa3_phase phase,
+                             struct problem *problem);
+fa3_status problem_from_backward_args(const fa3_backward_args *args, struct problem *problem);
 
 /* The checks that need the data: pointers present and aligned; for the CPU also the contents of
  * the lengths. */
 fa3_status problem_check_data(const fa3_forward_args *args, const struct problem *problem);
+fa3_status problem_check_backward_data(const fa3_backward_args *args,
+                                       const struct problem *problem);
 
 /* What the problem asks of an engine. */
 fa3_capability problem_capability(const struct problem *problem);

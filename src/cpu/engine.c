@@ -73,6 +73,8 @@ static fa3_status check_head_dim(const char *name, int32_t head_dim) {
 }
 
 static fa3_status supports(const fa3_capability *capability) {
+  if (capability->phase == FA3_BACKWARD)
+    return set_error(FA3_UNSUPPORTED, "the backward pass is not there yet");
   fa3_dtype dtype = capability->query_dtype;
   if (!is_input_dtype(dtype))
     return set_error(FA3_UNSUPPORTED,

@@ -17,6 +17,8 @@ static fa3_status prepare(int32_t index) {
 }
 
 static fa3_status supports(const fa3_capability *capability) {
+  if (capability->phase == FA3_BACKWARD)
+    return set_error(FA3_UNSUPPORTED, "the backward pass is not there yet");
   if (!kernels_compiled())
     return set_error(FA3_UNSUPPORTED,
                      "this build of libfa3 has no CUDA kernels (it was made without nvcc)");

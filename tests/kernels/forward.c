@@ -46,7 +46,7 @@ static struct call call_new(struct run *run, int64_t batch, int64_t seqlen_q, in
 }
 
 static void call_plan(struct call *c) {
-  if (problem_from_args(&c->args, &c->problem)) abort();
+  if (problem_from_args(&c->args, FA3_FORWARD, &c->problem)) abort();
   cpu_plan(&c->problem, c->routines, &c->plan);
   c->workspace = guarded_new(c->plan.workspace_size);
 }

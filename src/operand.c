@@ -1,0 +1,60 @@
+#include "operand.h"
+
+#include <inttypes.h>
+
+#include "error.h"
+#include "validate.h"
+
+struct operand make_operand(const fa3_tensor *tensor) {
+  int row = tensor->rank - 3;
+  return (struct operand){.data = tensor->data,
+                          .dtype = tensor->dtype,
+                          .stride_batch = row ? tensor->strides[0] : 0,
+                          .stride_row = tensor->strides[row],
+                          .stride_head = tensor->strides[row + 1]};
+}
+
+fa3_status check_operand(const char *name, const fa3_tensor *tensor, bool packed) {
+  if (!dtype_is_float(tensor->dtype))
+    return set_error(FA3_INVALID_DTYPE,
+                     "%s.dtype is %" PRId32 ": expected FA3_FLOAT32, FA3_FLOAT16 or FA3_BFLOAT16",
+                     name, tensor->dtype);
+  TRY(check_tensor(name, tensor, packed ? 3 : 4));
+  int last = tensor->rank - 1;
+  if (tensor->shape[last] < 1)
+    return set_error(FA3_INVALID_SHAPE, "%s.shape[%d] is 0: expected a head dim", name, last);
+  if (tensor->shape[last - 1] < 1)
+    return set_error(FA3_INVALID_SHAPE, "%s.shape[%d] is 0: expected at least one head", name,
+                     last - 1);
+  return FA3_OK;
+}
+
+fa3_status read_row_values(const char *name, const fa3_tensor *tensor,
+                           const struct problem *problem, struct operand *operand) {
+  bool packed = problem->features & FA3_FEATURE_VARLEN_QUERY;
+  TRY(check_dtype(name, tensor, FA3_FLOAT32));
+  TRY(check_tensor(name, tensor, packed ? 2 : 3));
+  int head = packed ? 0 : 1;
+  if (!packed) TRY(check_extent(name, tensor, 0, problem->batch, "the batch"));
+  TRY(check_extent(name, tensor, head, problem->heads_q, "query's heads"));
+  TRY(check_extent(name, tensor, head + 1, problem->rows_q, "query's rows"));
+  *operand = (struct operand){.data = tensor->data,
+                              .dtype = tensor->dtype,
+                              .stride_batch = packed ? 0 : tensor->strides[0],
+                              .stride_head = tensor->strides[head],
+                              .stride_row = tensor->strides[head + 1]};
+  return FA3_OK;
+}
+
+fa3_status read_head_values(const char *name, const fa3_tensor *tensor,
+                            const struct problem *problem, struct operand *operand) {
+  if (tensor->dtype != FA3_FLOAT32 && tensor->dtype != problem->query.dtype)
+    return set_error(FA3_INVALID_DTYPE,
+                     "%s.dtype is %" PRId32 ": expected FA3_FLOAT32 or query's dtype", name,
+                     tensor->dtype);
+  TRY(check_tensor(name, tensor, 1));
+  TRY(check_extent(name, tensor, 0, problem->heads_q, "query's heads"));
+  *operand = (struct operand){
+      .data = tensor->data, .dtype = tensor->dtype, .stride_head = tensor->strides[0]};
+  return FA3_OK;
+}
