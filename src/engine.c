@@ -8,15 +8,21 @@
 enum { ENGINES = 2 };
 static const struct engine *const engines[ENGINES] = {&cpu_engine, &cuda_engine};
 
-const struct engine *engine_for(fa3_device_type type) {
+static const struct engine *find_engine(fa3_device_type type) {
   for (int e = 0; e < ENGINES; e++)
     if (engines[e]->device_type == type) return engines[e];
-  set_error(FA3_INVALID_DEVICE, "device.type is %d: expected FA3_CPU (0) or FA3_CUDA (1)", type);
   return NULL;
 }
 
+const struct engine *engine_for(fa3_device_type type) {
+  const struct engine *engine = find_engine(type);
+  if (!engine)
+    set_error(FA3_INVALID_DEVICE, "device.type is %d: expected FA3_CPU (0) or FA3_CUDA (1)", type);
+  return engine;
+}
+
 int32_t fa3_device_count(fa3_device_type type) {
-  const struct engine *engine = engine_for(type);
+  const struct engine *engine = find_engine(type);
   return engine ? engine->device_count() : 0;
 }
 
