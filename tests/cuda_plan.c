@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "cuda/kernels.h"
-#include "cuda/plan.h"
+#include "cuda/forward_plan.h"
 #include "kernels/mask.h"
 #include "test.h"
 
@@ -59,67 +59,67 @@ static void test_kernels_fit(void **state) {
 static void test_packing(void **state) {
   (void)state;
   static const int64_t groups[] = {2, 3, 5, 6, 7, 8, 16, 64};
-  struct cuda_plan plan;
+  struct forward_plan plan;
   for (size_t g = 0; g < sizeof groups / sizeof *groups; g++) {
     struct problem problem = make_problem(FA3_FLOAT16, 3, 1, 2 * groups[g], 2, 128, 128);
-    assert_int_equal(cuda_plan_forward(&problem, &plan), FA3_OK);
+    assert_int_equal(plan_forward(&problem, &plan), FA3_OK);
     assert_int_equal(plan.packed, groups[g]);
     assert_int_equal(plan.tiles.heads, 2);
     assert_int_equal(plan.tiles.blocks, 1);
   }
   /* More heads than a tile has rows, many queries, or one head each: as they are. */
   struct problem problem = make_problem(FA3_FLOAT16, 3, 1, 128, 1, 128, 128);
-  assert_int_equal(cuda_plan_forward(&problem, &plan), FA3_OK);
+  assert_int_equal(plan_forward(&problem, &plan), FA3_OK);
   assert_int_equal(plan.packed, 1);
   problem = make_problem(FA3_FLOAT16, 3, 8192, 32, 8, 128, 128);
-  assert_int_equal(cuda_plan_forward(&problem, &plan), FA3_OK);
+  assert_int_equal(plan_forward(&problem, &plan), FA3_OK);
   assert_int_equal(plan.packed, 1);
   assert_int_equal(plan.tiles.heads, 32);
   problem = make_problem(FA3_FLOAT16, 3, 1, 8, 8, 128, 128);
-  assert_int_equal(cuda_plan_forward(&problem, &plan), FA3_OK);
+  assert_int_equal(plan_forward(&problem, &plan), FA3_OK);
   assert_int_equal(plan.packed, 1);
 }
 
 static void test_staging(void **state) {
   (void)state;
-  struct cuda_plan plan;
+  struct forward_plan plan;
   struct problem problem = make_problem(FA3_FLOAT16, 2, 100, 4, 2, 64, 64);
-  assert_int_equal(cuda_plan_forward(&problem, &plan), FA3_OK);
+  assert_int_equal(plan_forward(&problem, &plan), FA3_OK);
   assert_int_equal(plan.workspace_size, 0);
 
   /* 100 rows of 4 heads of 64, twice, in 16 bits. */
   const size_t query_bytes = (size_t)2 * 100 * 4 * 64 * 2;
   problem.query.data = (char *)8;
-  assert_int_equal(cuda_plan_forward(&problem, &plan), FA3_OK);
+  assert_int_equal(plan_forward(&problem, &plan), FA3_OK);
   assert_true(plan.query.used && !plan.key.used && !plan.value.used && !plan.output.used);
   assert_true(plan.workspace_size >= query_bytes && plan.workspace_size < query_bytes + 128);
 
   problem.query.data = NULL;
   problem.key.stride_head += 4;
-  assert_int_equal(cuda_plan_forward(&problem, &plan), FA3_OK);
+  assert_int_equal(plan_forward(&problem, &plan), FA3_OK);
   assert_true(plan.key.used && !plan.query.used);
   problem.key.stride_head = 0; /* an expanded tensor needs no copy */
-  assert_int_equal(cuda_plan_forward(&problem, &plan), FA3_OK);
+  assert_int_equal(plan_forward(&problem, &plan), FA3_OK);
   assert_true(!plan.key.used);
   problem.key.stride_row = 7; /* nor the odd stride of a single row */
   problem.rows_k = problem.max_seqlen_k = 1;
-  assert_int_equal(cuda_plan_forward(&problem, &plan), FA3_OK);
+  assert_int_equal(plan_forward(&problem, &plan), FA3_OK);
   assert_true(!plan.key.used);
 
   problem.scale = -1;
-  assert_int_equal(cuda_plan_forward(&problem, &plan), FA3_OK);
+  assert_int_equal(plan_forward(&problem, &plan), FA3_OK);
   assert_true(plan.query.used && plan.negate);
 }
 
 static void test_limits(void **state) {
   (void)state;
-  struct cuda_plan plan;
+  struct forward_plan plan;
   struct problem problem = make_problem(FA3_FLOAT16, 1, (int64_t)1 << 29, 1, 1, 64, 64);
-  assert_int_equal(cuda_plan_forward(&problem, &plan), FA3_UNSUPPORTED);
+  assert_int_equal(plan_forward(&problem, &plan), FA3_UNSUPPORTED);
   problem = make_problem(FA3_FLOAT16, (int64_t)1 << 40, 64, 1, 1, 64, 64);
-  assert_int_equal(cuda_plan_forward(&problem, &plan), FA3_UNSUPPORTED);
+  assert_int_equal(plan_forward(&problem, &plan), FA3_UNSUPPORTED);
   problem = make_problem(FA3_FLOAT16, 1, 1000000, 1, 1, 128, 128);
-  assert_int_equal(cuda_plan_forward(&problem, &plan), FA3_OK);
+  assert_int_equal(plan_forward(&problem, &plan), FA3_OK);
 }
 
 /* However many workers there are, each tile is somebody's exactly once. */

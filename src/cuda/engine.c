@@ -6,9 +6,8 @@
 
 #include "cuda/context.h"
 #include "cuda/device.h"
+#include "cuda/forward.h"
 #include "cuda/kernels.h"
-#include "cuda/launch.h"
-#include "cuda/plan.h"
 #include "error.h"
 
 static fa3_status prepare(int32_t index) {
@@ -69,28 +68,28 @@ static void kernel_info(int32_t index, fa3_kernel_info *info) {
   info->selected = info->usable;
 }
 
-static fa3_status plan_forward(const struct problem *problem, struct plan *plan) {
-  struct cuda_plan cuda_plan;
-  TRY(cuda_plan_forward(problem, &cuda_plan));
-  const struct forward_kernel *kernel = &forward_kernels[cuda_plan.kernel];
+static fa3_status engine_plan_forward(const struct problem *problem, struct plan *plan) {
+  struct forward_plan forward_plan;
+  TRY(plan_forward(problem, &forward_plan));
+  const struct forward_kernel *kernel = &forward_kernels[forward_plan.kernel];
   *plan = (struct plan){.tile_q = INT64_C(64) * kernel->warpgroups,
                         .tile_k = kernel->tile_k,
-                        .workspace_size = cuda_plan.workspace_size};
+                        .workspace_size = forward_plan.workspace_size};
   return FA3_OK;
 }
 
 static fa3_status forward(const struct problem *problem, const struct plan *plan, void *workspace) {
   (void)plan;
   const struct cuda_device *device;
-  struct cuda_plan cuda_plan;
+  struct forward_plan forward_plan;
   struct cuda_scope scope;
   TRY(cuda_device_get(problem->device.index, &device));
-  TRY(cuda_plan_forward(problem, &cuda_plan));
-  if (fa3_tile_count(&cuda_plan.tiles) == 0) return FA3_OK;
-  if (cuda_plan.workspace_size == 0) workspace = NULL;
+  TRY(plan_forward(problem, &forward_plan));
+  if (fa3_tile_count(&forward_plan.tiles) == 0) return FA3_OK;
+  if (forward_plan.workspace_size == 0) workspace = NULL;
   TRY(cuda_scope_enter(device, problem->stream, &scope));
   fa3_status status = cuda_check_memory(device, &scope, problem, workspace);
-  if (!status) status = cuda_launch_forward(device, &scope, problem, &cuda_plan, workspace);
+  if (!status) status = launch_forward(device, &scope, problem, &forward_plan, workspace);
   cuda_scope_leave(&scope);
   return status;
 }
@@ -104,6 +103,6 @@ const struct engine cuda_engine = {
     .supports = supports,
     .kernel_count = kernel_count,
     .kernel_info = kernel_info,
-    .plan_forward = plan_forward,
+    .plan_forward = engine_plan_forward,
     .forward = forward,
 };

@@ -1,13 +1,23 @@
-/* Queues a planned call on its stream. */
+/* Queues kernels for one call. */
 #ifndef FA3_SRC_CUDA_LAUNCH_H
 #define FA3_SRC_CUDA_LAUNCH_H
 
 #include "cuda/context.h"
-#include "cuda/plan.h"
 
-/* In scope. `workspace` holds plan->workspace_size bytes, of any alignment. */
-fa3_status cuda_launch_forward(const struct cuda_device *device, const struct cuda_scope *scope,
-                               const struct problem *problem, const struct cuda_plan *plan,
-                               void *workspace);
+struct launch {
+  const struct cuda_device *device;
+  const struct cuda_scope *scope;
+};
+
+struct grid {
+  unsigned x;
+  unsigned y;
+  unsigned threads;
+  unsigned shared_bytes;
+};
+
+/* `params` is the kernel's one parameter. */
+fa3_status launch_kernel(const struct launch *launch, CUkernel kernel, const struct grid *grid,
+                         void *params);
 
 #endif

@@ -3,7 +3,6 @@
 #define FA3_SRC_CUDA_TENSOR_MAP_H
 
 #include "cuda/driver.h"
-#include "cuda/kernels.h"
 #include "kernels/forward_params.h"
 
 enum { TENSOR_MAP_RANK = 5 };
@@ -16,10 +15,11 @@ struct map_dimension {
   int32_t box;
 };
 
-/* Of elements of the kernel's dtype, for the kernel's layout in shared memory; what lies outside
- * the tensor is read as zero. An empty tensor may have any aligned address: nothing of it is read.
+/* Of 16-bit elements, for shared memory in which `chunk` columns (64 or 32) lie side by side,
+ * swizzled over as many bytes; what lies outside the tensor is read as zero. An empty tensor may
+ * have any aligned address: nothing of it is read.
  */
-fa3_status make_tensor_map(const struct cuda_driver *driver, const struct forward_kernel *kernel,
+fa3_status make_tensor_map(const struct cuda_driver *driver, fa3_dtype dtype, int32_t chunk,
                            const char *name, const void *data, int rank,
                            const struct map_dimension *dimensions, fa3_tensor_map *map);
 

@@ -1,4 +1,4 @@
-#include "cuda/plan.h"
+#include "cuda/forward_plan.h"
 
 #include <inttypes.h>
 
@@ -6,7 +6,7 @@
 #include "error.h"
 #include "kernels/mask.h"
 
-enum { ROWS = 64, ALIGNMENT = 128 };
+enum { ROWS = 64 };
 
 /* Rows of a tensor and tiles of a grid are counted in 32 bits, with room for a tile beyond the
  * end. */
@@ -29,32 +29,19 @@ static int64_t divide_up(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
-/* The copy engine's strides: multiples of 16 bytes below 2^40, 0 as well. That of a single entry
- * does not matter. */
-static bool stride_fits(int64_t extent, int64_t stride) {
-  return extent <= 1 || (stride % 8 == 0 && stride < (INT64_C(1) << 39));
+struct extents query_extents(const struct problem *problem, int64_t dim) {
+  return (struct extents){.batch = problem->cu_seqlens_q ? 1 : problem->batch,
+                          .rows = problem->rows_q,
+                          .heads = problem->heads_q,
+                          .dim = dim};
 }
 
-static bool needs_staging(const struct operand *operand, int64_t batch, int64_t rows,
-                          int64_t heads) {
-  return (uintptr_t)operand->data % 16 || !stride_fits(batch, operand->stride_batch) ||
-         !stride_fits(rows, operand->stride_row) || !stride_fits(heads, operand->stride_head);
+struct extents key_extents(const struct problem *problem, int64_t dim) {
+  return (struct extents){
+      .batch = problem->batch_k, .rows = problem->rows_k, .heads = problem->heads_k, .dim = dim};
 }
 
-static fa3_status reserve(struct cuda_plan *plan, struct staged *staged, const char *name,
-                          int64_t batch, int64_t rows, int64_t row_bytes) {
-  int64_t bytes;
-  staged->used = true;
-  staged->offset = plan->workspace_size;
-  if (__builtin_mul_overflow(max(batch, 1), max(rows, 1), &bytes) ||
-      __builtin_mul_overflow(bytes, row_bytes, &bytes) || bytes > INT64_MAX / 16)
-    return set_error(FA3_UNSUPPORTED, "%s is too large to be made contiguous in the workspace",
-                     name);
-  plan->workspace_size += (size_t)divide_up(bytes, ALIGNMENT) * ALIGNMENT;
-  return FA3_OK;
-}
-
-static fa3_status check_lengths(const struct problem *problem) {
+fa3_status check_lengths(const struct problem *problem) {
   const struct {
     const char *name;
     char letter;
@@ -83,7 +70,7 @@ static fa3_status check_lengths(const struct problem *problem) {
 }
 
 /* Whether query heads share tiles, and the grid. */
-static fa3_status plan_tiles(const struct problem *problem, struct cuda_plan *plan) {
+static fa3_status plan_tiles(const struct problem *problem, struct forward_plan *plan) {
   const struct forward_kernel *kernel = &forward_kernels[plan->kernel];
   int64_t blocks_of = kernel->warpgroups;
   int64_t group = problem->heads_q / problem->heads_k;
@@ -121,51 +108,38 @@ static fa3_status plan_tiles(const struct problem *problem, struct cuda_plan *pl
   return FA3_OK;
 }
 
-static fa3_status plan_staging(const struct problem *problem, struct cuda_plan *plan) {
-  int64_t batch_q = problem->features & FA3_FEATURE_VARLEN_QUERY ? 1 : problem->batch;
-  int64_t heads_q = problem->heads_q, heads_k = problem->heads_k;
+static fa3_status plan_staging(const struct problem *problem, struct forward_plan *plan) {
+  const struct extents query = query_extents(problem, problem->head_dim);
+  const struct extents key = key_extents(problem, problem->head_dim);
+  const struct extents value = key_extents(problem, problem->value_head_dim);
+  const struct extents output = query_extents(problem, problem->value_head_dim);
+  size_t *size = &plan->workspace_size;
   plan->negate = problem->scale < 0;
   /* Tiles of unequal length go to whoever is free. */
   if (plan->tiles.descending)
-    TRY(reserve(plan, &plan->next_tile, "a counter", 1, 1, sizeof(uint32_t)));
-  if (plan->negate || needs_staging(&problem->query, batch_q, problem->rows_q, heads_q))
-    TRY(reserve(plan, &plan->query, "query", batch_q, problem->rows_q,
-                2 * heads_q * problem->head_dim));
-  if (needs_staging(&problem->key, problem->batch_k, problem->rows_k, heads_k))
-    TRY(reserve(plan, &plan->key, "key", problem->batch_k, problem->rows_k,
-                2 * heads_k * problem->head_dim));
-  if (needs_staging(&problem->value, problem->batch_k, problem->rows_k, heads_k))
-    TRY(reserve(plan, &plan->value, "value", problem->batch_k, problem->rows_k,
-                2 * heads_k * problem->value_head_dim));
-  if (needs_staging(&problem->output, batch_q, problem->rows_q, heads_q))
-    TRY(reserve(plan, &plan->output, "output", batch_q, problem->rows_q,
-                2 * heads_q * problem->value_head_dim));
+    TRY(reserve(size, &plan->next_tile, "a counter", 1, 1, sizeof(uint32_t)));
+  if (plan->negate)
+    TRY(reserve(size, &plan->query, "query", query.batch, query.rows, 2 * query.heads * query.dim));
+  else
+    TRY(reserve_if_needed(size, &plan->query, "query", &problem->query, &query));
+  TRY(reserve_if_needed(size, &plan->key, "key", &problem->key, &key));
+  TRY(reserve_if_needed(size, &plan->value, "value", &problem->value, &value));
+  TRY(reserve_if_needed(size, &plan->output, "output", &problem->output, &output));
   if (problem->features & FA3_FEATURE_LSE && problem->rows_q > 1 && problem->lse.stride_row != 1)
-    TRY(reserve(plan, &plan->lse, "lse", batch_q, problem->rows_q,
-                (int64_t)sizeof(float) * heads_q));
+    TRY(reserve(size, &plan->lse, "lse", query.batch, query.rows,
+                (int64_t)sizeof(float) * query.heads));
   if (problem->features & FA3_FEATURE_SINK &&
-      (problem->sink.dtype != FA3_FLOAT32 || (heads_q > 1 && problem->sink.stride_head != 1)))
-    TRY(reserve(plan, &plan->sink, "sink", 1, heads_q, sizeof(float)));
-  /* The workspace may start anywhere. */
-  if (plan->workspace_size > 0) plan->workspace_size += ALIGNMENT - 1;
+      (problem->sink.dtype != FA3_FLOAT32 || (query.heads > 1 && problem->sink.stride_head != 1)))
+    TRY(reserve(size, &plan->sink, "sink", 1, query.heads, sizeof(float)));
+  plan->workspace_size = with_alignment(plan->workspace_size);
   return FA3_OK;
 }
 
-fa3_status cuda_plan_forward(const struct problem *problem, struct cuda_plan *plan) {
-  *plan = (struct cuda_plan){0};
+fa3_status plan_forward(const struct problem *problem, struct forward_plan *plan) {
+  *plan = (struct forward_plan){0};
   TRY(find_forward_kernel(problem->query.dtype, problem->head_dim, problem->value_head_dim,
                           problem->softcap > 0, &plan->kernel));
   TRY(check_lengths(problem));
   TRY(plan_tiles(problem, plan));
   return plan_staging(problem, plan);
-}
-
-struct operand staged_operand(const struct operand *operand, const struct staged *staged,
-                              char *workspace, int64_t rows, int64_t heads, int64_t dim) {
-  if (!staged->used) return *operand;
-  return (struct operand){.data = workspace + staged->offset,
-                          .dtype = operand->dtype,
-                          .stride_batch = rows * heads * dim,
-                          .stride_row = heads * dim,
-                          .stride_head = dim};
 }

@@ -1,0 +1,187 @@
+#include "cuda/forward.h"
+
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+#include "cuda/kernels.h"
+#include "cuda/tensor_map.h"
+#include "error.h"
+#include "kernels/mask.h"
+
+/* One call under way. */
+struct call {
+  struct launch launch;
+  const struct problem *problem;
+  const struct forward_plan *plan;
+  char *workspace; /* aligned */
+  struct extents query_extents;
+  struct extents key_extents;
+  struct extents value_extents;
+  struct extents output_extents;
+  /* Where the attention kernel finds them. */
+  struct operand query;
+  struct operand key;
+  struct operand value;
+  struct operand output;
+  struct operand lse;
+  const float *sink;
+};
+
+static void set_operands(struct call *call) {
+  const struct problem *problem = call->problem;
+  const struct forward_plan *plan = call->plan;
+  char *workspace = call->workspace;
+  call->query_extents = query_extents(problem, problem->head_dim);
+  call->key_extents = key_extents(problem, problem->head_dim);
+  call->value_extents = key_extents(problem, problem->value_head_dim);
+  call->output_extents = query_extents(problem, problem->value_head_dim);
+  call->query = staged_operand(&problem->query, &plan->query, workspace, &call->query_extents);
+  call->key = staged_operand(&problem->key, &plan->key, workspace, &call->key_extents);
+  call->value = staged_operand(&problem->value, &plan->value, workspace, &call->value_extents);
+  call->output = staged_operand(&problem->output, &plan->output, workspace, &call->output_extents);
+  call->lse = problem->lse;
+  if (plan->lse.used)
+    call->lse = (struct operand){.data = workspace + plan->lse.offset,
+                                 .dtype = FA3_FLOAT32,
+                                 .stride_batch = problem->heads_q * problem->rows_q,
+                                 .stride_head = problem->rows_q,
+                                 .stride_row = 1};
+  call->sink = plan->sink.used ? (const float *)(void *)(workspace + plan->sink.offset)
+                               : (const float *)(void *)problem->sink.data;
+}
+
+static fa3_status set_tensor_maps(const struct call *call, fa3_forward_params *params) {
+  const struct problem *problem = call->problem;
+  const struct cuda_driver *driver = call->launch.device->driver;
+  const struct forward_kernel *kernel = &forward_kernels[call->plan->kernel];
+  int packed = call->plan->packed;
+  int64_t rows_q = problem->rows_q, heads_q = problem->heads_q, batch_q = call->query_extents.batch;
+  const struct operand *query = &call->query, *output = &call->output;
+  const struct map_dimension query_map[] = {{problem->head_dim, 1, kernel->chunk},
+                                            {packed, query->stride_head, packed},
+                                            {rows_q, query->stride_row, 64 / packed},
+                                            {heads_q / packed, query->stride_head * packed, 1},
+                                            {batch_q, query->stride_batch, 1}};
+  const struct map_dimension output_map[] = {{problem->value_head_dim, 1, kernel->chunk},
+                                             {rows_q, output->stride_row, 16},
+                                             {heads_q, output->stride_head, 1},
+                                             {batch_q, output->stride_batch, 1}};
+  TRY(make_tensor_map(driver, kernel->dtype, kernel->chunk, "query", query->data, 5, query_map,
+                      &params->query));
+  TRY(make_tensor_map(driver, kernel->dtype, kernel->chunk, "output", output->data, 4, output_map,
+                      &params->out));
+
+  /* Without keys nothing is read; the maps only have to be valid. */
+  bool keys = problem->rows_k > 0 && problem->batch_k > 0;
+  const struct operand *key = &call->key, *value = &call->value;
+  const struct map_dimension key_map[] = {{problem->head_dim, 1, kernel->chunk},
+                                          {problem->rows_k, key->stride_row, kernel->tile_k},
+                                          {problem->heads_k, key->stride_head, 1},
+                                          {problem->batch_k, key->stride_batch, 1}};
+  const struct map_dimension value_map[] = {{problem->value_head_dim, 1, kernel->chunk},
+                                            {problem->rows_k, value->stride_row, kernel->tile_k},
+                                            {problem->heads_k, value->stride_head, 1},
+                                            {problem->batch_k, value->stride_batch, 1}};
+  TRY(make_tensor_map(driver, kernel->dtype, kernel->chunk, "key", keys ? key->data : query->data,
+                      4, key_map, &params->key));
+  return make_tensor_map(driver, kernel->dtype, kernel->chunk, "value",
+                         keys ? value->data : query->data, 4, value_map, &params->value);
+}
+
+/* The scores' factor in powers of two; never 0, which would make NaN of a masked score. */
+static float nonzero(double factor) {
+  float rounded = (float)factor;
+  return rounded != 0 ? rounded : FLT_TRUE_MIN;
+}
+
+static void set_scales(const struct problem *problem, fa3_forward_params *params) {
+  const double log2e = 1.4426950408889634;
+  double scale = fabs((double)problem->scale);
+  if (problem->softcap > 0) {
+    params->scale_log2 = nonzero((double)problem->softcap * log2e);
+    params->softcap_log2 = nonzero(2 * log2e * scale / (double)problem->softcap);
+  } else {
+    params->scale_log2 = nonzero(scale * log2e);
+  }
+}
+
+static fa3_status launch_attention(const struct call *call) {
+  const struct problem *problem = call->problem;
+  const struct forward_plan *plan = call->plan;
+  const struct cuda_device *device = call->launch.device;
+  const struct forward_kernel *kernel = &forward_kernels[plan->kernel];
+  fa3_forward_params params;
+  memset(&params, 0, sizeof params);
+  TRY(set_tensor_maps(call, &params));
+  set_scales(problem, &params);
+  params.out_pointer = call->output.data;
+  params.out_stride_batch = call->output.stride_batch;
+  params.out_stride_row = call->output.stride_row;
+  params.out_stride_head = call->output.stride_head;
+  params.lse = (float *)(void *)call->lse.data;
+  params.lse_stride_batch = call->lse.stride_batch;
+  params.lse_stride_head = call->lse.stride_head;
+  params.sink = call->sink;
+  params.cu_seqlens_q = problem->cu_seqlens_q;
+  params.cu_seqlens_k = problem->cu_seqlens_k;
+  params.used_q = problem->seqused_q;
+  params.used_k = problem->seqused_k;
+  params.leftpad_k = problem->leftpad_k;
+  params.batch_index_k = problem->cache_batch_index;
+  params.diagonal = problem->diagonal;
+  params.seqlen_q = (int)problem->max_seqlen_q;
+  params.seqlen_k = (int)problem->max_seqlen_k;
+  params.tiles = plan->tiles;
+  params.packed = plan->packed;
+  params.packed_inverse = 65536 / plan->packed + 1;
+  params.queries_per_warpgroup = 64 / plan->packed;
+  params.queries_per_key = (int)(problem->heads_q / problem->heads_k);
+  params.head_dim_v = (int)problem->value_head_dim;
+  params.window_left = problem->window_left;
+  params.window_right = problem->window_right;
+  params.store_by_tma = plan->packed == 1;
+  params.clear_value =
+      problem->cu_seqlens_q || problem->cu_seqlens_k || problem->seqused_q || problem->seqused_k;
+  /* Blocks stay until the work is done, as many as run at the same time:
+   * their shared memory leaves room for one on each multiprocessor. */
+  int64_t workers = call->launch.scope->multiprocessors;
+  int64_t tiles = fa3_tile_count(&plan->tiles);
+  if (tiles < workers) workers = tiles;
+  /* With one tile for each there is nothing to hand out. */
+  if (plan->next_tile.used && tiles > workers) {
+    params.next_tile = (unsigned *)(void *)(call->workspace + plan->next_tile.offset);
+    TRY_CUDA(device->driver, cuMemsetD32Async, (CUdeviceptr)params.next_tile, 0, 1,
+             call->launch.scope->stream);
+  }
+  struct grid grid = {.x = (unsigned)workers,
+                      .y = 1,
+                      .threads = (unsigned)kernel->threads,
+                      .shared_bytes = (unsigned)kernel->shared_bytes};
+  return launch_kernel(&call->launch, device->forward[plan->kernel], &grid, &params);
+}
+
+fa3_status launch_forward(const struct cuda_device *device, const struct cuda_scope *scope,
+                          const struct problem *problem, const struct forward_plan *plan,
+                          void *workspace) {
+  struct call call = {.launch = {.device = device, .scope = scope},
+                      .problem = problem,
+                      .plan = plan,
+                      .workspace = align_workspace(workspace)};
+  const struct launch *launch = &call.launch;
+  const struct lengths lengths = {.longest = problem->max_seqlen_q,
+                                  .batch = problem->batch,
+                                  .cu_seqlens = problem->cu_seqlens_q,
+                                  .seqused = problem->seqused_q};
+  set_operands(&call);
+  TRY(stage_input(launch, &plan->query, &problem->query, &call.query, &call.query_extents,
+                  plan->negate));
+  TRY(stage_input(launch, &plan->key, &problem->key, &call.key, &call.key_extents, false));
+  TRY(stage_input(launch, &plan->value, &problem->value, &call.value, &call.value_extents, false));
+  TRY(stage_head_values(launch, &plan->sink, &problem->sink, problem->heads_q, call.workspace));
+  TRY(launch_attention(&call));
+  TRY(unstage_output(launch, &plan->output, &call.output, &problem->output, &call.output_extents,
+                     &lengths));
+  const struct extents lse_extents = query_extents(problem, 1);
+  return unstage_output(launch, &plan->lse, &call.lse, &problem->lse, &lse_extents, &lengths);
+}

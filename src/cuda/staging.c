@@ -1,0 +1,137 @@
+#include "cuda/staging.h"
+
+#include "error.h"
+#include "kernels/strided_params.h"
+
+enum { ALIGNMENT = 128 };
+
+/* The copy engine's strides: multiples of 16 bytes below 2^40, 0 as well. That of a single entry
+ * does not matter. */
+static bool stride_fits(int64_t extent, int64_t stride) {
+  return extent <= 1 || (stride % 8 == 0 && stride < (INT64_C(1) << 39));
+}
+
+bool needs_staging(const struct operand *operand, const struct extents *extents) {
+  return (uintptr_t)operand->data % 16 || !stride_fits(extents->batch, operand->stride_batch) ||
+         !stride_fits(extents->rows, operand->stride_row) ||
+         !stride_fits(extents->heads, operand->stride_head);
+}
+
+static int64_t at_least_one(int64_t extent) {
+  return extent > 1 ? extent : 1;
+}
+
+fa3_status reserve(size_t *workspace_size, struct staged *staged, const char *name, int64_t batch,
+                   int64_t rows, int64_t row_bytes) {
+  int64_t bytes;
+  staged->used = true;
+  staged->offset = *workspace_size;
+  if (__builtin_mul_overflow(at_least_one(batch), at_least_one(rows), &bytes) ||
+      __builtin_mul_overflow(bytes, row_bytes, &bytes) || bytes > INT64_MAX / 16)
+    return set_error(FA3_UNSUPPORTED, "%s is too large for the workspace", name);
+  *workspace_size += (size_t)((bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
+  return FA3_OK;
+}
+
+fa3_status reserve_if_needed(size_t *workspace_size, struct staged *staged, const char *name,
+                             const struct operand *operand, const struct extents *extents) {
+  if (!needs_staging(operand, extents)) return FA3_OK;
+  return reserve(workspace_size, staged, name, extents->batch, extents->rows,
+                 2 * extents->heads * extents->dim);
+}
+
+size_t with_alignment(size_t workspace_size) {
+  return workspace_size ? workspace_size + ALIGNMENT - 1 : 0;
+}
+
+char *align_workspace(void *workspace) {
+  const uintptr_t mask = ALIGNMENT - 1;
+  return workspace ? (char *)(((uintptr_t)workspace + mask) & ~mask) : NULL;
+}
+
+struct operand staged_operand(const struct operand *operand, const struct staged *staged,
+                              char *workspace, const struct extents *extents) {
+  if (!staged->used) return *operand;
+  return (struct operand){.data = workspace + staged->offset,
+                          .dtype = operand->dtype,
+                          .stride_batch = extents->rows * extents->heads * extents->dim,
+                          .stride_row = extents->heads * extents->dim,
+                          .stride_head = extents->dim};
+}
+
+/* What a copy moves: a float is two elements of 16 bits. */
+static fa3_view make_view(const struct operand *operand, int64_t elements) {
+  return (fa3_view){.data = (uint16_t *)(void *)operand->data,
+                    .stride_batch = operand->stride_batch * elements,
+                    .stride_row = operand->stride_row * elements,
+                    .stride_head = operand->stride_head * elements};
+}
+
+static fa3_status copy(const struct launch *launch, const fa3_copy_params *params,
+                       int64_t batches) {
+  /* A grid's second dimension ends at 65535, so batches beyond it are copied in parts. */
+  const int64_t most = 65535;
+  int64_t elements = params->rows * params->heads * params->dims;
+  int64_t blocks = (elements + FA3_STRIDED_THREADS - 1) / FA3_STRIDED_THREADS;
+  int64_t enough = 16 * (int64_t)launch->scope->multiprocessors;
+  if (elements == 0) return FA3_OK;
+  for (int64_t first = 0; first < batches; first += most) {
+    fa3_copy_params part = *params;
+    int64_t count = batches - first < most ? batches - first : most;
+    if (part.cu_seqlens) {
+      part.cu_seqlens += first;
+    } else {
+      part.from.data += first * part.from.stride_batch;
+      part.to.data += first * part.to.stride_batch;
+    }
+    if (part.used) part.used += first;
+    struct grid grid = {.x = (unsigned)(blocks < enough ? blocks : enough),
+                        .y = (unsigned)count,
+                        .threads = FA3_STRIDED_THREADS};
+    TRY(launch_kernel(launch, launch->device->copy_strided, &grid, &part));
+  }
+  return FA3_OK;
+}
+
+fa3_status stage_input(const struct launch *launch, const struct staged *staged,
+                       const struct operand *from, const struct operand *to,
+                       const struct extents *extents, bool negate) {
+  if (!staged->used) return FA3_OK;
+  fa3_copy_params params = {.from = make_view(from, 1),
+                            .to = make_view(to, 1),
+                            .rows = extents->rows,
+                            .heads = (int)extents->heads,
+                            .dims = (int)extents->dim,
+                            .flip = negate ? 0x8000 : 0};
+  return copy(launch, &params, extents->batch);
+}
+
+fa3_status unstage_output(const struct launch *launch, const struct staged *staged,
+                          const struct operand *from, const struct operand *to,
+                          const struct extents *extents, const struct lengths *lengths) {
+  if (!staged->used) return FA3_OK;
+  const int64_t elements = to->dtype == FA3_FLOAT32 ? 2 : 1;
+  fa3_copy_params params = {
+      .from = make_view(from, elements),
+      .to = make_view(to, elements),
+      .rows = lengths->longest < extents->rows ? lengths->longest : extents->rows,
+      .heads = (int)extents->heads,
+      .dims = (int)(extents->dim * elements),
+      .cu_seqlens = lengths->cu_seqlens,
+      .used = lengths->seqused};
+  return copy(launch, &params, lengths->batch);
+}
+
+fa3_status stage_head_values(const struct launch *launch, const struct staged *staged,
+                             const struct operand *from, int64_t heads, char *workspace) {
+  if (!staged->used) return FA3_OK;
+  fa3_sink_params params = {.from = from->data,
+                            .stride = from->stride_head,
+                            .to = (float *)(void *)(workspace + staged->offset),
+                            .heads = (int)heads,
+                            .kind = from->dtype == FA3_FLOAT32   ? 0
+                                    : from->dtype == FA3_FLOAT16 ? 1
+                                                                 : 2};
+  struct grid grid = {.x = 1, .y = 1, .threads = FA3_STRIDED_THREADS};
+  return launch_kernel(launch, launch->device->sinks_to_float, &grid, &params);
+}
