@@ -1,5 +1,5 @@
-/* How long fa3_forward keeps the calling thread on a GPU, with everything loaded: the median over
- * many calls of a small problem, queued without waiting. */
+/* How long fa3_forward and fa3_backward keep the calling thread on a GPU, with everything loaded:
+ * the median over many calls of a small problem, queued without waiting. */
 #include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -28,6 +28,52 @@ static void *function(const char *name) {
   return library ? dlsym(library, name) : NULL;
 }
 
+/* One call of either pass. */
+struct call {
+  const char *name;
+  fa3_forward_args forward;
+  fa3_backward_args backward;
+  int is_backward;
+};
+
+static int run(const struct call *call) {
+  fa3_status status =
+      call->is_backward ? fa3_backward(&call->backward) : fa3_forward(&call->forward);
+  if (status) printf("%s: %s\n", call->name, fa3_last_error());
+  return status;
+}
+
+static int measure(const struct call *call, int (*synchronize)(void)) {
+  static double times[CALLS];
+  for (int i = 0; i < CALLS; i++) {
+    if (i % IN_FLIGHT == 0) synchronize();
+    double start = seconds();
+    if (run(call)) return 1;
+    times[i] = seconds() - start;
+  }
+  synchronize();
+  qsort(times, CALLS, sizeof *times, compare);
+  printf("%s: median %.2f us, 90%% below %.2f us of host time a call\n", call->name,
+         1e6 * times[CALLS / 2], 1e6 * times[CALLS * 9 / 10]);
+  return 0;
+}
+
+static fa3_tensor tensor(char *memory, int place) {
+  return fa3_dense(memory + ((size_t)place << 20), FA3_BFLOAT16, 1, 128, 16, 128);
+}
+
+static fa3_tensor row_values(char *memory, int place) {
+  fa3_tensor values = fa3_vector(memory + ((size_t)place << 20), FA3_FLOAT32, 16 * 128);
+  values.rank = 3;
+  values.shape[0] = 1;
+  values.shape[1] = 16;
+  values.shape[2] = 128;
+  values.strides[0] = 16 * 128;
+  values.strides[1] = 128;
+  values.strides[2] = 1;
+  return values;
+}
+
 int main(void) {
   const fa3_device device = {FA3_CUDA, 0};
   if (fa3_prepare(device)) {
@@ -43,33 +89,41 @@ int main(void) {
   *(void **)&create = function("cuStreamCreate");
   void *context, *stream;
   uint64_t memory;
-  if (retain(&context, 0) || set_current(context) || allocate(&memory, 1 << 24) ||
+  if (retain(&context, 0) || set_current(context) || allocate(&memory, 1 << 25) ||
       create(&stream, 1))
     return 1;
-  for (int causal = 0; causal < 2; causal++) {
-    char *at = (char *)memory;
-    fa3_forward_args args = {.struct_size = sizeof args, .device = device, .stream = stream};
-    args.query = fa3_dense(at, FA3_BFLOAT16, 1, 128, 16, 128);
-    args.key = fa3_dense(at + (1 << 20), FA3_BFLOAT16, 1, 128, 16, 128);
-    args.value = fa3_dense(at + (2 << 20), FA3_BFLOAT16, 1, 128, 16, 128);
-    args.output = fa3_dense(at + (3 << 20), FA3_BFLOAT16, 1, 128, 16, 128);
-    args.flags = causal ? FA3_CAUSAL : 0;
-    args.workspace = at + (4 << 20);
-    args.workspace_size = 1 << 20;
-    static double times[CALLS];
-    for (int i = 0; i < CALLS; i++) {
-      if (i % IN_FLIGHT == 0) synchronize();
-      double start = seconds();
-      if (fa3_forward(&args)) {
-        printf("%s\n", fa3_last_error());
-        return 1;
-      }
-      times[i] = seconds() - start;
-    }
-    synchronize();
-    qsort(times, CALLS, sizeof *times, compare);
-    printf("%s: median %.2f us, 90%% below %.2f us of host time a call\n",
-           causal ? "causal" : "full", 1e6 * times[CALLS / 2], 1e6 * times[CALLS * 9 / 10]);
+  char *at = (char *)memory;
+  const size_t workspace_size = 1 << 24;
+  struct call call = {.forward = {.struct_size = sizeof call.forward,
+                                  .device = device,
+                                  .stream = stream,
+                                  .query = tensor(at, 0),
+                                  .key = tensor(at, 1),
+                                  .value = tensor(at, 2),
+                                  .output = tensor(at, 3),
+                                  .workspace = at + workspace_size,
+                                  .workspace_size = workspace_size},
+                      .backward = {.struct_size = sizeof call.backward,
+                                   .device = device,
+                                   .stream = stream,
+                                   .query = tensor(at, 0),
+                                   .key = tensor(at, 1),
+                                   .value = tensor(at, 2),
+                                   .output = tensor(at, 3),
+                                   .lse = row_values(at, 4),
+                                   .grad_output = tensor(at, 5),
+                                   .grad_query = tensor(at, 6),
+                                   .grad_key = tensor(at, 7),
+                                   .grad_value = tensor(at, 8),
+                                   .workspace = at + workspace_size,
+                                   .workspace_size = workspace_size}};
+  static const char *const names[] = {"forward, full", "forward, causal", "backward, full",
+                                      "backward, causal"};
+  for (int kind = 0; kind < 4; kind++) {
+    call.name = names[kind];
+    call.is_backward = kind / 2;
+    call.forward.flags = call.backward.flags = kind % 2 ? FA3_CAUSAL : 0;
+    if (measure(&call, synchronize)) return 1;
   }
   return 0;
 }
