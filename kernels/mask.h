@@ -70,12 +70,48 @@ FA3_SHARED fa3_range fa3_visible_tiles(const fa3_mask *mask, int first, int last
   return tiles;
 }
 
-/* The keys that every one of those queries sees: a tile inside needs no mask. */
+/* The queries that see this key; empty (end <= begin) if there are none. */
+FA3_SHARED fa3_range fa3_seeing_queries(const fa3_mask *mask, int key) {
+  const int begin = key - mask->upper, end = key - mask->lower + 1;
+  fa3_range seeing;
+  seeing.begin = begin > 0 ? begin : 0;
+  seeing.end = end < mask->queries ? end : mask->queries;
+  return seeing;
+}
+
+/* The tiles of `width` queries that see any of the keys first <= j < last; empty (end <= begin) if
+ * there are none. */
+FA3_SHARED fa3_range fa3_seeing_tiles(const fa3_mask *mask, int first, int last, int width) {
+  fa3_range tiles;
+  tiles.begin = 0;
+  tiles.end = 0;
+  if (last > mask->keys) last = mask->keys;
+  if (first < last) {
+    const int begin = fa3_seeing_queries(mask, first).begin;
+    const int end = fa3_seeing_queries(mask, last - 1).end;
+    if (begin < end) {
+      tiles.begin = begin / width;
+      tiles.end = (end + width - 1) / width;
+    }
+  }
+  return tiles;
+}
+
+/* The keys that every one of the queries first <= i < last sees: a tile inside needs no mask. */
 FA3_SHARED fa3_range fa3_common_keys(const fa3_mask *mask, int first, int last) {
   fa3_range common;
   if (last > mask->queries) last = mask->queries;
   common.begin = fa3_visible_keys(mask, last - 1).begin;
   common.end = fa3_visible_keys(mask, first).end;
+  return common;
+}
+
+/* The queries that see every one of the keys first <= j < last. */
+FA3_SHARED fa3_range fa3_common_queries(const fa3_mask *mask, int first, int last) {
+  fa3_range common;
+  if (last > mask->keys) last = mask->keys;
+  common.begin = fa3_seeing_queries(mask, last - 1).begin;
+  common.end = fa3_seeing_queries(mask, first).end;
   return common;
 }
 

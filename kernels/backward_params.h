@@ -1,0 +1,152 @@
+/* The backward kernels' launch contract, shared by host and device.
+ *
+ * Two launches on one stream, or three:
+ *   1. backward_prepare (backward_prepare.cu): lse and D = rowsum(dO * O) - dlse of each row, in
+ *      tiles, and zeros in the counters (and in dQ where a block of rows sees no key).
+ *   2. backward (backward.cu, backward_wide.cu): dK, dV and dQ.
+ *   3. backward_sink (backward_prepare.cu), if the sink's gradient is wanted.
+ * The second may be a programmatic dependent launch: it waits for the first by itself. The other
+ * two may not.
+ *
+ * dQ is a sum over tiles of keys. Its blocks of tile_m rows collect that sum in `partial`, in the
+ * order of the keys: a counter per block tells how many tiles have been added, and whose turn it
+ * is. The first tile stores, those between add, the last one adds what is there to its own and
+ * writes the gradient. So every gradient is bitwise the same from run to run, and nothing is
+ * cleared before or converted after. A tile waits for tiles that come before it in the order in
+ * which they are taken from `next_tile`, so that any number of free SMs will do.
+ *
+ * Blocks of rows are numbered over the batch, `slot` being this number (fa3_backward_slot); a head
+ * has FA3_BACKWARD_SLOTS of them. The workspace, each array aligned to 128 bytes, any content:
+ *   counters  int   [heads_q][slots]
+ *   rows      float [heads_q][slots][2][tile_m]: lse * log2(e), or infinity for a row that takes no
+ *                   part; then D
+ *   partial   float [heads_q][slots][tile_m * head_dim of the variant], laid out as the kernel
+ * likes sinks     float [heads_q][slots], if the sink's gradient is wanted next_tile one int
+ *
+ * Tensor maps (16-bit elements, zero fill out of bounds; innermost dimension first; `C` is the
+ * variant's chunk, swizzle 2 * C bytes; a head dim below the variant's is encoded as it is and zero
+ * filled):
+ *   query        4-d (head_dim, seqlen_q, heads_q, batch)    box (C, tile_m, 1, 1)
+ *   grad_output  4-d (head_dim_v, seqlen_q, heads_q, batch)  box (C, tile_m, 1, 1)
+ *   key          4-d (head_dim, seqlen_k, heads_k, batch)    box (C, tile_n, 1, 1)
+ *   value        4-d (head_dim_v, seqlen_k, heads_k, batch)  box (C, tile_n, 1, 1)
+ * With cumulative lengths seqlen is the total and the batch dimension is 1. */
+#ifndef FA3_BACKWARD_PARAMS_H
+#define FA3_BACKWARD_PARAMS_H
+
+#include <stdint.h>
+
+#include "forward_params.h"
+#include "mask.h"
+#include "scheduler.h"
+
+/* The sequences of a batch, as in fa3_forward_params. */
+typedef struct {
+  const int *cu_seqlens_q, *cu_seqlens_k; /* batch + 1 entries, or null */
+  const int *used_q, *used_k;             /* per-sequence lengths, or null */
+  const int *leftpad_k;                   /* keys to skip at a sequence's start, or null */
+  const int64_t *diagonal;           /* the key that query 0 stands at, or null: keys - queries */
+  int seqlen_q, seqlen_k;            /* the lengths where the arrays are null */
+  int blocks_q;                      /* of tile_m rows, of the longest sequence (or a bound) */
+  int tile_m, tile_n;                /* of the variant */
+  int64_t window_left, window_right; /* FA3_NO_LIMIT: none */
+} fa3_backward_sequences;
+
+/* A gradient that is written, or added to. */
+typedef struct {
+  void *data;
+  int64_t stride_batch, stride_row, stride_head; /* elements */
+  int head_dim;                                  /* what is stored, a multiple of 8 */
+  int is_float;                                  /* else 16-bit, of the inputs' type */
+  int accumulate;                                /* added to what is there */
+  int vectors; /* data and strides (where there is more than one) are multiples of 16 bytes */
+} fa3_gradient;
+
+typedef struct {
+  fa3_backward_sequences sequences;
+  /* 16-bit; strides in elements. `vectors` as above, for both. */
+  const void *output, *grad_output;
+  int64_t output_stride_batch, output_stride_row, output_stride_head;
+  int64_t grad_output_stride_batch, grad_output_stride_row, grad_output_stride_head;
+  int head_dim_v, vectors;
+  const float *lse, *grad_lse;                               /* the latter may be null */
+  int64_t lse_stride_batch, lse_stride_row, lse_stride_head; /* elements */
+  int64_t grad_lse_stride_batch, grad_lse_stride_row, grad_lse_stride_head;
+  const float *sink; /* one logit per query head; null unless its gradient is wanted */
+  fa3_gradient grad_query;
+  int slots;
+  int *counters;
+  float *rows, *sinks;
+  unsigned *next_tile;
+} fa3_backward_prepare_params;
+
+typedef struct {
+  const float *sinks;
+  int blocks_q, slots, batches, tile_m;
+  const int *cu_seqlens_q, *used_q; /* as above */
+  int seqlen_q;
+  void *grad_sink; /* heads_q entries */
+  int64_t stride;  /* elements */
+  int kind;        /* 0 float32, 1 float16, 2 bfloat16 */
+  int accumulate;
+} fa3_backward_sink_params;
+
+typedef struct {
+  fa3_tensor_map query, grad_output, key, value;
+  fa3_backward_sequences sequences;
+  fa3_gradient grad_query, grad_key, grad_value;
+  fa3_tile_space tiles; /* blocks: of tile_n keys; heads of keys; section: fa3_backward_section */
+  int queries_per_key;  /* heads_q / heads_k */
+  int slots;
+  int *counters;
+  const float *rows;
+  float *partial;
+  unsigned *next_tile;
+  float scale;        /* of the scores: what dQ and dK are multiplied by */
+  float scale_log2;   /* of the scores, or the cap, times log2(e) */
+  float softcap_log2; /* 0: no cap; else scale / cap * 2 log2(e) */
+  int clear_query;    /* rows beyond a sequence's end may hold anything (cumulative or used */
+  int clear_key;      /* lengths): zero them; likewise of keys */
+} fa3_backward_params;
+
+/* Grids and threads: backward_prepare (blocks_q, heads_q, batch), backward_sink (heads_q), backward
+ * as many blocks as there are SMs to use, at most fa3_tile_count. */
+#define FA3_BACKWARD_PREPARE_THREADS 256
+#define FA3_BACKWARD_SINK_THREADS 256
+#define FA3_BACKWARD_THREADS 384
+
+/* Slots of a head: `rows_q` is seqlen_q, or with cumulative lengths the total. */
+#define FA3_BACKWARD_SLOTS(cumulative, batch, rows_q, tile_m)     \
+  ((cumulative) ? (int64_t)(rows_q) / (tile_m) + (int64_t)(batch) \
+                : (int64_t)(batch) * (((rows_q) + (tile_m)-1) / (tile_m)))
+
+/* Columns of a tile that lie side by side in shared memory. */
+#define FA3_BACKWARD_CHUNK(head_dim, head_dim_v) FA3_FORWARD_CHUNK(head_dim, head_dim_v)
+
+/* Shared memory of backward.cu: keys and values, `stages` tiles of queries and as many of dO, two
+ * tiles of dS, the rows' statistics, barriers and the work in hand. */
+#define FA3_BACKWARD_SHARED_BYTES(head_dim, head_dim_v, tile_m, tile_n, stages) \
+  (2 * (((tile_n) + (stages) * (tile_m)) * ((head_dim) + (head_dim_v)) +        \
+        2 * (tile_m) * (tile_n)) +                                              \
+   (stages)*8 * (tile_m) + 1024)
+
+/* The first slot of a sequence: `first_row` is its entry of cu_seqlens_q. */
+FA3_SHARED int fa3_backward_slot(const fa3_backward_sequences *sequences, int batch,
+                                 int first_row) {
+  return sequences->cu_seqlens_q ? first_row / sequences->tile_m + batch
+                                 : batch * sequences->blocks_q;
+}
+
+/* How many heads of keys, over all batches, are in flight together: few enough that their queries
+ * and dQ stay in the L2 cache, and so many that few tiles of keys of one head run side by side,
+ * each waiting for the one before. */
+FA3_SHARED int fa3_backward_section(const fa3_tile_space *space, int workers,
+                                    int64_t bytes_per_head) {
+  const int64_t all = (int64_t)space->heads * space->batches, cached = (24 << 20) / bytes_per_head;
+  int64_t section = workers / 4;
+  if (section < cached) section = cached;
+  if (section > all) section = all;
+  return section < 1 ? 1 : (int)section;
+}
+
+#endif
