@@ -14,6 +14,8 @@ static atomic_bool ready[MAX_DEVICES];
 /* Guards loading. A cubin is loaded once, for all devices and contexts. */
 static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
 static CUlibrary forward_libraries[FORWARD_KERNELS];
+static CUlibrary backward_libraries[BACKWARD_KERNELS];
+static CUlibrary backward_prepare_libraries[2];
 static CUlibrary strided_library;
 
 int32_t cuda_device_count(void) {
@@ -119,19 +121,37 @@ static fa3_status get_kernel(const struct cuda_driver *driver, CUlibrary library
   return FA3_OK;
 }
 
+/* An attention kernel, alone in its cubin. */
+static fa3_status load_attention(const struct cuda_device *device, const void *cubin,
+                                 const char *name, int32_t shared_bytes, CUlibrary *library,
+                                 CUkernel *kernel) {
+  const struct cuda_driver *driver = device->driver;
+  TRY(load_library(driver, cubin, library));
+  TRY(get_kernel(driver, *library, name, kernel));
+  TRY_CUDA(driver, cuKernelSetAttribute, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+           shared_bytes, *kernel, device->device);
+  return FA3_OK;
+}
+
 /* With the device's primary context current. */
 static fa3_status load_kernels(struct cuda_device *device) {
   const struct cuda_driver *driver = device->driver;
   TRY(load_library(driver, strided_cubin, &strided_library));
   TRY(get_kernel(driver, strided_library, "copy_strided", &device->copy_strided));
   TRY(get_kernel(driver, strided_library, "sinks_to_float", &device->sinks_to_float));
-  for (int k = 0; k < FORWARD_KERNELS; k++) {
-    const struct forward_kernel *kernel = &forward_kernels[k];
-    TRY(load_library(driver, kernel->cubin, &forward_libraries[k]));
-    TRY(get_kernel(driver, forward_libraries[k], "forward", &device->forward[k]));
-    TRY_CUDA(driver, cuKernelSetAttribute, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-             kernel->shared_bytes, device->forward[k], device->device);
+  for (int i = 0; i < 2; i++) {
+    CUlibrary *library = &backward_prepare_libraries[i];
+    TRY(load_library(driver, backward_prepare_cubins[i], library));
+    TRY(get_kernel(driver, *library, "backward_prepare", &device->backward_prepare[i]));
+    TRY(get_kernel(driver, *library, "backward_sink", &device->backward_sink[i]));
   }
+  for (int k = 0; k < FORWARD_KERNELS; k++)
+    TRY(load_attention(device, forward_kernels[k].cubin, "forward", forward_kernels[k].shared_bytes,
+                       &forward_libraries[k], &device->forward[k]));
+  for (int k = 0; k < BACKWARD_KERNELS; k++)
+    TRY(load_attention(device, backward_kernels[k].cubin, "backward",
+                       backward_kernels[k].shared_bytes, &backward_libraries[k],
+                       &device->backward[k]));
   return FA3_OK;
 }
 

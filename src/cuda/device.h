@@ -9,6 +9,9 @@ struct cuda_device {
   const struct cuda_driver *driver;
   CUcontext primary;
   CUkernel forward[FORWARD_KERNELS];
+  CUkernel backward[BACKWARD_KERNELS];
+  CUkernel backward_prepare[2]; /* for float16 and bfloat16, as backward_sink */
+  CUkernel backward_sink[2];
   CUkernel copy_strided;
   CUkernel sinks_to_float;
   CUdevice device;

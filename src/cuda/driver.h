@@ -42,12 +42,20 @@ enum { CU_TENSOR_MAP_L2_PROMOTION_L2_256B = 3 };
 #define CU_STREAM_LEGACY ((CUstream)0x1)
 #define CU_STREAM_PER_THREAD ((CUstream)0x2)
 
+enum { CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6 };
+struct CUlaunchAttribute {
+  int32_t id;
+  int32_t padding;
+  int32_t value;
+  char rest[60];
+};
+
 struct CUlaunchConfig {
   unsigned grid_x, grid_y, grid_z;
   unsigned block_x, block_y, block_z;
   unsigned shared_bytes;
   CUstream stream;
-  void *attributes; /* none is used */
+  struct CUlaunchAttribute *attributes;
   unsigned attribute_count;
 };
 

@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "cuda/backward.h"
 #include "cuda/context.h"
 #include "cuda/device.h"
 #include "cuda/forward.h"
@@ -16,8 +17,6 @@ static fa3_status prepare(int32_t index) {
 }
 
 static fa3_status supports(const fa3_capability *capability) {
-  if (capability->phase == FA3_BACKWARD)
-    return set_error(FA3_UNSUPPORTED, "the backward pass is not there yet");
   if (!kernels_compiled())
     return set_error(FA3_UNSUPPORTED,
                      "this build of libfa3 has no CUDA kernels (it was made without nvcc)");
@@ -47,21 +46,32 @@ static fa3_status supports(const fa3_capability *capability) {
                      " (query and key, value): expected multiples of 8",
                      capability->head_dim, capability->value_head_dim);
   int32_t kernel;
+  if (capability->phase == FA3_BACKWARD)
+    return find_backward_kernel(dtype, capability->head_dim, capability->value_head_dim, &kernel);
   return find_forward_kernel(dtype, capability->head_dim, capability->value_head_dim,
                              capability->features & FA3_FEATURE_SOFTCAP, &kernel);
 }
 
 static int32_t kernel_count(void) {
-  return kernels_compiled() ? FORWARD_KERNELS : 0;
+  return kernels_compiled() ? FORWARD_KERNELS + BACKWARD_KERNELS : 0;
 }
 
 static void kernel_info(int32_t index, fa3_kernel_info *info) {
-  const struct forward_kernel *kernel = &forward_kernels[index];
-  strncpy(info->name, kernel->name, sizeof info->name - 1);
-  info->phase = FA3_FORWARD;
-  info->dtype = kernel->dtype;
-  info->head_dim = kernel->head_dim;
-  info->value_head_dim = kernel->value_head_dim;
+  if (index < FORWARD_KERNELS) {
+    const struct forward_kernel *kernel = &forward_kernels[index];
+    strncpy(info->name, kernel->name, sizeof info->name - 1);
+    info->phase = FA3_FORWARD;
+    info->dtype = kernel->dtype;
+    info->head_dim = kernel->head_dim;
+    info->value_head_dim = kernel->value_head_dim;
+  } else {
+    const struct backward_kernel *kernel = &backward_kernels[index - FORWARD_KERNELS];
+    strncpy(info->name, kernel->name, sizeof info->name - 1);
+    info->phase = FA3_BACKWARD;
+    info->dtype = kernel->dtype;
+    info->head_dim = kernel->head_dim;
+    info->value_head_dim = kernel->value_head_dim;
+  }
   /* Whether any GPU of this machine runs them. Every kernel that is usable is also used. */
   for (int32_t d = 0; d < cuda_device_count() && !info->usable; d++)
     info->usable = cuda_device_check(d) == FA3_OK;
@@ -78,18 +88,49 @@ static fa3_status engine_plan_forward(const struct problem *problem, struct plan
   return FA3_OK;
 }
 
+static fa3_status engine_plan_backward(const struct problem *problem, struct plan *plan) {
+  struct backward_plan backward_plan;
+  TRY(plan_backward(problem, &backward_plan));
+  const struct backward_kernel *kernel = &backward_kernels[backward_plan.kernel];
+  *plan = (struct plan){.tile_q = kernel->tile_q,
+                        .tile_k = kernel->tile_k,
+                        .workspace_size = backward_plan.workspace_size};
+  return FA3_OK;
+}
+
+/* The stream's context, and memory that a kernel may touch. */
+static fa3_status enter(const struct problem *problem, const void *workspace,
+                        const struct cuda_device **device, struct cuda_scope *scope) {
+  TRY(cuda_device_get(problem->device.index, device));
+  TRY(cuda_scope_enter(*device, problem->stream, scope));
+  fa3_status status = cuda_check_memory(*device, scope, problem, workspace);
+  if (status) cuda_scope_leave(scope);
+  return status;
+}
+
 static fa3_status forward(const struct problem *problem, const struct plan *plan, void *workspace) {
   (void)plan;
   const struct cuda_device *device;
   struct forward_plan forward_plan;
   struct cuda_scope scope;
-  TRY(cuda_device_get(problem->device.index, &device));
   TRY(plan_forward(problem, &forward_plan));
   if (fa3_tile_count(&forward_plan.tiles) == 0) return FA3_OK;
   if (forward_plan.workspace_size == 0) workspace = NULL;
-  TRY(cuda_scope_enter(device, problem->stream, &scope));
-  fa3_status status = cuda_check_memory(device, &scope, problem, workspace);
-  if (!status) status = launch_forward(device, &scope, problem, &forward_plan, workspace);
+  TRY(enter(problem, workspace, &device, &scope));
+  fa3_status status = launch_forward(device, &scope, problem, &forward_plan, workspace);
+  cuda_scope_leave(&scope);
+  return status;
+}
+
+static fa3_status backward(const struct problem *problem, const struct plan *plan,
+                           void *workspace) {
+  (void)plan;
+  const struct cuda_device *device;
+  struct backward_plan backward_plan;
+  struct cuda_scope scope;
+  TRY(plan_backward(problem, &backward_plan));
+  TRY(enter(problem, workspace, &device, &scope));
+  fa3_status status = launch_backward(device, &scope, problem, &backward_plan, workspace);
   cuda_scope_leave(&scope);
   return status;
 }
@@ -104,5 +145,7 @@ const struct engine cuda_engine = {
     .kernel_count = kernel_count,
     .kernel_info = kernel_info,
     .plan_forward = engine_plan_forward,
+    .plan_backward = engine_plan_backward,
     .forward = forward,
+    .backward = backward,
 };

@@ -156,6 +156,7 @@ static fa3_status launch_attention(const struct call *call) {
   }
   struct grid grid = {.x = (unsigned)workers,
                       .y = 1,
+                      .z = 1,
                       .threads = (unsigned)kernel->threads,
                       .shared_bytes = (unsigned)kernel->shared_bytes};
   return launch_kernel(&call->launch, device->forward[plan->kernel], &grid, &params);

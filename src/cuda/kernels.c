@@ -3,16 +3,19 @@
 #include <inttypes.h>
 
 #include "error.h"
+#include "kernels/backward_params.h"
 #include "kernels/forward_params.h"
 
 #ifdef FA3_CUDA_KERNELS
 
 #define FA3_FORWARD(dtype, head_dim, value_head_dim, softcap, ...) \
   extern const char cubin_forward_##dtype##_##head_dim##_##value_head_dim##_##softcap[];
+#define FA3_BACKWARD(dtype, head_dim, value_head_dim, ...) \
+  extern const char cubin_backward_##dtype##_##head_dim##_##value_head_dim[];
+#define FA3_BACKWARD_WIDE FA3_BACKWARD
 #define FA3_HELPER(name) extern const char cubin_##name[];
+#define FA3_HELPER_OF(dtype, name) extern const char cubin_##name##_##dtype[];
 #include "kernels/variants.def"
-#undef FA3_FORWARD
-#undef FA3_HELPER
 #define CUBIN(name) cubin_##name
 
 bool kernels_compiled(void) {
@@ -38,6 +41,8 @@ int32_t kernels_cuda_version(void) {
 #endif
 
 const void *const strided_cubin = CUBIN(strided);
+const void *const backward_prepare_cubins[2] = {CUBIN(backward_prepare_fp16),
+                                                CUBIN(backward_prepare_bf16)};
 
 #define DTYPE_fp16 FA3_FLOAT16
 #define DTYPE_bf16 FA3_BFLOAT16
@@ -57,11 +62,33 @@ const struct forward_kernel forward_kernels[FORWARD_KERNELS] = {
    .chunk = FA3_FORWARD_CHUNK(head_dim_, value_head_dim_),                                      \
    .shared_bytes = FA3_FORWARD_SHARED_BYTES(head_dim_, value_head_dim_, warpgroups_, tile_k_,   \
                                             stages, query_stages)},
-#define FA3_HELPER(name)
 #include "kernels/variants.def"
-#undef FA3_FORWARD
-#undef FA3_HELPER
 };
+
+#define BACKWARD(dtype_, head_dim_, value_head_dim_, tile_q_, tile_k_, shared_bytes_) \
+  {.name = "sm_90a_backward_" #tile_q_ "x" #tile_k_,                                  \
+   .cubin = CUBIN(backward_##dtype_##_##head_dim_##_##value_head_dim_),               \
+   .dtype = DTYPE_##dtype_,                                                           \
+   .head_dim = (head_dim_),                                                           \
+   .value_head_dim = (value_head_dim_),                                               \
+   .tile_q = (tile_q_),                                                               \
+   .tile_k = (tile_k_),                                                               \
+   .chunk = FA3_BACKWARD_CHUNK(head_dim_, value_head_dim_),                           \
+   .shared_bytes = (shared_bytes_)},
+
+const struct backward_kernel backward_kernels[BACKWARD_KERNELS] = {
+#define FA3_BACKWARD(dtype, head_dim, value_head_dim, tile_m, tile_n, stages) \
+  BACKWARD(dtype, head_dim, value_head_dim, tile_m, tile_n,                   \
+           FA3_BACKWARD_SHARED_BYTES(head_dim, value_head_dim, tile_m, tile_n, stages))
+#include "kernels/variants.def"
+};
+
+static fa3_status no_kernel(int64_t head_dim, int64_t value_head_dim) {
+  return set_error(FA3_UNSUPPORTED,
+                   "head dims %" PRId64 " and %" PRId64
+                   " (query and key, value): no kernel takes them with this dtype",
+                   head_dim, value_head_dim);
+}
 
 fa3_status find_forward_kernel(fa3_dtype dtype, int64_t head_dim, int64_t value_head_dim,
                                bool softcap, int32_t *kernel) {
@@ -73,9 +100,18 @@ fa3_status find_forward_kernel(fa3_dtype dtype, int64_t head_dim, int64_t value_
       return FA3_OK;
     }
   }
-  return set_error(FA3_UNSUPPORTED,
-                   "head dims %" PRId64 " and %" PRId64
-                   " (query and key, value): no kernel takes "
-                   "them with this dtype",
-                   head_dim, value_head_dim);
+  return no_kernel(head_dim, value_head_dim);
+}
+
+fa3_status find_backward_kernel(fa3_dtype dtype, int64_t head_dim, int64_t value_head_dim,
+                                int32_t *kernel) {
+  for (int32_t k = 0; k < BACKWARD_KERNELS; k++) {
+    const struct backward_kernel *candidate = &backward_kernels[k];
+    if (candidate->dtype == dtype && candidate->head_dim >= head_dim &&
+        candidate->value_head_dim >= value_head_dim) {
+      *kernel = k;
+      return FA3_OK;
+    }
+  }
+  return no_kernel(head_dim, value_head_dim);
 }

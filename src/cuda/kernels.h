@@ -20,20 +20,40 @@ struct forward_kernel {
   int32_t shared_bytes;
 };
 
+struct backward_kernel {
+  const char *name;
+  const void *cubin;
+  fa3_dtype dtype;
+  int32_t head_dim;
+  int32_t value_head_dim;
+  int32_t tile_q;
+  int32_t tile_k;
+  int32_t chunk;
+  int32_t shared_bytes;
+};
+
 enum {
 #define FA3_FORWARD(dtype, head_dim, value_head_dim, softcap, ...) \
   FORWARD_##dtype##_##head_dim##_##value_head_dim##_##softcap,
-#define FA3_HELPER(name)
 #include "kernels/variants.def"
-#undef FA3_FORWARD
-#undef FA3_HELPER
   FORWARD_KERNELS
 };
 
-extern const struct forward_kernel forward_kernels[FORWARD_KERNELS];
+enum {
+#define FA3_BACKWARD(dtype, head_dim, value_head_dim, ...) \
+  BACKWARD_##dtype##_##head_dim##_##value_head_dim,
+#define FA3_BACKWARD_WIDE FA3_BACKWARD
+#include "kernels/variants.def"
+  BACKWARD_KERNELS
+};
 
-/* The helper kernels, kernels/strided.cu. */
+extern const struct forward_kernel forward_kernels[FORWARD_KERNELS];
+extern const struct backward_kernel backward_kernels[BACKWARD_KERNELS];
+
+/* The helper kernels: kernels/strided.cu, and kernels/backward_prepare.cu for float16 and
+ * bfloat16. */
 extern const void *const strided_cubin;
+extern const void *const backward_prepare_cubins[2];
 
 /* False if this build has no kernels (it was made without nvcc). */
 bool kernels_compiled(void);
@@ -46,5 +66,8 @@ int32_t kernels_cuda_version(void);
 /* The first kernel that takes such a call; -1 and an error if there is none. */
 fa3_status find_forward_kernel(fa3_dtype dtype, int64_t head_dim, int64_t value_head_dim,
                                bool softcap, int32_t *kernel);
+
+fa3_status find_backward_kernel(fa3_dtype dtype, int64_t head_dim, int64_t value_head_dim,
+                                int32_t *kernel);
 
 #endif

@@ -4,14 +4,18 @@
 
 fa3_status launch_kernel(const struct launch *launch, CUkernel kernel, const struct grid *grid,
                          void *params) {
+  struct CUlaunchAttribute dependent = {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                                        .value = 1};
   struct CUlaunchConfig config = {.grid_x = grid->x,
                                   .grid_y = grid->y,
-                                  .grid_z = 1,
+                                  .grid_z = grid->z,
                                   .block_x = grid->threads,
                                   .block_y = 1,
                                   .block_z = 1,
                                   .shared_bytes = grid->shared_bytes,
-                                  .stream = launch->scope->stream};
+                                  .stream = launch->scope->stream,
+                                  .attributes = &dependent,
+                                  .attribute_count = grid->dependent ? 1 : 0};
   void *parameters[] = {params};
   TRY_CUDA(launch->device->driver, cuLaunchKernelEx, &config, kernel, parameters, NULL);
   return FA3_OK;

@@ -2,6 +2,8 @@
 #ifndef FA3_SRC_CUDA_LAUNCH_H
 #define FA3_SRC_CUDA_LAUNCH_H
 
+#include <stdbool.h>
+
 #include "cuda/context.h"
 
 struct launch {
@@ -12,8 +14,10 @@ struct launch {
 struct grid {
   unsigned x;
   unsigned y;
+  unsigned z;
   unsigned threads;
   unsigned shared_bytes;
+  bool dependent; /* may begin before the kernel ahead of it ends, and waits for it by itself */
 };
 
 /* `params` is the kernel's one parameter. */

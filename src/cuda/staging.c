@@ -87,6 +87,7 @@ static fa3_status copy(const struct launch *launch, const fa3_copy_params *param
     if (part.used) part.used += first;
     struct grid grid = {.x = (unsigned)(blocks < enough ? blocks : enough),
                         .y = (unsigned)count,
+                        .z = 1,
                         .threads = FA3_STRIDED_THREADS};
     TRY(launch_kernel(launch, launch->device->copy_strided, &grid, &part));
   }
@@ -132,6 +133,6 @@ fa3_status stage_head_values(const struct launch *launch, const struct staged *s
                             .kind = from->dtype == FA3_FLOAT32   ? 0
                                     : from->dtype == FA3_FLOAT16 ? 1
                                                                  : 2};
-  struct grid grid = {.x = 1, .y = 1, .threads = FA3_STRIDED_THREADS};
+  struct grid grid = {.x = 1, .y = 1, .z = 1, .threads = FA3_STRIDED_THREADS};
   return launch_kernel(launch, launch->device->sinks_to_float, &grid, &params);
 }

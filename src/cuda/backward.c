@@ -1,0 +1,250 @@
+#include "cuda/backward.h"
+
+#include <string.h>
+
+#include "cuda/forward_plan.h"
+#include "cuda/kernels.h"
+#include "cuda/tensor_map.h"
+#include "error.h"
+
+/* One call under way. */
+struct call {
+  struct launch launch;
+  const struct problem *problem;
+  const struct backward_plan *plan;
+  const struct backward_kernel *kernel;
+  char *workspace; /* aligned */
+  struct extents query_extents;
+  struct extents key_extents;
+  struct extents value_extents;
+  struct extents output_extents;
+  /* Where the kernels find them. */
+  struct operand query;
+  struct operand key;
+  struct operand value;
+  struct operand grad_output;
+  fa3_backward_sequences sequences;
+  fa3_gradient grad_query;
+};
+
+static void *in_workspace(const struct call *call, const struct staged *staged) {
+  return staged->used ? call->workspace + staged->offset : NULL;
+}
+
+/* Whether rows can be read and written 16 bytes at a time. */
+static bool takes_vectors(const struct operand *operand, const struct extents *extents) {
+  const int64_t elements = operand->dtype == FA3_FLOAT32 ? 4 : 8;
+  return (uintptr_t)operand->data % 16 == 0 &&
+         (extents->batch <= 1 || operand->stride_batch % elements == 0) &&
+         (extents->rows <= 1 || operand->stride_row % elements == 0) &&
+         (extents->heads <= 1 || operand->stride_head % elements == 0);
+}
+
+static fa3_gradient make_gradient(const struct operand *operand, const struct extents *extents,
+                                  bool accumulate) {
+  return (fa3_gradient){.data = operand->data,
+                        .stride_batch = operand->stride_batch,
+                        .stride_row = operand->stride_row,
+                        .stride_head = operand->stride_head,
+                        .head_dim = (int)extents->dim,
+                        .is_float = operand->dtype == FA3_FLOAT32,
+                        .accumulate = accumulate,
+                        .vectors = takes_vectors(operand, extents)};
+}
+
+static void set_operands(struct call *call) {
+  const struct problem *problem = call->problem;
+  const struct backward_plan *plan = call->plan;
+  char *workspace = call->workspace;
+  call->query_extents = query_extents(problem, problem->head_dim);
+  call->key_extents = key_extents(problem, problem->head_dim);
+  call->value_extents = key_extents(problem, problem->value_head_dim);
+  call->output_extents = query_extents(problem, problem->value_head_dim);
+  call->query = staged_operand(&problem->query, &plan->query, workspace, &call->query_extents);
+  call->key = staged_operand(&problem->key, &plan->key, workspace, &call->key_extents);
+  call->value = staged_operand(&problem->value, &plan->value, workspace, &call->value_extents);
+  call->grad_output =
+      staged_operand(&problem->grad_output, &plan->grad_output, workspace, &call->output_extents);
+  call->sequences = (fa3_backward_sequences){.cu_seqlens_q = problem->cu_seqlens_q,
+                                             .cu_seqlens_k = problem->cu_seqlens_k,
+                                             .used_q = problem->seqused_q,
+                                             .used_k = problem->seqused_k,
+                                             .leftpad_k = problem->leftpad_k,
+                                             .diagonal = problem->diagonal,
+                                             .seqlen_q = (int)problem->max_seqlen_q,
+                                             .seqlen_k = (int)problem->max_seqlen_k,
+                                             .blocks_q = plan->blocks_q,
+                                             .tile_m = call->kernel->tile_q,
+                                             .tile_n = call->kernel->tile_k,
+                                             .window_left = problem->window_left,
+                                             .window_right = problem->window_right};
+  call->grad_query = make_gradient(&problem->grad_query, &call->query_extents, problem->accumulate);
+}
+
+static fa3_status stage_operands(const struct call *call) {
+  const struct problem *problem = call->problem;
+  const struct backward_plan *plan = call->plan;
+  const struct launch *launch = &call->launch;
+  TRY(stage_input(launch, &plan->query, &problem->query, &call->query, &call->query_extents,
+                  false));
+  TRY(stage_input(launch, &plan->key, &problem->key, &call->key, &call->key_extents, false));
+  TRY(stage_input(launch, &plan->value, &problem->value, &call->value, &call->value_extents,
+                  false));
+  TRY(stage_input(launch, &plan->grad_output, &problem->grad_output, &call->grad_output,
+                  &call->output_extents, false));
+  return stage_head_values(launch, &plan->sink, &problem->sink, problem->heads_q, call->workspace);
+}
+
+static fa3_status launch_prepare(const struct call *call) {
+  const struct problem *problem = call->problem;
+  const struct backward_plan *plan = call->plan;
+  const struct operand *output = &problem->output, *grad_output = &call->grad_output;
+  const float *sink =
+      plan->sink.used ? in_workspace(call, &plan->sink) : (const float *)(void *)problem->sink.data;
+  fa3_backward_prepare_params params = {
+      .sequences = call->sequences,
+      .output = output->data,
+      .grad_output = grad_output->data,
+      .output_stride_batch = output->stride_batch,
+      .output_stride_row = output->stride_row,
+      .output_stride_head = output->stride_head,
+      .grad_output_stride_batch = grad_output->stride_batch,
+      .grad_output_stride_row = grad_output->stride_row,
+      .grad_output_stride_head = grad_output->stride_head,
+      .head_dim_v = (int)problem->value_head_dim,
+      .vectors = takes_vectors(output, &call->output_extents) &&
+                 takes_vectors(grad_output, &call->output_extents),
+      .lse = (const float *)(void *)problem->lse.data,
+      .grad_lse = (const float *)(void *)problem->grad_lse.data,
+      .lse_stride_batch = problem->lse.stride_batch,
+      .lse_stride_row = problem->lse.stride_row,
+      .lse_stride_head = problem->lse.stride_head,
+      .grad_lse_stride_batch = problem->grad_lse.stride_batch,
+      .grad_lse_stride_row = problem->grad_lse.stride_row,
+      .grad_lse_stride_head = problem->grad_lse.stride_head,
+      .sink = problem->grad_sink.data ? sink : NULL,
+      .grad_query = call->grad_query,
+      .slots = plan->slots,
+      .counters = in_workspace(call, &plan->counters),
+      .rows = in_workspace(call, &plan->rows),
+      .sinks = in_workspace(call, &plan->sinks),
+      .next_tile = in_workspace(call, &plan->next_tile)};
+  const struct grid grid = {.x = plan->blocks_q > 1 ? (unsigned)plan->blocks_q : 1,
+                            .y = (unsigned)problem->heads_q,
+                            .z = (unsigned)problem->batch,
+                            .threads = FA3_BACKWARD_PREPARE_THREADS};
+  return launch_kernel(&call->launch,
+                       call->launch.device->backward_prepare[problem->query.dtype == FA3_BFLOAT16],
+                       &grid, &params);
+}
+
+static fa3_status set_tensor_maps(const struct call *call, fa3_backward_params *params) {
+  const struct backward_kernel *kernel = call->kernel;
+  /* An empty query is not read, but its map has to be valid; a call without keys has no tiles. */
+  void *const any = call->key.data;
+  const struct {
+    const char *name;
+    const struct operand *operand;
+    const struct extents *extents;
+    int32_t rows;
+    fa3_tensor_map *map;
+  } tensors[] = {
+      {"query", &call->query, &call->query_extents, kernel->tile_q, &params->query},
+      {"grad_output", &call->grad_output, &call->output_extents, kernel->tile_q,
+       &params->grad_output},
+      {"key", &call->key, &call->key_extents, kernel->tile_k, &params->key},
+      {"value", &call->value, &call->value_extents, kernel->tile_k, &params->value},
+  };
+  for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) {
+    const struct operand *operand = tensors[i].operand;
+    const struct extents *extents = tensors[i].extents;
+    const struct map_dimension dimensions[] = {
+        {extents->dim, 1, kernel->chunk},
+        {extents->rows, operand->stride_row, tensors[i].rows},
+        {extents->heads, operand->stride_head, 1},
+        {extents->batch, operand->stride_batch, 1}};
+    const bool empty = extents->rows == 0 || extents->batch == 0;
+    TRY(make_tensor_map(call->launch.device->driver, kernel->dtype, kernel->chunk, tensors[i].name,
+                        empty ? any : operand->data, 4, dimensions, tensors[i].map));
+  }
+  return FA3_OK;
+}
+
+static fa3_status launch_gradients(const struct call *call) {
+  const struct problem *problem = call->problem;
+  const struct backward_plan *plan = call->plan;
+  const double log2e = 1.4426950408889634, scale = (double)problem->scale;
+  const double softcap = (double)problem->softcap;
+  fa3_backward_params params;
+  memset(&params, 0, sizeof params);
+  TRY(set_tensor_maps(call, &params));
+  params.sequences = call->sequences;
+  params.grad_query = call->grad_query;
+  params.grad_key = make_gradient(&problem->grad_key, &call->key_extents, problem->accumulate);
+  params.grad_value =
+      make_gradient(&problem->grad_value, &call->value_extents, problem->accumulate);
+  params.tiles = plan->tiles;
+  const int workers = call->launch.scope->multiprocessors;
+  params.tiles.section = fa3_backward_section(&plan->tiles, workers, plan->bytes_per_head);
+  params.queries_per_key = (int)(problem->heads_q / problem->heads_k);
+  params.slots = plan->slots;
+  params.counters = in_workspace(call, &plan->counters);
+  params.rows = in_workspace(call, &plan->rows);
+  params.partial = in_workspace(call, &plan->partial);
+  params.next_tile = in_workspace(call, &plan->next_tile);
+  params.scale = problem->scale;
+  params.scale_log2 = (float)((softcap > 0 ? softcap : scale) * log2e);
+  params.softcap_log2 = softcap > 0 ? (float)(2 * log2e * scale / softcap) : 0;
+  params.clear_query = problem->cu_seqlens_q || problem->seqused_q;
+  params.clear_key = problem->cu_seqlens_k || problem->seqused_k;
+  const int tiles = fa3_tile_count(&plan->tiles);
+  const struct grid grid = {.x = (unsigned)(tiles < workers ? tiles : workers),
+                            .y = 1,
+                            .z = 1,
+                            .threads = FA3_BACKWARD_THREADS,
+                            .shared_bytes = (unsigned)call->kernel->shared_bytes,
+                            .dependent = true};
+  return launch_kernel(&call->launch, call->launch.device->backward[plan->kernel], &grid, &params);
+}
+
+static fa3_status launch_sink(const struct call *call) {
+  const struct problem *problem = call->problem;
+  if (!problem->grad_sink.data) return FA3_OK;
+  const fa3_dtype dtype = problem->grad_sink.dtype;
+  fa3_backward_sink_params params = {.sinks = in_workspace(call, &call->plan->sinks),
+                                     .blocks_q = call->plan->blocks_q,
+                                     .slots = call->plan->slots,
+                                     .batches = (int)problem->batch,
+                                     .tile_m = call->kernel->tile_q,
+                                     .cu_seqlens_q = problem->cu_seqlens_q,
+                                     .used_q = problem->seqused_q,
+                                     .seqlen_q = (int)problem->max_seqlen_q,
+                                     .grad_sink = problem->grad_sink.data,
+                                     .stride = problem->grad_sink.stride_head,
+                                     .kind = dtype == FA3_FLOAT32   ? 0
+                                             : dtype == FA3_FLOAT16 ? 1
+                                                                    : 2,
+                                     .accumulate = problem->accumulate};
+  const struct grid grid = {
+      .x = (unsigned)problem->heads_q, .y = 1, .z = 1, .threads = FA3_BACKWARD_SINK_THREADS};
+  return launch_kernel(&call->launch,
+                       call->launch.device->backward_sink[problem->query.dtype == FA3_BFLOAT16],
+                       &grid, &params);
+}
+
+fa3_status launch_backward(const struct cuda_device *device, const struct cuda_scope *scope,
+                           const struct problem *problem, const struct backward_plan *plan,
+                           void *workspace) {
+  struct call call = {.launch = {.device = device, .scope = scope},
+                      .problem = problem,
+                      .plan = plan,
+                      .kernel = &backward_kernels[plan->kernel],
+                      .workspace = align_workspace(workspace)};
+  set_operands(&call);
+  if (problem->batch > 0) {
+    TRY(stage_operands(&call));
+    TRY(launch_prepare(&call));
+  }
+  if (fa3_tile_count(&plan->tiles) > 0) TRY(launch_gradients(&call));
+  return launch_sink(&call);
+}

@@ -1,0 +1,101 @@
+#include "cuda/backward_plan.h"
+
+#include <inttypes.h>
+
+#include "cuda/forward_plan.h"
+#include "cuda/kernels.h"
+#include "error.h"
+
+/* The workspace is measured by these, so that its size does not fall where a larger head dim takes
+ * a kernel with another tile. */
+enum { SMALLEST_TILE_M = 64, LARGEST_TILE_M = 128 };
+
+/* Tiles and slots are counted in 32 bits; a grid's second and third dimension end at 65535. */
+#define MAX_TILES (INT32_MAX / 2)
+#define MAX_GRID 65535
+
+static int64_t divide_up(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+static int64_t min(int64_t a, int64_t b) {
+  return a < b ? a : b;
+}
+
+static int64_t slots(const struct problem *problem, int64_t tile_m) {
+  return FA3_BACKWARD_SLOTS(problem->cu_seqlens_q, problem->batch, problem->rows_q, tile_m);
+}
+
+static fa3_status plan_tiles(const struct problem *problem, struct backward_plan *plan) {
+  const struct backward_kernel *kernel = &backward_kernels[plan->kernel];
+  int64_t group = problem->heads_q / problem->heads_k;
+  int64_t longest_q = min(problem->max_seqlen_q, problem->rows_q);
+  int64_t longest_k = min(problem->max_seqlen_k, problem->rows_k);
+  int64_t blocks = divide_up(longest_k, kernel->tile_k);
+  int64_t all_heads, tiles;
+  if (problem->batch > MAX_GRID || problem->heads_q > MAX_GRID)
+    return set_error(FA3_UNSUPPORTED,
+                     "%" PRId64 " heads of %" PRId64
+                     " sequences: the backward kernels take up to %d of each",
+                     problem->heads_q, problem->batch, MAX_GRID);
+  if (__builtin_mul_overflow(problem->heads_k, problem->batch, &all_heads) ||
+      __builtin_mul_overflow(blocks, all_heads, &tiles) || tiles > MAX_TILES ||
+      slots(problem, kernel->tile_q) > MAX_TILES)
+    return set_error(FA3_UNSUPPORTED,
+                     "%" PRId64 " key heads of %" PRId64 " sequences of up to %" PRId64
+                     " rows: more tiles than the CUDA kernels count",
+                     problem->heads_k, problem->batch, longest_k);
+  plan->tiles = (fa3_tile_space){.blocks = (int32_t)blocks,
+                                 .heads = (int32_t)problem->heads_k,
+                                 .batches = (int32_t)problem->batch,
+                                 .section = 1};
+  plan->blocks_q = (int32_t)divide_up(longest_q, kernel->tile_q);
+  plan->slots = (int32_t)slots(problem, kernel->tile_q);
+  plan->bytes_per_head = longest_q * group *
+                         (2 * (problem->head_dim + problem->value_head_dim) + 4 * kernel->head_dim);
+  return FA3_OK;
+}
+
+/* Rows of all slots together, whatever the kernel's tile. */
+static int64_t padded_rows(const struct problem *problem) {
+  if (problem->cu_seqlens_q)
+    return problem->rows_q + (problem->batch + 1) * (int64_t)LARGEST_TILE_M;
+  return problem->batch * divide_up(problem->rows_q, LARGEST_TILE_M) * LARGEST_TILE_M;
+}
+
+static fa3_status plan_workspace(const struct problem *problem, struct backward_plan *plan) {
+  const struct backward_kernel *kernel = &backward_kernels[plan->kernel];
+  const struct extents query = query_extents(problem, problem->head_dim);
+  const struct extents key = key_extents(problem, problem->head_dim);
+  const struct extents value = key_extents(problem, problem->value_head_dim);
+  const struct extents output = query_extents(problem, problem->value_head_dim);
+  const int64_t heads = problem->heads_q, rows = padded_rows(problem);
+  size_t *size = &plan->workspace_size;
+  TRY(reserve(size, &plan->next_tile, "a counter", 1, 1, sizeof(int32_t)));
+  TRY(reserve(size, &plan->counters, "counters", heads, slots(problem, SMALLEST_TILE_M),
+              sizeof(int32_t)));
+  TRY(reserve(size, &plan->rows, "a copy of lse", heads, rows, 2 * sizeof(float)));
+  TRY(reserve(size, &plan->partial, "grad_query in float32", heads, rows,
+              (int64_t)sizeof(float) * kernel->head_dim));
+  TRY(reserve_if_needed(size, &plan->query, "query", &problem->query, &query));
+  TRY(reserve_if_needed(size, &plan->key, "key", &problem->key, &key));
+  TRY(reserve_if_needed(size, &plan->value, "value", &problem->value, &value));
+  TRY(reserve_if_needed(size, &plan->grad_output, "grad_output", &problem->grad_output, &output));
+  if (problem->grad_sink.data) {
+    TRY(reserve(size, &plan->sinks, "grad_sink in parts", heads, slots(problem, SMALLEST_TILE_M),
+                sizeof(float)));
+    if (problem->sink.dtype != FA3_FLOAT32 || (heads > 1 && problem->sink.stride_head != 1))
+      TRY(reserve(size, &plan->sink, "sink", 1, heads, sizeof(float)));
+  }
+  plan->workspace_size = with_alignment(plan->workspace_size);
+  return FA3_OK;
+}
+
+fa3_status plan_backward(const struct problem *problem, struct backward_plan *plan) {
+  *plan = (struct backward_plan){0};
+  TRY(find_backward_kernel(problem->query.dtype, problem->head_dim, problem->value_head_dim,
+                           &plan->kernel));
+  TRY(check_lengths(problem));
+  TRY(plan_tiles(problem, plan));
+  return plan_workspace(problem, plan);
+}

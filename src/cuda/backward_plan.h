@@ -1,0 +1,32 @@
+/* How a backward call runs on a Hopper GPU, decided from the problem alone: no GPU is touched. */
+#ifndef FA3_SRC_CUDA_BACKWARD_PLAN_H
+#define FA3_SRC_CUDA_BACKWARD_PLAN_H
+
+#include "cuda/staging.h"
+#include "kernels/backward_params.h"
+
+struct backward_plan {
+  int32_t kernel;       /* row of backward_kernels */
+  fa3_tile_space tiles; /* its section depends on the GPU */
+  int32_t blocks_q;
+  int32_t slots;
+  /* What a head of keys reads and writes again and again. */
+  int64_t bytes_per_head;
+  struct staged query;
+  struct staged key;
+  struct staged value;
+  struct staged grad_output;
+  struct staged sink;
+  /* The kernels' own arrays, see kernels/backward_params.h. */
+  struct staged counters;
+  struct staged rows;
+  struct staged partial;
+  struct staged sinks;
+  struct staged next_tile;
+  size_t workspace_size;
+};
+
+/* FA3_UNSUPPORTED or FA3_INVALID_LENGTHS, with the reason, for what no kernel can do. */
+fa3_status plan_backward(const struct problem *problem, struct backward_plan *plan);
+
+#endif
