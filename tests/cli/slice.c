@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "attention.h"
+#include "library.h"
 #include "test.h"
 #include "trial.h"
 
@@ -17,7 +18,7 @@ struct workspace {
 static void run_slice(fa3_forward_args *args, struct workspace *workspace) {
   args->workspace = workspace->data;
   args->workspace_size = workspace->size;
-  if (attention_call(args)) fail_msg("%s", fa3_last_error());
+  if (library_forward(args)) fail_msg("%s", fa3_last_error());
   workspace->data = args->workspace;
   workspace->size = args->workspace_size;
 }

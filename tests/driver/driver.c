@@ -24,6 +24,8 @@ static void check_message(const char *function) {
 
 static void test_answers(void **state) {
   (void)state;
+  assert_int_equal(fa3_device_count(9), 0);
+  assert_string_equal(fa3_last_error(), ""); /* to count is not to fail */
   assert_int_equal(fa3_device_count(FA3_CUDA), gpu_count);
   fa3_status status = fa3_prepare((fa3_device){FA3_CUDA, gpu_index});
   assert_string_equal(fa3_status_name(status), status_name);
