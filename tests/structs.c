@@ -29,7 +29,7 @@ static void test_a_newer_caller(void **state) {
   } newer = {0};
   size_t bytes;
   call_init(&call, false);
-  newer.args = call.args;
+  newer.args = call.forward;
   newer.args.struct_size = sizeof newer;
   assert_int_equal(fa3_forward(&newer.args), FA3_OK);
   for (size_t i = 0; i < sizeof newer.unknown; i++) {
@@ -47,8 +47,8 @@ static void test_a_newer_caller(void **state) {
 static void test_args_end_where_they_say(void **state) {
   (void)state;
   call_init(&call, false);
-  struct buffer buffer = buffer_at_end(sizeof call.args);
-  memcpy(buffer.data, &call.args, sizeof call.args);
+  struct buffer buffer = buffer_at_end(sizeof call.forward);
+  memcpy(buffer.data, &call.forward, sizeof call.forward);
   buffer_make_read_only(&buffer);
   assert_int_equal(fa3_forward((const fa3_forward_args *)(void *)buffer.data), FA3_OK);
   buffer_free(&buffer);

@@ -32,9 +32,10 @@ static void test_answers(void **state) {
   check_message("fa3_prepare");
 
   call_init(&call, false);
-  call.args.device = (fa3_device){FA3_CUDA, gpu_index};
-  call.args.num_threads = 0;
-  call_is_refused(&call, "device = CUDA", status, true, (const char *const *)texts);
+  call.forward.device = call.backward.device = (fa3_device){FA3_CUDA, gpu_index};
+  call.forward.num_threads = call.backward.num_threads = 0;
+  call_is_refused(&call, &call_forward, "device = CUDA", status, true, (const char *const *)texts);
+  call_is_refused(&call, &call_backward, "device = CUDA", status, true, (const char *const *)texts);
 
   /* Again: the driver is loaded once, and the answer stays. */
   assert_int_equal(fa3_prepare((fa3_device){FA3_CUDA, gpu_index}), status);
