@@ -52,7 +52,7 @@ static const struct argp_option options[] = {
     {.name = "cu-seqlens-k",
      .key = KEY_SOURCES + CU_SEQLENS_K,
      .arg = "LIST",
-     .doc = "The same for packed key and value"},
+     .doc = "Where each sequence of a packed key and value begins, and the total"},
     {.name = "seqused-q",
      .key = KEY_SOURCES + SEQUSED_Q,
      .arg = "LIST",
@@ -95,6 +95,8 @@ static void check_sources(const struct attention_options *attention, struct argp
     if (!attention->sources[i] && !container)
       argp_error(state, "%s is missing, and there is no --in", names[i]);
   }
+  if (attention->sources[DIAGONAL] && !(attention->flags & (FA3_CAUSAL | FA3_WINDOW)))
+    argp_error(state, "--diagonal needs --causal or --window");
 }
 
 static error_t parse(int key, char *arg, struct argp_state *state) {

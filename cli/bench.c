@@ -8,6 +8,7 @@
 
 #include "bench_cell.h"
 #include "commands.h"
+#include "cuda.h"
 #include "device.h"
 #include "dtype.h"
 #include "failure.h"
@@ -16,11 +17,12 @@
 
 enum { MAX_LIST = 16 };
 
+/* What is 0 has a default. */
 struct bench_options {
   struct device_options device;
   int64_t batch;
   int64_t heads;
-  int64_t heads_k; /* 0: heads */
+  int64_t heads_k;
   int64_t seqlens[MAX_LIST];
   size_t seqlen_count;
   int64_t head_dims[MAX_LIST];
@@ -46,8 +48,14 @@ enum {
 
 static const struct argp_option options[] = {
     {.doc = "Shapes (LIST: one or more, with commas between them):", .group = 1},
-    {.name = "batch", .key = KEY_BATCH, .arg = "N", .doc = "Sequences (default: 1)"},
-    {.name = "heads", .key = KEY_HEADS, .arg = "N", .doc = "Query heads (default: 8)"},
+    {.name = "batch",
+     .key = KEY_BATCH,
+     .arg = "N",
+     .doc = "Sequences (default: 1; on a GPU 16384 / seqlen)"},
+    {.name = "heads",
+     .key = KEY_HEADS,
+     .arg = "N",
+     .doc = "Query heads (default: 8; on a GPU 2048 / head_dim)"},
     {.name = "heads-k",
      .key = KEY_HEADS_K,
      .arg = "N",
@@ -55,12 +63,15 @@ static const struct argp_option options[] = {
     {.name = "seqlen",
      .key = KEY_SEQLEN,
      .arg = "LIST",
-     .doc = "Of query and key (default: 512,2048,8192)"},
-    {.name = "head-dim", .key = KEY_HEAD_DIM, .arg = "LIST", .doc = "(default: 64,128)"},
+     .doc = "Of query and key (default: 512,2048,4096; on a GPU 512,2048,8192)"},
+    {.name = "head-dim",
+     .key = KEY_HEAD_DIM,
+     .arg = "LIST",
+     .doc = "(default: 64,128; on a GPU 64,128,256)"},
     {.name = "dtype",
      .key = KEY_DTYPE,
      .arg = "LIST",
-     .doc = "Of fp32, fp16, bf16 (default: bf16,fp32)"},
+     .doc = "Of fp32, fp16, bf16 (default: bf16,fp32; on a GPU bf16)"},
     {.name = "causal", .key = KEY_CAUSAL, .doc = "With the causal mask, counted as half the work"},
     {.doc = "Measuring:", .group = 6},
     {.name = "repeat",
@@ -149,9 +160,10 @@ static void report_begin(struct report *report, const struct bench_options *benc
   int32_t units = bench->device.num_threads ? bench->device.num_threads : info.units;
   (void)device_name(device, name);
   if (!report->json) {
-    printf("fa3 %s on %s (%s, %s), %" PRId32 " threads; median of %" PRId64
+    printf("fa3 %s on %s (%s, %s), %" PRId32 " %s; median of %" PRId64
            " runs on the same tensors\n\n",
-           fa3_version(), name, info.name, info.level, units, bench->repeat);
+           fa3_version(), name, info.name, info.level, units,
+           device.type == FA3_CPU ? "threads" : "SMs", bench->repeat);
     printf("%-5s %5s %6s %5s %7s %8s %6s %11s %7s %8s\n", "dtype", "batch", "seqlen", "heads",
            "heads_k", "head_dim", "causal", "median ms", "spread", "TFLOP/s");
     return;
@@ -190,6 +202,7 @@ static void report_cell(const struct report *report, const struct bench_cell *ce
   yyjson_mut_obj_add_int(document, entry, "head_dim", cell->head_dim);
   yyjson_mut_obj_add_bool(document, entry, "causal", cell->causal);
   yyjson_mut_obj_add_real(document, entry, "flops", bench_flops(cell));
+  yyjson_mut_obj_add_int(document, entry, "calls_per_run", times->calls);
   yyjson_mut_obj_add_real(document, entry, "seconds_min", times->min);
   yyjson_mut_obj_add_real(document, entry, "seconds_lower_quartile", times->lower);
   yyjson_mut_obj_add_real(document, entry, "seconds_median", times->median);
@@ -207,40 +220,108 @@ static int report_end(struct report *report) {
   return 0;
 }
 
+/* With the defaults for a device: on a GPU the setting of the FlashAttention papers, 16384 tokens
+ * in all and a hidden size of 2048; on the CPU what takes some seconds on two cores. */
+static struct bench_options with_defaults(const struct bench_options *given, fa3_device device) {
+  static const int64_t seqlens[2][3] = {{512, 2048, 8192}, {512, 2048, 4096}};
+  static const int64_t head_dims[] = {64, 128, 256};
+  const bool cpu = device.type == FA3_CPU;
+  struct bench_options bench = *given;
+  bench.device.device = device;
+  if (!bench.seqlen_count) {
+    bench.seqlen_count = 3;
+    memcpy(bench.seqlens, seqlens[cpu], sizeof seqlens[cpu]);
+  }
+  if (!bench.head_dim_count) {
+    bench.head_dim_count = cpu ? 2 : 3;
+    memcpy(bench.head_dims, head_dims, sizeof head_dims);
+  }
+  if (!bench.dtype_count) {
+    bench.dtype_count = cpu ? 2 : 1;
+    bench.dtypes[0] = FA3_BFLOAT16;
+    bench.dtypes[1] = FA3_FLOAT32;
+  }
+  return bench;
+}
+
+static size_t cell_count(const struct bench_options *bench) {
+  return bench->seqlen_count * bench->head_dim_count * bench->dtype_count;
+}
+
 /* The cells in the order they are printed. */
 static struct bench_cell cell_at(const struct bench_options *bench, size_t index) {
-  struct bench_cell cell = {.batch = bench->batch,
+  const bool cpu = bench->device.device.type == FA3_CPU;
+  struct bench_cell cell = {.device = bench->device.device,
+                            .batch = bench->batch,
                             .heads = bench->heads,
-                            .heads_k = bench->heads_k ? bench->heads_k : bench->heads,
+                            .heads_k = bench->heads_k,
                             .causal = bench->causal,
                             .num_threads = bench->device.num_threads};
   cell.seqlen = bench->seqlens[index % bench->seqlen_count];
   index /= bench->seqlen_count;
   cell.head_dim = bench->head_dims[index % bench->head_dim_count];
   cell.dtype = bench->dtypes[index / bench->head_dim_count];
+  if (!cell.batch) cell.batch = cpu || cell.seqlen > 16384 ? 1 : 16384 / cell.seqlen;
+  if (!cell.heads) cell.heads = cpu ? 8 : 2048 / cell.head_dim;
+  if (!cell.heads_k) cell.heads_k = cell.heads;
   return cell;
 }
 
-static int run_cells(const struct bench_options *bench, fa3_device device,
-                     const struct report *report) {
+/* Whether a device takes all cells. */
+static fa3_status takes(fa3_device device, const void *given) {
+  const struct bench_options bench = with_defaults(given, device);
+  for (size_t i = 0; i < cell_count(&bench); i++) {
+    struct bench_cell cell = cell_at(&bench, i);
+    fa3_status status = bench_supported(&cell);
+    if (status) return status;
+  }
+  return FA3_OK;
+}
+
+/* Before it is known which device that is. */
+static int check_sizes(const struct bench_options *given) {
+  static const fa3_device devices[] = {{FA3_CPU, 0}, {FA3_CUDA, 0}};
+  for (int d = 0; d < 2; d++) {
+    const struct bench_options bench = with_defaults(given, devices[d]);
+    for (size_t i = 0; i < cell_count(&bench); i++) {
+      struct bench_cell cell = cell_at(&bench, i);
+      TRY(bench_check_size(&cell));
+    }
+  }
+  return 0;
+}
+
+static int run_cells(const struct bench_options *bench, const struct report *report) {
   struct progress progress;
   double total = 0;
-  size_t cells = bench->seqlen_count * bench->head_dim_count * bench->dtype_count;
-  for (size_t i = 0; i < cells; i++) {
+  for (size_t i = 0; i < cell_count(bench); i++) {
     struct bench_cell cell = cell_at(bench, i);
     total += bench_flops(&cell) * (double)(bench->repeat + 1);
   }
   progress_begin(&progress, "bench", total);
-  for (size_t i = 0; i < cells; i++) {
+  for (size_t i = 0; i < cell_count(bench); i++) {
     struct bench_cell cell = cell_at(bench, i);
     struct bench_times times;
-    cell.device = device;
     int code = bench_run(&cell, bench->repeat, &progress, &times);
     progress_clear(&progress);
     if (code) return code;
     report_cell(report, &cell, &times);
   }
   return 0;
+}
+
+static int run_bench(const struct bench_options *given) {
+  fa3_device device;
+  TRY(check_sizes(given));
+  int code = device_choose(&given->device, takes, given, &device);
+  if (code) return code == EXIT_INPUT ? EXIT_USAGE : code; /* the options are the input */
+  const struct bench_options bench = with_defaults(given, device);
+  struct report report = {.json = bench.json};
+  report_begin(&report, &bench, device);
+  code = run_cells(&bench, &report);
+  if (!code) code = report_end(&report);
+  yyjson_mut_doc_free(report.document);
+  return code;
 }
 
 int command_bench(int argc, char **argv) {
@@ -253,26 +334,14 @@ int command_bench(int argc, char **argv) {
       "Every combination of the lists is measured. The work is 4 * batch * heads * seqlen^2 * "
       "head_dim floating point operations, half of that "
       "with --causal. The spread is that of the middle half of the runs, relative to the median. "
-      "All runs read the same tensors, so what fits the caches stays there.",
+      "All runs read the same tensors, so what fits the caches stays there. On a GPU a run is as "
+      "many calls as take 5 ms, one after the other, and events on the GPU time it.",
       children,
       NULL,
       NULL};
-  struct bench_options bench = {.batch = 1,
-                                .heads = 8,
-                                .seqlens = {512, 2048, 8192},
-                                .seqlen_count = 3,
-                                .head_dims = {64, 128},
-                                .head_dim_count = 2,
-                                .dtypes = {FA3_BFLOAT16, FA3_FLOAT32},
-                                .dtype_count = 2,
-                                .repeat = 10};
-  fa3_device device;
+  struct bench_options bench = {.repeat = 10};
   if (argp_parse(&argp, argc, argv, 0, NULL, &bench)) return fail(EXIT_USAGE, "%m");
-  struct report report = {.json = bench.json};
-  TRY(device_choose(&bench.device, &device));
-  report_begin(&report, &bench, device);
-  int code = run_cells(&bench, device, &report);
-  if (!code) code = report_end(&report);
-  yyjson_mut_doc_free(report.document);
+  int code = run_bench(&bench);
+  cuda_close();
   return code;
 }

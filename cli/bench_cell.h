@@ -19,13 +19,20 @@ struct bench_cell {
   int32_t num_threads;
 };
 
-/* In seconds. */
+/* Of one call, in seconds. A run is several calls on a GPU, one on the CPU. */
 struct bench_times {
+  int64_t calls;
   double min, lower, median, upper, max; /* lower and upper quartile */
 };
 
 /* 4 * batch * heads * seqlen^2 * head_dim, half of it if causal. */
 double bench_flops(const struct bench_cell *cell);
+
+/* Whether the device takes the cell; nothing is allocated. */
+fa3_status bench_supported(const struct bench_cell *cell);
+
+/* Fails if its tensors are larger than memory can be. */
+int bench_check_size(const struct bench_cell *cell);
 
 /* Warms up, checks some rows of the output, then times `repeat` runs. */
 int bench_run(const struct bench_cell *cell, int64_t repeat, struct progress *progress,

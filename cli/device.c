@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "library.h"
+#include "cuda.h"
 #include "failure.h"
 #include "numbers.h"
 
@@ -14,12 +16,11 @@ static const struct argp_option options[] = {
     {.name = "device",
      .key = KEY_DEVICE,
      .arg = "cpu|cuda[:N]|auto",
-     .doc = "Where to compute; auto, the default, is the CPU. This program puts no files on a GPU "
-            "yet, so cuda is refused, with what the GPU lacks if it could not be used anyway"},
+     .doc = "Where to compute; auto, the default, is the first GPU that can do it, else the CPU"},
     {.name = "threads",
      .key = KEY_THREADS,
      .arg = "N",
-     .doc = "CPU threads (default: what OpenMP would use)"},
+     .doc = "Compute on the CPU, with so many threads (default: what OpenMP would use)"},
     {0}};
 
 static bool parse_device(const char *text, struct device_options *device) {
@@ -47,11 +48,13 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     case KEY_DEVICE:
       if (!parse_device(arg, device))
         argp_error(state, "--device %s: expected cpu, cuda, cuda:N or auto", arg);
+      device->given = true;
       return 0;
     case KEY_THREADS:
       if (!parse_integer(arg, 1, INT32_MAX, &threads))
         argp_error(state, "--threads %s: expected a number of 1 or more", arg);
       device->num_threads = (int32_t)threads;
+      device->given = true;
       return 0;
     case ARGP_KEY_END:
       if (device->num_threads && device->device.type == FA3_CUDA)
@@ -72,22 +75,63 @@ const char *device_name(fa3_device device, char buffer[32]) {
   return buffer;
 }
 
-int device_choose(const struct device_options *chosen, fa3_device *device) {
+static int fail_on(fa3_device device, fa3_status status) {
   char name[32];
+  return fail(library_exit_code(status), "--device %s: %s", device_name(device, name),
+              fa3_last_error());
+}
+
+int device_check(const struct device_options *chosen) {
+  if (chosen->automatic) return 0;
+  fa3_status status = fa3_prepare(chosen->device);
+  return status ? fail_on(chosen->device, status) : 0;
+}
+
+/* The first GPU that takes the call; if there are GPUs and none does, why the first one does not.
+ */
+static bool find_gpu(device_takes takes, const void *call, fa3_device *device, char *reason,
+                     size_t size) {
+  int32_t count = fa3_device_count(FA3_CUDA);
+  for (int32_t i = 0; i < count; i++) {
+    char name[32];
+    *device = (fa3_device){FA3_CUDA, i};
+    /* In this order: to prepare a GPU takes time. */
+    if (!takes(*device, call) && !fa3_prepare(*device)) {
+      *reason = '\0';
+      return true;
+    }
+    if (i == 0)
+      (void)snprintf(reason, size, ", not %s: %s", device_name(*device, name), fa3_last_error());
+  }
+  return false;
+}
+
+static int choose_automatically(const struct device_options *chosen, device_takes takes,
+                                const void *call, fa3_device *device) {
+  char name[32];
+  char reason[512] = "";
   fa3_device_info info = {.struct_size = sizeof info};
-  /* Automatic is the CPU: this program's tensors are in the host's memory, which a GPU does not
-   * take. */
-  *device = chosen->device;
-  fa3_status status = fa3_prepare(*device);
-  if (status)
-    return fail(status == FA3_INVALID_ENVIRONMENT ? EXIT_USAGE : EXIT_UNSUPPORTED,
-                "--device %s: %s", device_name(*device, name), fa3_last_error());
-  if (device->type != FA3_CPU)
-    return fail(EXIT_UNSUPPORTED,
-                "--device %s: libfa3 can use it, but this program computes on the CPU only",
-                device_name(*device, name));
-  if (chosen->automatic && fa3_get_device_info(*device, &info) == FA3_OK)
-    (void)fprintf(stderr, "fa3: using %s (%s, %s)\n", device_name(*device, name), info.name,
-                  info.level);
+  if (chosen->num_threads || !find_gpu(takes, call, device, reason, sizeof reason)) {
+    *device = (fa3_device){FA3_CPU, 0};
+    fa3_status status = fa3_prepare(*device);
+    if (!status) status = takes(*device, call);
+    if (status) return fail(library_exit_code(status), "%s", fa3_last_error());
+  }
+  (void)fa3_get_device_info(*device, &info);
+  (void)fprintf(stderr, "fa3: using %s (%s, %s)%s\n", device_name(*device, name), info.name,
+                info.level, reason);
   return 0;
+}
+
+int device_choose(const struct device_options *chosen, device_takes takes, const void *call,
+                  fa3_device *device) {
+  *device = chosen->device;
+  if (chosen->automatic) {
+    TRY(choose_automatically(chosen, takes, call, device));
+  } else {
+    TRY(device_check(chosen));
+    fa3_status status = takes(*device, call);
+    if (status) return fail_on(*device, status);
+  }
+  return device->type == FA3_CUDA ? cuda_open(device->index) : 0;
 }

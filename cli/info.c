@@ -48,14 +48,19 @@ static void print_devices(void) {
   }
 }
 
+static const char *phase_name(fa3_phase phase) {
+  return phase == FA3_FORWARD ? "forward" : phase == FA3_BACKWARD ? "backward" : "?";
+}
+
 static int print_kernels(void) {
-  printf("\n%-6s %-15s %-5s %8s %14s  %s\n", "engine", "kernel", "dtype", "head_dim",
+  printf("\n%-6s %-15s %-8s %-5s %8s %14s  %s\n", "engine", "kernel", "phase", "dtype", "head_dim",
          "value_head_dim", "here");
   for (int32_t i = 0; i < fa3_kernel_count(); i++) {
     fa3_kernel_info kernel = {.struct_size = sizeof kernel};
     if (fa3_get_kernel_info(i, &kernel)) return fail(EXIT_FAILED, "%s", fa3_last_error());
-    printf("%-6s %-15s %-5s %8" PRId32 " %14" PRId32 "  %s\n", kernel.engine, kernel.name,
-           dtype_name(kernel.dtype), kernel.head_dim, kernel.value_head_dim,
+    printf("%-6s %-15s %-8s %-5s %8" PRId32 " %14" PRId32 "  %s\n", kernel.engine, kernel.name,
+           phase_name(kernel.phase), dtype_name(kernel.dtype), kernel.head_dim,
+           kernel.value_head_dim,
            kernel.selected ? "selected"
            : kernel.usable ? "usable"
                            : "-");
@@ -97,6 +102,7 @@ static void add_kernels(yyjson_mut_doc *document, yyjson_mut_val *root) {
     yyjson_mut_val *entry = yyjson_mut_arr_add_obj(document, kernels);
     yyjson_mut_obj_add_strcpy(document, entry, "engine", kernel.engine);
     yyjson_mut_obj_add_strcpy(document, entry, "name", kernel.name);
+    yyjson_mut_obj_add_str(document, entry, "phase", phase_name(kernel.phase));
     yyjson_mut_obj_add_str(document, entry, "dtype", dtype_name(kernel.dtype));
     yyjson_mut_obj_add_int(document, entry, "head_dim", kernel.head_dim);
     yyjson_mut_obj_add_int(document, entry, "value_head_dim", kernel.value_head_dim);

@@ -114,3 +114,12 @@ int lengths_check(const fa3_forward_args *args, const struct loaded_tensor loade
   }
   return 0;
 }
+
+int64_t lengths_longest(const struct loaded_tensor *starts) {
+  const int32_t *values = starts->data;
+  int64_t longest = 1;
+  if (!starts->rank) return 0;
+  for (int64_t b = 1; b < starts->shape[0]; b++)
+    if (values[b] - values[b - 1] > longest) longest = values[b] - values[b - 1];
+  return longest;
+}

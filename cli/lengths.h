@@ -14,4 +14,8 @@ int lengths_read(const char *source, const struct source_rules *rules, const cha
  * library does so only when it computes. */
 int lengths_check(const fa3_forward_args *args, const struct loaded_tensor loaded[OPERANDS]);
 
+/* The longest of the packed sequences, but 1 at least: what fa3_forward_args has no other way to
+ * know on a GPU. 0 if there are no starts. */
+int64_t lengths_longest(const struct loaded_tensor *starts);
+
 #endif

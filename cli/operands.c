@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "library.h"
 #include "dtype.h"
 #include "failure.h"
 #include "lengths.h"
@@ -119,12 +120,41 @@ static int read_matrices(struct operands *operands) {
   return check_against_query(operands);
 }
 
+static int check_count(const struct loaded_tensor *vector, int64_t expected, const char *what) {
+  if (vector->rank != 1)
+    return fail(EXIT_INPUT, "%s: has %d dimensions: expected 1", vector->origin, vector->rank);
+  if (vector->shape[0] == expected) return 0;
+  return fail(EXIT_INPUT, "%s: has %" PRId64 " elements: expected %" PRId64 ", %s", vector->origin,
+              vector->shape[0], expected, what);
+}
+
+static int check_sink(const struct operands *operands) {
+  const struct loaded_tensor *sink = &operands->loaded[SINK];
+  const struct loaded_tensor *query = &operands->loaded[QUERY];
+  const fa3_tensor *view = &operands->args.query;
+  TRY(check_float(sink));
+  if (sink->dtype != FA3_FLOAT32 && sink->dtype != query->dtype)
+    return fail(EXIT_INPUT, "%s: its elements are %s: expected fp32, or %s as in %s", sink->origin,
+                dtype_name(sink->dtype), dtype_name(query->dtype), query->origin);
+  return check_count(sink, view->shape[view->rank - 2], "one for each query head");
+}
+
 static int read_vectors(struct operands *operands) {
+  const struct loaded_tensor *starts_q = &operands->loaded[CU_SEQLENS_Q];
+  const fa3_tensor *query = &operands->args.query;
+  if (starts_q->rank && (starts_q->rank != 1 || starts_q->shape[0] < 1))
+    return fail(EXIT_INPUT, "%s: expected where each sequence begins, and the total",
+                starts_q->origin);
+  int64_t batch = starts_q->rank ? starts_q->shape[0] - 1 : query->shape[0];
   for (int i = SINK; i < OPERANDS; i++) {
     const struct loaded_tensor *loaded = &operands->loaded[i];
     if (!loaded->rank) continue;
-    if (loaded->rank != 1)
-      return fail(EXIT_INPUT, "%s: has %d dimensions: expected 1", loaded->origin, loaded->rank);
+    if (i == SINK)
+      TRY(check_sink(operands));
+    else if (i == CU_SEQLENS_Q || i == CU_SEQLENS_K)
+      TRY(check_count(loaded, batch + 1, "one more than there are sequences"));
+    else
+      TRY(check_count(loaded, batch, "one for each sequence"));
     *field_of(&operands->args, (enum operand)i) =
         fa3_vector(loaded->data, loaded->dtype, loaded->shape[0]);
   }
@@ -154,6 +184,23 @@ static fa3_tensor output_like(const fa3_forward_args *args) {
              : fa3_dense(data, args->query.dtype, query[0], query[1], query[2], head_dim);
 }
 
+/* Passes on why the library refused, naming the file that it is about. */
+static int name_file(const struct operands *operands, fa3_status status) {
+  const char *message = fa3_last_error();
+  int code = library_exit_code(status);
+  for (int i = 0; i < OPERANDS; i++) {
+    size_t length = strlen(kinds[i].field);
+    if (strncmp(message, kinds[i].field, length) == 0 && operands->loaded[i].rank &&
+        (message[length] == '.' || message[length] == '[' || message[length] == ' '))
+      return fail(code, "%s: %s", operands->loaded[i].origin, message);
+  }
+  if (strncmp(message, "head_dim ", 9) == 0)
+    return fail(code, "%s: %s", operands->loaded[QUERY].origin, message);
+  if (strncmp(message, "value_head_dim ", 15) == 0)
+    return fail(code, "%s: %s", operands->loaded[VALUE].origin, message);
+  return fail(code, "%s", message);
+}
+
 /* Everything but the contents of the lengths is the library's to check, on the CPU, which takes
  * all that is valid. */
 static int check_with_library(const struct operands *operands) {
@@ -161,7 +208,7 @@ static int check_with_library(const struct operands *operands) {
   size_t bytes;
   args.output = output_like(&args);
   fa3_status status = fa3_forward_workspace(&args, &bytes);
-  return status ? operands_failure(operands, status) : 0;
+  return status ? name_file(operands, status) : 0;
 }
 
 int operands_read(const struct attention_options *options, struct operands *operands) {
@@ -177,7 +224,10 @@ int operands_read(const struct attention_options *options, struct operands *oper
   TRY(read_matrices(operands));
   TRY(read_vectors(operands));
   TRY(check_with_library(operands));
-  return lengths_check(&operands->args, operands->loaded);
+  TRY(lengths_check(&operands->args, operands->loaded));
+  operands->args.max_seqlen_q = lengths_longest(&operands->loaded[CU_SEQLENS_Q]);
+  operands->args.max_seqlen_k = lengths_longest(&operands->loaded[CU_SEQLENS_K]);
+  return 0;
 }
 
 static struct loaded_tensor output_shape(const struct operands *operands) {
@@ -267,23 +317,16 @@ int operands_check_lse(struct operands *operands) {
   return 0;
 }
 
-int operands_failure(const struct operands *operands, fa3_status status) {
-  const char *message = fa3_last_error();
-  if (status == FA3_OUT_OF_MEMORY) return fail(EXIT_FAILED, "out of memory");
-  int code = status < 100 ? EXIT_INPUT : status < 200 ? EXIT_UNSUPPORTED : EXIT_FAILED;
-  if (status == FA3_INVALID_ENVIRONMENT) code = EXIT_USAGE;
-  if (status == FA3_INVALID_DEVICE) code = EXIT_UNSUPPORTED;
-  for (int i = 0; i < OPERANDS; i++) {
-    size_t length = strlen(kinds[i].field);
-    if (strncmp(message, kinds[i].field, length) == 0 && operands->loaded[i].rank &&
-        (message[length] == '.' || message[length] == '[' || message[length] == ' '))
-      return fail(code, "%s: %s", operands->loaded[i].origin, message);
-  }
-  if (strncmp(message, "head_dim ", 9) == 0)
-    return fail(code, "%s: %s", operands->loaded[QUERY].origin, message);
-  if (strncmp(message, "value_head_dim ", 15) == 0)
-    return fail(code, "%s: %s", operands->loaded[VALUE].origin, message);
-  return fail(code, "%s", message);
+static fa3_status takes(fa3_device device, const void *call) {
+  fa3_forward_args args = *(const fa3_forward_args *)call;
+  size_t bytes;
+  args.device = device;
+  return fa3_forward_workspace(&args, &bytes);
+}
+
+int operands_choose_device(struct operands *operands, const struct device_options *options) {
+  operands->args.num_threads = options->num_threads;
+  return device_choose(options, takes, &operands->args, &operands->args.device);
 }
 
 void operands_free(struct operands *operands) {

@@ -3,6 +3,7 @@
 #define FA3_CLI_OPERANDS_H
 
 #include "attention_options.h"
+#include "device.h"
 #include "loaded_tensor.h"
 
 struct operands {
@@ -23,8 +24,8 @@ int operands_make_output(struct operands *operands, fa3_dtype dtype, bool with_l
 int operands_check_output(struct operands *operands);
 int operands_check_lse(struct operands *operands);
 
-/* Passes on why the library refused or failed, naming the file that it is about. */
-int operands_failure(const struct operands *operands, fa3_status status);
+/* The device that takes the call; they have an output. */
+int operands_choose_device(struct operands *operands, const struct device_options *options);
 
 void operands_free(struct operands *operands);
 

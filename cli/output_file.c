@@ -12,8 +12,8 @@
 
 #include "failure.h"
 
-/* What a signal removes: a run's output and lse. */
-enum { SLOTS = 2 };
+/* What a signal removes; one more, because a shared file is begun twice. */
+enum { SLOTS = OUTPUT_FILES + 1 };
 static char temporaries[SLOTS][PATH_MAX];
 static volatile sig_atomic_t used[SLOTS];
 
@@ -146,6 +146,7 @@ int output_file_commit(struct output_file *file) {
   }
   (void)close(file->descriptor);
   used[file->slot] = 0;
+  file->descriptor = -1;
   return 0;
 }
 

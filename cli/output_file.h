@@ -6,6 +6,8 @@
 #include <limits.h>
 #include <stddef.h>
 
+enum { OUTPUT_FILES = 6 }; /* at the same time */
+
 struct output_file {
   const char *path; /* for messages; the caller's */
   char target[PATH_MAX];

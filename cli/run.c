@@ -1,15 +1,15 @@
 /* fa3 run: attention on files. */
 #include <argp.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "attention.h"
 #include "attention_options.h"
 #include "commands.h"
+#include "cuda.h"
 #include "device.h"
 #include "failure.h"
 #include "operands.h"
-#include "path.h"
+#include "outputs.h"
 #include "saved_tensor.h"
 
 struct run_options {
@@ -75,56 +75,17 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
   }
 }
 
-static struct saved_tensor saved(const char *name, const struct loaded_tensor *tensor) {
-  struct saved_tensor result = {name, tensor->data, tensor->dtype, tensor->rank, {0}};
-  memcpy(result.shape, tensor->shape, sizeof result.shape);
-  return result;
-}
-
-static int write_and_commit(struct output_file *output, struct output_file *lse,
-                            const struct operands *operands) {
-  const struct saved_tensor tensors[] = {saved("output", &operands->output),
-                                         saved("lse", &operands->lse)};
-  bool both = operands->args.lse.data && lse->descriptor < 0;
-  TRY(saved_tensor_write(output, tensors, both ? 2 : 1));
-  if (lse->descriptor >= 0) TRY(saved_tensor_write(lse, &tensors[1], 1));
-  TRY(output_file_commit(output));
-  return lse->descriptor >= 0 ? output_file_commit(lse) : 0;
-}
-
-/* Outputs that can't be written are found before the work. */
-static int begin_outputs(const struct run_options *run, struct output_file *output,
-                         struct output_file *lse) {
-  output->descriptor = lse->descriptor = -1;
-  TRY(output_file_begin(run->output, output));
-  if (!run->lse) return 0;
-  TRY(output_file_begin(run->lse, lse));
-  if (strcmp(output->target, lse->target) != 0) return 0;
-  output_file_discard(lse); /* the output's file takes both */
-  if (!path_has_suffix(run->output, ".npy")) return 0;
-  return fail(EXIT_USAGE, "%s: --out and --lse are the same file: expected a .safetensors for both",
-              run->output);
-}
-
-static int run_files(const struct run_options *run, struct operands *operands) {
-  struct output_file output;
-  struct output_file lse;
-  fa3_device device;
-  TRY(device_choose(&run->device, &device));
+static int run_files(const struct run_options *run, struct operands *operands,
+                     struct outputs *outputs) {
+  const struct output list[] = {{"--out", run->output, "output", &operands->output},
+                                {"--lse", run->lse, "lse", &operands->lse}};
+  TRY(device_check(&run->device));
   TRY(operands_read(&run->attention, operands));
-  operands->args.device = device;
-  operands->args.num_threads = run->device.num_threads;
   TRY(operands_make_output(operands, run->output_dtype, run->lse != NULL));
-
-  int code = begin_outputs(run, &output, &lse);
-  if (!code) {
-    fa3_status status = attention_run(&operands->args);
-    free(operands->args.workspace);
-    code = status ? operands_failure(operands, status) : write_and_commit(&output, &lse, operands);
-  }
-  output_file_discard(&output);
-  output_file_discard(&lse);
-  return code;
+  TRY(operands_choose_device(operands, &run->device));
+  TRY(outputs_begin(list, 2, outputs));
+  TRY(attention_run(&operands->args));
+  return outputs_write(outputs);
 }
 
 int command_run(int argc, char **argv) {
@@ -145,8 +106,11 @@ int command_run(int argc, char **argv) {
       NULL};
   struct run_options run = {0};
   struct operands operands = {0};
+  struct outputs outputs = {0};
   if (argp_parse(&argp, argc, argv, 0, NULL, &run)) return fail(EXIT_USAGE, "%m");
-  int code = run_files(&run, &operands);
+  int code = run_files(&run, &operands, &outputs);
+  outputs_discard(&outputs);
   operands_free(&operands);
+  cuda_close();
   return code;
 }

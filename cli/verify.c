@@ -5,9 +5,12 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "attention.h"
 #include "attention_options.h"
 #include "commands.h"
 #include "comparison.h"
+#include "cuda.h"
+#include "device.h"
 #include "failure.h"
 #include "numbers.h"
 #include "operands.h"
@@ -15,7 +18,8 @@
 
 struct verify_options {
   struct attention_options attention;
-  const char *output;
+  struct device_options device;
+  const char *output; /* null: it is computed */
   const char *lse;
   int64_t rows;
   uint64_t seed;
@@ -25,7 +29,10 @@ enum { KEY_OUT = 0x500, KEY_LSE, KEY_ROWS, KEY_SEED };
 
 static const struct argp_option options[] = {
     {.doc = "What to verify:", .group = 4},
-    {.name = "out", .key = KEY_OUT, .arg = "TENSOR", .doc = "The output"},
+    {.name = "out",
+     .key = KEY_OUT,
+     .arg = "TENSOR",
+     .doc = "The output (default: what the device computes)"},
     {.name = "lse", .key = KEY_LSE, .arg = "TENSOR", .doc = "Its log-sum-exp"},
     {.name = "rows",
      .key = KEY_ROWS,
@@ -40,6 +47,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
   switch (key) {
     case ARGP_KEY_INIT:
       state->child_inputs[0] = &verify->attention;
+      state->child_inputs[1] = &verify->device;
       return 0;
     case KEY_OUT:
       verify->output = arg;
@@ -59,7 +67,9 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
       verify->seed = (uint64_t)seed;
       return 0;
     case ARGP_KEY_END:
-      if (!verify->output) argp_error(state, "--out is missing");
+      if (verify->lse && !verify->output) argp_error(state, "--lse needs --out");
+      if (verify->device.given && verify->output)
+        argp_error(state, "--device and --threads compute the output, and --out has it already");
       return 0;
     default:
       return ARGP_ERR_UNKNOWN;
@@ -118,6 +128,20 @@ static int check_finite(const struct operands *operands) {
               operands->output.origin, place[0], place[1], place[2], place[3]);
 }
 
+static int compute_outputs(const struct verify_options *verify, struct operands *operands) {
+  char name[32];
+  fa3_device_info info = {.struct_size = sizeof info};
+  TRY(operands_make_output(operands, 0, true));
+  (void)snprintf(operands->output.origin, sizeof operands->output.origin, "the output");
+  (void)snprintf(operands->lse.origin, sizeof operands->lse.origin, "the lse");
+  TRY(operands_choose_device(operands, &verify->device));
+  TRY(attention_run(&operands->args));
+  (void)fa3_get_device_info(operands->args.device, &info);
+  printf("computed on %s (%s, %s)\n", device_name(operands->args.device, name), info.name,
+         info.level);
+  return 0;
+}
+
 static int read_outputs(const struct verify_options *verify, struct operands *operands) {
   static const char *const output_names[] = {"output", "out", "o", NULL};
   static const char *const lse_names[] = {"lse", NULL};
@@ -130,8 +154,9 @@ static int read_outputs(const struct verify_options *verify, struct operands *op
 }
 
 static int verify_files(const struct verify_options *verify, struct operands *operands) {
+  TRY(device_check(&verify->device));
   TRY(operands_read(&verify->attention, operands));
-  TRY(read_outputs(verify, operands));
+  TRY(verify->output ? read_outputs(verify, operands) : compute_outputs(verify, operands));
   struct comparison comparison = {.args = &operands->args};
   int64_t total = comparison_rows(&operands->args);
   int64_t rows = verify->rows < total ? verify->rows : total;
@@ -139,7 +164,7 @@ static int verify_files(const struct verify_options *verify, struct operands *op
   printf("rows     %" PRId64 " of %" PRId64 " checked against float64 (seed %" PRIu64 ")\n", rows,
          total, verify->seed);
   print_statistics("output", &comparison.output);
-  if (verify->lse) print_statistics("lse", &comparison.lse);
+  if (operands->args.lse.data) print_statistics("lse", &comparison.lse);
 
   int code = judge("output", &operands->output, &comparison.output);
   if (!code) code = judge("lse", &operands->lse, &comparison.lse);
@@ -149,13 +174,16 @@ static int verify_files(const struct verify_options *verify, struct operands *op
 }
 
 int command_verify(int argc, char **argv) {
-  static const struct argp_child children[] = {{&attention_argp, 0, NULL, 0}, {0}};
+  static const struct argp_child children[] = {
+      {&attention_argp, 0, NULL, 0}, {&device_argp, 0, NULL, 0}, {0}};
   static const struct argp argp = {
       options,
       parse,
       NULL,
       "Compare an attention output with a float64 reference, on a sample of its rows\v"
-      "Give the inputs and masks that the output was computed with, as to fa3 run. The bound of "
+      "Give the inputs and masks that the output was computed with, as to fa3 run; without --out "
+      "it "
+      "is computed here, on the device, and its log-sum-exp too. The bound of "
       "each value follows from the inputs and from what rounding in float32, and in the inputs' "
       "and the output's dtypes, can do at most. The exit code is 0 if every value checked is "
       "within its bound, and 1 if one is not, or is NaN.",
@@ -167,5 +195,6 @@ int command_verify(int argc, char **argv) {
   if (argp_parse(&argp, argc, argv, 0, NULL, &verify)) return fail(EXIT_USAGE, "%m");
   int code = verify_files(&verify, &operands);
   operands_free(&operands);
+  cuda_close();
   return code;
 }

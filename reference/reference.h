@@ -27,4 +27,39 @@ int64_t reference_output_index(const fa3_forward_args *args, int64_t batch, int6
                                int64_t row);
 int64_t reference_lse_index(const fa3_forward_args *args, int64_t batch, int64_t head, int64_t row);
 
+/* The backward pass, for valid args in host memory: the gradient of one row, and how far a correct
+ * engine may be from it before it stores it (reference_stored_bound says what it may store). Output
+ * and lse are taken as they are given. */
+
+/* The forward call that gave output and lse: for the functions above. */
+fa3_forward_args reference_forward_args(const fa3_backward_args *args);
+
+/* Keys of sequence `batch` (seqused_k and leftpad_k applied). */
+int64_t reference_seqlen_k(const fa3_backward_args *args, int64_t batch);
+
+/* grad_query: head_dim doubles. */
+void reference_grad_query(const fa3_backward_args *args, int64_t batch, int64_t head, int64_t row,
+                          double *gradient, double *bound);
+
+/* grad_key and grad_value of a key head's row: head_dim and value_head_dim doubles. */
+void reference_grad_key_value(const fa3_backward_args *args, int64_t batch, int64_t head_k,
+                              int64_t row, double *grad_key, double *grad_value, double *key_bound,
+                              double *value_bound);
+
+/* grad_sink of a query head. */
+void reference_grad_sink(const fa3_backward_args *args, int64_t head, double *gradient,
+                         double *bound);
+
+/* How far a stored value may be off that is `bound` off before it is rounded to `dtype`. With
+ * FA3_ACCUMULATE `value` is the gradient added to what was there. */
+double reference_stored_bound(fa3_dtype dtype, double value, double bound);
+
+/* Where rows of the gradients start, in elements. */
+int64_t reference_grad_query_index(const fa3_backward_args *args, int64_t batch, int64_t head,
+                                   int64_t row);
+int64_t reference_grad_key_index(const fa3_backward_args *args, int64_t batch, int64_t head_k,
+                                 int64_t row);
+int64_t reference_grad_value_index(const fa3_backward_args *args, int64_t batch, int64_t head_k,
+                                   int64_t row);
+
 #endif

@@ -1,5 +1,5 @@
-/* Every field of fa3_forward_args, wrong in turn: its own status, a message that names it with its
- * value, and nothing written. */
+/* Every field of fa3_forward_args and fa3_backward_args, wrong in turn: its own status, a message
+ * that names it with its value, and nothing written. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -9,31 +9,63 @@
 
 static struct call call; /* too large for some stacks */
 
-/* The statement spoils a dense (or packed) call through `args`. */
-#define REFUSED_CALL(packed, before_data, statement, status, ...) \
-  do {                                                            \
-    call_init(&call, packed);                                     \
-    fa3_forward_args *args = &call.args;                          \
-    (void)args;                                                   \
-    statement;                                                    \
-    call_is_refused(&call, #statement, status, before_data,       \
-                    (const char *const[]){__VA_ARGS__, NULL});    \
+static const struct call_pass *const passes[] = {&call_forward, &call_backward};
+enum { PASSES = 2 };
+
+/* The statement spoils a dense (or packed) call of a pass through `args`. */
+#define REFUSED_PASS(pass, packed, before_data, statement, status, ...)   \
+  do {                                                                    \
+    call_init(&call, packed);                                             \
+    fa3_##pass##_args *args = &call.pass;                                 \
+    (void)args;                                                           \
+    statement;                                                            \
+    call_is_refused(&call, &call_##pass, #statement, status, before_data, \
+                    (const char *const[]){__VA_ARGS__, NULL});            \
+  } while (0)
+#define REFUSED_FORWARD(statement, ...) REFUSED_PASS(forward, false, true, statement, __VA_ARGS__)
+#define REFUSED_BACKWARD(statement, ...) REFUSED_PASS(backward, false, true, statement, __VA_ARGS__)
+
+/* The same of both passes. */
+#define REFUSED_CALL(...)                \
+  do {                                   \
+    REFUSED_PASS(forward, __VA_ARGS__);  \
+    REFUSED_PASS(backward, __VA_ARGS__); \
   } while (0)
 #define REFUSED(statement, ...) REFUSED_CALL(false, true, statement, __VA_ARGS__)
 #define REFUSED_DATA(statement, ...) REFUSED_CALL(false, false, statement, __VA_ARGS__)
 #define REFUSED_PACKED(statement, ...) REFUSED_CALL(true, true, statement, __VA_ARGS__)
 #define REFUSED_PACKED_DATA(statement, ...) REFUSED_CALL(true, false, statement, __VA_ARGS__)
 
+/* All values are 0: outputs and gradients in use are, and the rest is NaN as it was. */
+static void check_zeros(const char *name, const float *elements, size_t count, size_t used) {
+  size_t zeros = 0, untouched = 0;
+  for (size_t i = 0; i < count; i++) {
+    zeros += elements[i] == 0;
+    untouched += isnan(elements[i]);
+  }
+  if (zeros != used || untouched != count - used)
+    fail_msg("%s: %zu zeros of %zu, %zu untouched: expected %zu", name, zeros, count, untouched,
+             used);
+}
+#define CHECK_ZEROS(array, used) \
+  check_zeros(#array, call.array, sizeof call.array / sizeof *call.array, used)
+
 static void test_unspoilt_calls_are_taken(void **state) {
   (void)state;
+  const size_t key_rows = (size_t)CALL_BATCH * (CALL_SEQLEN_K - 2) * CALL_HEADS_K;
   for (int packed = 0; packed <= 1; packed++) {
     call_init(&call, packed);
-    size_t bytes = 0;
-    if (fa3_forward_workspace(&call.args, &bytes)) fail_msg("%s", fa3_last_error());
-    assert_in_range(bytes, 0, sizeof call.workspace);
-    if (fa3_forward(&call.args)) fail_msg("%s", fa3_last_error());
-    for (size_t i = 0; i < sizeof call.output / sizeof *call.output; i++)
-      assert_true(call.output[i] == 0); /* all values are 0 */
+    for (int p = 0; p < PASSES; p++) {
+      size_t bytes = 0;
+      if (passes[p]->workspace(&call, &bytes)) fail_msg("%s", fa3_last_error());
+      assert_in_range(bytes, 0, sizeof call.workspace);
+      if (passes[p]->run(&call)) fail_msg("%s", fa3_last_error());
+    }
+    CHECK_ZEROS(output, sizeof call.output / sizeof *call.output);
+    CHECK_ZEROS(grad_query, sizeof call.grad_query / sizeof *call.grad_query);
+    CHECK_ZEROS(grad_key, key_rows * CALL_HEAD_DIM);
+    CHECK_ZEROS(grad_value, key_rows * CALL_VALUE_HEAD_DIM);
+    CHECK_ZEROS(grad_sink, CALL_HEADS_Q);
   }
 }
 
@@ -47,7 +79,9 @@ static void test_scalars(void **state) {
   REFUSED(args->device.index = 1, FA3_INVALID_DEVICE, "device.index", "1");
   REFUSED(args->device.index = -1, FA3_INVALID_DEVICE, "device.index", "-1");
   REFUSED(args->stream = &call, FA3_INVALID_STREAM, "stream");
-  REFUSED(args->flags |= 8, FA3_INVALID_FLAGS, "flags", "0x8");
+  REFUSED_FORWARD(args->flags |= 8, FA3_INVALID_FLAGS, "flags", "0x8");
+  REFUSED_FORWARD(args->flags |= 16, FA3_INVALID_FLAGS, "flags", "0x10");
+  REFUSED(args->flags |= 32, FA3_INVALID_FLAGS, "flags", "0x20");
   REFUSED(args->flags |= 0x80000000, FA3_INVALID_FLAGS, "flags", "0x80000000");
   REFUSED(args->softmax_scale = NAN, FA3_INVALID_SCALE, "softmax_scale", "nan");
   REFUSED(args->softmax_scale = INFINITY, FA3_INVALID_SCALE, "softmax_scale", "inf");
@@ -72,13 +106,26 @@ static void test_scalars(void **state) {
 
 static void test_workspace(void **state) {
   (void)state;
-  size_t bytes = 0;
-  call_init(&call, false);
-  assert_int_equal(fa3_forward_workspace(&call.args, &bytes), FA3_OK);
-  if (bytes == 0) return;
-  REFUSED_DATA(args->workspace = NULL, FA3_INVALID_WORKSPACE, "workspace");
-  REFUSED_DATA(args->workspace_size = 0, FA3_INVALID_WORKSPACE, "workspace_size", "0");
-  REFUSED_DATA(args->workspace_size = bytes - 1, FA3_INVALID_WORKSPACE, "workspace_size");
+  for (int p = 0; p < PASSES; p++) {
+    size_t bytes = 0;
+    call_init(&call, false);
+    assert_int_equal(passes[p]->workspace(&call, &bytes), FA3_OK);
+    if (bytes == 0) continue;
+    struct {
+      const char *what;
+      size_t size;
+      void *data;
+    } wrong[] = {{"workspace", bytes, NULL},
+                 {"workspace_size", 0, call.workspace},
+                 {"workspace_size", bytes - 1, call.workspace}};
+    for (int i = 0; i < 3; i++) {
+      call_init(&call, false);
+      call.forward.workspace = call.backward.workspace = wrong[i].data;
+      call.forward.workspace_size = call.backward.workspace_size = wrong[i].size;
+      call_is_refused(&call, passes[p], wrong[i].what, FA3_INVALID_WORKSPACE, false,
+                      (const char *const[]){wrong[i].what, NULL});
+    }
+  }
 }
 
 static void test_null(void **state) {
@@ -87,20 +134,25 @@ static void test_null(void **state) {
   assert_int_equal(fa3_forward(NULL), FA3_INVALID_STRUCT);
   assert_non_null(strstr(fa3_last_error(), "args"));
   assert_int_equal(fa3_forward_workspace(NULL, &bytes), FA3_INVALID_STRUCT);
-  call_init(&call, false);
-  assert_int_equal(fa3_forward_workspace(&call.args, NULL), FA3_INVALID_POINTER);
-  assert_non_null(strstr(fa3_last_error(), "bytes"));
+  assert_int_equal(fa3_backward(NULL), FA3_INVALID_STRUCT);
+  assert_non_null(strstr(fa3_last_error(), "args"));
+  assert_int_equal(fa3_backward_workspace(NULL, &bytes), FA3_INVALID_STRUCT);
+  for (int p = 0; p < PASSES; p++) {
+    call_init(&call, false);
+    assert_int_equal(passes[p]->workspace(&call, NULL), FA3_INVALID_POINTER);
+    assert_non_null(strstr(fa3_last_error(), "bytes"));
+  }
 }
 
 /* Spoils field `field` of one tensor of a fresh call; `value` goes into the message. */
-static void refuse_field(bool packed, int which, int64_t value, fa3_status status, bool before_data,
-                         const char *format, int index) {
+static void refuse_field(const struct call_pass *pass, bool packed, int which, int64_t value,
+                         fa3_status status, bool before_data, const char *format, int index) {
   char field[32], name[64], what[128];
   snprintf(field, sizeof field, format, index);
-  snprintf(name, sizeof name, "%s.%s", call_tensors[which].name, field);
+  snprintf(name, sizeof name, "%s.%s", pass->tensors[which].name, field);
   snprintf(what, sizeof what, "%s %s = %lld", packed ? "packed" : "dense", name, (long long)value);
   call_init(&call, packed);
-  fa3_tensor *tensor = call_tensor(&call, which);
+  fa3_tensor *tensor = call_tensor(&call, pass, which);
   if (!strncmp(field, "dtype", 5)) tensor->dtype = (fa3_dtype)value;
   if (!strncmp(field, "rank", 4)) tensor->rank = (int32_t)value;
   if (!strncmp(field, "shape", 5)) tensor->shape[index] = value;
@@ -108,99 +160,108 @@ static void refuse_field(bool packed, int which, int64_t value, fa3_status statu
   if (!strncmp(field, "reserved", 8)) tensor->reserved[index] = (uint64_t)value;
   char text[32];
   snprintf(text, sizeof text, "%lld", (long long)value);
-  call_is_refused(&call, what, status, before_data, (const char *const[]){name, text, NULL});
+  call_is_refused(&call, pass, what, status, before_data, (const char *const[]){name, text, NULL});
 }
 
-static bool is_output(int which) {
-  return !strcmp(call_tensors[which].name, "output") || !strcmp(call_tensors[which].name, "lse");
-}
-
-static void refuse_every_field(bool packed, int which) {
+static void refuse_every_field(const struct call_pass *pass, bool packed, int which) {
   call_init(&call, packed);
-  const fa3_tensor tensor = *call_tensor(&call, which);
+  const fa3_tensor tensor = *call_tensor(&call, pass, which);
   if (tensor.rank == 0) return; /* the one optional tensor that this call can't have */
   const int last = tensor.rank - 1;
 
   static const fa3_dtype dtypes[] = {0, -1, 4, 16, 31, 34, 1 << 30};
   for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++)
-    refuse_field(packed, which, dtypes[i], FA3_INVALID_DTYPE, true, "dtype", 0);
+    refuse_field(pass, packed, which, dtypes[i], FA3_INVALID_DTYPE, true, "dtype", 0);
   fa3_dtype other = tensor.dtype >= FA3_INT32 ? FA3_FLOAT32 : FA3_INT32;
-  refuse_field(packed, which, other, FA3_INVALID_DTYPE, true, "dtype", 0);
+  refuse_field(pass, packed, which, other, FA3_INVALID_DTYPE, true, "dtype", 0);
 
   const int32_t ranks[] = {0, -1, tensor.rank - 1, tensor.rank + 1, 5, INT32_MAX, INT32_MIN};
   for (size_t i = 0; i < sizeof ranks / sizeof *ranks; i++)
-    refuse_field(packed, which, ranks[i], FA3_INVALID_SHAPE, true, "rank", 0);
+    refuse_field(pass, packed, which, ranks[i], FA3_INVALID_SHAPE, true, "rank", 0);
 
   for (int d = 0; d < 4; d++) {
-    refuse_field(packed, which, -1, FA3_INVALID_SHAPE, true, "shape[%d]", d);
-    refuse_field(packed, which, INT64_MIN, FA3_INVALID_SHAPE, true, "shape[%d]", d);
-    refuse_field(packed, which, INT64_MAX, FA3_INVALID_SHAPE, true, "shape[%d]", d);
-    refuse_field(packed, which, -1, FA3_INVALID_STRIDE, true, "strides[%d]", d);
-    refuse_field(packed, which, INT64_MIN, FA3_INVALID_STRIDE, true, "strides[%d]", d);
-    refuse_field(packed, which, INT64_MAX, FA3_INVALID_STRIDE, true, "strides[%d]", d);
+    refuse_field(pass, packed, which, -1, FA3_INVALID_SHAPE, true, "shape[%d]", d);
+    refuse_field(pass, packed, which, INT64_MIN, FA3_INVALID_SHAPE, true, "shape[%d]", d);
+    refuse_field(pass, packed, which, INT64_MAX, FA3_INVALID_SHAPE, true, "shape[%d]", d);
+    refuse_field(pass, packed, which, -1, FA3_INVALID_STRIDE, true, "strides[%d]", d);
+    refuse_field(pass, packed, which, INT64_MIN, FA3_INVALID_STRIDE, true, "strides[%d]", d);
+    refuse_field(pass, packed, which, INT64_MAX, FA3_INVALID_STRIDE, true, "strides[%d]", d);
   }
   for (int d = tensor.rank; d < 4; d++) {
-    refuse_field(packed, which, 1, FA3_INVALID_SHAPE, true, "shape[%d]", d);
-    refuse_field(packed, which, 1, FA3_INVALID_STRIDE, true, "strides[%d]", d);
+    refuse_field(pass, packed, which, 1, FA3_INVALID_SHAPE, true, "shape[%d]", d);
+    refuse_field(pass, packed, which, 1, FA3_INVALID_STRIDE, true, "strides[%d]", d);
   }
-  refuse_field(packed, which, 2, FA3_INVALID_STRIDE, true, "strides[%d]", last);
-  refuse_field(packed, which, 0, FA3_INVALID_STRIDE, true, "strides[%d]", last);
-  if (is_output(which))
+  refuse_field(pass, packed, which, 2, FA3_INVALID_STRIDE, true, "strides[%d]", last);
+  refuse_field(pass, packed, which, 0, FA3_INVALID_STRIDE, true, "strides[%d]", last);
+  if (pass->tensors[which].output)
     for (int d = 0; d < last; d++)
       for (int64_t stride = 0; stride < tensor.shape[last]; stride++)
-        refuse_field(packed, which, stride, FA3_INVALID_STRIDE, true, "strides[%d]", d);
+        refuse_field(pass, packed, which, stride, FA3_INVALID_STRIDE, true, "strides[%d]", d);
   for (int i = 0; i < 6; i++)
-    refuse_field(packed, which, i + 1, FA3_INVALID_RESERVED, true, "reserved[%d]", i);
+    refuse_field(pass, packed, which, i + 1, FA3_INVALID_RESERVED, true, "reserved[%d]", i);
 }
 
 static void test_every_field_of_every_tensor(void **state) {
   (void)state;
-  for (int which = 0; which < call_tensor_count; which++) {
-    refuse_every_field(false, which);
-    refuse_every_field(true, which);
-  }
+  for (int p = 0; p < PASSES; p++)
+    for (int which = 0; which < passes[p]->tensor_count; which++) {
+      refuse_every_field(passes[p], false, which);
+      refuse_every_field(passes[p], true, which);
+    }
 }
 
 /* An extent that is one too large, for every dimension: the message names either side. */
-static void test_extents_that_do_not_match(void **state) {
-  (void)state;
+static void refuse_extents(const struct call_pass *pass) {
   for (int packed = 0; packed <= 1; packed++) {
-    for (int which = 0; which < call_tensor_count; which++) {
+    for (int which = 0; which < pass->tensor_count; which++) {
       for (int d = 0; d < 4; d++) {
         call_init(&call, packed);
-        fa3_tensor *tensor = call_tensor(&call, which);
+        fa3_tensor *tensor = call_tensor(&call, pass, which);
         if (d >= tensor->rank) continue;
         /* Any batch of keys will do with an index. */
-        if (!packed && d == 0 && !strcmp(call_tensors[which].name, "key")) continue;
+        if (pass == &call_forward && !packed && d == 0 && !strcmp(pass->tensors[which].name, "key"))
+          continue;
         tensor->shape[d]++;
         if (d == tensor->rank - 1) tensor->shape[d] += 7; /* stays a multiple of 8 */
-        const char *name = call_tensors[which].name;
+        const char *name = pass->tensors[which].name;
         if (!strcmp(name, "cu_seqlens_q")) name = "shape"; /* it says what the batch is */
         char what[64];
         snprintf(what, sizeof what, "%s %s.shape[%d]", packed ? "packed" : "dense",
-                 call_tensors[which].name, d);
-        call_is_refused(&call, what, FA3_INVALID_SHAPE, true, (const char *const[]){name, NULL});
+                 pass->tensors[which].name, d);
+        call_is_refused(&call, pass, what, FA3_INVALID_SHAPE, true,
+                        (const char *const[]){name, NULL});
       }
+    }
+  }
+}
+
+static void test_extents_that_do_not_match(void **state) {
+  (void)state;
+  for (int p = 0; p < PASSES; p++) refuse_extents(passes[p]);
+}
+
+static void refuse_data_pointers(const struct call_pass *pass) {
+  for (int packed = 0; packed <= 1; packed++) {
+    for (int which = 0; which < pass->tensor_count; which++) {
+      char name[64];
+      snprintf(name, sizeof name, "%s.data", pass->tensors[which].name);
+      call_init(&call, packed);
+      if (call_tensor(&call, pass, which)->rank == 0) continue;
+      call_tensor(&call, pass, which)->data = NULL;
+      call_is_refused(&call, pass, name, FA3_INVALID_POINTER, false,
+                      (const char *const[]){name, NULL});
+      call_init(&call, packed);
+      fa3_tensor *tensor = call_tensor(&call, pass, which);
+      tensor->data = (char *)tensor->data + 1;
+      call_is_refused(&call, pass, name, FA3_INVALID_POINTER, false,
+                      (const char *const[]){name, NULL});
     }
   }
 }
 
 static void test_data_pointers(void **state) {
   (void)state;
-  for (int packed = 0; packed <= 1; packed++) {
-    for (int which = 0; which < call_tensor_count; which++) {
-      char name[64];
-      snprintf(name, sizeof name, "%s.data", call_tensors[which].name);
-      call_init(&call, packed);
-      if (call_tensor(&call, which)->rank == 0) continue;
-      call_tensor(&call, which)->data = NULL;
-      call_is_refused(&call, name, FA3_INVALID_POINTER, false, (const char *const[]){name, NULL});
-      call_init(&call, packed);
-      fa3_tensor *tensor = call_tensor(&call, which);
-      tensor->data = (char *)tensor->data + 1;
-      call_is_refused(&call, name, FA3_INVALID_POINTER, false, (const char *const[]){name, NULL});
-    }
-  }
+  for (int p = 0; p < PASSES; p++) refuse_data_pointers(passes[p]);
 }
 
 static void test_shapes_without_heads(void **state) {
@@ -224,21 +285,65 @@ static void test_sizes_that_overflow(void **state) {
            args->query.strides[1] = args->output.strides[1] = huge),
           FA3_INVALID_STRIDE, "query.strides[1]");
   REFUSED((args->output.strides[0] = INT64_MAX / 2), FA3_INVALID_STRIDE, "output.strides");
+  REFUSED_BACKWARD((args->grad_key.strides[0] = INT64_MAX / 2), FA3_INVALID_STRIDE,
+                   "grad_key.strides");
   REFUSED((args->lse.strides[0] = INT64_MAX - 1), FA3_INVALID_STRIDE, "lse.strides");
 }
 
 /* What the tables of the engines don't have is unsupported, not invalid. */
 static void test_unsupported(void **state) {
   (void)state;
-  REFUSED((args->query.shape[3] = args->key.shape[3] = 12), FA3_UNSUPPORTED, "12");
-  REFUSED((args->value.shape[3] = args->output.shape[3] = 20), FA3_UNSUPPORTED, "20");
-  REFUSED((args->query = fa3_dense(call.query, FA3_FLOAT32, 2, 1, 1, 264),
-           args->key = args->value = args->output = args->query, args->lse = (fa3_tensor){0},
-           args->sink = (fa3_tensor){0}),
-          FA3_UNSUPPORTED, "264");
+  REFUSED_FORWARD((args->query.shape[3] = args->key.shape[3] = 12), FA3_UNSUPPORTED, "12");
+  REFUSED_FORWARD((args->value.shape[3] = args->output.shape[3] = 20), FA3_UNSUPPORTED, "20");
+  REFUSED_FORWARD((args->query = fa3_dense(call.query, FA3_FLOAT32, 2, 1, 1, 264),
+                   args->key = args->value = args->output = args->query,
+                   args->lse = args->sink = (fa3_tensor){0}),
+                  FA3_UNSUPPORTED, "264");
+  REFUSED_BACKWARD((args->query.shape[3] = args->key.shape[3] = args->grad_query.shape[3] =
+                        args->grad_key.shape[3] = 12),
+                   FA3_UNSUPPORTED, "12");
+  REFUSED_BACKWARD((args->value.shape[3] = args->output.shape[3] = args->grad_output.shape[3] =
+                        args->grad_value.shape[3] = 20),
+                   FA3_UNSUPPORTED, "20");
   REFUSED(args->key.dtype = FA3_FLOAT16, FA3_UNSUPPORTED, "key");
   REFUSED(args->value.dtype = FA3_BFLOAT16, FA3_UNSUPPORTED, "value");
-  REFUSED(args->output.dtype = FA3_FLOAT16, FA3_UNSUPPORTED, "output");
+  REFUSED_FORWARD(args->output.dtype = FA3_FLOAT16, FA3_UNSUPPORTED, "output");
+  REFUSED_BACKWARD(args->output.dtype = args->grad_output.dtype = FA3_FLOAT16, FA3_UNSUPPORTED,
+                   "output");
+}
+
+static void test_gradients(void **state) {
+  (void)state;
+  const fa3_tensor absent = {0};
+  REFUSED_BACKWARD(args->lse = absent, FA3_INVALID_POINTER, "lse is absent");
+  REFUSED_BACKWARD(args->grad_output = absent, FA3_INVALID_DTYPE, "grad_output.dtype");
+  REFUSED_BACKWARD(args->grad_query = absent, FA3_INVALID_DTYPE, "grad_query.dtype");
+  REFUSED_BACKWARD(args->grad_key = absent, FA3_INVALID_DTYPE, "grad_key.dtype");
+  REFUSED_BACKWARD(args->grad_value = absent, FA3_INVALID_DTYPE, "grad_value.dtype");
+  REFUSED_BACKWARD(args->sink = absent, FA3_INVALID_FLAGS, "grad_sink", "without sink");
+  REFUSED_BACKWARD(args->grad_output.dtype = FA3_FLOAT16, FA3_INVALID_DTYPE, "grad_output.dtype");
+  REFUSED_BACKWARD(args->grad_query.dtype = FA3_FLOAT16, FA3_INVALID_DTYPE, "grad_query.dtype");
+  REFUSED_BACKWARD(args->grad_key.dtype = FA3_BFLOAT16, FA3_INVALID_DTYPE, "grad_key.dtype");
+  REFUSED_BACKWARD(args->grad_value.dtype = FA3_FLOAT16, FA3_INVALID_DTYPE, "grad_value.dtype");
+  REFUSED_BACKWARD(args->grad_sink.dtype = FA3_FLOAT16, FA3_INVALID_DTYPE, "grad_sink.dtype");
+  REFUSED_BACKWARD((args->key.shape[0] = args->value.shape[0] = 3), FA3_INVALID_SHAPE,
+                   "key.shape[0]", "3");
+}
+
+/* What a backward call may leave out, or have otherwise than the others here. */
+static void test_taken(void **state) {
+  (void)state;
+  const fa3_tensor absent = {0};
+  for (int i = 0; i < 5; i++) {
+    call_init(&call, false);
+    fa3_backward_args *args = &call.backward;
+    if (i == 0) args->grad_lse = absent;
+    if (i == 1) args->grad_sink = absent;
+    if (i == 2) args->sink = args->grad_sink = absent;
+    if (i == 3) args->flags |= FA3_ACCUMULATE | FA3_DETERMINISTIC;
+    if (i == 4) memset(args->grad_output.strides, 0, 3 * sizeof *args->grad_output.strides);
+    if (fa3_backward(args)) fail_msg("%d: %s", i, fa3_last_error());
+  }
 }
 
 static void test_lengths(void **state) {
@@ -268,10 +373,13 @@ static void test_lengths(void **state) {
     REFUSED_CALL(packed, false, call.diagonal[1] = INT64_MAX, FA3_INVALID_LENGTHS, "diagonal[1]");
     REFUSED_CALL(packed, false, call.diagonal[0] = INT64_MIN, FA3_INVALID_LENGTHS, "diagonal[0]");
   }
-  REFUSED_DATA(call.cache_batch_index[1] = 2, FA3_INVALID_LENGTHS, "cache_batch_index[1]", "2");
-  REFUSED_DATA(call.cache_batch_index[0] = -1, FA3_INVALID_LENGTHS, "cache_batch_index[0]", "-1");
-  REFUSED_PACKED(args->cache_batch_index = fa3_vector(call.cache_batch_index, FA3_INT32, 2),
-                 FA3_INVALID_FLAGS, "cache_batch_index", "cu_seqlens_k");
+  REFUSED_PASS(forward, false, false, call.cache_batch_index[1] = 2, FA3_INVALID_LENGTHS,
+               "cache_batch_index[1]", "2");
+  REFUSED_PASS(forward, false, false, call.cache_batch_index[0] = -1, FA3_INVALID_LENGTHS,
+               "cache_batch_index[0]", "-1");
+  REFUSED_PASS(forward, true, true,
+               args->cache_batch_index = fa3_vector(call.cache_batch_index, FA3_INT32, 2),
+               FA3_INVALID_FLAGS, "cache_batch_index", "cu_seqlens_k");
   REFUSED_PACKED(args->cu_seqlens_q.shape[0] = 0, FA3_INVALID_SHAPE, "cu_seqlens_q.shape[0]");
 }
 
@@ -288,6 +396,8 @@ int main(void) {
       cmocka_unit_test(test_sizes_that_overflow),
       cmocka_unit_test(test_unsupported),
       cmocka_unit_test(test_lengths),
+      cmocka_unit_test(test_gradients),
+      cmocka_unit_test(test_taken),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -47,7 +47,7 @@ static void run_with(const struct spec *spec, size_t tensor_offset, int64_t row,
   struct rng rng = rng_for((uint64_t)row + 1000);
   struct trial trial = trial_new(spec, &rng);
   fa3_tensor *tensor = (fa3_tensor *)(void *)((char *)&trial.args + tensor_offset);
-  trial_store(tensor, at(tensor, 1, row, 1, 5), planted);
+  tensor_store(tensor, at(tensor, 1, row, 1, 5), planted);
   trial_run(&trial, &rng);
   trial_check(&trial, &rng, every_pair);
   assert_int_equal(count_non_finite(&trial.args.output), non_finite_outputs);
@@ -111,7 +111,7 @@ static void test_infinite_key(void **state) {
     struct spec spec = usual_spec(dtypes[i]);
     struct rng rng = rng_for(7);
     struct trial trial = trial_new(&spec, &rng);
-    trial_store(&trial.args.key, at(&trial.args.key, 1, 290, 1, 5), INFINITY);
+    tensor_store(&trial.args.key, at(&trial.args.key, 1, 290, 1, 5), INFINITY);
     trial_run(&trial, &rng);
     trial_check(&trial, &rng, every_pair);
     assert_in_range(count_non_finite(&trial.args.lse), 1, 2 * spec.max_seqlen_q - 1);
@@ -133,7 +133,7 @@ static void test_infinity_outside_sequences(void **state) {
       int64_t elements = (int64_t)(trial.buffers[inputs[i]].size / fa3_dtype_size(spec.dtype));
       for (int64_t n = 0; n < elements; n++)
         if (isnan(reference_load(tensors[i], n)))
-          trial_store(tensors[i], n, n % 2 ? INFINITY : -INFINITY);
+          tensor_store(tensors[i], n, n % 2 ? INFINITY : -INFINITY);
     }
     trial_run(&trial, &rng);
     trial_check(&trial, &rng, 10000);

@@ -24,9 +24,9 @@ static void *make_tensor(fa3_tensor *tensor, int far_dimension, struct rng *rng)
     for (int64_t s = 0; s < SEQLEN; s++)
       for (int64_t h = 0; h < HEADS; h++)
         for (int64_t d = 0; d < HEAD_DIM; d++)
-          trial_store(tensor,
-                      b * tensor->strides[0] + s * tensor->strides[1] + h * tensor->strides[2] + d,
-                      rng_normal(rng));
+          tensor_store(tensor,
+                       b * tensor->strides[0] + s * tensor->strides[1] + h * tensor->strides[2] + d,
+                       rng_normal(rng));
   return tensor->data;
 }
 

@@ -87,6 +87,10 @@ const struct routines amx_routines = {
     .cap = bfloat16_cap,
     .softmax = bfloat16_softmax,
     .store_row = bfloat16_store_row,
+    .gradient = bfloat16_gradient,
+    .transpose = bfloat16_transpose,
+    .add_row = bfloat16_add_row,
+    .dot = bfloat16_dot,
     .enter = enter,
     .leave = leave,
 };

@@ -12,6 +12,7 @@ static inline float *store_pairs(float *words, vec a, vec b) {
   return words + VECTOR;
 }
 
+#include "gradient.h"
 #include "pack.h"
 #include "product.h"
 #include "softmax.h"
@@ -69,6 +70,56 @@ void bfloat16_store_row(const float *row, int64_t width, float factor, fa3_dtype
   store_row(row, width, factor, dtype, stored);
 }
 
+void bfloat16_gradient(const struct gradient_step *step) {
+  gradient(step);
+}
+
+/* Up to 16 pairs of rows x 16 words. Two rows' words hold two columns each: a word of an even
+ * column is made of their low halves, a word of an odd one of their high halves. */
+static inline void transpose_block(const float *packed, int64_t rows, int64_t stride,
+                                   float *transposed, int64_t transposed_stride, int64_t words) {
+  const __m512i high = _mm512_set1_epi32((int32_t)0xffff0000);
+  vec even[VECTOR], odd[VECTOR];
+#pragma GCC unroll 16
+  for (int i = 0; i < VECTOR; i++) {
+    const float *from = packed + 2 * i * stride;
+    __m512i first = 2 * i < rows ? _mm512_loadu_si512(from) : _mm512_setzero_si512();
+    __m512i second = 2 * i + 1 < rows ? _mm512_loadu_si512(from + stride) : _mm512_setzero_si512();
+    even[i] = _mm512_castsi512_ps(
+        _mm512_or_si512(_mm512_andnot_si512(high, first), _mm512_slli_epi32(second, 16)));
+    odd[i] = _mm512_castsi512_ps(
+        _mm512_or_si512(_mm512_srli_epi32(first, 16), _mm512_and_si512(high, second)));
+  }
+  vec_transpose(even);
+  vec_transpose(odd);
+  const __mmask16 mask = vec_first(words);
+#pragma GCC unroll 16
+  for (int i = 0; i < VECTOR; i++) {
+    float *to = transposed + 2 * i * transposed_stride;
+    _mm512_mask_storeu_ps(to, mask, even[i]);
+    _mm512_mask_storeu_ps(to + transposed_stride, mask, odd[i]);
+  }
+}
+
+void bfloat16_transpose(const float *packed, int64_t rows, int64_t columns, int64_t stride,
+                        float *transposed, int64_t transposed_stride) {
+  const int64_t words = (rows + 7) / 8 * 4;
+  for (int64_t word = 0; word < words; word += VECTOR)
+    for (int64_t column = 0; column < columns; column += 2 * VECTOR)
+      transpose_block(packed + 2 * word * stride + column / 2, rows - 2 * word, stride,
+                      transposed + column * transposed_stride + word, transposed_stride,
+                      words - word);
+}
+
+void bfloat16_add_row(const float *row, int64_t width, float factor, fa3_dtype dtype,
+                      void *stored) {
+  add_row(row, width, factor, dtype, stored);
+}
+
+float bfloat16_dot(const void *a, const void *b, int64_t width, fa3_dtype dtype) {
+  return dot(a, b, width, dtype);
+}
+
 const struct routines avx512bf16_routines = {
     .elements_per_word = 2,
     .vector = VECTOR,
@@ -82,4 +133,8 @@ const struct routines avx512bf16_routines = {
     .cap = bfloat16_cap,
     .softmax = bfloat16_softmax,
     .store_row = bfloat16_store_row,
+    .gradient = bfloat16_gradient,
+    .transpose = bfloat16_transpose,
+    .add_row = bfloat16_add_row,
+    .dot = bfloat16_dot,
 };

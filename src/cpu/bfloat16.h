@@ -13,5 +13,10 @@ void bfloat16_cap(float *scores, int64_t columns, float scale, float softcap);
 void bfloat16_softmax(const struct softmax_step *step);
 void bfloat16_store_row(const float *row, int64_t width, float factor, fa3_dtype dtype,
                         void *stored);
+void bfloat16_gradient(const struct gradient_step *step);
+void bfloat16_transpose(const float *packed, int64_t rows, int64_t columns, int64_t stride,
+                        float *transposed, int64_t transposed_stride);
+void bfloat16_add_row(const float *row, int64_t width, float factor, fa3_dtype dtype, void *stored);
+float bfloat16_dot(const void *a, const void *b, int64_t width, fa3_dtype dtype);
 
 #endif

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "backward.h"
 #include "error.h"
 #include "forward.h"
 #include "level.h"
@@ -73,8 +74,6 @@ static fa3_status check_head_dim(const char *name, int32_t head_dim) {
 }
 
 static fa3_status supports(const fa3_capability *capability) {
-  if (capability->phase == FA3_BACKWARD)
-    return set_error(FA3_UNSUPPORTED, "the backward pass is not there yet");
   fa3_dtype dtype = capability->query_dtype;
   if (!is_input_dtype(dtype))
     return set_error(FA3_UNSUPPORTED,
@@ -89,14 +88,17 @@ static fa3_status supports(const fa3_capability *capability) {
   return status ? status : check_head_dim("value_head_dim", capability->value_head_dim);
 }
 
+static const fa3_phase phases[] = {FA3_FORWARD, FA3_BACKWARD};
+enum { PHASES = sizeof phases / sizeof *phases };
+
 static int32_t kernel_count(void) {
-  return cpu_level_count * DTYPES;
+  return PHASES * cpu_level_count * DTYPES;
 }
 
 static void kernel_info(int32_t index, fa3_kernel_info *info) {
-  const struct level *level = &cpu_levels[index / DTYPES];
+  const struct level *level = &cpu_levels[index / DTYPES % cpu_level_count];
   snprintf(info->name, sizeof info->name, "%s", level->name);
-  info->phase = FA3_FORWARD;
+  info->phase = phases[index / DTYPES / cpu_level_count];
   info->dtype = dtypes[index % DTYPES];
   info->head_dim = LARGEST_HEAD_DIM;
   info->value_head_dim = LARGEST_HEAD_DIM;
@@ -118,6 +120,26 @@ static fa3_status forward(const struct problem *problem, const struct plan *plan
   return FA3_OK;
 }
 
+/* A float32 grad_output has more than bfloat16 words hold. */
+static const struct routines *backward_routines(const struct level *level,
+                                                const struct problem *problem) {
+  return level_routines(level, problem->grad_output.dtype);
+}
+
+static fa3_status plan_backward(const struct problem *problem, struct plan *plan) {
+  const struct level *level = cpu_level();
+  if (!level) return FA3_INVALID_ENVIRONMENT;
+  return cpu_plan_backward(problem, backward_routines(level, problem), plan);
+}
+
+static fa3_status backward(const struct problem *problem, const struct plan *plan,
+                           void *workspace) {
+  const struct level *level = cpu_level();
+  if (!level) return FA3_INVALID_ENVIRONMENT;
+  cpu_backward(problem, backward_routines(level, problem), plan, workspace);
+  return FA3_OK;
+}
+
 const struct engine cpu_engine = {
     .name = "cpu",
     .device_type = FA3_CPU,
@@ -128,5 +150,7 @@ const struct engine cpu_engine = {
     .kernel_count = kernel_count,
     .kernel_info = kernel_info,
     .plan_forward = plan_forward,
+    .plan_backward = plan_backward,
     .forward = forward,
+    .backward = backward,
 };

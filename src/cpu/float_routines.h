@@ -7,6 +7,7 @@
 #define STORE_PROBABILITIES(words, a, b) \
   (vec_store(words, a), vec_store((words) + VECTOR, b), (words) + 2 * VECTOR)
 
+#include "gradient.h"
 #include "pack.h"
 #include "product.h"
 #include "softmax.h"
@@ -40,11 +41,30 @@ static void pack_values(const struct rows *values, int64_t depth, int64_t panel_
     pack_values_as(values, FA3_BFLOAT16, 2, panel_stride, packed);
 }
 
+static void transpose(const float *packed, int64_t rows, int64_t columns, int64_t stride,
+                      float *transposed, int64_t transposed_stride) {
+  const int64_t whole = (rows + 7) / 8 * 8;
+  for (int64_t row = 0; row < whole; row += VECTOR)
+    for (int64_t column = 0; column < columns; column += VECTOR) {
+      vec block[VECTOR];
+      const float *from = packed + row * stride + column;
+      float *to = transposed + column * transposed_stride + row;
+#pragma GCC unroll 16
+      for (int i = 0; i < VECTOR; i++)
+        block[i] = row + i < rows ? vec_load(from + i * stride) : vec_set(0);
+      vec_transpose(block);
+#pragma GCC unroll 16
+      for (int i = 0; i < VECTOR; i++)
+        vec_store_as(FA3_FLOAT32, (char *)(to + i * transposed_stride), whole - row, block[i]);
+    }
+}
+
 #define FLOAT_ROUTINES                                                                      \
   {                                                                                         \
     .elements_per_word = 1, .vector = VECTOR, .panel = PANEL, .depth_step = 1, .strip = 24, \
     .pack_queries = pack_queries, .pack_keys = pack_keys, .pack_values = pack_values,       \
     .multiply = multiply, .cap = cap, .softmax = softmax, .store_row = store_row,           \
+    .gradient = gradient, .transpose = transpose, .add_row = add_row, .dot = dot,           \
   }
 
 #endif

@@ -7,7 +7,8 @@
 #include <omp.h>
 #include <stdlib.h>
 
-#include "half.h"
+#include "element.h"
+#include "integer.h"
 
 enum {
   TILE_K = 256,
@@ -21,26 +22,6 @@ enum {
 
 static const float log2_e = 1.44269504f;
 static const float ln_2 = 0.693147181f;
-
-static int64_t smaller(int64_t a, int64_t b) {
-  return a < b ? a : b;
-}
-
-static int64_t larger(int64_t a, int64_t b) {
-  return a > b ? a : b;
-}
-
-static int64_t round_down(int64_t value, int64_t step) {
-  return value / step * step;
-}
-
-static int64_t divide_up(int64_t value, int64_t by) {
-  return (value + by - 1) / by;
-}
-
-static int64_t round_up(int64_t value, int64_t step) {
-  return divide_up(value, step) * step;
-}
 
 /* What one thread works in, and its sizes in words. */
 struct scratch {
@@ -107,12 +88,6 @@ static size_t scratch_layout(const struct problem *problem, const struct routine
   return bytes;
 }
 
-/* Query rows of a key head: its group's heads side by side, so that they share the tiles of
- * keys and values. Row r is query r / group of the group's head r % group. */
-static int64_t group_size(const struct problem *problem) {
-  return problem->heads_k ? problem->heads_q / problem->heads_k : 0;
-}
-
 /* Blocks of equal size: as few as fit the scratch, but enough for all threads. */
 static int64_t choose_tile_q(const struct problem *problem, const struct routines *routines,
                              int32_t num_threads) {
@@ -136,16 +111,6 @@ void cpu_plan(const struct problem *problem, const struct routines *routines, st
       scratch_layout(problem, routines, NULL, &scratch) * (size_t)plan->num_threads + CACHE_LINE;
 }
 
-static int64_t element_size(const struct operand *operand) {
-  return (int64_t)fa3_dtype_size(operand->dtype);
-}
-
-static char *element(const struct operand *operand, int64_t batch, int64_t row, int64_t head) {
-  return operand->data +
-         (batch * operand->stride_batch + row * operand->stride_row + head * operand->stride_head) *
-             element_size(operand);
-}
-
 /* A block of query rows of one key head, and the sequence they belong to. */
 struct block {
   const struct problem *problem;
@@ -167,13 +132,6 @@ static int64_t head_of(const struct block *block, int64_t row) {
   return block->head_k * block->group + (block->first_row + row) % block->group;
 }
 
-static float load_sink(const struct operand *sink, int64_t head) {
-  const char *at = element(sink, 0, 0, head);
-  if (sink->dtype == FA3_FLOAT32) return *(const float *)at;
-  uint16_t bits = *(const uint16_t *)at;
-  return sink->dtype == FA3_FLOAT16 ? float_from_half(bits) : float_from_bfloat(bits);
-}
-
 /* Packs the queries and starts the rows' softmax. A sink is a key seen before all others whose
  * value is zero. */
 static void begin_block(struct block *block) {
@@ -193,7 +151,7 @@ static void begin_block(struct block *block) {
     };
     block->routines->pack_queries(&query, factor, scratch->head_depth,
                                   scratch->queries + row * scratch->head_depth);
-    float sink = problem->sink.data ? load_sink(&problem->sink, head) : -INFINITY;
+    float sink = problem->sink.data ? load_head_value(&problem->sink, head) : -INFINITY;
     scratch->maximum[row] = sink * log2_e;
     scratch->sum[row] = sink == -INFINITY ? 0 : expf(sink - sink);
   }

@@ -51,21 +51,32 @@ INLINE void pack_queries_as(const struct rows *queries, fa3_dtype dtype, int64_t
     }
 }
 
-INLINE void store_row_as(const float *row, int64_t width, float factor, fa3_dtype dtype,
+INLINE void store_row_as(const float *row, int64_t width, float factor, bool add, fa3_dtype dtype,
                          int64_t element_size, char *stored) {
-  for (int64_t i = 0; i < width; i += VECTOR)
-    vec_store_as(dtype, stored + i * element_size, width - i,
-                 vec_mul(vec_load(row + i), vec_set(factor)));
+  for (int64_t i = 0; i < width; i += VECTOR, stored += VECTOR * element_size) {
+    vec value = vec_mul(vec_load(row + i), vec_set(factor));
+    if (add) value = vec_add(vec_load_as(dtype, stored, width - i), value);
+    vec_store_as(dtype, stored, width - i, value);
+  }
 }
 
 static void store_row(const float *row, int64_t width, float factor, fa3_dtype dtype,
                       void *stored) {
   if (dtype == FA3_FLOAT32)
-    store_row_as(row, width, factor, FA3_FLOAT32, 4, stored);
+    store_row_as(row, width, factor, false, FA3_FLOAT32, 4, stored);
   else if (dtype == FA3_FLOAT16)
-    store_row_as(row, width, factor, FA3_FLOAT16, 2, stored);
+    store_row_as(row, width, factor, false, FA3_FLOAT16, 2, stored);
   else
-    store_row_as(row, width, factor, FA3_BFLOAT16, 2, stored);
+    store_row_as(row, width, factor, false, FA3_BFLOAT16, 2, stored);
+}
+
+static void add_row(const float *row, int64_t width, float factor, fa3_dtype dtype, void *stored) {
+  if (dtype == FA3_FLOAT32)
+    store_row_as(row, width, factor, true, FA3_FLOAT32, 4, stored);
+  else if (dtype == FA3_FLOAT16)
+    store_row_as(row, width, factor, true, FA3_FLOAT16, 2, stored);
+  else
+    store_row_as(row, width, factor, true, FA3_BFLOAT16, 2, stored);
 }
 
 #endif

@@ -1,5 +1,5 @@
-/* What one processor level supplies to the tile loop (forward.c): packing, the matrix product
- * and the softmax step of one tile.
+/* What one processor level supplies to the tile loops (forward.c, backward.c): packing, the matrix
+ * product and the softmax step of one tile.
  *
  * Packed operands are made of 32-bit words: one float, or two bfloat16 that follow each other
  * along the dimension that the product sums over (its depth). A left operand (queries,
@@ -43,6 +43,21 @@ struct softmax_step {
   int64_t output_width; /* a multiple of the routines' `vector` */
 };
 
+/* One tile's step of the backward pass (FlashAttention-2, algorithm 2), keys by rows and queries by
+ * columns: P = 2^(score * scale + shift) and dS = P * (dP - delta), with a softcap c times
+ * 1 - (score / c)^2. */
+struct gradient_step {
+  int64_t rows;
+  int64_t columns; /* a multiple of the routines' `panel` */
+  float *scores;   /* capped if softcap is above 0; become P, packed by rows with the same stride */
+  float *gradients; /* dP; become dS, packed likewise */
+  int64_t stride;
+  float scale;
+  float softcap;      /* 0: none */
+  const float *shift; /* of each column; -infinity makes P and dS 0 */
+  const float *delta; /* likewise */
+};
+
 /* Rows in the caller's memory. */
 struct rows {
   const char *data;
@@ -74,7 +89,17 @@ struct routines {
   /* One output row, times `factor`. */
   void (*store_row)(const float *row, int64_t width, float factor, fa3_dtype dtype, void *stored);
 
-  /* Around each block of queries on its thread; null if there is nothing to do. */
+  /* What the backward pass needs beside: */
+  void (*gradient)(const struct gradient_step *step);
+  /* packed[row][column] to transposed[column][row], both packed by rows; `columns` is a multiple of
+   * `panel`, and the rows are filled up with zeros to a multiple of 8. */
+  void (*transpose)(const float *packed, int64_t rows, int64_t columns, int64_t stride,
+                    float *transposed, int64_t transposed_stride);
+  /* stored += row * factor, rounded once. */
+  void (*add_row)(const float *row, int64_t width, float factor, fa3_dtype dtype, void *stored);
+  float (*dot)(const void *a, const void *b, int64_t width, fa3_dtype dtype);
+
+  /* Around each block of rows on its thread; null if there is nothing to do. */
   void (*enter)(void);
   void (*leave)(void);
 };

@@ -13,7 +13,8 @@ class Info(program.ProgramTest):
         self.assertRegex(text, r"\ncpu +\w+: .*, \d+ threads, \d+\.\d GiB\n")
         self.assertRegex(text, r"\ncuda")
         for dtype in ("fp32", "fp16", "bf16"):
-            self.assertRegex(text, rf"\ncpu +plain +{dtype} +256 +256 ")
+            for phase in ("forward", "backward"):
+                self.assertRegex(text, rf"\ncpu +plain +{phase} +{dtype} +256 +256 ")
 
     def test_json_says_the_same(self):
         text = self.succeed("info").stdout
@@ -26,7 +27,9 @@ class Info(program.ProgramTest):
         if not cuda["usable"]:
             self.assertIn(cuda["reason"], text)
         selected = [kernel for kernel in info["kernels"] if kernel["selected"]]
-        self.assertEqual(sorted(kernel["dtype"] for kernel in selected), ["bf16", "fp16", "fp32"])
+        for phase in ("forward", "backward"):
+            dtypes = [kernel["dtype"] for kernel in selected if kernel["phase"] == phase]
+            self.assertEqual(sorted(dtypes), ["bf16", "fp16", "fp32"])
         self.assertEqual({kernel["name"] for kernel in selected}, {cpu["level"]})
         self.assertTrue(all(kernel["usable"] for kernel in selected))
 

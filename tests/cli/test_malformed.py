@@ -175,7 +175,8 @@ class Malformed(program.ProgramTest):
                        "--seqused-q", "--seqused-k", "--leftpad-k", "--cache-batch-index",
                        "--diagonal"):
             arguments = [word for pair in {**inputs, option: "bad.npy"}.items() for word in pair]
-            self.refuse(INPUT, ["bad.npy: cut short"], "run", *arguments, "--out", "o.npy")
+            self.refuse(INPUT, ["bad.npy: cut short"], "run", *arguments, "--causal", "--out",
+                        "o.npy")
         arguments = [word for pair in inputs.items() for word in pair]
         self.refuse(INPUT, ["bad.npy: cut short"], "verify", *arguments, "--out", "bad.npy")
         self.save(o=self.value)

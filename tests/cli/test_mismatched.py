@@ -47,15 +47,18 @@ class Mismatched(program.ProgramTest):
                          v=random_qkv(dtype=bfloat16)[2])
         self.refuse_with(["q.npy: its elements are integers: expected"],
                          q=np.zeros((2, 5, 4, 16), np.int32))
-        self.refuse_with(["sink.npy", "sink"], "--sink", "sink.npy", sink=np.zeros(4, np.float16))
+        self.refuse_with(["sink.npy: its elements are fp16: expected fp32, or fp32 as in q.npy"],
+                         "--sink", "sink.npy", sink=np.zeros(4, np.float16))
         self.refuse_with(["n.npy: its elements are floating point"], "--seqused-k", "n.npy",
                          n=np.zeros(2, np.float32))
 
     def test_vectors(self):
-        self.refuse_with(["sink.npy", "shape"], "--sink", "sink.npy", sink=np.zeros(3, np.float32))
+        self.refuse_with(["sink.npy: has 3 elements: expected 4, one for each query head"], "--sink",
+                         "sink.npy", sink=np.zeros(3, np.float32))
         self.refuse_with(["sink.npy: has 2 dimensions: expected 1"], "--sink", "sink.npy",
                          sink=np.zeros((4, 1), np.float32))
-        self.refuse_with(["n.npy", "shape"], "--seqused-k", "n.npy", n=np.zeros(3, np.int32))
+        self.refuse_with(["n.npy: has 3 elements: expected 2, one for each sequence"], "--seqused-k",
+                         "n.npy", n=np.zeros(3, np.int32))
         self.refuse_with(["n.npy: element 1 is 4294967296: expected less than 2^31"],
                          "--seqused-k", "n.npy", n=np.array([0, 2**32]))
 
@@ -68,7 +71,7 @@ class Mismatched(program.ProgramTest):
         self.refuse_with(["--leftpad-k: element 0 is 4: expected 0 to 3"], "--leftpad-k", "4,0",
                          "--seqused-k", "3,7")
         self.refuse_with(["--diagonal", "element 0"], "--causal", "--diagonal=-9000000000000000000,0")
-        self.refuse_with(["--diagonal"], "--diagonal", "0,0")
+        self.refuse_with(["--diagonal needs --causal or --window"], "--diagonal", "0,0", code=USAGE)
         for lengths in ("1,,2", "1,", "-", "1,2,99999999999999999999"):
             self.refuse_with(["--seqused-k", lengths], "--seqused-k", lengths, code=USAGE)
 
@@ -82,7 +85,7 @@ class Mismatched(program.ProgramTest):
             self.refuse_with(["--cu-seqlens-q: " + text], "--cu-seqlens-q", starts, **{
                 "q": query, "k": np.stack([key] * (starts.count(","))),
                 "v": np.stack([value] * (starts.count(",")))})
-        self.refuse_with(["--cu-seqlens-k"], "--cu-seqlens-q", "0,2,5", "--cu-seqlens-k", "0,7",
+        self.refuse_with(["--cu-seqlens-k: has 2 elements: expected 3"], "--cu-seqlens-q", "0,2,5", "--cu-seqlens-k", "0,7",
                          **packed)
         self.refuse_with(["q.npy: has 4 dimensions: expected 3, because of --cu-seqlens-q"],
                          "--cu-seqlens-q", "0,5")

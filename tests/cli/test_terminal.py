@@ -1,9 +1,11 @@
 """The progress bar: on a terminal only, and the work is the same."""
+import json
 import os
 import pty
 import re
 import subprocess
 import threading
+import time
 
 import numpy as np
 
@@ -47,11 +49,11 @@ class Terminal(program.ProgramTest):
         self.assertLessEqual(shown[-1], 100)
         self.assertTrue(text.endswith(" \r"), "the bar is wiped")
 
-    def make_inputs(self, batch, seqlen, heads, heads_k):
+    def make_inputs(self, batch, seqlen, heads):
+        """Packed if there is no batch."""
         generator = np.random.default_rng(0)
-        for name, count in (("q", heads), ("k", heads_k), ("v", heads_k)):
-            self.save(**{name: generator.standard_normal((batch, seqlen, count, 64),
-                                                         dtype=np.float32)})
+        shape = (batch, seqlen, heads, 64) if batch else (seqlen, heads, 64)
+        self.save(**{name: generator.standard_normal(shape, dtype=np.float32) for name in "qkv"})
 
     def show_bar(self, label, works):
         """Runs the first of these ever larger works that takes long enough on this machine for
@@ -62,38 +64,44 @@ class Terminal(program.ProgramTest):
                 break
         self.check_bar(text, label)
 
-    def check_run(self, *shapes):
-        """In parts, which are rows, heads or sequences, it gives what it gives in one."""
-        def run_in_parts(shape):
-            self.make_inputs(*shape)
-            return self.on_terminal("run", *INPUTS, "--causal", "--out", "parts.npy", "--lse",
-                                    "parts_lse.npy", "--device", "cpu")
+    def seqlen_for(self, seconds):
+        """Whose causal attention takes one thread so long, a head."""
+        report = json.loads(self.succeed("bench", "--seqlen", "1024", "--heads", "1", "--head-dim",
+                                         "64", "--dtype", "fp32", "--causal", "--threads", "1",
+                                         "--repeat", "3", "--json", env=SLOW).stdout)
+        return int(1024 * (seconds / report["results"][0]["seconds_median"]) ** 0.5)
 
-        self.show_bar("attention", (lambda shape=shape: run_in_parts(shape) for shape in shapes))
-        done = self.succeed("run", *INPUTS, "--causal", "--out", "whole.npy", "--lse",
-                            "whole_lse.npy", env=SLOW)
+    def test_run(self):
+        """In parts, which are sequences, heads of one, and rows of one, it gives what it gives in
+        one: a part takes half a second."""
+        def run_in_parts(factor):
+            lengths = [*[self.seqlen_for(0.05 * factor)] * 6, self.seqlen_for(0.3 * factor),
+                       self.seqlen_for(0.6 * factor)]
+            starts = ",".join(map(str, np.cumsum([0, *lengths])))
+            self.make_inputs(None, sum(lengths), 2)
+            self.packed = (*INPUTS[:-2], "--causal", "--cu-seqlens-q", starts, "--cu-seqlens-k",
+                           starts)
+            return self.on_terminal("run", *self.packed, "--out", "parts.npy", "--lse",
+                                    "parts_lse.npy", "--threads", "1")
+
+        self.show_bar("attention", (lambda factor=factor: run_in_parts(factor)
+                                    for factor in (1, 3, 9)))
+        done = self.succeed("run", *self.packed, "--out", "whole.npy", "--lse", "whole_lse.npy")
         self.assertNotIn("%", done.stderr)
         for name in ("{}.npy", "{}_lse.npy"):
             parts, whole = self.load(name.format("parts")), self.load(name.format("whole"))
             self.assertFalse(np.isnan(parts).any())
             np.testing.assert_allclose(parts, whole, rtol=1e-5, atol=1e-5)
 
-    def test_run_in_rows(self):
-        self.check_run(*((1, 4096 * 2**i, 1, 1) for i in range(5)))
-
-    def test_run_in_heads(self):
-        self.check_run(*((1, 4096, 8 * 2**i, 4 * 2**i) for i in range(5)))
-
-    def test_run_in_sequences(self):
-        self.check_run(*((16 * 2**i, 1024, 4, 4) for i in range(6)))
-
     def test_verify(self):
-        self.make_inputs(1, 4096, 1, 1)
+        self.make_inputs(1, 4096, 1)
         self.succeed("run", *INPUTS, "--out", "o.npy")
         arguments = ("verify", *INPUTS[:-2], "--out", "o.npy", "--rows")
+        start = time.monotonic()
+        self.assertNotIn("%", self.succeed(*arguments, "40").stderr)
+        rows = int(40 * 1.2 / (time.monotonic() - start))
         self.show_bar("verify", (lambda rows=rows: self.on_terminal(*arguments, str(rows))
-                                 for rows in (256, 1024, 4096)))
-        self.assertNotIn("%", self.succeed(*arguments, "100").stderr)
+                                 for rows in (rows, 2 * rows, 4 * rows)))
 
     def test_bench(self):
         def bench(repeat):
@@ -106,7 +114,7 @@ class Terminal(program.ProgramTest):
         self.assertEqual(len(self.stdout.splitlines()), 5)
 
     def test_short_work_has_no_bar(self):
-        self.make_inputs(1, 8, 1, 1)
+        self.make_inputs(1, 8, 1)
         self.assertEqual(self.on_terminal("run", *INPUTS, "--out", "o.npy", "--device", "cpu"), "")
 
 

@@ -31,6 +31,13 @@ class Verify(program.ProgramTest):
                 self.succeed("run", *both)
                 self.succeed("verify", *both, "--rows", "all")
 
+    def test_computed_here(self):
+        self.prepare()
+        done = self.succeed("verify", *INPUTS, "--causal", "--device", "cpu", "--rows", "all")
+        self.assertRegex(done.stdout, r"^computed on cpu \(.*\)\nrows     40 of 40 ")
+        self.assertIn("lse      40 values", done.stdout)
+        self.assertIn("verdict  correct", done.stdout)
+
     def test_plain_16_bit_implementation(self):
         """Probabilities and output rounded, all else in float32: what the bound has room for."""
         for dtype in (np.float16, bfloat16):
@@ -166,7 +173,9 @@ class Verify(program.ProgramTest):
                     "o.npy")
         self.refuse(INPUT, ["ints.npy: its elements are integers"], "verify", *INPUTS, "--out",
                     "ints.npy")
-        self.refuse(USAGE, ["--out is missing"], "verify", *INPUTS)
+        self.refuse(USAGE, ["--lse needs --out"], "verify", *INPUTS, "--lse", "lse.npy")
+        for option in (("--device", "cpu"), ("--threads", "1")):
+            self.refuse(USAGE, ["--out"], "verify", *INPUTS, "--out", "o.npy", *option)
         for rows in ("0", "-1", "x", ""):
             self.refuse(USAGE, ["--rows"], "verify", *INPUTS, "--out", "o.npy", "--rows", rows)
 

@@ -38,10 +38,18 @@ struct buffer buffer_at_start(size_t size, size_t offset) {
   return buffer;
 }
 
-void buffer_make_read_only(const struct buffer *buffer) {
+static void protect(const struct buffer *buffer, int access) {
   size_t page = (size_t)sysconf(_SC_PAGESIZE);
   if (!buffer->map || buffer->map_size == 2 * page) return;
-  assert_int_equal(mprotect(buffer->map + page, buffer->map_size - 2 * page, PROT_READ), 0);
+  assert_int_equal(mprotect(buffer->map + page, buffer->map_size - 2 * page, access), 0);
+}
+
+void buffer_make_read_only(const struct buffer *buffer) {
+  protect(buffer, PROT_READ);
+}
+
+void buffer_make_writable(const struct buffer *buffer) {
+  protect(buffer, PROT_READ | PROT_WRITE);
 }
 
 void buffer_check(const struct buffer *buffer, const char *name) {

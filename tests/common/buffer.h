@@ -18,8 +18,9 @@ struct buffer {
 struct buffer buffer_at_end(size_t size);
 struct buffer buffer_at_start(size_t size, size_t offset);
 
-/* Any write from now on is fatal. */
+/* Any write from now on is fatal, until it is writable again. */
 void buffer_make_read_only(const struct buffer *buffer);
+void buffer_make_writable(const struct buffer *buffer);
 
 /* Fails the test, naming `name`, if a byte around the data has changed. */
 void buffer_check(const struct buffer *buffer, const char *name);

@@ -5,11 +5,8 @@
 
 #include "test.h"
 
-void call_init(struct call *call, bool packed) {
-  memset(call, 0, sizeof *call);
-  memset(call->output, 0xff, sizeof call->output);
-  memset(call->lse, 0xff, sizeof call->lse);
-  fa3_forward_args *args = &call->args;
+static void init_forward(struct call *call, bool packed) {
+  fa3_forward_args *args = &call->forward;
   args->struct_size = sizeof *args;
   if (packed) {
     int64_t total_q = (int64_t)CALL_BATCH * CALL_SEQLEN_Q;
@@ -68,18 +65,111 @@ void call_init(struct call *call, bool packed) {
   args->workspace_size = sizeof call->workspace;
 }
 
-#define TENSOR(name) \
-  { #name, offsetof(fa3_forward_args, name) }
-const struct call_tensor call_tensors[] = {
-    TENSOR(query),     TENSOR(key),       TENSOR(value),        TENSOR(output),
-    TENSOR(lse),       TENSOR(sink),      TENSOR(cu_seqlens_q), TENSOR(cu_seqlens_k),
-    TENSOR(seqused_q), TENSOR(seqused_k), TENSOR(leftpad_k),    TENSOR(cache_batch_index),
-    TENSOR(diagonal),
-};
-const int call_tensor_count = sizeof call_tensors / sizeof *call_tensors;
+/* The same tensors in memory, and gradients of their shapes. */
+static void init_backward(struct call *call) {
+  const fa3_forward_args *forward = &call->forward;
+  fa3_backward_args *args = &call->backward;
+  *args = (fa3_backward_args){.struct_size = sizeof *args,
+                              .query = forward->query,
+                              .key = forward->key,
+                              .value = forward->value,
+                              .output = forward->output,
+                              .lse = forward->lse,
+                              .grad_output = forward->output,
+                              .grad_query = forward->query,
+                              .grad_key = forward->key,
+                              .grad_value = forward->value,
+                              .grad_lse = forward->lse,
+                              .sink = forward->sink,
+                              .grad_sink = forward->sink,
+                              .cu_seqlens_q = forward->cu_seqlens_q,
+                              .cu_seqlens_k = forward->cu_seqlens_k,
+                              .seqused_q = forward->seqused_q,
+                              .seqused_k = forward->seqused_k,
+                              .leftpad_k = forward->leftpad_k,
+                              .diagonal = forward->diagonal,
+                              .max_seqlen_q = forward->max_seqlen_q,
+                              .max_seqlen_k = forward->max_seqlen_k,
+                              .flags = forward->flags,
+                              .softmax_scale = forward->softmax_scale,
+                              .softcap = forward->softcap,
+                              .num_threads = forward->num_threads,
+                              .window_left = forward->window_left,
+                              .window_right = forward->window_right,
+                              .workspace = forward->workspace,
+                              .workspace_size = forward->workspace_size};
+  args->grad_output.data = call->grad_output;
+  args->grad_lse.data = call->grad_lse;
+  args->grad_query.data = call->grad_query;
+  args->grad_key.data = call->grad_key;
+  args->grad_value.data = call->grad_value;
+  args->grad_sink.data = call->grad_sink;
+}
 
-fa3_tensor *call_tensor(struct call *call, int which) {
-  return (fa3_tensor *)(void *)((char *)&call->args + call_tensors[which].offset);
+void call_init(struct call *call, bool packed) {
+  memset(call, 0, sizeof *call);
+  float *const poisoned[] = {call->output,   call->lse,        call->grad_query,
+                             call->grad_key, call->grad_value, call->grad_sink};
+  const size_t sizes[] = {sizeof call->output,   sizeof call->lse,        sizeof call->grad_query,
+                          sizeof call->grad_key, sizeof call->grad_value, sizeof call->grad_sink};
+  for (size_t i = 0; i < sizeof poisoned / sizeof *poisoned; i++)
+    memset(poisoned[i], 0xff, sizes[i]);
+  init_forward(call, packed);
+  init_backward(call);
+}
+
+#define TENSOR(pass, name, output) \
+  { #name, offsetof(struct call, pass.name), output }
+
+static const struct call_tensor forward_tensors[] = {
+    TENSOR(forward, query, false),        TENSOR(forward, key, false),
+    TENSOR(forward, value, false),        TENSOR(forward, output, true),
+    TENSOR(forward, lse, true),           TENSOR(forward, sink, false),
+    TENSOR(forward, cu_seqlens_q, false), TENSOR(forward, cu_seqlens_k, false),
+    TENSOR(forward, seqused_q, false),    TENSOR(forward, seqused_k, false),
+    TENSOR(forward, leftpad_k, false),    TENSOR(forward, cache_batch_index, false),
+    TENSOR(forward, diagonal, false),
+};
+
+static const struct call_tensor backward_tensors[] = {
+    TENSOR(backward, query, false),        TENSOR(backward, key, false),
+    TENSOR(backward, value, false),        TENSOR(backward, output, false),
+    TENSOR(backward, lse, false),          TENSOR(backward, grad_output, false),
+    TENSOR(backward, grad_query, true),    TENSOR(backward, grad_key, true),
+    TENSOR(backward, grad_value, true),    TENSOR(backward, grad_lse, false),
+    TENSOR(backward, sink, false),         TENSOR(backward, grad_sink, true),
+    TENSOR(backward, cu_seqlens_q, false), TENSOR(backward, cu_seqlens_k, false),
+    TENSOR(backward, seqused_q, false),    TENSOR(backward, seqused_k, false),
+    TENSOR(backward, leftpad_k, false),    TENSOR(backward, diagonal, false),
+};
+
+static fa3_status forward_workspace(const struct call *call, size_t *bytes) {
+  return fa3_forward_workspace(&call->forward, bytes);
+}
+
+static fa3_status run_forward(const struct call *call) {
+  return fa3_forward(&call->forward);
+}
+
+static fa3_status backward_workspace(const struct call *call, size_t *bytes) {
+  return fa3_backward_workspace(&call->backward, bytes);
+}
+
+static fa3_status run_backward(const struct call *call) {
+  return fa3_backward(&call->backward);
+}
+
+const struct call_pass call_forward = {
+    forward_tensors,         sizeof forward_tensors / sizeof *forward_tensors,
+    "fa3_forward_workspace", forward_workspace,
+    "fa3_forward",           run_forward};
+const struct call_pass call_backward = {
+    backward_tensors,         sizeof backward_tensors / sizeof *backward_tensors,
+    "fa3_backward_workspace", backward_workspace,
+    "fa3_backward",           run_backward};
+
+fa3_tensor *call_tensor(struct call *call, const struct call_pass *pass, int which) {
+  return (fa3_tensor *)(void *)((char *)call + pass->tensors[which].offset);
 }
 
 static void check_message(const char *what, const char *const texts[]) {
@@ -95,18 +185,18 @@ static void check_status(const char *what, const char *function, fa3_status got,
              got ? fa3_last_error() : "", fa3_status_name(want));
 }
 
-void call_is_refused(struct call *call, const char *what, fa3_status status, bool before_data,
-                     const char *const texts[]) {
+void call_is_refused(struct call *call, const struct call_pass *pass, const char *what,
+                     fa3_status status, bool before_data, const char *const texts[]) {
   static struct call before;
   before = *call;
   size_t bytes = 12345;
-  fa3_status workspace_status = fa3_forward_workspace(&call->args, &bytes);
-  check_status(what, "fa3_forward_workspace", workspace_status, before_data ? status : FA3_OK);
+  fa3_status workspace_status = pass->workspace(call, &bytes);
+  check_status(what, pass->workspace_name, workspace_status, before_data ? status : FA3_OK);
   if (before_data) {
     check_message(what, texts);
     if (bytes != 12345) fail_msg("%s: *bytes was written", what);
   }
-  check_status(what, "fa3_forward", fa3_forward(&call->args), status);
+  check_status(what, pass->run_name, pass->run(call), status);
   check_message(what, texts);
   if (memcmp((const char *)&before, (const char *)call, sizeof before) != 0)
     fail_msg("%s: something was written", what);

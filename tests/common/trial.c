@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "half.h"
 #include "reference.h"
 #include "test.h"
 
@@ -13,78 +12,12 @@ static int64_t min(int64_t a, int64_t b) {
   return a < b ? a : b;
 }
 
-void trial_store(const fa3_tensor *tensor, int64_t index, double value) {
-  if (tensor->dtype == FA3_FLOAT32)
-    ((float *)tensor->data)[index] = (float)value;
-  else if (tensor->dtype == FA3_FLOAT16)
-    ((uint16_t *)tensor->data)[index] = half_from_float((float)value);
-  else
-    ((uint16_t *)tensor->data)[index] = bfloat_from_float((float)value);
-}
-
-/* Gives `tensor` strides for its shape; `heads` is its head dimension. */
-static void choose_strides(fa3_tensor *tensor, int heads, enum layout layout, bool input,
-                           struct rng *rng) {
-  int last = tensor->rank - 1;
-  int order[4]; /* from the innermost dimension outwards */
-  for (int d = 0; d <= last; d++) order[d] = last - d;
-  if (layout == LAYOUT_HEADS_FIRST && heads > 0 && heads < last) {
-    order[last - heads] = heads - 1;
-    order[last - heads + 1] = heads;
-  }
-  if (layout >= LAYOUT_PADDED) {
-    for (int d = last; d > 1; d--) {
-      int other = (int)rng_between(rng, 1, d);
-      int swap = order[d];
-      order[d] = order[other];
-      order[other] = swap;
-    }
-  }
-  int64_t stride = 1;
-  for (int n = 0; n <= last; n++) {
-    int d = order[n];
-    tensor->strides[d] = stride;
-    if (n > 0 && layout >= LAYOUT_PADDED) {
-      if (tensor->shape[d] == 1) {
-        tensor->strides[d] = RNG_PICK(rng, 0, 1, 7, INT64_C(1) << 40);
-        continue;
-      }
-      if (input && layout == LAYOUT_EXPANDED && rng_chance(rng, 0.3)) {
-        tensor->strides[d] = 0;
-        continue;
-      }
-      tensor->strides[d] += RNG_PICK(rng, 0, 0, 1, 3, 8, stride);
-    }
-    stride = tensor->strides[d] * (tensor->shape[d] > 0 ? tensor->shape[d] : 1);
-  }
-}
-
-/* Elements from the first to the last, gaps included. */
-static int64_t reach(const fa3_tensor *tensor) {
-  int64_t last = 0;
-  if (tensor->rank == 0) return 0;
-  for (int d = 0; d < tensor->rank; d++) {
-    if (tensor->shape[d] == 0) return 0;
-    last += (tensor->shape[d] - 1) * tensor->strides[d];
-  }
-  return last + 1;
-}
-
-static void allocate(struct buffer *buffer, fa3_tensor *tensor, struct rng *rng) {
-  size_t element = fa3_dtype_size(tensor->dtype);
-  size_t size = (size_t)reach(tensor) * element;
-  if (size == 0 && rng_chance(rng, 0.5)) return;
-  *buffer = rng_chance(rng, 0.5) ? buffer_at_end(size)
-                                 : buffer_at_start(size, element * (size_t)rng_between(rng, 0, 32));
-  tensor->data = buffer->data;
-}
-
 static void make_tensor(struct trial *trial, int which, fa3_tensor *tensor, fa3_dtype dtype,
                         int32_t rank, const int64_t shape[4], int heads, struct rng *rng) {
   *tensor = (fa3_tensor){.dtype = dtype, .rank = rank};
   memcpy(tensor->shape, shape, sizeof tensor->shape);
-  choose_strides(tensor, heads, trial->spec.layout, which < TRIAL_INPUTS, rng);
-  allocate(&trial->buffers[which], tensor, rng);
+  tensor_layout(tensor, heads, trial->spec.layout, which < TRIAL_INPUTS, rng);
+  tensor_allocate(&trial->buffers[which], tensor, rng);
 }
 
 /* (batch, rows, heads, dim), or (rows, heads, dim) if packed. */
@@ -100,7 +33,7 @@ static void make_operand(struct trial *trial, int which, fa3_tensor *tensor, fa3
 static int32_t *make_int32(struct trial *trial, int which, fa3_tensor *tensor, int64_t extent,
                            struct rng *rng) {
   *tensor = fa3_vector(NULL, FA3_INT32, extent);
-  allocate(&trial->buffers[which], tensor, rng);
+  tensor_allocate(&trial->buffers[which], tensor, rng);
   return tensor->data;
 }
 
@@ -117,13 +50,6 @@ static int64_t make_cu_seqlens(struct trial *trial, int which, fa3_tensor *tenso
   return cu_seqlens[batch] + (rng_chance(rng, 0.3) ? rng_between(rng, 1, 9) : 0);
 }
 
-/* Where one sequence's rows are. */
-struct rows {
-  int64_t batch;
-  int64_t first;
-  int64_t count;
-};
-
 static struct rows allotted_rows(const fa3_tensor *tensor, const fa3_tensor *cu_seqlens,
                                  int64_t batch) {
   if (!cu_seqlens->data) return (struct rows){batch, 0, tensor->shape[1]};
@@ -131,13 +57,13 @@ static struct rows allotted_rows(const fa3_tensor *tensor, const fa3_tensor *cu_
   return (struct rows){0, starts[batch], starts[batch + 1] - starts[batch]};
 }
 
-static struct rows query_rows(const struct trial *trial, int64_t batch) {
+struct rows trial_query_rows(const struct trial *trial, int64_t batch) {
   struct rows rows = allotted_rows(&trial->args.query, &trial->args.cu_seqlens_q, batch);
   if (trial->args.seqused_q.data) rows.count = ((int32_t *)trial->args.seqused_q.data)[batch];
   return rows;
 }
 
-static struct rows key_rows(const struct trial *trial, int64_t batch) {
+struct rows trial_key_rows(const struct trial *trial, int64_t batch) {
   const fa3_forward_args *args = &trial->args;
   struct rows rows = allotted_rows(&args->key, &args->cu_seqlens_k, batch);
   if (args->cache_batch_index.data) rows.batch = ((int32_t *)args->cache_batch_index.data)[batch];
@@ -174,12 +100,12 @@ static void make_lengths(struct trial *trial, struct rng *rng) {
     int32_t *leftpad = make_int32(trial, TRIAL_LEFTPAD_K, &args->leftpad_k, batch, rng);
     for (int64_t b = 0; b < batch; b++) {
       leftpad[b] = 0;
-      leftpad[b] = (int32_t)rng_between(rng, 0, min(key_rows(trial, b).count, 40));
+      leftpad[b] = (int32_t)rng_between(rng, 0, min(trial_key_rows(trial, b).count, 40));
     }
   }
   if (spec->diagonal) {
     args->diagonal = fa3_vector(NULL, FA3_INT64, batch);
-    allocate(&trial->buffers[TRIAL_DIAGONAL], &args->diagonal, rng);
+    tensor_allocate(&trial->buffers[TRIAL_DIAGONAL], &args->diagonal, rng);
     int64_t *diagonal = args->diagonal.data;
     for (int64_t b = 0; b < batch; b++)
       diagonal[b] = rng_chance(rng, 0.1)
@@ -188,9 +114,8 @@ static void make_lengths(struct trial *trial, struct rng *rng) {
   }
 }
 
-/* Random numbers in the rows that a sequence uses; the rest stays NaN. */
-static void fill_rows(const fa3_tensor *tensor, struct rows rows, double spread, double trend,
-                      struct rng *rng) {
+void trial_fill_rows(const fa3_tensor *tensor, struct rows rows, double spread, double trend,
+                     struct rng *rng) {
   const int64_t *shape = tensor->shape + tensor->rank - 3;
   const int64_t *strides = tensor->strides + tensor->rank - 3;
   int64_t start = tensor->rank == 4 ? rows.batch * tensor->strides[0] : 0;
@@ -198,8 +123,8 @@ static void fill_rows(const fa3_tensor *tensor, struct rows rows, double spread,
     double position = (double)row / (double)rows.count - 0.5;
     for (int64_t head = 0; head < shape[1]; head++)
       for (int64_t d = 0; d < shape[2]; d++)
-        trial_store(tensor, start + (rows.first + row) * strides[0] + head * strides[1] + d,
-                    spread * (1 + trend * position) * rng_normal(rng));
+        tensor_store(tensor, start + (rows.first + row) * strides[0] + head * strides[1] + d,
+                     spread * (1 + trend * position) * rng_normal(rng));
   }
 }
 
@@ -208,9 +133,9 @@ static void fill(struct trial *trial, struct rng *rng) {
   /* Scores that grow along the keys raise the running maximum again and again. */
   double trend = (double)rng_between(rng, -1, 1) * 1.8;
   for (int64_t b = 0; b < spec->batch; b++) {
-    fill_rows(&trial->args.query, query_rows(trial, b), spec->spread, 0, rng);
-    fill_rows(&trial->args.key, key_rows(trial, b), spec->spread, trend, rng);
-    fill_rows(&trial->args.value, key_rows(trial, b), 1, 0, rng);
+    trial_fill_rows(&trial->args.query, trial_query_rows(trial, b), spec->spread, 0, rng);
+    trial_fill_rows(&trial->args.key, trial_key_rows(trial, b), spec->spread, trend, rng);
+    trial_fill_rows(&trial->args.value, trial_key_rows(trial, b), 1, 0, rng);
   }
 }
 
@@ -245,9 +170,9 @@ struct trial trial_new(const struct spec *spec, struct rng *rng) {
   }
   if (spec->sink_dtype) {
     args->sink = fa3_vector(NULL, spec->sink_dtype, heads_q);
-    allocate(&trial.buffers[TRIAL_SINK], &args->sink, rng);
+    tensor_allocate(&trial.buffers[TRIAL_SINK], &args->sink, rng);
     for (int64_t h = 0; h < heads_q; h++)
-      trial_store(&args->sink, h, rng_chance(rng, 0.1) ? -INFINITY : 3 * rng_normal(rng));
+      tensor_store(&args->sink, h, rng_chance(rng, 0.1) ? -INFINITY : 3 * rng_normal(rng));
   }
   make_lengths(&trial, rng);
   fill(&trial, rng);
@@ -279,59 +204,18 @@ void trial_run(struct trial *trial, struct rng *rng) {
   if (fa3_forward(&trial->args)) fail_msg("fa3_forward: %s", fa3_last_error());
 }
 
-/* Which elements of an output the call has to write. */
-static bool *mark_new(const fa3_tensor *tensor) {
-  bool *marks = calloc((size_t)reach(tensor) + 1, sizeof *marks);
-  assert_non_null(marks);
-  return marks;
-}
-
-static void check_unmarked(const fa3_tensor *tensor, bool *marks, const char *name) {
-  size_t element = fa3_dtype_size(tensor->dtype);
-  const unsigned char *bytes = tensor->data;
-  for (int64_t i = 0; i < reach(tensor); i++) {
-    if (marks[i]) continue;
-    for (size_t byte = 0; byte < element; byte++)
-      if (bytes[(size_t)i * element + byte] != 0xff)
-        fail_msg("%s: element %" PRId64 " belongs to no row, but was written", name, i);
-  }
-  free(marks);
-}
-
-/* One row of one head, and how it is compared. */
-struct checked {
-  const struct trial *trial;
-  int64_t batch;
-  int64_t head;
-  int64_t row;
-  double worst; /* error as a fraction of its bound */
-};
-
-static void compare(struct checked *checked, const char *name, int64_t d, double got,
-                    double expected, double bound) {
-  double error = fabs(got - expected);
-  /* Written so that a NaN that is not expected fails. */
-  bool good = isnan(expected) ? isnan(got) : isfinite(expected) ? error <= bound : got == expected;
-  if (!good)
-    fail_msg("%s[batch %" PRId64 ", head %" PRId64 ", row %" PRId64 ", %" PRId64
-             "] is %.9g: expected %.9g, at most %.3g off",
-             name, checked->batch, checked->head, checked->row, d, got, expected, bound);
-  if (isfinite(expected) && error > bound * checked->worst) checked->worst = error / bound;
-}
-
-static void check_row(struct checked *checked) {
-  const fa3_forward_args *args = &checked->trial->args;
+static void check_row(const struct trial *trial, struct comparison *at) {
+  const fa3_forward_args *args = &trial->args;
   double output[256], output_bound[256], lse, lse_bound;
-  reference_row(args, checked->batch, checked->head, checked->row, output, &lse);
-  reference_bound(args, checked->batch, checked->head, checked->row, output, lse, output_bound,
-                  &lse_bound);
-  int64_t index = reference_output_index(args, checked->batch, checked->head, checked->row);
-  for (int64_t d = 0; d < checked->trial->spec.value_head_dim; d++)
-    compare(checked, "output", d, reference_load(&args->output, index + d), output[d],
-            output_bound[d]);
+  reference_row(args, at->batch, at->head, at->row, output, &lse);
+  reference_bound(args, at->batch, at->head, at->row, output, lse, output_bound, &lse_bound);
+  int64_t index = reference_output_index(args, at->batch, at->head, at->row);
+  for (int64_t d = 0; d < trial->spec.value_head_dim; d++)
+    tensor_compare(at, "output", d, reference_load(&args->output, index + d), output[d],
+                   output_bound[d]);
   if (!args->lse.data) return;
-  index = reference_lse_index(args, checked->batch, checked->head, checked->row);
-  compare(checked, "lse", 0, reference_load(&args->lse, index), lse, lse_bound);
+  index = reference_lse_index(args, at->batch, at->head, at->row);
+  tensor_compare(at, "lse", 0, reference_load(&args->lse, index), lse, lse_bound);
 }
 
 double trial_check(const struct trial *trial, struct rng *rng, double pairs) {
@@ -345,26 +229,26 @@ double trial_check(const struct trial *trial, struct rng *rng, double pairs) {
 
   double all = 0;
   for (int64_t b = 0; b < trial->spec.batch; b++)
-    all += (double)(heads_q * query_rows(trial, b).count * key_rows(trial, b).count);
+    all += (double)(heads_q * trial_query_rows(trial, b).count * trial_key_rows(trial, b).count);
   double part = all > pairs ? pairs / all : 1;
 
-  struct checked checked = {.trial = trial};
-  bool *output_marks = mark_new(&args->output);
-  bool *lse_marks = mark_new(&args->lse);
+  struct comparison at = {0};
+  bool *output_marks = tensor_marks(&args->output);
+  bool *lse_marks = tensor_marks(&args->lse);
   for (int64_t b = 0; b < trial->spec.batch; b++) {
     for (int64_t head = 0; head < heads_q; head++) {
-      for (int64_t row = 0; row < query_rows(trial, b).count; row++) {
+      for (int64_t row = 0; row < trial_query_rows(trial, b).count; row++) {
         int64_t index = reference_output_index(args, b, head, row);
         memset(output_marks + index, true, (size_t)trial->spec.value_head_dim);
         if (args->lse.data) lse_marks[reference_lse_index(args, b, head, row)] = true;
-        checked.batch = b;
-        checked.head = head;
-        checked.row = row;
-        if (part >= 1 || rng_chance(rng, part)) check_row(&checked);
+        at.batch = b;
+        at.head = head;
+        at.row = row;
+        if (part >= 1 || rng_chance(rng, part)) check_row(trial, &at);
       }
     }
   }
-  check_unmarked(&args->output, output_marks, "output");
-  check_unmarked(&args->lse, lse_marks, "lse");
-  return checked.worst;
+  tensor_check_unmarked(&args->output, output_marks, "output");
+  tensor_check_unmarked(&args->lse, lse_marks, "lse");
+  return at.worst;
 }

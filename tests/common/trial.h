@@ -6,6 +6,7 @@
 
 #include "buffer.h"
 #include "spec.h"
+#include "tensor.h"
 
 enum {
   TRIAL_QUERY,
@@ -45,7 +46,18 @@ void trial_run(struct trial *trial, struct rng *rng);
  * largest error as a fraction of its bound. */
 double trial_check(const struct trial *trial, struct rng *rng, double pairs);
 
-/* Stores `value` as element `index` of a float tensor. */
-void trial_store(const fa3_tensor *tensor, int64_t index, double value);
+/* Where one sequence's rows are, in query and output, or in key and value. */
+struct rows {
+  int64_t batch;
+  int64_t first;
+  int64_t count;
+};
+struct rows trial_query_rows(const struct trial *trial, int64_t batch);
+struct rows trial_key_rows(const struct trial *trial, int64_t batch);
+
+/* Random numbers in rows of a (batch, rows, heads, dim) or (rows, heads, dim) tensor, their
+ * standard deviation `spread` in the middle and growing by `trend` along the rows. */
+void trial_fill_rows(const fa3_tensor *tensor, struct rows rows, double spread, double trend,
+                     struct rng *rng);
 
 #endif

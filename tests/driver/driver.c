@@ -24,15 +24,18 @@ static void check_message(const char *function) {
 
 static void test_answers(void **state) {
   (void)state;
+  assert_int_equal(fa3_device_count(9), 0);
+  assert_string_equal(fa3_last_error(), ""); /* to count is not to fail */
   assert_int_equal(fa3_device_count(FA3_CUDA), gpu_count);
   fa3_status status = fa3_prepare((fa3_device){FA3_CUDA, gpu_index});
   assert_string_equal(fa3_status_name(status), status_name);
   check_message("fa3_prepare");
 
   call_init(&call, false);
-  call.args.device = (fa3_device){FA3_CUDA, gpu_index};
-  call.args.num_threads = 0;
-  call_is_refused(&call, "device = CUDA", status, true, (const char *const *)texts);
+  call.forward.device = call.backward.device = (fa3_device){FA3_CUDA, gpu_index};
+  call.forward.num_threads = call.backward.num_threads = 0;
+  call_is_refused(&call, &call_forward, "device = CUDA", status, true, (const char *const *)texts);
+  call_is_refused(&call, &call_backward, "device = CUDA", status, true, (const char *const *)texts);
 
   /* Again: the driver is loaded once, and the answer stays. */
   assert_int_equal(fa3_prepare((fa3_device){FA3_CUDA, gpu_index}), status);

@@ -3,22 +3,25 @@
  *   FAKE_CUDA_INIT      what cuInit returns
  *   FAKE_CUDA_MISSING   a function that cuGetProcAddress does not find
  *   FAKE_CUDA_FAILING   a function that returns 999
- *   FAKE_CUDA_GPUS      compute capabilities, e.g. "80 90" */
+ *   FAKE_CUDA_GPUS      compute capabilities, e.g. "80 90"
+ *   FAKE_CUDA_MEMORY    bytes of memory that all GPUs share
+ * What a program still has when it ends, it is told: memory, events, a context. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+#include "fake.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
-enum { SUCCESS = 0, NO_DEVICE = 100, INVALID_DEVICE = 101, UNKNOWN = 999 };
-
-static int number(const char *name, int otherwise) {
+long fake_number(const char *name, long otherwise) {
   const char *text = getenv(name);
-  return text ? (int)strtol(text, NULL, 10) : otherwise;
+  return text ? strtol(text, NULL, 10) : otherwise;
 }
 
-static int failing(const char *function) {
+int fake_failing(const char *function) {
   const char *name = getenv("FAKE_CUDA_FAILING");
   return name && !strcmp(name, function) ? UNKNOWN : SUCCESS;
 }
@@ -41,39 +44,39 @@ EXPORT int32_t cuGetProcAddress_v2(const char *symbol, void **function, int vers
                                    int *result);
 
 int32_t cuDriverGetVersion(int *version) {
-  *version = number("FAKE_CUDA_VERSION", 13000);
+  *version = (int)fake_number("FAKE_CUDA_VERSION", 13000);
   return *version ? SUCCESS : UNKNOWN;
 }
 
 static int32_t init(unsigned flags) {
   (void)flags;
   int capabilities[8];
-  return number("FAKE_CUDA_INIT", list_gpus(capabilities) ? SUCCESS : NO_DEVICE);
+  return (int)fake_number("FAKE_CUDA_INIT", list_gpus(capabilities) ? SUCCESS : NO_DEVICE);
 }
 
 static int32_t get_error_name(int32_t error, const char **name) {
   *name = error == UNKNOWN ? "CUDA_ERROR_UNKNOWN" : NULL;
-  return *name ? SUCCESS : 1;
+  return *name ? SUCCESS : INVALID_VALUE;
 }
 
 static int32_t device_get_count(int *count) {
   int capabilities[8];
   *count = list_gpus(capabilities);
-  return failing("cuDeviceGetCount");
+  return fake_failing("cuDeviceGetCount");
 }
 
 static int32_t device_get(int32_t *device, int ordinal) {
   int capabilities[8];
   if (ordinal < 0 || ordinal >= list_gpus(capabilities)) return INVALID_DEVICE;
   *device = ordinal;
-  return failing("cuDeviceGet");
+  return fake_failing("cuDeviceGet");
 }
 
 static int32_t device_get_name(char *name, int length, int32_t device) {
   int capabilities[8];
   list_gpus(capabilities);
   snprintf(name, (size_t)length, "Fake GPU %d of sm_%d", device, capabilities[device]);
-  return failing("cuDeviceGetName");
+  return fake_failing("cuDeviceGetName");
 }
 
 static int32_t device_get_attribute(int *value, int attribute, int32_t device) {
@@ -86,35 +89,45 @@ static int32_t device_get_attribute(int *value, int attribute, int32_t device) {
   else if (attribute == 76)
     *value = capabilities[device] % 10;
   else
-    return 1;
-  return failing("cuDeviceGetAttribute");
+    return INVALID_VALUE;
+  return fake_failing("cuDeviceGetAttribute");
 }
 
 static int32_t device_total_mem(size_t *bytes, int32_t device) {
   (void)device;
   *bytes = (size_t)80 << 30;
-  return failing("cuDeviceTotalMem");
+  return fake_failing("cuDeviceTotalMem");
 }
 
-/* One context, the primary one of every GPU; what is current, and how the thread captures. */
+/* One context, the primary one of the GPU that was used last; what is current, and how the thread
+ * captures. */
 static char primary;
+static int32_t primary_device;
+static int retained;
 static _Thread_local int depth;
 static _Thread_local int capture_mode;
 
 static int32_t context_retain(void **context, int32_t device) {
-  (void)device;
+  primary_device = device;
   *context = &primary;
-  return failing("cuDevicePrimaryCtxRetain");
+  int result = fake_failing("cuDevicePrimaryCtxRetain");
+  if (!result) retained++;
+  return result;
+}
+
+static int32_t context_release(int32_t device) {
+  (void)device;
+  return retained-- > 0 ? SUCCESS : INVALID_VALUE;
 }
 
 static int32_t context_current(void **context) {
   *context = depth ? &primary : NULL;
-  return failing("cuCtxGetCurrent");
+  return fake_failing("cuCtxGetCurrent");
 }
 
 static int32_t context_push(void *context) {
   (void)context;
-  int result = failing("cuCtxPushCurrent");
+  int result = fake_failing("cuCtxPushCurrent");
   if (!result) depth++;
   return result;
 }
@@ -137,47 +150,55 @@ int fake_thread_is_clean(void) {
   return depth == 0 && capture_mode == 0;
 }
 
+/* The library keeps one hold of the context until the process ends. */
+__attribute__((destructor)) static void check_end(void) {
+  if (fake_thread_is_clean() && retained <= 1 && !fake_memory_left()) return;
+  (void)fprintf(stderr, "fake driver: memory, an event or a context is left\n");
+  _exit(99);
+}
+
 static int32_t pointer_attributes(unsigned count, const int *attributes, void **values,
                                   uint64_t pointer) {
   (void)pointer;
   for (unsigned i = 0; i < count; i++)
-    *(int *)values[i] = attributes[i] == 2 ? 2 : 0; /* memory of GPU 0 */
-  return failing("cuPointerGetAttributes");
+    *(int *)values[i] = attributes[i] == 2 ? 2 : primary_device; /* memory of a GPU */
+  return fake_failing("cuPointerGetAttributes");
 }
 
 static int32_t library_load(void **library) {
   *library = &primary;
-  return failing("cuLibraryLoadData");
+  return fake_failing("cuLibraryLoadData");
 }
 
 static int32_t library_get_kernel(void **kernel) {
   *kernel = &primary;
-  return failing("cuLibraryGetKernel");
+  return fake_failing("cuLibraryGetKernel");
 }
 
 static int32_t kernel_get_function(void **function) {
   *function = &primary;
-  return failing("cuKernelGetFunction");
+  return fake_failing("cuKernelGetFunction");
 }
 
 static int32_t kernel_set_attribute(void) {
-  return failing("cuKernelSetAttribute");
+  return fake_failing("cuKernelSetAttribute");
 }
 
 static int32_t func_load(void) {
-  return failing("cuFuncLoad");
+  return fake_failing("cuFuncLoad");
 }
 
 static int32_t tensor_map_encode(void) {
-  return failing("cuTensorMapEncodeTiled");
+  return fake_failing("cuTensorMapEncodeTiled");
 }
 
 static int32_t memset_async(void) {
-  return failing("cuMemsetD32Async");
+  return fake_failing("cuMemsetD32Async");
 }
 
 static int32_t launch(void) {
-  return failing("cuLaunchKernelEx");
+  fake_launch();
+  return fake_failing("cuLaunchKernelEx");
 }
 
 static int32_t not_there(void) {
@@ -188,42 +209,44 @@ int32_t cuGetProcAddress_v2(const char *symbol, void **function, int version, ui
                             int *result) {
   (void)version;
   (void)flags;
-  void (*const not_there_address)(void) = (void (*)(void))not_there;
+  const fake_function not_there_address = (fake_function)not_there;
   const struct {
     const char *name;
-    void (*address)(void);
+    fake_function address;
   } functions[] = {
-      {"cuInit", (void (*)(void))init},
-      {"cuDriverGetVersion", (void (*)(void))cuDriverGetVersion},
-      {"cuGetErrorName", (void (*)(void))get_error_name},
-      {"cuDeviceGetCount", (void (*)(void))device_get_count},
-      {"cuDeviceGet", (void (*)(void))device_get},
-      {"cuDeviceGetName", (void (*)(void))device_get_name},
-      {"cuDeviceGetAttribute", (void (*)(void))device_get_attribute},
-      {"cuDeviceTotalMem", (void (*)(void))device_total_mem},
-      {"cuDevicePrimaryCtxRetain", (void (*)(void))context_retain},
-      {"cuCtxGetCurrent", (void (*)(void))context_current},
-      {"cuCtxPushCurrent", (void (*)(void))context_push},
-      {"cuCtxPopCurrent", (void (*)(void))context_pop},
-      {"cuThreadExchangeStreamCaptureMode", (void (*)(void))exchange_capture_mode},
-      {"cuPointerGetAttributes", (void (*)(void))pointer_attributes},
-      {"cuLibraryLoadData", (void (*)(void))library_load},
-      {"cuLibraryGetKernel", (void (*)(void))library_get_kernel},
-      {"cuKernelGetFunction", (void (*)(void))kernel_get_function},
-      {"cuKernelSetAttribute", (void (*)(void))kernel_set_attribute},
-      {"cuFuncLoad", (void (*)(void))func_load},
-      {"cuTensorMapEncodeTiled", (void (*)(void))tensor_map_encode},
-      {"cuMemsetD32Async", (void (*)(void))memset_async},
-      {"cuLaunchKernelEx", (void (*)(void))launch},
+      {"cuInit", (fake_function)init},
+      {"cuDriverGetVersion", (fake_function)cuDriverGetVersion},
+      {"cuGetErrorName", (fake_function)get_error_name},
+      {"cuDeviceGetCount", (fake_function)device_get_count},
+      {"cuDeviceGet", (fake_function)device_get},
+      {"cuDeviceGetName", (fake_function)device_get_name},
+      {"cuDeviceGetAttribute", (fake_function)device_get_attribute},
+      {"cuDeviceTotalMem", (fake_function)device_total_mem},
+      {"cuDevicePrimaryCtxRetain", (fake_function)context_retain},
+      {"cuDevicePrimaryCtxRelease", (fake_function)context_release},
+      {"cuCtxGetCurrent", (fake_function)context_current},
+      {"cuCtxPushCurrent", (fake_function)context_push},
+      {"cuCtxPopCurrent", (fake_function)context_pop},
+      {"cuThreadExchangeStreamCaptureMode", (fake_function)exchange_capture_mode},
+      {"cuPointerGetAttributes", (fake_function)pointer_attributes},
+      {"cuLibraryLoadData", (fake_function)library_load},
+      {"cuLibraryGetKernel", (fake_function)library_get_kernel},
+      {"cuKernelGetFunction", (fake_function)kernel_get_function},
+      {"cuKernelSetAttribute", (fake_function)kernel_set_attribute},
+      {"cuFuncLoad", (fake_function)func_load},
+      {"cuTensorMapEncodeTiled", (fake_function)tensor_map_encode},
+      {"cuMemsetD32Async", (fake_function)memset_async},
+      {"cuLaunchKernelEx", (fake_function)launch},
       {"cuCtxGetDevice", not_there_address},
       {"cuStreamGetCtx", not_there_address},
       {"cuStreamIsCapturing", not_there_address},
   };
   const char *missing = getenv("FAKE_CUDA_MISSING");
-  *function = NULL;
+  fake_function found = fake_memory_function(symbol);
   for (size_t i = 0; i < sizeof functions / sizeof *functions; i++)
-    if (!strcmp(functions[i].name, symbol) && !(missing && !strcmp(missing, symbol)))
-      memcpy(function, &functions[i].address, sizeof *function);
+    if (!strcmp(functions[i].name, symbol)) found = functions[i].address;
+  if (missing && !strcmp(missing, symbol)) found = NULL;
+  memcpy(function, &found, sizeof *function);
   *result = *function ? 0 : 1;
-  return *function ? SUCCESS : 500;
+  return *function ? SUCCESS : NOT_FOUND;
 }

@@ -37,7 +37,7 @@ static void refill(const fa3_tensor *tensor, const struct buffer *buffer, double
                    struct rng *rng) {
   int64_t count = (int64_t)(buffer->size / fa3_dtype_size(tensor->dtype));
   for (int64_t i = 0; i < count; i++)
-    if (!isnan(reference_load(tensor, i))) trial_store(tensor, i, spread * rng_normal(rng));
+    if (!isnan(reference_load(tensor, i))) tensor_store(tensor, i, spread * rng_normal(rng));
 }
 
 /* The sequences in the opposite order, where every row belongs to one. */

@@ -1,0 +1,153 @@
+#include "row.h"
+
+#include <math.h>
+
+#include "half.h"
+#include "reference.h"
+
+double reference_load(const fa3_tensor *tensor, int64_t index) {
+  double element;
+  load_elements(tensor, index, 1, &element);
+  return element;
+}
+
+void load_elements(const fa3_tensor *tensor, int64_t index, int64_t count, double *elements) {
+  const void *data = tensor->data;
+  switch (tensor->dtype) {
+    case FA3_FLOAT32:
+      for (int64_t i = 0; i < count; i++) elements[i] = (double)((const float *)data)[index + i];
+      return;
+    case FA3_FLOAT16:
+      for (int64_t i = 0; i < count; i++)
+        elements[i] = (double)float_from_half(((const uint16_t *)data)[index + i]);
+      return;
+    case FA3_BFLOAT16:
+      for (int64_t i = 0; i < count; i++)
+        elements[i] = (double)float_from_bfloat(((const uint16_t *)data)[index + i]);
+      return;
+    case FA3_INT32:
+      for (int64_t i = 0; i < count; i++) elements[i] = ((const int32_t *)data)[index + i];
+      return;
+    case FA3_INT64:
+      for (int64_t i = 0; i < count; i++) elements[i] = (double)((const int64_t *)data)[index + i];
+      return;
+    default:
+      for (int64_t i = 0; i < count; i++) elements[i] = NAN;
+  }
+}
+
+double dot(const double *a, const double *b, int64_t count, double *magnitude) {
+  enum { LANES = 4 }; /* head dims are multiples of 8; apart, additions need not wait for another */
+  double sums[LANES] = {0}, magnitudes[LANES] = {0};
+  for (int64_t i = 0; i < count; i += LANES)
+    for (int lane = 0; lane < LANES && i + lane < count; lane++) {
+      const double product = a[i + lane] * b[i + lane];
+      sums[lane] += product;
+      magnitudes[lane] += fabs(product);
+    }
+  *magnitude = (magnitudes[0] + magnitudes[1]) + (magnitudes[2] + magnitudes[3]);
+  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+static int32_t length_at(const fa3_tensor *lengths, int64_t index) {
+  return ((const int32_t *)lengths->data)[index];
+}
+
+static int64_t first_row(const fa3_tensor *cu_seqlens, int64_t batch) {
+  return cu_seqlens->data ? length_at(cu_seqlens, batch) : 0;
+}
+
+int64_t sequence_element(const fa3_tensor *tensor, const fa3_tensor *cu_seqlens, int64_t batch,
+                         int64_t row, int64_t head) {
+  const int64_t *stride = tensor->strides;
+  if (tensor->rank == 3) return (first_row(cu_seqlens, batch) + row) * stride[0] + head * stride[1];
+  return batch * stride[0] + row * stride[1] + head * stride[2];
+}
+
+int64_t row_value_index(const fa3_tensor *tensor, const fa3_tensor *cu_seqlens, int64_t batch,
+                        int64_t row, int64_t head) {
+  const int64_t *stride = tensor->strides;
+  if (tensor->rank == 2) return head * stride[0] + (first_row(cu_seqlens, batch) + row) * stride[1];
+  return batch * stride[0] + head * stride[1] + row * stride[2];
+}
+
+int64_t sequence_rows(const fa3_tensor *tensor, const fa3_tensor *cu_seqlens,
+                      const fa3_tensor *seqused, int64_t batch) {
+  if (seqused->data) return length_at(seqused, batch);
+  if (cu_seqlens->data) return length_at(cu_seqlens, batch + 1) - length_at(cu_seqlens, batch);
+  return tensor->shape[1];
+}
+
+int64_t sequence_leftpad(const fa3_forward_args *args, int64_t batch) {
+  return args->leftpad_k.data ? length_at(&args->leftpad_k, batch) : 0;
+}
+
+struct row row_of(const fa3_forward_args *args, int64_t batch, int64_t head, int64_t i) {
+  const fa3_tensor *query = &args->query;
+  const fa3_tensor *key = &args->key;
+  int64_t heads_q = query->shape[query->rank - 2];
+  int64_t heads_k = key->shape[key->rank - 2];
+
+  struct row row = {.args = args};
+  row.query = sequence_element(query, &args->cu_seqlens_q, batch, i, head);
+  row.batch_k = args->cache_batch_index.data ? length_at(&args->cache_batch_index, batch) : batch;
+  row.head_k = head / (heads_q / heads_k);
+  row.row_k = sequence_leftpad(args, batch);
+  row.seqlen_k = sequence_rows(key, &args->cu_seqlens_k, &args->seqused_k, batch) - row.row_k;
+  row.center = (long double)i;
+  row.center += args->diagonal.data ? ((const int64_t *)args->diagonal.data)[batch]
+                                    : row.seqlen_k - reference_seqlen_q(args, batch);
+  row.scale = args->flags & FA3_SCALE ? (double)args->softmax_scale
+                                      : 1 / sqrt((double)query->shape[query->rank - 1]);
+  return row;
+}
+
+bool row_sees(const struct row *row, int64_t j) {
+  const fa3_forward_args *args = row->args;
+  bool causal = args->flags & FA3_CAUSAL;
+  bool window = args->flags & FA3_WINDOW;
+  if (causal && !((long double)j <= row->center)) return false;
+  if (!window) return true;
+  if (args->window_left != -1 && !((long double)j >= row->center - args->window_left)) return false;
+  if (causal || args->window_right == -1) return true;
+  return (long double)j <= row->center + args->window_right;
+}
+
+double sink_of(const fa3_forward_args *args, int64_t head) {
+  if (!args->sink.data) return -INFINITY;
+  return reference_load(&args->sink, head * args->sink.strides[0]);
+}
+
+double row_score(const struct row *row, int64_t j, double *magnitude) {
+  const fa3_forward_args *args = row->args;
+  const int64_t head_dim = args->query.shape[args->query.rank - 1];
+  double query[MAX_HEAD_DIM], key[MAX_HEAD_DIM];
+  load_elements(&args->query, row->query, head_dim, query);
+  load_elements(
+      &args->key,
+      sequence_element(&args->key, &args->cu_seqlens_k, row->batch_k, row->row_k + j, row->head_k),
+      head_dim, key);
+  const double sum = dot(query, key, head_dim, magnitude) * row->scale;
+  *magnitude *= fabs(row->scale);
+  return sum;
+}
+
+double row_cap(const struct row *row, double score) {
+  const double cap = (double)row->args->softcap;
+  return cap > 0 ? cap * tanh(score / cap) : score;
+}
+
+struct rounding rounding_of(fa3_dtype dtype) {
+  if (dtype == FA3_FLOAT16) return (struct rounding){0x1p-11, 0x1p-25};
+  if (dtype == FA3_BFLOAT16) return (struct rounding){0x1p-8, 0x1p-134};
+  return (struct rounding){UNIT_ROUNDOFF, 0x1p-150};
+}
+
+struct rounding weight_rounding(fa3_dtype dtype) {
+  return dtype == FA3_FLOAT32 ? (struct rounding){0, 0} : rounding_of(dtype);
+}
+
+double chain(double n) {
+  double error = fmin(n, 8 * sqrt(n)) * UNIT_ROUNDOFF;
+  return error / (1 - error);
+}

@@ -1,0 +1,13 @@
+/* The backward pass, on any level's routines. */
+#ifndef FA3_CPU_BACKWARD_H
+#define FA3_CPU_BACKWARD_H
+
+#include "engine.h"
+#include "routines.h"
+
+fa3_status cpu_plan_backward(const struct problem *problem, const struct routines *routines,
+                             struct plan *plan);
+void cpu_backward(const struct problem *problem, const struct routines *routines,
+                  const struct plan *plan, void *workspace);
+
+#endif

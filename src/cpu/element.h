@@ -1,0 +1,42 @@
+/* Elements in the caller's memory. */
+#ifndef FA3_CPU_ELEMENT_H
+#define FA3_CPU_ELEMENT_H
+
+#include "half.h"
+#include "problem.h"
+
+static inline int64_t element_size(const struct operand *operand) {
+  return (int64_t)fa3_dtype_size(operand->dtype);
+}
+
+static inline char *element(const struct operand *operand, int64_t batch, int64_t row,
+                            int64_t head) {
+  return operand->data +
+         (batch * operand->stride_batch + row * operand->stride_row + head * operand->stride_head) *
+             element_size(operand);
+}
+
+/* What a head's sink holds. */
+static inline float load_head_value(const struct operand *values, int64_t head) {
+  const char *at = element(values, 0, 0, head);
+  if (values->dtype == FA3_FLOAT32) return *(const float *)at;
+  uint16_t bits = *(const uint16_t *)at;
+  return values->dtype == FA3_FLOAT16 ? float_from_half(bits) : float_from_bfloat(bits);
+}
+
+static inline void store_head_value(const struct operand *values, int64_t head, float value) {
+  char *at = element(values, 0, 0, head);
+  if (values->dtype == FA3_FLOAT32)
+    *(float *)at = value;
+  else
+    *(uint16_t *)at =
+        values->dtype == FA3_FLOAT16 ? half_from_float(value) : bfloat_from_float(value);
+}
+
+/* Query heads of a key head. The tile loops take them side by side, so that they share the tiles of
+ * keys and values: row r is query r / group of the group's head r % group. */
+static inline int64_t group_size(const struct problem *problem) {
+  return problem->heads_k ? problem->heads_q / problem->heads_k : 0;
+}
+
+#endif

@@ -1,0 +1,263 @@
+#include "gradient_trial.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "reference.h"
+#include "test.h"
+
+struct gradient_spec gradient_spec_random(const struct spec *forward, struct rng *rng) {
+  struct gradient_spec spec = {.forward = *forward};
+  fa3_dtype *dtypes[] = {&spec.grad_query_dtype, &spec.grad_key_dtype, &spec.grad_value_dtype};
+  spec.forward.lse = true;
+  spec.forward.batch_index = false;
+  for (int i = 0; i < 3; i++) *dtypes[i] = rng_chance(rng, 0.4) ? FA3_FLOAT32 : forward->dtype;
+  if (forward->sink_dtype && rng_chance(rng, 0.8))
+    spec.grad_sink_dtype = rng_chance(rng, 0.5) ? FA3_FLOAT32 : forward->sink_dtype;
+  spec.grad_lse = rng_chance(rng, 0.3);
+  if (rng_chance(rng, 0.3)) spec.flags |= FA3_ACCUMULATE;
+  if (rng_chance(rng, 0.5)) spec.flags |= FA3_DETERMINISTIC;
+  return spec;
+}
+
+void gradient_spec_print(const struct gradient_spec *spec, char *text, size_t size) {
+  int length = snprintf(text, size, "gradients %d %d %d sink %d lse %d flags 0x%x of ",
+                        spec->grad_query_dtype, spec->grad_key_dtype, spec->grad_value_dtype,
+                        spec->grad_sink_dtype, spec->grad_lse, (unsigned)spec->flags);
+  if (length >= 0 && (size_t)length < size)
+    spec_print(&spec->forward, text + length, size - (size_t)length);
+}
+
+fa3_tensor *gradient_tensor(fa3_backward_args *args, int which) {
+  fa3_tensor *tensors[GRADIENT_BUFFERS] = {&args->grad_output, &args->grad_lse,   &args->grad_query,
+                                           &args->grad_key,    &args->grad_value, &args->grad_sink};
+  return tensors[which];
+}
+
+/* A tensor of another one's shape, in a layout of its own. */
+static void make_like(struct gradient_trial *trial, int which, const fa3_tensor *model,
+                      fa3_dtype dtype, struct rng *rng) {
+  fa3_tensor *tensor = gradient_tensor(&trial->args, which);
+  *tensor = (fa3_tensor){.dtype = dtype, .rank = model->rank};
+  memcpy(tensor->shape, model->shape, sizeof tensor->shape);
+  int heads = which == GRADIENT_GRAD_LSE ? -1 : model->rank - 2;
+  tensor_layout(tensor, heads, trial->spec.forward.layout, which < GRADIENT_INPUTS, rng);
+  tensor_allocate(&trial->buffers[which], tensor, rng);
+}
+
+static void fill_row_values(const struct gradient_trial *trial, int64_t batch, struct rng *rng) {
+  const fa3_tensor *tensor = &trial->args.grad_lse;
+  const int64_t *stride = tensor->strides;
+  const struct rows rows = trial_query_rows(&trial->forward, batch);
+  for (int64_t head = 0; head < tensor->shape[tensor->rank - 2]; head++)
+    for (int64_t row = rows.first; row < rows.first + rows.count; row++)
+      tensor_store(tensor,
+                   tensor->rank == 2 ? head * stride[0] + row * stride[1]
+                                     : rows.batch * stride[0] + head * stride[1] + row * stride[2],
+                   rng_normal(rng));
+}
+
+static void fill(const struct gradient_trial *trial, struct rng *rng) {
+  const fa3_backward_args *args = &trial->args;
+  for (int64_t b = 0; b < trial->spec.forward.batch; b++) {
+    const struct rows queries = trial_query_rows(&trial->forward, b);
+    const struct rows keys = trial_key_rows(&trial->forward, b);
+    trial_fill_rows(&args->grad_output, queries, 1, 0, rng);
+    if (trial->spec.grad_lse) fill_row_values(trial, b, rng);
+    if (!(args->flags & FA3_ACCUMULATE)) continue;
+    trial_fill_rows(&args->grad_query, queries, 1, 0, rng);
+    trial_fill_rows(&args->grad_key, keys, 1, 0, rng);
+    trial_fill_rows(&args->grad_value, keys, 1, 0, rng);
+  }
+  if (trial->spec.grad_sink_dtype && (args->flags & FA3_ACCUMULATE))
+    for (int64_t h = 0; h < args->grad_sink.shape[0]; h++)
+      tensor_store(&args->grad_sink, h, rng_normal(rng));
+}
+
+struct gradient_trial gradient_trial_new(const struct gradient_spec *spec, struct rng *rng) {
+  struct gradient_trial trial = {.spec = *spec, .forward = trial_new(&spec->forward, rng)};
+  trial_run(&trial.forward, rng);
+  const fa3_forward_args *forward = &trial.forward.args;
+  fa3_backward_args *args = &trial.args;
+  *args = (fa3_backward_args){.struct_size = sizeof *args,
+                              .query = forward->query,
+                              .key = forward->key,
+                              .value = forward->value,
+                              .output = forward->output,
+                              .lse = forward->lse,
+                              .sink = forward->sink,
+                              .cu_seqlens_q = forward->cu_seqlens_q,
+                              .cu_seqlens_k = forward->cu_seqlens_k,
+                              .seqused_q = forward->seqused_q,
+                              .seqused_k = forward->seqused_k,
+                              .leftpad_k = forward->leftpad_k,
+                              .diagonal = forward->diagonal,
+                              .max_seqlen_q = forward->max_seqlen_q,
+                              .max_seqlen_k = forward->max_seqlen_k,
+                              .flags = forward->flags | spec->flags,
+                              .softmax_scale = forward->softmax_scale,
+                              .softcap = forward->softcap,
+                              .num_threads = forward->num_threads,
+                              .window_left = forward->window_left,
+                              .window_right = forward->window_right};
+  make_like(&trial, GRADIENT_GRAD_OUTPUT, &args->output, args->output.dtype, rng);
+  make_like(&trial, GRADIENT_GRAD_QUERY, &args->query, spec->grad_query_dtype, rng);
+  make_like(&trial, GRADIENT_GRAD_KEY, &args->key, spec->grad_key_dtype, rng);
+  make_like(&trial, GRADIENT_GRAD_VALUE, &args->value, spec->grad_value_dtype, rng);
+  if (spec->grad_lse) make_like(&trial, GRADIENT_GRAD_LSE, &args->lse, FA3_FLOAT32, rng);
+  if (spec->grad_sink_dtype) {
+    args->grad_sink = fa3_vector(NULL, spec->grad_sink_dtype, args->sink.shape[0]);
+    tensor_allocate(&trial.buffers[GRADIENT_GRAD_SINK], &args->grad_sink, rng);
+  }
+  fill(&trial, rng);
+  for (int i = GRADIENT_INPUTS; i < GRADIENT_WORKSPACE; i++) {
+    const struct buffer *buffer = &trial.buffers[i];
+    trial.before[i] = malloc(buffer->size + 1);
+    assert_non_null(trial.before[i]);
+    if (buffer->size) memcpy(trial.before[i], buffer->data, buffer->size);
+  }
+  return trial;
+}
+
+void gradient_trial_free(struct gradient_trial *trial) {
+  for (int i = 0; i < GRADIENT_BUFFERS; i++) {
+    buffer_free(&trial->buffers[i]);
+    free(trial->before[i]);
+  }
+  trial_free(&trial->forward);
+}
+
+void gradient_trial_reset(struct gradient_trial *trial) {
+  for (int i = GRADIENT_INPUTS; i < GRADIENT_WORKSPACE; i++)
+    if (trial->buffers[i].size)
+      memcpy(trial->buffers[i].data, trial->before[i], trial->buffers[i].size);
+}
+
+void gradient_trial_run(struct gradient_trial *trial, struct rng *rng) {
+  for (int i = 0; i < GRADIENT_INPUTS; i++) buffer_make_read_only(&trial->buffers[i]);
+  for (int i = TRIAL_OUTPUT; i <= TRIAL_LSE; i++) buffer_make_read_only(&trial->forward.buffers[i]);
+  size_t bytes = 0;
+  if (fa3_backward_workspace(&trial->args, &bytes))
+    fail_msg("fa3_backward_workspace: %s", fa3_last_error());
+  struct buffer *workspace = &trial->buffers[GRADIENT_WORKSPACE];
+  buffer_free(workspace);
+  if (bytes > 0)
+    *workspace = rng_chance(rng, 0.5) ? buffer_at_end(bytes)
+                                      : buffer_at_start(bytes, (size_t)rng_between(rng, 0, 64));
+  trial->args.workspace = workspace->data;
+  trial->args.workspace_size = bytes;
+  if (fa3_backward(&trial->args)) fail_msg("fa3_backward: %s", fa3_last_error());
+}
+
+bool gradient_trial_same(const struct gradient_trial *a, const struct gradient_trial *b) {
+  for (int i = GRADIENT_INPUTS; i < GRADIENT_WORKSPACE; i++) {
+    const size_t size = a->buffers[i].size;
+    if (size != b->buffers[i].size) return false;
+    if (size && memcmp(a->buffers[i].data, b->buffers[i].data, size) != 0) return false;
+  }
+  return true;
+}
+
+/* How a trial's gradients are compared: what they were, where, and which elements belong to a row.
+ */
+struct check {
+  const struct gradient_trial *trial;
+  struct comparison at;
+  bool *marks[GRADIENT_WORKSPACE];
+};
+
+static void mark(struct check *check, int which, int64_t index, int64_t count) {
+  memset(check->marks[which] + index, true, (size_t)count);
+}
+
+/* `expected` and `bound` of elements from `index` on, before they are stored. */
+static void compare(struct check *check, int which, const char *name, int64_t index, int64_t count,
+                    const double *expected, const double *bound) {
+  fa3_backward_args args = check->trial->args;
+  const fa3_tensor *tensor = gradient_tensor(&args, which);
+  fa3_tensor before = *tensor;
+  before.data = check->trial->before[which];
+  for (int64_t d = 0; d < count; d++) {
+    double sum = expected[d];
+    if (args.flags & FA3_ACCUMULATE) sum += reference_load(&before, index + d);
+    tensor_compare(&check->at, name, d, reference_load(tensor, index + d), sum,
+                   reference_stored_bound(tensor->dtype, sum, bound[d]));
+  }
+}
+
+static void check_query_row(struct check *check, bool computed) {
+  const fa3_backward_args *args = &check->trial->args;
+  const struct comparison *at = &check->at;
+  const int64_t head_dim = check->trial->spec.forward.head_dim;
+  const int64_t index = reference_grad_query_index(args, at->batch, at->head, at->row);
+  double gradient[256], bound[256];
+  mark(check, GRADIENT_GRAD_QUERY, index, head_dim);
+  if (!computed) return;
+  reference_grad_query(args, at->batch, at->head, at->row, gradient, bound);
+  compare(check, GRADIENT_GRAD_QUERY, "grad_query", index, head_dim, gradient, bound);
+}
+
+static void check_key_row(struct check *check, bool computed) {
+  const fa3_backward_args *args = &check->trial->args;
+  const struct comparison *at = &check->at;
+  const int64_t head_dim = check->trial->spec.forward.head_dim;
+  const int64_t value_head_dim = check->trial->spec.forward.value_head_dim;
+  const int64_t key = reference_grad_key_index(args, at->batch, at->head, at->row);
+  const int64_t value = reference_grad_value_index(args, at->batch, at->head, at->row);
+  double grad_key[256], grad_value[256], key_bound[256], value_bound[256];
+  mark(check, GRADIENT_GRAD_KEY, key, head_dim);
+  mark(check, GRADIENT_GRAD_VALUE, value, value_head_dim);
+  if (!computed) return;
+  reference_grad_key_value(args, at->batch, at->head, at->row, grad_key, grad_value, key_bound,
+                           value_bound);
+  compare(check, GRADIENT_GRAD_KEY, "grad_key", key, head_dim, grad_key, key_bound);
+  compare(check, GRADIENT_GRAD_VALUE, "grad_value", value, value_head_dim, grad_value, value_bound);
+}
+
+static void check_sinks(struct check *check) {
+  const fa3_backward_args *args = &check->trial->args;
+  check->at = (struct comparison){.worst = check->at.worst};
+  for (int64_t head = 0; args->grad_sink.data && head < args->grad_sink.shape[0]; head++) {
+    const int64_t index = head * args->grad_sink.strides[0];
+    double gradient, bound;
+    check->at.head = head;
+    mark(check, GRADIENT_GRAD_SINK, index, 1);
+    reference_grad_sink(args, head, &gradient, &bound);
+    compare(check, GRADIENT_GRAD_SINK, "grad_sink", index, 1, &gradient, &bound);
+  }
+}
+
+double gradient_trial_check(const struct gradient_trial *trial, struct rng *rng, double pairs) {
+  static const char *const names[GRADIENT_BUFFERS] = {
+      "grad_output", "grad_lse", "grad_query", "grad_key", "grad_value", "grad_sink", "workspace"};
+  const struct spec *spec = &trial->spec.forward;
+  struct check check = {.trial = trial};
+  fa3_backward_args args = trial->args;
+  for (int i = 0; i < GRADIENT_BUFFERS; i++) buffer_check(&trial->buffers[i], names[i]);
+  for (int i = GRADIENT_INPUTS; i < GRADIENT_WORKSPACE; i++)
+    check.marks[i] = tensor_marks(gradient_tensor(&args, i));
+
+  double all = 0; /* each pair counts for its query and for its key */
+  for (int64_t b = 0; b < spec->batch; b++)
+    all += 2 * (double)(spec->heads_k * spec->group * trial_query_rows(&trial->forward, b).count *
+                        trial_key_rows(&trial->forward, b).count);
+  const double part = all > pairs ? pairs / all : 2;
+
+  struct comparison *at = &check.at;
+  for (at->batch = 0; at->batch < spec->batch; at->batch++) {
+    const struct rows queries = trial_query_rows(&trial->forward, at->batch);
+    const struct rows keys = trial_key_rows(&trial->forward, at->batch);
+    for (at->head = 0; at->head < spec->heads_k * spec->group; at->head++)
+      for (at->row = 0; at->row < queries.count; at->row++)
+        check_query_row(&check, rng_chance(rng, part));
+    for (at->head = 0; at->head < spec->heads_k; at->head++)
+      for (at->row = 0; at->row < keys.count; at->row++)
+        check_key_row(&check, rng_chance(rng, part));
+  }
+  check_sinks(&check);
+  for (int i = GRADIENT_INPUTS; i < GRADIENT_WORKSPACE; i++)
+    tensor_check_unmarked(gradient_tensor(&args, i), check.marks[i], names[i]);
+  return check.at.worst;
+}
