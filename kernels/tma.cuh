@@ -31,6 +31,17 @@ __device__ __forceinline__ void tma_load_4d(uint32_t to, const void *map, uint32
       : "memory");
 }
 
+// PTX ISA, "cp.async.bulk", global to shared: a plain run of bytes, a multiple of 16, as are both
+// addresses.
+__device__ __forceinline__ void bulk_load(uint32_t to, const void *from, uint32_t bytes,
+                                          uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(to),
+      "l"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
 // PTX ISA, "cp.async.bulk.tensor", shared to global, four dimensions. What lies
 // outside the tensor is not written.
 __device__ __forceinline__ void tma_store_4d(const void *map, uint32_t from, int c0, int c1, int c2,

@@ -201,7 +201,7 @@ static fa3_status launch_gradients(const struct call *call) {
   const struct grid grid = {.x = (unsigned)(tiles < workers ? tiles : workers),
                             .y = 1,
                             .z = 1,
-                            .threads = FA3_BACKWARD_THREADS,
+                            .threads = (unsigned)call->kernel->threads,
                             .shared_bytes = (unsigned)call->kernel->shared_bytes,
                             .dependent = true};
   return launch_kernel(&call->launch, call->launch.device->backward[plan->kernel], &grid, &params);

@@ -94,7 +94,7 @@ static fa3_status plan_workspace(const struct problem *problem, struct backward_
 fa3_status plan_backward(const struct problem *problem, struct backward_plan *plan) {
   *plan = (struct backward_plan){0};
   TRY(find_backward_kernel(problem->query.dtype, problem->head_dim, problem->value_head_dim,
-                           &plan->kernel));
+                           problem->softcap > 0, &plan->kernel));
   TRY(check_lengths(problem));
   TRY(plan_tiles(problem, plan));
   return plan_workspace(problem, plan);

@@ -8,9 +8,9 @@
 #define FA3_FORWARD(dtype, head_dim, value_head_dim, softcap, ...)      \
   CUBIN(forward_##dtype##_##head_dim##_##value_head_dim##_##softcap,    \
         FILE(forward_##dtype##_##head_dim##_##value_head_dim##_##softcap))
-#define FA3_BACKWARD(dtype, head_dim, value_head_dim, ...)      \
-  CUBIN(backward_##dtype##_##head_dim##_##value_head_dim,       \
-        FILE(backward_##dtype##_##head_dim##_##value_head_dim))
+#define FA3_BACKWARD(dtype, head_dim, value_head_dim, softcap, ...)     \
+  CUBIN(backward_##dtype##_##head_dim##_##value_head_dim##_##softcap,   \
+        FILE(backward_##dtype##_##head_dim##_##value_head_dim##_##softcap))
 #define FA3_BACKWARD_WIDE FA3_BACKWARD
 #define FA3_HELPER(name) CUBIN(name, FILE(name))
 #define FA3_HELPER_OF(dtype, name) CUBIN(name##_##dtype, FILE(name##_##dtype))

@@ -47,7 +47,8 @@ static fa3_status supports(const fa3_capability *capability) {
                      capability->head_dim, capability->value_head_dim);
   int32_t kernel;
   if (capability->phase == FA3_BACKWARD)
-    return find_backward_kernel(dtype, capability->head_dim, capability->value_head_dim, &kernel);
+    return find_backward_kernel(dtype, capability->head_dim, capability->value_head_dim,
+                                capability->features & FA3_FEATURE_SOFTCAP, &kernel);
   return find_forward_kernel(dtype, capability->head_dim, capability->value_head_dim,
                              capability->features & FA3_FEATURE_SOFTCAP, &kernel);
 }

@@ -10,8 +10,8 @@
 
 #define FA3_FORWARD(dtype, head_dim, value_head_dim, softcap, ...) \
   extern const char cubin_forward_##dtype##_##head_dim##_##value_head_dim##_##softcap[];
-#define FA3_BACKWARD(dtype, head_dim, value_head_dim, ...) \
-  extern const char cubin_backward_##dtype##_##head_dim##_##value_head_dim[];
+#define FA3_BACKWARD(dtype, head_dim, value_head_dim, softcap, ...) \
+  extern const char cubin_backward_##dtype##_##head_dim##_##value_head_dim##_##softcap[];
 #define FA3_BACKWARD_WIDE FA3_BACKWARD
 #define FA3_HELPER(name) extern const char cubin_##name[];
 #define FA3_HELPER_OF(dtype, name) extern const char cubin_##name##_##dtype[];
@@ -65,21 +65,28 @@ const struct forward_kernel forward_kernels[FORWARD_KERNELS] = {
 #include "kernels/variants.def"
 };
 
-#define BACKWARD(dtype_, head_dim_, value_head_dim_, tile_q_, tile_k_, shared_bytes_) \
-  {.name = "sm_90a_backward_" #tile_q_ "x" #tile_k_,                                  \
-   .cubin = CUBIN(backward_##dtype_##_##head_dim_##_##value_head_dim_),               \
-   .dtype = DTYPE_##dtype_,                                                           \
-   .head_dim = (head_dim_),                                                           \
-   .value_head_dim = (value_head_dim_),                                               \
-   .tile_q = (tile_q_),                                                               \
-   .tile_k = (tile_k_),                                                               \
-   .chunk = FA3_BACKWARD_CHUNK(head_dim_, value_head_dim_),                           \
+#define BACKWARD(dtype_, head_dim_, value_head_dim_, softcap_, tile_q_, tile_k_, threads_, \
+                 cluster_, shared_bytes_)                                                  \
+  {.name = "sm_90a_" #tile_q_ "x" #tile_k_,                                                \
+   .cubin = CUBIN(backward_##dtype_##_##head_dim_##_##value_head_dim_##_##softcap_),       \
+   .dtype = DTYPE_##dtype_,                                                                \
+   .head_dim = (head_dim_),                                                                \
+   .value_head_dim = (value_head_dim_),                                                    \
+   .softcap = (softcap_),                                                                  \
+   .tile_q = (tile_q_),                                                                    \
+   .tile_k = (tile_k_),                                                                    \
+   .threads = (threads_),                                                                  \
+   .cluster = (cluster_),                                                                  \
+   .chunk = FA3_BACKWARD_CHUNK(head_dim_, value_head_dim_),                                \
    .shared_bytes = (shared_bytes_)},
 
 const struct backward_kernel backward_kernels[BACKWARD_KERNELS] = {
-#define FA3_BACKWARD(dtype, head_dim, value_head_dim, tile_m, tile_n, stages) \
-  BACKWARD(dtype, head_dim, value_head_dim, tile_m, tile_n,                   \
+#define FA3_BACKWARD(dtype, head_dim, value_head_dim, softcap, tile_m, tile_n, stages)        \
+  BACKWARD(dtype, head_dim, value_head_dim, softcap, tile_m, tile_n, FA3_BACKWARD_THREADS, 1, \
            FA3_BACKWARD_SHARED_BYTES(head_dim, value_head_dim, tile_m, tile_n, stages))
+#define FA3_BACKWARD_WIDE(dtype, head_dim, value_head_dim, softcap, grad_stages, ds_stages) \
+  BACKWARD(dtype, head_dim, value_head_dim, softcap, 64, 128, FA3_BACKWARD_WIDE_THREADS, 2, \
+           FA3_BACKWARD_WIDE_SHARED_BYTES(head_dim, value_head_dim, grad_stages, ds_stages))
 #include "kernels/variants.def"
 };
 
@@ -104,11 +111,11 @@ fa3_status find_forward_kernel(fa3_dtype dtype, int64_t head_dim, int64_t value_
 }
 
 fa3_status find_backward_kernel(fa3_dtype dtype, int64_t head_dim, int64_t value_head_dim,
-                                int32_t *kernel) {
+                                bool softcap, int32_t *kernel) {
   for (int32_t k = 0; k < BACKWARD_KERNELS; k++) {
     const struct backward_kernel *candidate = &backward_kernels[k];
     if (candidate->dtype == dtype && candidate->head_dim >= head_dim &&
-        candidate->value_head_dim >= value_head_dim) {
+        candidate->value_head_dim >= value_head_dim && (candidate->softcap || !softcap)) {
       *kernel = k;
       return FA3_OK;
     }

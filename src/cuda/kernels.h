@@ -26,8 +26,11 @@ struct backward_kernel {
   fa3_dtype dtype;
   int32_t head_dim;
   int32_t value_head_dim;
+  bool softcap;
   int32_t tile_q;
   int32_t tile_k;
+  int32_t threads;
+  int32_t cluster; /* blocks that share a tile */
   int32_t chunk;
   int32_t shared_bytes;
 };
@@ -40,8 +43,8 @@ enum {
 };
 
 enum {
-#define FA3_BACKWARD(dtype, head_dim, value_head_dim, ...) \
-  BACKWARD_##dtype##_##head_dim##_##value_head_dim,
+#define FA3_BACKWARD(dtype, head_dim, value_head_dim, softcap, ...) \
+  BACKWARD_##dtype##_##head_dim##_##value_head_dim##_##softcap,
 #define FA3_BACKWARD_WIDE FA3_BACKWARD
 #include "kernels/variants.def"
   BACKWARD_KERNELS
@@ -68,6 +71,6 @@ fa3_status find_forward_kernel(fa3_dtype dtype, int64_t head_dim, int64_t value_
                                bool softcap, int32_t *kernel);
 
 fa3_status find_backward_kernel(fa3_dtype dtype, int64_t head_dim, int64_t value_head_dim,
-                                int32_t *kernel);
+                                bool softcap, int32_t *kernel);
 
 #endif

@@ -1,0 +1,407 @@
+// The backward pass on Hopper for head dims up to 128: dQ, dK and dV, tile by tile.
+//
+// A block computes dK and dV of 128 keys of one head, which stay in registers, 64 keys a warpgroup,
+// while it steps through the blocks of queries that see them, of all query heads that share the
+// keys. Scores are computed with keys as rows, so that P^T and dS^T are in registers as their
+// products need them. One step:
+//
+//   issue S^T = K Q^T; issue dP^T = V dO^T
+//   wait S; P = exp2(S - lse)
+//   wait dP; dS = P (dP - D), also to shared memory
+//   issue dQ = dS K of the step before, dV += P^T dO, dK += dS^T Q
+//   wait dQ; it joins what other tiles of keys added (backward_params.h)
+//   wait dV and dK
+//
+// dQ needs the dS of both warpgroups. It comes a step late so that neither waits for the other, and
+// one computes exponentials while the other's products run.
+//
+// Query blocks are visited from the last to the first: under a causal mask the tiles of one head
+// then all begin at the same block, and each follows the one before it by a step or two. Beside the
+// two consumer warpgroups there is one whose warps load, plan, and keep the order in which dQ is
+// summed.
+//
+// Compile with -DFA3_BF16=0|1 and the sizes of backward_work.cuh.
+#include "backward_load.cuh"
+#include "backward_store.cuh"
+#include "backward_work.cuh"
+
+constexpr uint32_t kDescriptorHigh = wgmma_descriptor_high<kRowBytes>();
+constexpr uint32_t kGradDescriptorHigh = wgmma_descriptor_high<kGradRowBytes>();
+
+// This warp has read a buffer for the last time, or done its part of a step.
+__device__ __forceinline__ void arrive(uint32_t barrier) {
+  if ((threadIdx.x & 31) == 0) mbarrier_arrive(barrier);
+}
+
+// S^T = K Q^T, or dP^T = V dO^T, for the warpgroup's keys and a block of queries.
+__device__ __forceinline__ void issue_scores(float (&s)[kTileM / 2], uint32_t keys,
+                                             uint32_t queries) {
+#pragma unroll
+  for (int k = 0; k < kHeadDim; k += 16) {
+    const int chunk = k / kChunk, inside = k % kChunk * 2;
+    wgmma_shared<kTileM>(s, keys + ((chunk * kTileN * kRowBytes + inside) >> 4),
+                         queries + ((chunk * kTileM * kRowBytes + inside) >> 4), kDescriptorHigh,
+                         k > 0);
+  }
+  wgmma_commit();
+}
+
+// dV += P^T dO, or dK += dS^T Q.
+__device__ __forceinline__ void issue_gradient(float (&gradient)[kHeadDim / 2],
+                                               const uint32_t (&weights)[kTileM / 4],
+                                               uint32_t queries, bool accumulate) {
+#pragma unroll
+  for (int k = 0; k < kTileM; k += 16)
+    wgmma_registers<kHeadDim>(gradient, weights + k / 4, queries + ((k * kRowBytes) >> 4),
+                              kDescriptorHigh, k > 0 || accumulate);
+  wgmma_commit();
+}
+
+// dQ = dS K for the warpgroup's share of rows or columns.
+__device__ __forceinline__ void issue_query_gradient(float (&dq)[kQueryColumns / 2], uint32_t ds,
+                                                     uint32_t keys) {
+#pragma unroll
+  for (int k = 0; k < kTileN; k += 16)
+    wgmma_transposed<kQueryColumns>(dq, ds + ((k * kGradRowBytes) >> 4), kGradDescriptorHigh,
+                                    keys + ((k * kRowBytes) >> 4), kDescriptorHigh, k > 0);
+  wgmma_commit();
+}
+
+__device__ __forceinline__ float2 load_shared_pair(uint32_t address) {
+  float2 x;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address));
+  return x;
+}
+
+// Scores become probabilities. `lse` is the address of the thread's first query's.
+__device__ __forceinline__ void take_exponentials(float (&s)[kTileM / 2], uint32_t lse,
+                                                  float scale) {
+#pragma unroll
+  for (int j = 0; j < kTileM / 8; ++j) {
+    const float2 l = load_shared_pair(lse + 32 * j);
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+      s[4 * j + e] = exp2_unit(fmaf(s[4 * j + e], scale, e % 2 ? -l.y : -l.x));
+  }
+}
+
+// P and dS = P (dP - D), packed. `d` is the address of the thread's first query's D.
+__device__ __forceinline__ void take_differences(uint32_t (&weights)[kTileM / 4],
+                                                 uint32_t (&grads)[kTileM / 4],
+                                                 const float (&s)[kTileM / 2],
+                                                 const float (&dp)[kTileM / 2], uint32_t d) {
+#pragma unroll
+  for (int j = 0; j < kTileM / 8; ++j) {
+    const float2 l = load_shared_pair(d + 32 * j);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int i = 4 * j + 2 * r;
+      weights[2 * j + r] = pack_pair(s[i], s[i + 1]);
+      grads[2 * j + r] = pack_pair(s[i] * (dp[i] - l.x), s[i + 1] * (dp[i + 1] - l.y));
+    }
+  }
+}
+
+// The same where scores are capped: from the scores themselves, and dS is also multiplied by the
+// derivative of the cap. `seen` are the queries that see the thread's two keys.
+__device__ __forceinline__ void take_capped_differences(
+    uint32_t (&weights)[kTileM / 4], uint32_t (&grads)[kTileM / 4], float (&s)[kTileM / 2],
+    const float (&dp)[kTileM / 2], const fa3_range (&seen)[2], int column, uint32_t lse, uint32_t d,
+    float scale, float twice) {
+  cap_scores(s, twice);
+#pragma unroll
+  for (int j = 0; j < kTileM / 8; ++j) {
+    const float2 l = load_shared_pair(lse + 32 * j), k = load_shared_pair(d + 32 * j);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float weight[2], grad[2];
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int i = 4 * j + 2 * r + e, query = column + 8 * j + e;
+        const bool hidden = query < seen[r].begin || query >= seen[r].end;
+        weight[e] = hidden ? 0.0f : exp2_unit(fmaf(s[i], scale, e ? -l.y : -l.x));
+        grad[e] = weight[e] * fmaf(-s[i], s[i], 1.0f) * (dp[i] - (e ? k.y : k.x));
+      }
+      weights[2 * j + r] = pack_pair(weight[0], weight[1]);
+      grads[2 * j + r] = pack_pair(grad[0], grad[1]);
+    }
+  }
+}
+
+// The warp's 16 keys of dS^T, to shared memory, where dQ's product takes them from. `to` is the
+// lane's row.
+__device__ __forceinline__ void store_scores_gradient(const uint32_t (&ds)[kTileM / 4],
+                                                      uint32_t to) {
+  const int lane = threadIdx.x & 31;
+#pragma unroll
+  for (int j = 0; j < kTileM / 8; j += 2)
+    store_matrices(to + j / 8 * kGradBlockBytes + (((j % 8 + lane / 16) ^ (lane & 7)) << 4),
+                   ds[2 * j], ds[2 * j + 1], ds[2 * j + 2], ds[2 * j + 3]);
+}
+
+// Where dQ is summed: a step's block holds, for each eight columns, one vector a thread.
+// PTX ISA, "ld" with .relaxed, "red" with vectors.
+__device__ __forceinline__ void add_partial(float (&dq)[kQueryColumns / 2], const float4 *from,
+                                            int skipped) {
+#pragma unroll
+  for (int j = 0; j < kQueryColumns / 8; ++j) {
+    if (kOverlap > 0 && 8 * j < skipped) continue;
+    float4 x;
+    asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+                 : "l"(from + j * 128)
+                 : "memory");
+    dq[4 * j] += x.x, dq[4 * j + 1] += x.y, dq[4 * j + 2] += x.z, dq[4 * j + 3] += x.w;
+  }
+}
+
+__device__ __forceinline__ void store_partial(const float (&dq)[kQueryColumns / 2], float4 *to,
+                                              int skipped, bool first) {
+#pragma unroll
+  for (int j = 0; j < kQueryColumns / 8; ++j) {
+    if (kOverlap > 0 && 8 * j < skipped) continue;
+    if (first)
+      asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to + j * 128), "f"(dq[4 * j]),
+                   "f"(dq[4 * j + 1]), "f"(dq[4 * j + 2]), "f"(dq[4 * j + 3])
+                   : "memory");
+    else
+      asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to + j * 128),
+                   "f"(dq[4 * j]), "f"(dq[4 * j + 1]), "f"(dq[4 * j + 2]), "f"(dq[4 * j + 3])
+                   : "memory");
+  }
+}
+
+// A step of which dQ is still to come.
+struct query_step {
+  int block, head;   // of queries
+  bool first, last;  // of the tiles of keys that add to it
+};
+
+__device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint32_t base,
+                                              int warpgroup) {
+  const int thread = threadIdx.x & 127, lane = threadIdx.x & 31;
+  const int row = thread / 32 * 16 + lane / 4;  // of 64, and the one eight below
+  const uint32_t own_keys = uniform(
+      wgmma_descriptor_low(base + kKeyAt + warpgroup * kKeys * kRowBytes, kTileN * kRowBytes));
+  const uint32_t own_values = own_keys + ((kValueAt - kKeyAt) >> 4);
+  // dQ's share: all keys, and of them the warpgroup's columns.
+  const int column = warpgroup * kSecondColumn;
+  const uint32_t all_keys = uniform(wgmma_descriptor_low(
+      base + kKeyAt + column / kChunk * kTileN * kRowBytes, kTileN * kRowBytes));
+  const int skipped = warpgroup * kOverlap;
+  const uint32_t own_grad =
+      base + kGradAt + (warpgroup * kKeys + thread / 32 * 16 + (lane & 15)) * kGradRowBytes;
+
+  float dk[kHeadDim / 2], dv[kHeadDim / 2];
+  uint32_t use = 0, keys_use = 0;  // steps begun, tiles of keys loaded
+  for (uint32_t t = 0;; ++t) {
+    wait_for_work(base, t);
+    const work &w = work_of(t);
+    if (uniform(w.last)) break;
+    const int begin = uniform(w.blocks.begin), end = uniform(w.blocks.end);
+    const int steps = end > begin ? (end - begin) * p.queries_per_key : 0;
+    if (steps == 0) {
+      const int first_key = w.tile * kTileN + warpgroup * kKeys;
+      const int keys = w.place.mask.keys - first_key, key_row = w.place.key_row + first_key;
+      store_zeros(p.grad_key, w.place.key_batch, key_row, keys, w.head, thread);
+      store_zeros(p.grad_value, w.place.key_batch, key_row, keys, w.head, thread);
+      finish_work(base, t);
+      continue;
+    }
+    mbarrier_wait(base + kKeyFull, keys_use & 1);
+
+    auto wait_for_grads = [&]() {
+      mbarrier_wait(base + kGradFull + 8 * (use - 1 & 1), use - 1 >> 1 & 1);
+    };
+    auto wait_for_buffer = [&]() {
+      mbarrier_wait(base + kGradEmpty + 8 * (use & 1), (use >> 1 & 1) ^ 1);
+    };
+    // Issues dQ of the step before, the `use - 1`st; the product runs on.
+    auto issue_query_step = [&](float(&dq)[kQueryColumns / 2]) {
+      const uint32_t buffer = use - 1 & 1;
+      const uint32_t ds = uniform(wgmma_descriptor_low(
+          base + kGradAt + buffer * kGradBytes + (kSplitRows ? warpgroup * kGradBlockBytes : 0),
+          0));
+      wgmma_fence();
+      issue_query_gradient(dq, ds, all_keys);
+    };
+    // It is done: dQ leaves.
+    auto finish_query_step = [&](float(&dq)[kQueryColumns / 2], const query_step &q) {
+      arrive(base + kGradEmpty + 8 * (use - 1 & 1));
+      const uint32_t turn = ring_stage<kTurns>(use - 1);
+      const int64_t slot = (int64_t)q.head * p.slots + w.place.slot + q.block;
+      float4 *partial = (float4 *)(p.partial + slot * (kTileM * kHeadDim)) +
+                        (kSplitRows ? warpgroup * (64 * kHeadDim / 4) : column / 8 * 128) + thread;
+      mbarrier_wait(base + kTurnFull + 8 * turn, ring_parity<kTurns>(use - 1));
+      if (!q.last) {
+        store_partial(dq, partial, skipped, q.first);
+      } else {
+        if (!q.first) add_partial(dq, partial, skipped);
+        const int first_row = q.block * kTileM + (kSplitRows ? warpgroup * 64 : 0);
+        store_rows<kQueryColumns>(p.grad_query, dq, p.scale, w.place.query_batch,
+                                  w.place.query_row + first_row, w.place.mask.queries - first_row,
+                                  q.head, column, kOverlap > 0 ? 64 * warpgroup : 0);
+      }
+      __syncwarp();
+      arrive(base + kTurnTaken + 8 * turn);
+    };
+
+    int m = end, query_head = w.head * p.queries_per_key;
+    query_step before;
+    for (int step = 0; step < steps; ++step) {
+      if (m == begin) {
+        m = end;
+        ++query_head;
+      }
+      --m;
+      const uint32_t stage = ring_stage<kStages>(use), parity = ring_parity<kStages>(use);
+      const uint32_t queries =
+          uniform(wgmma_descriptor_low(base + kQueryAt + stage * kQueryBytes, kTileM * kRowBytes));
+      const uint32_t outputs = queries + ((kOutputAt - kQueryAt) >> 4);
+      const uint32_t lse = base + kRowsAt + stage * kRowsBytes + 8 * (lane & 3);
+      const uint32_t d = lse + 4 * kTileM;
+
+      float s[kTileM / 2], dp[kTileM / 2];
+      mbarrier_wait(base + kQueryFull + 8 * stage, parity);
+      registers_touch(s);
+      wgmma_fence();
+      issue_scores(s, own_keys, queries);
+      if (step == 0) mbarrier_wait(base + kValueFull, keys_use & 1);
+      mbarrier_wait(base + kOutputFull + 8 * stage, parity);
+      registers_touch(dp);
+      wgmma_fence();
+      issue_scores(dp, own_values, outputs);
+
+      const fa3_range whole = w.whole[warpgroup];
+      const bool masked = m < whole.begin || m >= whole.end;
+      fa3_range seen[2] = {{0, FA3_UNBOUNDED}, {0, FA3_UNBOUNDED}};
+      if (masked) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const int key = w.tile * kTileN + warpgroup * kKeys + row + 8 * r;
+          seen[r] = fa3_seeing_queries(&w.place.mask, key);
+          if (key >= w.place.mask.keys) seen[r].end = 0;
+        }
+      }
+      const int first_query = m * kTileM + 2 * (lane & 3);
+      const query_step now = {m, query_head, (place_of(stage) & 1) != 0,
+                              (place_of(stage) & 2) != 0};
+      uint32_t weights[kTileM / 4], grads[kTileM / 4];
+      wgmma_wait<1>();
+      registers_touch(s);
+      if (!FA3_SOFTCAP || p.softcap_log2 == 0.0f) {
+        if (masked) mask_scores(s, seen, first_query);
+        take_exponentials(s, lse, p.scale_log2);
+        registers_touch(s);
+        // A branch: without one before it, the assembler moves the next wait up above the
+        // exponentials.
+        wait_for_buffer();
+        wgmma_wait<0>();
+        registers_touch(s);
+        registers_touch(dp);
+        take_differences(weights, grads, s, dp, d);
+      } else {
+        wait_for_buffer();
+        wgmma_wait<0>();
+        registers_touch(dp);
+        take_capped_differences(weights, grads, s, dp, seen, first_query, lse, d, p.scale_log2,
+                                p.softcap_log2);
+      }
+      store_scores_gradient(grads, own_grad + (use & 1) * kGradBytes);
+      fence_proxy_async();
+      __syncwarp();
+      arrive(base + kGradFull + 8 * (use & 1));
+
+      float dq[kQueryColumns / 2];
+      // Without a step before, it multiplies what is there, and nobody looks.
+      if (step > 0) wait_for_grads();
+      issue_query_step(dq);
+      wgmma_fence();
+      issue_gradient(dv, weights, outputs, step > 0);
+      issue_gradient(dk, grads, queries, step > 0);
+      wgmma_wait<2>();
+      registers_touch(dq);
+      if (step > 0) finish_query_step(dq, before);
+      wgmma_wait<0>();
+      registers_touch(dk);
+      registers_touch(dv);
+      arrive(base + kQueryEmpty + 8 * stage);
+      arrive(base + kOutputEmpty + 8 * stage);
+      before = now;
+      ++use;
+    }
+    arrive(base + kValueEmpty);
+    float dq[kQueryColumns / 2];
+    wait_for_grads();
+    issue_query_step(dq);
+    wgmma_wait<0>();
+    registers_touch(dq);
+    arrive(base + kKeyEmpty);
+    finish_query_step(dq, before);
+
+    ++keys_use;
+    const int first_key = w.tile * kTileN + warpgroup * kKeys;
+    const int keys = w.place.mask.keys - first_key, key_row = w.place.key_row + first_key;
+    store_rows<kHeadDim>(p.grad_key, dk, p.scale, w.place.key_batch, key_row, keys, w.head, 0, 0);
+    store_rows<kHeadDim>(p.grad_value, dv, 1.0f, w.place.key_batch, key_row, keys, w.head, 0, 0);
+    finish_work(base, t);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    backward(const __grid_constant__ fa3_backward_params p) {
+  // Opaque, so that the compiler keeps it in a register instead of finding out again and again.
+  uint32_t base;
+  asm volatile("mov.b32 %0, %1;" : "=r"(base) : "r"((uint32_t)__cvta_generic_to_shared(shared)));
+  const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
+
+  if (threadIdx.x == 0) {
+    tma_prefetch_map(&p.query);
+    tma_prefetch_map(&p.grad_output);
+    tma_prefetch_map(&p.key);
+    tma_prefetch_map(&p.value);
+    mbarrier_init(base + kKeyFull, 1);
+    mbarrier_init(base + kKeyEmpty, kConsumerWarps);
+    mbarrier_init(base + kValueFull, 1);
+    mbarrier_init(base + kValueEmpty, kConsumerWarps);
+    mbarrier_init(base + kLanded, 1);
+    for (int i = 0; i < kStages; ++i) {
+      mbarrier_init(base + kQueryFull + 8 * i, 1);
+      mbarrier_init(base + kQueryEmpty + 8 * i, kConsumerWarps);
+      mbarrier_init(base + kOutputFull + 8 * i, 1);
+      mbarrier_init(base + kOutputEmpty + 8 * i, kConsumerWarps);
+    }
+    for (int i = 0; i < kTurns; ++i) {
+      mbarrier_init(base + kTurnFull + 8 * i, 1);
+      mbarrier_init(base + kTurnTaken + 8 * i, kConsumerWarps);
+      mbarrier_init(base + kTurnEmpty + 8 * i, 1);
+    }
+    for (int i = 0; i < 2; ++i) {
+      mbarrier_init(base + kGradFull + 8 * i, kConsumerWarps);
+      mbarrier_init(base + kGradEmpty + 8 * i, kConsumerWarps);
+    }
+    mbarrier_init(base + kWorkWanted, 1);
+    for (int i = 0; i < kWorkSlots; ++i) {
+      mbarrier_init(base + kWorkFull + 8 * i, 1);
+      mbarrier_init(base + kWorkEmpty + 8 * i, 32 * (kConsumerWarps + 3));
+    }
+    mbarrier_init_fence();
+  }
+  __syncthreads();
+  wait_for_prior_grids();
+
+  if (warp < 4) {
+    registers_give_back<kProducerRegisters>();
+    if (warp == 0)
+      load(p, base);
+    else if (warp == 1)
+      schedule(p, base);
+    else if (warp == 2)
+      grant_turns(p, base);
+    else
+      pass_turns(p, base);
+  } else {
+    registers_take<kConsumerRegisters>();
+    differentiate(p, base, warp / 4 - 1);
+  }
+}

@@ -1,0 +1,96 @@
+// The backward kernel's loading warp.
+#ifndef FA3_BACKWARD_LOAD_CUH
+#define FA3_BACKWARD_LOAD_CUH
+
+#include "backward_work.cuh"
+
+// Zeros in place of the rows that follow a sequence's end: what enters a product with them is 0,
+// but 0 * NaN would be NaN.
+template <int kTileRows>
+__device__ __forceinline__ void clear_rows(uint32_t tile, int first) {
+  constexpr int kUnits = kRowBytes / 16;
+  for (int c = 0; c < kChunks; ++c)
+    for (int i = first * kUnits + (threadIdx.x & 31); i < kTileRows * kUnits; i += 32)
+      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(
+                       tile + c * kTileRows * kRowBytes + i * 16),
+                   "r"(0)
+                   : "memory");
+  fence_proxy_async();
+  __syncwarp();
+}
+
+// Fills the buffer `to`, which is free. `rows_left`: those from `row` on that are in the sequence;
+// what follows is cleared. `extra_bytes` more will report to `full`.
+template <int kTileRows>
+__device__ __forceinline__ void load_tile(uint32_t base, uint32_t to, const fa3_tensor_map &map,
+                                          uint32_t full, int row, int head, int batch,
+                                          int rows_left, bool clear, uint32_t extra_bytes,
+                                          uint32_t &landed, bool leader) {
+  const bool overrun = clear && rows_left < kTileRows;
+  const uint32_t report = overrun ? base + kLanded : full;
+  if (leader) {
+    mbarrier_arrive_expect(report, kTileRows * kHeadDim * 2 + (overrun ? 0 : extra_bytes));
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c)
+      tma_load_4d(to + c * kTileRows * kRowBytes, &map, report, c * kChunk, row, head, batch);
+  }
+  if (overrun) {
+    __syncwarp();
+    mbarrier_wait(base + kLanded, landed & 1);
+    ++landed;
+    clear_rows<kTileRows>(to, rows_left);
+    if (leader) mbarrier_arrive_expect(full, extra_bytes);
+  }
+  __syncwarp();
+}
+
+__device__ __forceinline__ void load(const fa3_backward_params &p, uint32_t base) {
+  const bool leader = elect_one();
+  uint32_t use = 0, keys = 0, landed = 0;  // buffers filled so far
+  for (uint32_t t = 0;; ++t) {
+    wait_for_work(base, t);
+    const work w = work_of(t);
+    finish_work(base, t);
+    if (w.last) break;
+    const int first = w.tile * kTileN;
+    for (int g = 0; g < p.queries_per_key; ++g) {
+      const int head = w.head * p.queries_per_key + g;
+      for (int m = w.blocks.end - 1; m >= w.blocks.begin; --m, ++use) {
+        const uint32_t stage = ring_stage<kStages>(use), parity = ring_parity<kStages>(use) ^ 1;
+        const int row = w.place.query_row + m * kTileM;
+        const int left = w.place.mask.queries - m * kTileM;
+
+        mbarrier_wait(base + kQueryEmpty + 8 * stage, parity);
+        const uint32_t full = base + kQueryFull + 8 * stage;
+        if (leader) {
+          const place_in_order place = find_place(w.place.mask, m, w.tile);
+          place_of(stage) = (place.before == 0) | place.last << 1;
+          bulk_load(base + kRowsAt + stage * kRowsBytes,
+                    p.rows + ((int64_t)head * p.slots + w.place.slot + m) * 2 * kTileM, kRowsBytes,
+                    full);
+        }
+        load_tile<kTileM>(base, base + kQueryAt + stage * kQueryBytes, p.query, full, row, head,
+                          w.place.query_batch, left, p.clear_query, kRowsBytes, landed, leader);
+
+        mbarrier_wait(base + kOutputEmpty + 8 * stage, parity);
+        load_tile<kTileM>(base, base + kOutputAt + stage * kQueryBytes, p.grad_output,
+                          base + kOutputFull + 8 * stage, row, head, w.place.query_batch, left,
+                          p.clear_query, 0, landed, leader);
+
+        if (g > 0 || m < w.blocks.end - 1) continue;
+        mbarrier_wait(base + kKeyEmpty, (keys & 1) ^ 1);
+        load_tile<kTileN>(base, base + kKeyAt, p.key, base + kKeyFull, w.place.key_row + first,
+                          w.head, w.place.key_batch, w.place.mask.keys - first, p.clear_key, 0,
+                          landed, leader);
+        mbarrier_wait(base + kValueEmpty, (keys & 1) ^ 1);
+        load_tile<kTileN>(base, base + kValueAt, p.value, base + kValueFull,
+                          w.place.key_row + first, w.head, w.place.key_batch,
+                          w.place.mask.keys - first, p.clear_key, 0, landed, leader);
+        ++keys;
+      }
+    }
+    if (leader) mbarrier_arrive(base + kWorkWanted);
+  }
+}
+
+#endif
