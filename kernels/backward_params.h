@@ -114,6 +114,7 @@ typedef struct {
 #define FA3_BACKWARD_PREPARE_THREADS 256
 #define FA3_BACKWARD_SINK_THREADS 256
 #define FA3_BACKWARD_THREADS 384
+#define FA3_BACKWARD_WIDE_THREADS 512
 
 /* Slots of a head: `rows_q` is seqlen_q, or with cumulative lengths the total. */
 #define FA3_BACKWARD_SLOTS(cumulative, batch, rows_q, tile_m)     \
@@ -129,6 +130,13 @@ typedef struct {
   (2 * (((tile_n) + (stages) * (tile_m)) * ((head_dim) + (head_dim_v)) +        \
         2 * (tile_m) * (tile_n)) +                                              \
    (stages)*8 * (tile_m) + 1024)
+
+/* Shared memory of backward_wide.cu: 64 keys and values, 128 columns of the neighbour's keys, two
+ * tiles of 64 queries and `grad_stages` of dO, twice `ds_stages` tiles of dS, one of probabilities,
+ * and the rest. */
+#define FA3_BACKWARD_WIDE_SHARED_BYTES(head_dim, head_dim_v, grad_stages, ds_stages)           \
+  (128 * (3 * (head_dim) + 128 + (1 + (grad_stages)) * (head_dim_v) + 128 * (ds_stages)) + 16384 + \
+   2048)
 
 /* The first slot of a sequence: `first_row` is its entry of cu_seqlens_q. */
 FA3_SHARED int fa3_backward_slot(const fa3_backward_sequences *sequences, int batch,

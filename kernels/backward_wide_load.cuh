@@ -1,0 +1,180 @@
+// The wide backward kernel's loading warps. Tiles of queries and of dO go to both blocks
+// of the cluster at once: each block fetches every other chunk of columns for both.
+#ifndef FA3_BACKWARD_WIDE_LOAD_CUH
+#define FA3_BACKWARD_WIDE_LOAD_CUH
+
+#include "backward_wide_work.cuh"
+
+// PTX ISA, "cp.async.bulk", global to shared.
+__device__ __forceinline__ void copy_rows(uint32_t to, const float *from, uint32_t bytes,
+                                          uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(to),
+      "l"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
+template <int kChunksOfTile>
+__device__ __forceinline__ void load_tile(uint32_t to, const fa3_tensor_map *map, uint32_t full,
+                                          int column, int row, int head, int batch) {
+#pragma unroll
+  for (int c = 0; c < kChunksOfTile; ++c)
+    tma_load_4d(to + c * kChunkBytes, map, full, column + c * kChunk, row, head, batch);
+}
+
+// This block's share of a tile for both. `turn` evens out an odd number of chunks.
+template <int kChunksOfTile>
+__device__ __forceinline__ void load_share(uint32_t to, const fa3_tensor_map *map, uint32_t full,
+                                           int row, int head, int batch, uint32_t turn) {
+#if FA3_MULTICAST
+#pragma unroll
+  for (int c = 0; c < kChunksOfTile; ++c)
+    if (((c ^ turn) & 1) == 0)
+      tma_load_both_4d(to + c * kChunkBytes, map, full, c * kChunk, row, head, batch);
+#else
+  load_tile<kChunksOfTile>(to, map, full, 0, row, head, batch);
+#endif
+}
+
+// Zeros in place of what follows the sequence's last row: what it is multiplied by is 0,
+// but 0 * NaN would be NaN.
+template <int kChunksOfTile>
+__device__ __forceinline__ void clear_rows(uint32_t tile, int first) {
+  constexpr int kUnits = kRowBytes / 16;
+  if (first < 0) first = 0;
+  for (int c = 0; c < kChunksOfTile; ++c)
+    for (int i = first * kUnits + (threadIdx.x & 31); i < 64 * kUnits; i += 32)
+      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(tile + c * kChunkBytes + i * 16),
+                   "r"(0)
+                   : "memory");
+  fence_proxy_async();
+  __syncwarp();
+}
+
+// Keys, and for every query head of the group tiles of queries with their statistics.
+__device__ __forceinline__ void load_queries(const fa3_backward_params &p, uint32_t base) {
+  const bool leader = elect_one();
+  const int rank = cluster_rank();
+  constexpr uint32_t kKeyBytes = (kChunks + kSplitChunks) * kChunkBytes;
+  uint32_t query = 0, key = 0;             // buffers filled so far
+  uint32_t query_landed = 0, key_landed = 0;
+  for (uint32_t t = 0;; ++t) {
+    const work &w = wait_for_work(base, t);
+    if (w.last) break;
+    const int query_row = w.query_row, query_batch = w.query_batch, queries = w.mask.queries;
+    const int begin = w.blocks.begin, end = w.blocks.end, slot = w.slot;
+    const int key_row = w.key_row, key_head = w.head, key_batch = w.key_batch;
+    const int keys = w.mask.keys, first = w.first;
+    finish_work(base, t);
+    bool keys_wanted = true;
+    for (int g = 0; g < p.queries_per_key; ++g) {
+      const int head = key_head * p.queries_per_key + g;
+      for (int i = end - 1; i >= begin; --i) {
+        const uint32_t stage = ring_stage<kQueryStages>(query);
+        const uint32_t full = base + kQueryFull + 8 * stage;
+        const uint32_t to = base + kQueryAt + stage * kChunks * kChunkBytes;
+        const bool overrun = p.clear_query && (i + 1) * kRows > queries;
+        mbarrier_wait(base + kQueryEmpty + 8 * stage, ring_parity<kQueryStages>(query) ^ 1);
+        if (leader) {
+          const uint32_t report = overrun ? base + kQueryLanded : full;
+          mbarrier_arrive_expect(report, kChunks * kChunkBytes + kRowsBytes);
+          load_share<kChunks>(to, &p.query, report, query_row + i * kRows, head, query_batch,
+                              query ^ rank);
+          copy_rows(base + kRowsAt + stage * kRowsBytes,
+                    p.rows + ((int64_t)head * p.slots + slot + i) * (2 * kRows), kRowsBytes,
+                    report);
+        }
+        if (overrun) {
+          __syncwarp();
+          mbarrier_wait(base + kQueryLanded, query_landed++ & 1);
+          clear_rows<kChunks>(to, queries - i * kRows);
+          if (leader) mbarrier_arrive(full);
+        }
+        ++query;
+        __syncwarp();
+        if (keys_wanted) {
+          keys_wanted = false;
+          const int peer = first ^ kKeys;
+          const bool overrun = p.clear_key && max(first, peer) + kKeys > keys;
+          const uint32_t report = base + (overrun ? kKeyLanded : kKeyFull);
+          const int column = rank == 0 ? 0 : kSplit;
+          mbarrier_wait(base + kKeyEmpty, (key & 1) ^ 1);
+          if (leader) {
+            // A chunk beyond the variant's columns is not wanted.
+            const int chunks = rank == 0 ? kSplitChunks : kChunks - kSplitChunks;
+            mbarrier_arrive_expect(report, kKeyBytes - (kSplitChunks - chunks) * kChunkBytes);
+            load_tile<kChunks>(base + kKeyAt, &p.key, report, 0, key_row + first, key_head,
+                               key_batch);
+            for (int c = 0; c < chunks; ++c)
+              tma_load_4d(base + kPeerKeyAt + c * kChunkBytes, &p.key, report, column + c * kChunk,
+                          key_row + peer, key_head, key_batch);
+          }
+          if (overrun) {
+            __syncwarp();
+            mbarrier_wait(base + kKeyLanded, key_landed++ & 1);
+            clear_rows<kChunks>(base + kKeyAt, keys - first);
+            clear_rows<kSplitChunks>(base + kPeerKeyAt, keys - peer);
+            if (leader) mbarrier_arrive(base + kKeyFull);
+          }
+          ++key;
+          __syncwarp();
+        }
+      }
+    }
+    if (leader) mbarrier_arrive(base + kWorkWanted);
+    __syncwarp();
+  }
+}
+
+// Values, and the tiles of dO that go with the queries.
+__device__ __forceinline__ void load_grads(const fa3_backward_params &p, uint32_t base) {
+  const bool leader = elect_one();
+  const int rank = cluster_rank();
+  uint32_t grad = 0, value = 0, landed = 0;
+  for (uint32_t t = 0;; ++t) {
+    const work &w = wait_for_work(base, t);
+    if (w.last) break;
+    const int query_row = w.query_row, query_batch = w.query_batch, queries = w.mask.queries;
+    const int begin = w.blocks.begin, end = w.blocks.end;
+    const int key_head = w.head;
+    const int value_row = w.key_row + w.first, value_batch = w.key_batch;
+    finish_work(base, t);
+    if (begin < end) {
+      mbarrier_wait(base + kValueEmpty, (value & 1) ^ 1);
+      if (leader) {
+        mbarrier_arrive_expect(base + kValueFull, kChunksV * kChunkBytes);
+        load_tile<kChunksV>(base + kValueAt, &p.value, base + kValueFull, 0, value_row, key_head,
+                            value_batch);
+      }
+      ++value;
+      __syncwarp();
+    }
+    for (int g = 0; g < p.queries_per_key; ++g) {
+      const int head = key_head * p.queries_per_key + g;
+      for (int i = end - 1; i >= begin; --i) {
+        const uint32_t stage = ring_stage<kGradStages>(grad);
+        const uint32_t full = base + kGradFull + 8 * stage;
+        const uint32_t to = base + kGradAt + stage * kChunksV * kChunkBytes;
+        const bool overrun = p.clear_query && (i + 1) * kRows > queries;
+        mbarrier_wait(base + kGradEmpty + 8 * stage, ring_parity<kGradStages>(grad) ^ 1);
+        if (leader) {
+          const uint32_t report = overrun ? base + kGradLanded : full;
+          mbarrier_arrive_expect(report, kChunksV * kChunkBytes);
+          load_share<kChunksV>(to, &p.grad_output, report, query_row + i * kRows, head,
+                               query_batch, grad ^ rank);
+        }
+        if (overrun) {
+          __syncwarp();
+          mbarrier_wait(base + kGradLanded, landed++ & 1);
+          clear_rows<kChunksV>(to, queries - i * kRows);
+          if (leader) mbarrier_arrive(full);
+        }
+        ++grad;
+        __syncwarp();
+      }
+    }
+  }
+}
+
+#endif
