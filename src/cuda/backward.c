@@ -185,7 +185,8 @@ static fa3_status launch_gradients(const struct call *call) {
       make_gradient(&problem->grad_value, &call->value_extents, problem->accumulate);
   params.tiles = plan->tiles;
   const int workers = call->launch.scope->multiprocessors;
-  params.tiles.section = fa3_backward_section(&plan->tiles, workers, plan->bytes_per_head);
+  params.tiles.section =
+      fa3_backward_section(&plan->tiles, workers / call->kernel->cluster, plan->bytes_per_head);
   params.queries_per_key = (int)(problem->heads_q / problem->heads_k);
   params.slots = plan->slots;
   params.counters = in_workspace(call, &plan->counters);
@@ -197,8 +198,13 @@ static fa3_status launch_gradients(const struct call *call) {
   params.softcap_log2 = softcap > 0 ? (float)(2 * log2e * scale / softcap) : 0;
   params.clear_query = problem->cu_seqlens_q || problem->seqused_q;
   params.clear_key = problem->cu_seqlens_k || problem->seqused_k;
-  const int tiles = fa3_tile_count(&plan->tiles);
-  const struct grid grid = {.x = (unsigned)(tiles < workers ? tiles : workers),
+  /* Blocks stay until the work is done, one on each multiprocessor; more than fit come later, and
+   * find none left. */
+  const int64_t cluster = call->kernel->cluster;
+  const int64_t blocks = cluster * fa3_tile_count(&plan->tiles), most = workers / cluster * cluster;
+  const struct grid grid = {.x = (unsigned)(blocks < most ? blocks
+                                            : most > 0    ? most
+                                                          : cluster),
                             .y = 1,
                             .z = 1,
                             .threads = (unsigned)call->kernel->threads,
