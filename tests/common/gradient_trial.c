@@ -137,7 +137,7 @@ void gradient_trial_reset(struct gradient_trial *trial) {
 
 void gradient_trial_run(struct gradient_trial *trial, struct rng *rng) {
   for (int i = 0; i < GRADIENT_INPUTS; i++) buffer_make_read_only(&trial->buffers[i]);
-  for (int i = TRIAL_OUTPUT; i <= TRIAL_LSE; i++) buffer_make_read_only(&trial->forward.buffers[i]);
+  for (int i = 0; i < TRIAL_WORKSPACE; i++) buffer_make_read_only(&trial->forward.buffers[i]);
   size_t bytes = 0;
   if (fa3_backward_workspace(&trial->args, &bytes))
     fail_msg("fa3_backward_workspace: %s", fa3_last_error());
