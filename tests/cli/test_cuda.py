@@ -129,7 +129,7 @@ class CudaKernels(CudaTest):
 
     def test_bench(self):
         """Which finds that a fake computes nothing."""
-        done = self.refuse(DIFFERS, ["wrong result for bf16, seqlen 64"], *SMALL, env=gpu())
+        done = self.refuse(DIFFERS, ["wrong output for bf16, seqlen 64"], *SMALL, env=gpu())
         self.assertIn("132 SMs; median of 2 runs", done.stdout)
         done = self.refuse(UNSUPPORTED, ["query's dtype"], *SMALL, "--device", "cuda", "--dtype",
                            "bf16,fp32", env=gpu())
