@@ -180,7 +180,7 @@ static fa3_tensor output_like(const fa3_forward_args *args) {
 
 /* Passes on why the library refused, naming the file that it is about. */
 static int name_file(const struct operands *operands, fa3_status status) {
-  const char *message = fa3_last_error();
+  const char *message = library_message();
   int code = library_exit_code(status);
   for (int i = 0; i < OPERANDS; i++) {
     size_t length = strlen(kinds[i].field);
