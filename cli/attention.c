@@ -150,3 +150,15 @@ int attention_run(const fa3_forward_args *args) {
   library_free_workspace(args->device, with_workspace.workspace);
   return code;
 }
+
+int attention_run_backward(const fa3_backward_args *args) {
+  fa3_backward_args on_device = *args;
+  struct upload upload = {0};
+  const bool gpu = args->device.type == FA3_CUDA;
+  int code = gpu ? upload_backward(args, &on_device, &upload) : 0;
+  if (!code) code = library_backward(&on_device);
+  if (!code && gpu) code = upload_fetch(&upload);
+  library_free_workspace(args->device, on_device.workspace);
+  upload_free(&upload);
+  return code;
+}

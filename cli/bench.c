@@ -30,6 +30,8 @@ struct bench_options {
   fa3_dtype dtypes[3];
   size_t dtype_count;
   bool causal;
+  bool backward;
+  bool deterministic;
   int64_t repeat;
   bool json;
 };
@@ -42,6 +44,8 @@ enum {
   KEY_HEAD_DIM,
   KEY_DTYPE,
   KEY_CAUSAL,
+  KEY_BACKWARD,
+  KEY_DETERMINISTIC,
   KEY_REPEAT,
   KEY_JSON
 };
@@ -63,7 +67,8 @@ static const struct argp_option options[] = {
     {.name = "seqlen",
      .key = KEY_SEQLEN,
      .arg = "LIST",
-     .doc = "Of query and key (default: 512,2048,4096; on a GPU 512,2048,8192)"},
+     .doc = "Of query and key (default: 512,2048, forward 4096 too; on a GPU "
+            "512,2048,8192)"},
     {.name = "head-dim",
      .key = KEY_HEAD_DIM,
      .arg = "LIST",
@@ -73,6 +78,12 @@ static const struct argp_option options[] = {
      .arg = "LIST",
      .doc = "Of fp32, fp16, bf16 (default: bf16,fp32; on a GPU bf16)"},
     {.name = "causal", .key = KEY_CAUSAL, .doc = "With the causal mask, counted as half the work"},
+    {.name = "backward",
+     .key = KEY_BACKWARD,
+     .doc = "The backward pass, counted as 2.5 times the work"},
+    {.name = "deterministic",
+     .key = KEY_DETERMINISTIC,
+     .doc = "Whose gradients are bitwise the same every time"},
     {.doc = "Measuring:", .group = 6},
     {.name = "repeat",
      .key = KEY_REPEAT,
@@ -134,11 +145,21 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     case KEY_CAUSAL:
       bench->causal = true;
       return 0;
+    case KEY_BACKWARD:
+      bench->backward = true;
+      return 0;
+    case KEY_DETERMINISTIC:
+      bench->deterministic = true;
+      return 0;
     case KEY_REPEAT:
       parse_positive("repeat", arg, &bench->repeat, state);
       return 0;
     case KEY_JSON:
       bench->json = true;
+      return 0;
+    case ARGP_KEY_END:
+      if (bench->deterministic && !bench->backward)
+        argp_error(state, "--deterministic is for --backward");
       return 0;
     default:
       return ARGP_ERR_UNKNOWN;
@@ -160,10 +181,11 @@ static void report_begin(struct report *report, const struct bench_options *benc
   int32_t units = bench->device.num_threads ? bench->device.num_threads : info.units;
   (void)device_name(device, name);
   if (!report->json) {
-    printf("fa3 %s on %s (%s, %s), %" PRId32 " %s; median of %" PRId64
+    printf("fa3 %s on %s (%s, %s), %" PRId32 " %s; %s%smedian of %" PRId64
            " runs on the same tensors\n\n",
            fa3_version(), name, info.name, info.level, units,
-           device.type == FA3_CPU ? "threads" : "SMs", bench->repeat);
+           device.type == FA3_CPU ? "threads" : "SMs", bench->backward ? "backward pass, " : "",
+           bench->deterministic ? "deterministic, " : "", bench->repeat);
     printf("%-5s %5s %6s %5s %7s %8s %6s %11s %7s %8s\n", "dtype", "batch", "seqlen", "heads",
            "heads_k", "head_dim", "causal", "median ms", "spread", "TFLOP/s");
     return;
@@ -177,6 +199,8 @@ static void report_begin(struct report *report, const struct bench_options *benc
   yyjson_mut_obj_add_strcpy(report->document, root, "level", info.level);
   yyjson_mut_obj_add_int(report->document, root, "units", units);
   yyjson_mut_obj_add_int(report->document, root, "repeat", bench->repeat);
+  yyjson_mut_obj_add_str(report->document, root, "phase", bench->backward ? "backward" : "forward");
+  yyjson_mut_obj_add_bool(report->document, root, "deterministic", bench->deterministic);
   report->results = yyjson_mut_obj_add_arr(report->document, root, "results");
 }
 
@@ -229,7 +253,7 @@ static struct bench_options with_defaults(const struct bench_options *given, fa3
   struct bench_options bench = *given;
   bench.device.device = device;
   if (!bench.seqlen_count) {
-    bench.seqlen_count = 3;
+    bench.seqlen_count = cpu && bench.backward ? 2 : 3;
     memcpy(bench.seqlens, seqlens[cpu], sizeof seqlens[cpu]);
   }
   if (!bench.head_dim_count) {
@@ -256,6 +280,8 @@ static struct bench_cell cell_at(const struct bench_options *bench, size_t index
                             .heads = bench->heads,
                             .heads_k = bench->heads_k,
                             .causal = bench->causal,
+                            .backward = bench->backward,
+                            .deterministic = bench->deterministic,
                             .num_threads = bench->device.num_threads};
   cell.seqlen = bench->seqlens[index % bench->seqlen_count];
   index /= bench->seqlen_count;
@@ -333,7 +359,8 @@ int command_bench(int argc, char **argv) {
       "Measure speed on random tensors, after a check against the float64 reference\v"
       "Every combination of the lists is measured. The work is 4 * batch * heads * seqlen^2 * "
       "head_dim floating point operations, half of that "
-      "with --causal. The spread is that of the middle half of the runs, relative to the median. "
+      "with --causal, and 2.5 times that with --backward. The spread is that of the middle half of "
+      "the runs, relative to the median. "
       "All runs read the same tensors, so what fits the caches stays there. On a GPU a run is as "
       "many calls as take 5 ms, one after the other, and events on the GPU time it.",
       children,

@@ -6,10 +6,12 @@
 #include <string.h>
 
 #include "library.h"
+#include "attention.h"
 #include "comparison.h"
 #include "cuda.h"
 #include "dtype.h"
 #include "failure.h"
+#include "gradient_comparison.h"
 #include "half.h"
 #include "random.h"
 #include "upload.h"
@@ -23,27 +25,58 @@ enum { MAX_CALLS = 1000 };
 
 double bench_flops(const struct bench_cell *cell) {
   double pairs = (double)cell->seqlen * (double)cell->seqlen * (cell->causal ? 0.5 : 1);
-  return 4 * (double)cell->batch * (double)cell->heads * pairs * (double)cell->head_dim;
+  return (cell->backward ? 10 : 4) * (double)cell->batch * (double)cell->heads * pairs *
+         (double)cell->head_dim;
 }
 
-static fa3_forward_args cell_args(const struct bench_cell *cell) {
+/* What a cell computes, forward and, if it is wanted, backward. */
+struct calls {
+  fa3_forward_args forward;
+  fa3_backward_args backward;
+};
+
+static struct calls cell_calls(const struct bench_cell *cell) {
   const int64_t batch = cell->batch;
   const int64_t seqlen = cell->seqlen;
-  return (fa3_forward_args){
-      .struct_size = sizeof(fa3_forward_args),
-      .device = cell->device,
-      .query = fa3_dense(NULL, cell->dtype, batch, seqlen, cell->heads, cell->head_dim),
-      .key = fa3_dense(NULL, cell->dtype, batch, seqlen, cell->heads_k, cell->head_dim),
-      .value = fa3_dense(NULL, cell->dtype, batch, seqlen, cell->heads_k, cell->head_dim),
-      .output = fa3_dense(NULL, cell->dtype, batch, seqlen, cell->heads, cell->head_dim),
-      .flags = cell->causal ? FA3_CAUSAL : 0,
-      .num_threads = cell->num_threads};
+  const fa3_tensor query = fa3_dense(NULL, cell->dtype, batch, seqlen, cell->heads, cell->head_dim);
+  const fa3_tensor key = fa3_dense(NULL, cell->dtype, batch, seqlen, cell->heads_k, cell->head_dim);
+  struct calls calls = {.forward = {.struct_size = sizeof calls.forward,
+                                    .device = cell->device,
+                                    .query = query,
+                                    .key = key,
+                                    .value = key,
+                                    .output = query,
+                                    .flags = cell->causal ? FA3_CAUSAL : 0,
+                                    .num_threads = cell->num_threads}};
+  if (!cell->backward) return calls;
+  const fa3_tensor lse = {.dtype = FA3_FLOAT32,
+                          .rank = 3,
+                          .shape = {batch, cell->heads, seqlen},
+                          .strides = {cell->heads * seqlen, seqlen, 1}};
+  calls.forward.lse = lse;
+  calls.backward = (fa3_backward_args){.struct_size = sizeof calls.backward,
+                                       .device = cell->device,
+                                       .query = query,
+                                       .key = key,
+                                       .value = key,
+                                       .output = query,
+                                       .lse = lse,
+                                       .grad_output = query,
+                                       .grad_query = query,
+                                       .grad_key = key,
+                                       .grad_value = key,
+                                       .flags = calls.forward.flags,
+                                       .num_threads = cell->num_threads};
+  if (cell->deterministic) calls.backward.flags |= FA3_DETERMINISTIC;
+  return calls;
 }
 
 fa3_status bench_supported(const struct bench_cell *cell) {
-  const fa3_forward_args args = cell_args(cell);
+  const struct calls calls = cell_calls(cell);
   size_t bytes;
-  return fa3_forward_workspace(&args, &bytes);
+  fa3_status status = fa3_forward_workspace(&calls.forward, &bytes);
+  if (status || !cell->backward) return status;
+  return fa3_backward_workspace(&calls.backward, &bytes);
 }
 
 int bench_check_size(const struct bench_cell *cell) {
@@ -86,14 +119,25 @@ static int allocate_random(fa3_tensor *tensor, uint64_t *state) {
   return 0;
 }
 
-static int check(const fa3_forward_args *args) {
-  struct comparison comparison = {.args = args};
-  TRY(comparison_sample(&comparison, ROWS_CHECKED, 1, NULL));
-  if (!comparison.output.outside) return 0;
+static int judge(const struct bench_cell *cell, const char *what,
+                 const struct error_statistics *statistics) {
+  if (!statistics->outside) return 0;
   return fail(EXIT_DIFFERS,
-              "wrong result for %s, seqlen %" PRId64 ", head_dim %" PRId64 ": %.9g, expected %.9g",
-              dtype_name(args->query.dtype), args->query.shape[1], args->query.shape[3],
-              comparison.output.worst.value, comparison.output.worst.expected);
+              "wrong %s for %s, seqlen %" PRId64 ", head_dim %" PRId64 ": %.9g, expected %.9g",
+              what, dtype_name(cell->dtype), cell->seqlen, cell->head_dim, statistics->worst.value,
+              statistics->worst.expected);
+}
+
+static int check(const struct bench_cell *cell, const struct calls *host) {
+  struct comparison comparison = {.args = &host->forward};
+  struct gradient_comparison gradients = {.args = &host->backward};
+  comparison_sample(&comparison, ROWS_CHECKED, 1, NULL);
+  TRY(judge(cell, "output", &comparison.output));
+  if (!cell->backward) return 0;
+  gradient_comparison_sample(&gradients, ROWS_CHECKED, 1, NULL);
+  for (int i = 0; i < GRADIENTS; i++)
+    TRY(judge(cell, gradient_tensor_names[i][0], &gradients.statistics[i]));
+  return 0;
 }
 
 static int by_value(const void *left, const void *right) {
@@ -110,21 +154,24 @@ static double quantile(const double *sorted, int64_t count, double fraction) {
   return sorted[below] + (at - (double)below) * (sorted[above] - sorted[below]);
 }
 
-/* What is timed. */
+/* What is timed: the call of a cell, in the device's memory. */
 struct run {
-  fa3_forward_args *args;
+  const struct bench_cell *cell;
+  struct calls on_device;
   int64_t calls;
 };
 
 static int queue(void *context) {
-  const struct run *run = context;
-  for (int64_t i = 0; i < run->calls; i++) TRY(library_forward(run->args));
+  struct run *run = context;
+  for (int64_t i = 0; i < run->calls; i++)
+    TRY(run->cell->backward ? library_backward(&run->on_device.backward)
+                            : library_forward(&run->on_device.forward));
   return 0;
 }
 
 /* Seconds of one call. */
 static int time_run(struct run *run, double *seconds) {
-  if (run->args->device.type == FA3_CUDA) {
+  if (run->cell->device.type == FA3_CUDA) {
     TRY(cuda_time(queue, run, seconds));
   } else {
     double start = seconds_now();
@@ -137,30 +184,28 @@ static int time_run(struct run *run, double *seconds) {
 
 static int choose_calls(struct run *run) {
   double seconds;
-  run->calls = 1;
-  if (run->args->device.type == FA3_CPU) return 0;
+  if (run->cell->device.type == FA3_CPU) return 0;
   TRY(time_run(run, &seconds));
   double calls = gpu_run_seconds / seconds;
   run->calls = calls < 1 ? 1 : calls < MAX_CALLS ? (int64_t)calls : MAX_CALLS;
   return 0;
 }
 
-/* `host` has its tensors in host memory, `args` in the device's. */
-static int measure(const struct bench_cell *cell, const fa3_forward_args *host,
-                   fa3_forward_args *args, const struct upload *upload, int64_t repeat,
-                   struct progress *progress, double *seconds, struct bench_times *times) {
-  struct run run = {.args = args};
-  TRY(library_forward(args));
+static int measure(struct run *run, const struct calls *host, const struct upload *upload,
+                   int64_t repeat, struct progress *progress, double *seconds,
+                   struct bench_times *times) {
+  const struct bench_cell *cell = run->cell;
+  TRY(queue(run));
   if (cell->device.type == FA3_CUDA) TRY(upload_fetch(upload));
   progress_add(progress, bench_flops(cell));
-  TRY(check(host));
-  TRY(choose_calls(&run));
+  TRY(check(cell, host));
+  TRY(choose_calls(run));
   for (int64_t i = 0; i < repeat; i++) {
-    TRY(time_run(&run, &seconds[i]));
+    TRY(time_run(run, &seconds[i]));
     progress_add(progress, bench_flops(cell));
   }
   qsort(seconds, (size_t)repeat, sizeof *seconds, by_value);
-  *times = (struct bench_times){.calls = run.calls,
+  *times = (struct bench_times){.calls = run->calls,
                                 .min = seconds[0],
                                 .lower = quantile(seconds, repeat, 0.25),
                                 .median = quantile(seconds, repeat, 0.5),
@@ -169,30 +214,53 @@ static int measure(const struct bench_cell *cell, const fa3_forward_args *host,
   return 0;
 }
 
-static int make_tensors(fa3_forward_args *args) {
+/* For the backward pass with the output and the lse that it starts from. */
+static int make_tensors(const struct bench_cell *cell, struct calls *host) {
+  fa3_forward_args *forward = &host->forward;
+  fa3_backward_args *backward = &host->backward;
   uint64_t state = 1;
-  TRY(allocate_random(&args->query, &state));
-  TRY(allocate_random(&args->key, &state));
-  TRY(allocate_random(&args->value, &state));
-  return allocate(&args->output);
+  TRY(allocate_random(&forward->query, &state));
+  TRY(allocate_random(&forward->key, &state));
+  TRY(allocate_random(&forward->value, &state));
+  TRY(allocate(&forward->output));
+  if (!cell->backward) return 0;
+  TRY(allocate(&forward->lse));
+  TRY(allocate_random(&backward->grad_output, &state));
+  TRY(allocate(&backward->grad_query));
+  TRY(allocate(&backward->grad_key));
+  TRY(allocate(&backward->grad_value));
+  backward->query = forward->query;
+  backward->key = forward->key;
+  backward->value = forward->value;
+  backward->output = forward->output;
+  backward->lse = forward->lse;
+  return attention_run(forward);
+}
+
+static void free_tensors(const struct calls *host) {
+  const fa3_tensor *tensors[] = {
+      &host->forward.query,       &host->forward.key,       &host->forward.value,
+      &host->forward.output,      &host->forward.lse,       &host->backward.grad_output,
+      &host->backward.grad_query, &host->backward.grad_key, &host->backward.grad_value};
+  for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; i++) free(tensors[i]->data);
 }
 
 int bench_run(const struct bench_cell *cell, int64_t repeat, struct progress *progress,
               struct bench_times *times) {
-  fa3_forward_args host = cell_args(cell);
+  struct calls host = cell_calls(cell);
   struct upload upload = {0};
   double *seconds = malloc((size_t)repeat * sizeof *seconds);
   if (!seconds) return fail(EXIT_FAILED, "out of memory");
-  int code = make_tensors(&host);
-  fa3_forward_args args = host;
-  if (!code && cell->device.type == FA3_CUDA) code = upload_forward(&host, &args, &upload);
-  if (!code) code = measure(cell, &host, &args, &upload, repeat, progress, seconds, times);
-  library_free_workspace(args.device, args.workspace);
+  int code = make_tensors(cell, &host);
+  struct run run = {.cell = cell, .on_device = host, .calls = 1};
+  if (!code && cell->device.type == FA3_CUDA)
+    code = cell->backward ? upload_backward(&host.backward, &run.on_device.backward, &upload)
+                          : upload_forward(&host.forward, &run.on_device.forward, &upload);
+  if (!code) code = measure(&run, &host, &upload, repeat, progress, seconds, times);
+  library_free_workspace(cell->device, run.on_device.forward.workspace);
+  library_free_workspace(cell->device, run.on_device.backward.workspace);
   upload_free(&upload);
   free(seconds);
-  free(host.query.data);
-  free(host.key.data);
-  free(host.value.data);
-  free(host.output.data);
+  free_tensors(&host);
   return code;
 }

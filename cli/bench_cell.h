@@ -16,6 +16,8 @@ struct bench_cell {
   int64_t heads_k;
   int64_t head_dim;
   bool causal;
+  bool backward;
+  bool deterministic;
   int32_t num_threads;
 };
 
@@ -25,7 +27,8 @@ struct bench_times {
   double min, lower, median, upper, max; /* lower and upper quartile */
 };
 
-/* 4 * batch * heads * seqlen^2 * head_dim, half of it if causal. */
+/* 4 * batch * heads * seqlen^2 * head_dim, half of it if causal; the backward pass has five
+ * products of matrices for the forward pass's two. */
 double bench_flops(const struct bench_cell *cell);
 
 /* Whether the device takes the cell; nothing is allocated. */
@@ -34,7 +37,7 @@ fa3_status bench_supported(const struct bench_cell *cell);
 /* Fails if its tensors are larger than memory can be. */
 int bench_check_size(const struct bench_cell *cell);
 
-/* Warms up, checks some rows of the output, then times `repeat` runs. */
+/* Warms up, checks some rows of the output or the gradients, then times `repeat` runs. */
 int bench_run(const struct bench_cell *cell, int64_t repeat, struct progress *progress,
               struct bench_times *times);
 

@@ -2,12 +2,9 @@
 
 #include <float.h>
 #include <math.h>
-#include <stdlib.h>
 
-#include "failure.h"
-#include "progress.h"
-#include "random.h"
 #include "reference.h"
+#include "sampling.h"
 #include "slice.h"
 
 double comparison_overflow(fa3_dtype dtype) {
@@ -25,8 +22,8 @@ static double error_of(double value, double expected, double bound, fa3_dtype dt
   return overflows && signbit(value) == signbit(expected) ? 0 : INFINITY;
 }
 
-static void add(struct error_statistics *statistics, double value, double expected, double bound,
-                fa3_dtype dtype, const int64_t place[4]) {
+void comparison_add(struct error_statistics *statistics, double value, double expected,
+                    double bound, fa3_dtype dtype, const int64_t place[4]) {
   double error = error_of(value, expected, bound, dtype);
   double ratio = error == 0 ? 0 : error / bound;
   bool inside = error == 0 || error <= bound; /* a bound that is NaN holds nothing */
@@ -48,73 +45,51 @@ static void add(struct error_statistics *statistics, double value, double expect
   statistics->outside += !inside;
 }
 
-/* A row's expected values and bounds. */
-struct row_buffer {
-  double *output;
-  double *bound;
-};
-
-static void compare_row(struct comparison *comparison, int64_t batch, int64_t head, int64_t row,
-                        const struct row_buffer *buffer) {
+static void compare_row(void *context, int64_t batch, int64_t head, int64_t row) {
+  struct comparison *comparison = context;
   const fa3_forward_args *args = comparison->args;
   int64_t columns = args->value.shape[args->value.rank - 1];
+  double output[COMPARISON_MAX_HEAD_DIM];
+  double bound[COMPARISON_MAX_HEAD_DIM];
   double lse = NAN;
   double lse_bound = 0;
-  reference_row(args, batch, head, row, buffer->output, &lse);
-  reference_bound(args, batch, head, row, buffer->output, lse, buffer->bound, &lse_bound);
+  reference_row(args, batch, head, row, output, &lse);
+  reference_bound(args, batch, head, row, output, lse, bound, &lse_bound);
   bool sees_nothing = lse == -INFINITY;
   int64_t first = reference_output_index(args, batch, head, row);
   for (int64_t d = 0; d < columns; d++)
-    add(&comparison->output, reference_load(&args->output, first + d), buffer->output[d],
-        sees_nothing ? 0 : buffer->bound[d], args->output.dtype, (int64_t[]){batch, row, head, d});
+    comparison_add(&comparison->output, reference_load(&args->output, first + d), output[d],
+                   sees_nothing ? 0 : bound[d], args->output.dtype,
+                   (int64_t[]){batch, row, head, d});
   if (!args->lse.data) return;
   double value = reference_load(&args->lse, reference_lse_index(args, batch, head, row));
-  add(&comparison->lse, value, lse, lse_bound, FA3_FLOAT32, (int64_t[]){batch, row, head, 0});
+  comparison_add(&comparison->lse, value, lse, lse_bound, FA3_FLOAT32,
+                 (int64_t[]){batch, row, head, 0});
+}
+
+static int64_t rows_of(const void *context, int64_t batch) {
+  return reference_seqlen_q(((const struct comparison *)context)->args, batch);
+}
+
+static struct sampling all_rows(struct comparison *comparison) {
+  const fa3_forward_args *args = comparison->args;
+  return (struct sampling){.batch = slice_batch(args),
+                           .heads = args->query.shape[args->query.rank - 2],
+                           .context = comparison,
+                           .rows = rows_of,
+                           .visit = compare_row};
 }
 
 int64_t comparison_rows(const fa3_forward_args *args) {
-  int64_t rows = 0;
-  for (int64_t b = 0; b < slice_batch(args); b++) rows += reference_seqlen_q(args, b);
-  return rows * args->query.shape[args->query.rank - 2];
+  struct comparison comparison = {.args = args};
+  const struct sampling sampling = all_rows(&comparison);
+  return sampling_total(&sampling);
 }
 
-/* Row `index` of all, counted along rows, then heads, then sequences. */
-static void compare_index(struct comparison *comparison, int64_t index,
-                          const struct row_buffer *buffer) {
-  const fa3_forward_args *args = comparison->args;
-  int64_t heads = args->query.shape[args->query.rank - 2];
-  for (int64_t b = 0; b < slice_batch(args); b++) {
-    int64_t rows = reference_seqlen_q(args, b);
-    if (index < rows * heads) {
-      compare_row(comparison, b, index / rows, index % rows, buffer);
-      return;
-    }
-    index -= rows * heads;
-  }
-}
-
-int comparison_sample(struct comparison *comparison, int64_t count, uint64_t seed,
-                      const char *label) {
-  const fa3_forward_args *args = comparison->args;
-  size_t columns = (size_t)args->value.shape[args->value.rank - 1];
-  int64_t total = comparison_rows(args);
-  struct progress progress = {0};
-  struct row_buffer buffer = {malloc(columns * sizeof(double)), malloc(columns * sizeof(double))};
-  if (count > total) count = total;
-  if (label) progress_begin(&progress, label, (double)count);
-  for (int64_t i = 0; i < count && buffer.output && buffer.bound; i++) {
-    /* One of each of `count` equal shares: no row twice, and all of the output is reached. */
-    double at = ((double)i + random_unit(&seed)) / (double)count;
-    int64_t index = (int64_t)(at * (double)total);
-    if (count == total || index >= total) index = i;
-    compare_index(comparison, index, &buffer);
-    progress_add(&progress, 1);
-  }
-  progress_clear(&progress);
-  int code = buffer.output && buffer.bound ? 0 : fail(EXIT_FAILED, "out of memory");
-  free(buffer.output);
-  free(buffer.bound);
-  return code;
+void comparison_sample(struct comparison *comparison, int64_t count, uint64_t seed,
+                       const char *label) {
+  const struct sampling sampling = all_rows(comparison);
+  sampling_visit(&sampling, count, seed, label);
 }
 
 bool comparison_find_not_finite(const fa3_forward_args *args, int64_t place[4]) {

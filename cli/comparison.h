@@ -6,6 +6,9 @@
 
 #include "fa3.h"
 
+/* No engine takes more. */
+enum { COMPARISON_MAX_HEAD_DIM = 256 };
+
 /* What is compared: an output, or an lse. Values count by error/bound. */
 struct error_statistics {
   int64_t count;
@@ -26,10 +29,13 @@ struct comparison {
   struct error_statistics lse;
 };
 
-/* Compares `count` of the rows that query has, spread over all of them, at random within their
- * share; all if `count` is no less. Draws a progress bar if `label` is not null. */
-int comparison_sample(struct comparison *comparison, int64_t count, uint64_t seed,
-                      const char *label);
+/* Takes up one value at (batch, row, head, column). */
+void comparison_add(struct error_statistics *statistics, double value, double expected,
+                    double bound, fa3_dtype dtype, const int64_t place[4]);
+
+/* Compares `count` of the rows that query has, or all, chosen by sampling_visit. */
+void comparison_sample(struct comparison *comparison, int64_t count, uint64_t seed,
+                       const char *label);
 
 /* Rows that there are to compare: used ones, in all heads. */
 int64_t comparison_rows(const fa3_forward_args *args);

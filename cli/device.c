@@ -78,7 +78,7 @@ const char *device_name(fa3_device device, char buffer[32]) {
 static int fail_on(fa3_device device, fa3_status status) {
   char name[32];
   return fail(library_exit_code(status), "--device %s: %s", device_name(device, name),
-              fa3_last_error());
+              library_message());
 }
 
 int device_check(const struct device_options *chosen) {
@@ -101,7 +101,7 @@ static bool find_gpu(device_takes takes, const void *call, fa3_device *device, c
       return true;
     }
     if (i == 0)
-      (void)snprintf(reason, size, ", not %s: %s", device_name(*device, name), fa3_last_error());
+      (void)snprintf(reason, size, ", not %s: %s", device_name(*device, name), library_message());
   }
   return false;
 }
@@ -115,7 +115,7 @@ static int choose_automatically(const struct device_options *chosen, device_take
     *device = (fa3_device){FA3_CPU, 0};
     fa3_status status = fa3_prepare(*device);
     if (!status) status = takes(*device, call);
-    if (status) return fail(library_exit_code(status), "%s", fa3_last_error());
+    if (status) return fail(library_exit_code(status), "%s", library_message());
   }
   (void)fa3_get_device_info(*device, &info);
   (void)fprintf(stderr, "fa3: using %s (%s, %s)%s\n", device_name(*device, name), info.name,

@@ -1,6 +1,7 @@
 #include "library.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "cuda.h"
 #include "failure.h"
@@ -12,8 +13,36 @@ int library_exit_code(fa3_status status) {
   return status < 200 ? EXIT_UNSUPPORTED : EXIT_FAILED;
 }
 
+const char *library_message(void) {
+  static const struct {
+    const char *theirs;
+    const char *ours;
+  } words[] = {{"FA3_FLOAT32", "fp32"},         {"FA3_FLOAT16", "fp16"},
+               {"FA3_BFLOAT16", "bf16"},        {"dtype is 1", "dtype is fp32"},
+               {"dtype is 2", "dtype is fp16"}, {"dtype is 3", "dtype is bf16"},
+               {"query's 1:", "query's fp32:"}, {"query's 2:", "query's fp16:"},
+               {"query's 3:", "query's bf16:"}};
+  static char message[1024];
+  size_t length = 0;
+  for (const char *at = fa3_last_error(); *at && length + 16 < sizeof message;) {
+    size_t word = 0;
+    while (word < sizeof words / sizeof words[0] &&
+           strncmp(at, words[word].theirs, strlen(words[word].theirs)) != 0)
+      word++;
+    if (word == sizeof words / sizeof words[0]) {
+      message[length++] = *at++;
+      continue;
+    }
+    memcpy(message + length, words[word].ours, strlen(words[word].ours));
+    length += strlen(words[word].ours);
+    at += strlen(words[word].theirs);
+  }
+  message[length] = '\0';
+  return message;
+}
+
 static int check(fa3_status status) {
-  return status ? fail(library_exit_code(status), "%s", fa3_last_error()) : 0;
+  return status ? fail(library_exit_code(status), "%s", library_message()) : 0;
 }
 
 static int grow(fa3_device device, size_t bytes, void **workspace, size_t *size) {

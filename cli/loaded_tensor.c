@@ -1,5 +1,6 @@
 #include "loaded_tensor.h"
 
+#include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -89,6 +90,35 @@ int loaded_tensor_read(const char *source, const struct source_rules *rules,
   if (!rules->container)
     return fail(EXIT_USAGE, "%s: names a tensor of the --in file, but there is no --in", source);
   return read_safetensors(rules->container, rules, named, tensor);
+}
+
+int loaded_tensor_make(struct loaded_tensor *tensor, const char *what) {
+  size_t count = (size_t)loaded_tensor_elements(tensor);
+  tensor->data = calloc(count + 1, fa3_dtype_size(tensor->dtype));
+  return tensor->data ? 0 : fail(EXIT_FAILED, "no memory for the %s", what);
+}
+
+int loaded_tensor_check_float(const struct loaded_tensor *tensor) {
+  if (tensor->dtype == FA3_FLOAT32 || tensor->dtype == FA3_FLOAT16 || tensor->dtype == FA3_BFLOAT16)
+    return 0;
+  return fail(EXIT_INPUT, "%s: its elements are integers: expected fp32, fp16 or bf16",
+              tensor->origin);
+}
+
+int loaded_tensor_check_shape(const struct loaded_tensor *tensor,
+                              const struct loaded_tensor *expected) {
+  char text[2][96] = {"", ""};
+  const struct loaded_tensor *shapes[] = {tensor, expected};
+  if (tensor->rank == expected->rank &&
+      memcmp(tensor->shape, expected->shape, (size_t)tensor->rank * sizeof tensor->shape[0]) == 0)
+    return 0;
+  for (int i = 0; i < 2; i++) {
+    int length = 0;
+    for (int d = 0; d < shapes[i]->rank; d++)
+      length += snprintf(text[i] + length, sizeof text[i] - (size_t)length, "%s%" PRId64,
+                         d ? ", " : "", shapes[i]->shape[d]);
+  }
+  return fail(EXIT_INPUT, "%s: its shape is (%s): expected (%s)", tensor->origin, text[0], text[1]);
 }
 
 int64_t loaded_tensor_elements(const struct loaded_tensor *tensor) {

@@ -30,6 +30,14 @@ int loaded_tensor_read(const char *source, const struct source_rules *rules,
 int loaded_tensor_read_data(const struct input_file *file, const struct stored_tensor *stored,
                             const struct source_rules *rules, struct loaded_tensor *tensor);
 
+/* Zeros, for a tensor that has its dtype and shape; `what` it is, if they do not fit. */
+int loaded_tensor_make(struct loaded_tensor *tensor, const char *what);
+
+/* Fails unless the elements are floating point, or the shapes are the same. */
+int loaded_tensor_check_float(const struct loaded_tensor *tensor);
+int loaded_tensor_check_shape(const struct loaded_tensor *tensor,
+                              const struct loaded_tensor *expected);
+
 int64_t loaded_tensor_elements(const struct loaded_tensor *tensor);
 void loaded_tensor_free(struct loaded_tensor *tensor);
 

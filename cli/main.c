@@ -62,7 +62,7 @@ int main(int argc, char **argv) {
       "\n"
       "Exit codes:\n"
       "  0  all went well\n"
-      "  1  verify, bench: an output is off by more than its bound\n"
+      "  1  verify, bench: an output or a gradient is off by more than its bound\n"
       "  2  wrong options\n"
       "  3  an input can't be read, is malformed, or does not match the others\n"
       "  4  an output can't be written\n"

@@ -41,8 +41,9 @@ static fa3_tensor *field_of(fa3_forward_args *args, enum operand operand) {
   return (fa3_tensor *)((char *)args + kinds[operand].offset);
 }
 
-/* The library's view of a tensor as a file has it: heads first or not, with a batch or without. */
-static fa3_tensor view(const struct loaded_tensor *tensor, bool heads_first, bool packed) {
+fa3_tensor operands_view(const struct operands *operands, const struct loaded_tensor *tensor,
+                         bool packed) {
+  const bool heads_first = operands->heads_first;
   static char nothing[8]; /* where a tensor has no elements; null would make lengths absent */
   const int64_t *shape = tensor->shape + (tensor->rank == 4);
   int64_t batch = tensor->rank == 4 ? tensor->shape[0] : 1;
@@ -56,13 +57,6 @@ static fa3_tensor view(const struct loaded_tensor *tensor, bool heads_first, boo
     dense.strides[dense.rank - 2] = rows * shape[2];
   }
   return dense;
-}
-
-static int check_float(const struct loaded_tensor *tensor) {
-  if (tensor->dtype == FA3_FLOAT32 || tensor->dtype == FA3_FLOAT16 || tensor->dtype == FA3_BFLOAT16)
-    return 0;
-  return fail(EXIT_INPUT, "%s: its elements are integers: expected fp32, fp16 or bf16",
-              tensor->origin);
 }
 
 static int check_rank(const struct loaded_tensor *tensor, bool packed, const char *option) {
@@ -113,9 +107,9 @@ static int read_matrices(struct operands *operands) {
   for (int i = QUERY; i <= VALUE; i++) {
     enum operand lengths = i == QUERY ? CU_SEQLENS_Q : CU_SEQLENS_K;
     bool packed = operands->loaded[lengths].rank != 0;
-    TRY(check_float(&operands->loaded[i]));
+    TRY(loaded_tensor_check_float(&operands->loaded[i]));
     TRY(check_rank(&operands->loaded[i], packed, kinds[lengths].option));
-    *field_of(args, (enum operand)i) = view(&operands->loaded[i], operands->heads_first, packed);
+    *field_of(args, (enum operand)i) = operands_view(operands, &operands->loaded[i], packed);
   }
   return check_against_query(operands);
 }
@@ -132,7 +126,7 @@ static int check_sink(const struct operands *operands) {
   const struct loaded_tensor *sink = &operands->loaded[SINK];
   const struct loaded_tensor *query = &operands->loaded[QUERY];
   const fa3_tensor *view = &operands->args.query;
-  TRY(check_float(sink));
+  TRY(loaded_tensor_check_float(sink));
   if (sink->dtype != FA3_FLOAT32 && sink->dtype != query->dtype)
     return fail(EXIT_INPUT, "%s: its elements are %s: expected fp32, or %s as in %s", sink->origin,
                 dtype_name(sink->dtype), dtype_name(query->dtype), query->origin);
@@ -186,7 +180,7 @@ static fa3_tensor output_like(const fa3_forward_args *args) {
 
 /* Passes on why the library refused, naming the file that it is about. */
 static int name_file(const struct operands *operands, fa3_status status) {
-  const char *message = fa3_last_error();
+  const char *message = library_message();
   int code = library_exit_code(status);
   for (int i = 0; i < OPERANDS; i++) {
     size_t length = strlen(kinds[i].field);
@@ -230,14 +224,15 @@ int operands_read(const struct attention_options *options, struct operands *oper
   return 0;
 }
 
-static struct loaded_tensor output_shape(const struct operands *operands) {
+struct loaded_tensor operands_output_shape(const struct operands *operands) {
   struct loaded_tensor output = operands->loaded[QUERY];
+  output.data = NULL;
   output.shape[output.rank - 1] = operands->args.value.shape[operands->args.value.rank - 1];
   return output;
 }
 
 /* (batch, heads, seqlen), without batch where query has none. */
-static struct loaded_tensor lse_shape(const struct operands *operands) {
+struct loaded_tensor operands_lse_shape(const struct operands *operands) {
   const struct loaded_tensor *query = &operands->loaded[QUERY];
   const int64_t *view_shape = operands->args.query.shape + operands->args.query.rank - 3;
   struct loaded_tensor lse = {.dtype = FA3_FLOAT32, .rank = query->rank - 1};
@@ -249,71 +244,49 @@ static struct loaded_tensor lse_shape(const struct operands *operands) {
 
 static void set_output_view(struct operands *operands) {
   operands->args.output =
-      view(&operands->output, operands->heads_first, operands->args.query.rank == 3);
+      operands_view(operands, &operands->output, operands->args.query.rank == 3);
 }
 
-static void set_lse_view(struct operands *operands) {
+fa3_tensor operands_lse_view(const struct operands *operands, const struct loaded_tensor *tensor) {
   const fa3_tensor *query = &operands->args.query;
   int64_t rows = query->shape[query->rank - 3];
   int64_t heads = query->shape[query->rank - 2];
-  fa3_tensor lse = {.data = operands->lse.data, .dtype = FA3_FLOAT32, .rank = query->rank - 1};
+  fa3_tensor lse = {.data = tensor->data, .dtype = FA3_FLOAT32, .rank = query->rank - 1};
   lse.shape[0] = query->shape[0];
   lse.strides[0] = heads * rows;
   lse.shape[lse.rank - 2] = heads;
   lse.strides[lse.rank - 2] = rows;
   lse.shape[lse.rank - 1] = rows;
   lse.strides[lse.rank - 1] = 1;
-  operands->args.lse = lse;
-}
-
-static int allocate(struct loaded_tensor *tensor, const char *what) {
-  size_t count = (size_t)loaded_tensor_elements(tensor);
-  tensor->data = calloc(count + 1, fa3_dtype_size(tensor->dtype));
-  return tensor->data ? 0 : fail(EXIT_FAILED, "no memory for the %s", what);
+  return lse;
 }
 
 int operands_make_output(struct operands *operands, fa3_dtype dtype, bool with_lse) {
-  operands->output = output_shape(operands);
-  operands->output.data = NULL;
+  operands->output = operands_output_shape(operands);
   if (dtype) operands->output.dtype = dtype;
-  TRY(allocate(&operands->output, "output"));
+  TRY(loaded_tensor_make(&operands->output, "output"));
   set_output_view(operands);
   if (!with_lse) return 0;
-  operands->lse = lse_shape(operands);
-  TRY(allocate(&operands->lse, "lse"));
-  set_lse_view(operands);
+  operands->lse = operands_lse_shape(operands);
+  TRY(loaded_tensor_make(&operands->lse, "lse"));
+  operands->args.lse = operands_lse_view(operands, &operands->lse);
   return 0;
 }
 
-static int check_shape(const struct loaded_tensor *tensor, const struct loaded_tensor *expected) {
-  char text[2][96] = {"", ""};
-  const struct loaded_tensor *shapes[] = {tensor, expected};
-  if (tensor->rank == expected->rank &&
-      memcmp(tensor->shape, expected->shape, (size_t)tensor->rank * sizeof tensor->shape[0]) == 0)
-    return 0;
-  for (int i = 0; i < 2; i++) {
-    int length = 0;
-    for (int d = 0; d < shapes[i]->rank; d++)
-      length += snprintf(text[i] + length, sizeof text[i] - (size_t)length, "%s%" PRId64,
-                         d ? ", " : "", shapes[i]->shape[d]);
-  }
-  return fail(EXIT_INPUT, "%s: its shape is (%s): expected (%s)", tensor->origin, text[0], text[1]);
-}
-
 int operands_check_output(struct operands *operands) {
-  struct loaded_tensor expected = output_shape(operands);
-  TRY(check_float(&operands->output));
-  TRY(check_shape(&operands->output, &expected));
+  struct loaded_tensor expected = operands_output_shape(operands);
+  TRY(loaded_tensor_check_float(&operands->output));
+  TRY(loaded_tensor_check_shape(&operands->output, &expected));
   set_output_view(operands);
   return 0;
 }
 
 int operands_check_lse(struct operands *operands) {
-  struct loaded_tensor expected = lse_shape(operands);
+  struct loaded_tensor expected = operands_lse_shape(operands);
   if (operands->lse.dtype != FA3_FLOAT32)
     return fail(EXIT_INPUT, "%s: its elements are not fp32", operands->lse.origin);
-  TRY(check_shape(&operands->lse, &expected));
-  set_lse_view(operands);
+  TRY(loaded_tensor_check_shape(&operands->lse, &expected));
+  operands->args.lse = operands_lse_view(operands, &operands->lse);
   return 0;
 }
 

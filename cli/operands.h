@@ -27,6 +27,16 @@ int operands_check_lse(struct operands *operands);
 /* The device that takes the call; they have an output. */
 int operands_choose_device(struct operands *operands, const struct device_options *options);
 
+/* What an output and an lse are like, without data. */
+struct loaded_tensor operands_output_shape(const struct operands *operands);
+struct loaded_tensor operands_lse_shape(const struct operands *operands);
+
+/* The library's view of a tensor like query, key or value as a file has it: heads first or not,
+ * with a batch or without. And of one like lse. */
+fa3_tensor operands_view(const struct operands *operands, const struct loaded_tensor *tensor,
+                         bool packed);
+fa3_tensor operands_lse_view(const struct operands *operands, const struct loaded_tensor *tensor);
+
 void operands_free(struct operands *operands);
 
 #endif

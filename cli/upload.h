@@ -16,9 +16,10 @@ struct upload {
   int count;
 };
 
-/* A forward call in the GPU's memory: `args` has been checked, `upload` is zero. The caller frees
- * the upload also on failure. */
+/* A call in the GPU's memory: `args` has been checked, `upload` is zero. The caller frees the
+ * upload also on failure. */
 int upload_forward(const fa3_forward_args *host, fa3_forward_args *args, struct upload *upload);
+int upload_backward(const fa3_backward_args *host, fa3_backward_args *args, struct upload *upload);
 
 /* Waits for the work, and brings the outputs back to where they came from. */
 int upload_fetch(const struct upload *upload);

@@ -12,20 +12,24 @@
 #include "cuda.h"
 #include "device.h"
 #include "failure.h"
+#include "gradient_comparison.h"
+#include "gradients.h"
 #include "numbers.h"
 #include "operands.h"
 #include "reference.h"
 
 struct verify_options {
   struct attention_options attention;
+  struct gradient_options gradients;
   struct device_options device;
   const char *output; /* null: it is computed */
   const char *lse;
+  bool backward;
   int64_t rows;
   uint64_t seed;
 };
 
-enum { KEY_OUT = 0x500, KEY_LSE, KEY_ROWS, KEY_SEED };
+enum { KEY_OUT = 0x500, KEY_LSE, KEY_BACKWARD, KEY_ROWS, KEY_SEED };
 
 static const struct argp_option options[] = {
     {.doc = "What to verify:", .group = 4},
@@ -34,6 +38,7 @@ static const struct argp_option options[] = {
      .arg = "TENSOR",
      .doc = "The output (default: what the device computes)"},
     {.name = "lse", .key = KEY_LSE, .arg = "TENSOR", .doc = "Its log-sum-exp"},
+    {.name = "backward", .key = KEY_BACKWARD, .doc = "Also gradients, which are computed here"},
     {.name = "rows",
      .key = KEY_ROWS,
      .arg = "N|all",
@@ -41,19 +46,40 @@ static const struct argp_option options[] = {
     {.name = "seed", .key = KEY_SEED, .arg = "N", .doc = "Which ones (default: 1)"},
     {0}};
 
+static void check(const struct verify_options *verify, struct argp_state *state) {
+  bool gradients = false;
+  for (int i = 0; i < GRADIENTS; i++)
+    gradients |= gradient_file(&verify->gradients, (enum gradient)i) != NULL;
+  if (verify->lse && !verify->output) argp_error(state, "--lse needs --out");
+  if (verify->device.given && verify->output)
+    argp_error(state, "--device and --threads compute the output, and --out has it already");
+  if (verify->backward && verify->output)
+    argp_error(state, "--backward computes the gradients, from an output computed here, not --out");
+  if (verify->backward && gradients)
+    argp_error(state, "--backward computes the gradients, and --grad has them already");
+  if (gradients && !(verify->output && verify->lse))
+    argp_error(state, "gradients need the --out and the --lse that they were computed from");
+  if (verify->gradients.wanted && !verify->backward && !gradients)
+    argp_error(state, "gradients: expected --backward to compute them, or --grad to read them");
+}
+
 static error_t parse(int key, char *arg, struct argp_state *state) {
   struct verify_options *verify = state->input;
   int64_t seed;
   switch (key) {
     case ARGP_KEY_INIT:
       state->child_inputs[0] = &verify->attention;
-      state->child_inputs[1] = &verify->device;
+      state->child_inputs[1] = &verify->gradients;
+      state->child_inputs[2] = &verify->device;
       return 0;
     case KEY_OUT:
       verify->output = arg;
       return 0;
     case KEY_LSE:
       verify->lse = arg;
+      return 0;
+    case KEY_BACKWARD:
+      verify->backward = true;
       return 0;
     case KEY_ROWS:
       if (strcmp(arg, "all") == 0)
@@ -67,9 +93,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
       verify->seed = (uint64_t)seed;
       return 0;
     case ARGP_KEY_END:
-      if (verify->lse && !verify->output) argp_error(state, "--lse needs --out");
-      if (verify->device.given && verify->output)
-        argp_error(state, "--device and --threads compute the output, and --out has it already");
+      check(verify, state);
       return 0;
     default:
       return ARGP_ERR_UNKNOWN;
@@ -128,21 +152,30 @@ static int check_finite(const struct operands *operands) {
               operands->output.origin, place[0], place[1], place[2], place[3]);
 }
 
-static int compute_outputs(const struct verify_options *verify, struct operands *operands) {
+static int compute(const struct verify_options *verify, struct operands *operands,
+                   struct gradients *gradients) {
   char name[32];
   fa3_device_info info = {.struct_size = sizeof info};
   TRY(operands_make_output(operands, 0, true));
   (void)snprintf(operands->output.origin, sizeof operands->output.origin, "the output");
   (void)snprintf(operands->lse.origin, sizeof operands->lse.origin, "the lse");
-  TRY(operands_choose_device(operands, &verify->device));
+  if (verify->backward) {
+    TRY(gradients_read(&verify->gradients, &verify->attention.rules, operands, gradients));
+    TRY(gradients_make(&verify->gradients, operands, gradients));
+    TRY(gradients_choose_device(operands, gradients, &verify->device));
+  } else {
+    TRY(operands_choose_device(operands, &verify->device));
+  }
   TRY(attention_run(&operands->args));
+  if (verify->backward) TRY(attention_run_backward(&gradients->args));
   (void)fa3_get_device_info(operands->args.device, &info);
   printf("computed on %s (%s, %s)\n", device_name(operands->args.device, name), info.name,
          info.level);
   return 0;
 }
 
-static int read_outputs(const struct verify_options *verify, struct operands *operands) {
+static int read_files(const struct verify_options *verify, struct operands *operands,
+                      struct gradients *gradients) {
   static const char *const output_names[] = {"output", "out", "o", NULL};
   static const char *const lse_names[] = {"lse", NULL};
   const struct source_rules *rules = &verify->attention.rules;
@@ -150,17 +183,36 @@ static int read_outputs(const struct verify_options *verify, struct operands *op
   TRY(operands_check_output(operands));
   if (!verify->lse) return 0;
   TRY(loaded_tensor_read(verify->lse, rules, lse_names, &operands->lse));
-  return operands_check_lse(operands);
+  TRY(operands_check_lse(operands));
+  if (!verify->gradients.wanted) return 0;
+  TRY(gradients_read(&verify->gradients, rules, operands, gradients));
+  return gradients_load(&verify->gradients, rules, operands, gradients);
 }
 
-static int verify_files(const struct verify_options *verify, struct operands *operands) {
+/* `code` is the verdict so far. */
+static int judge_gradients(const struct gradients *gradients,
+                           const struct gradient_comparison *comparison, int code) {
+  for (int i = 0; i < GRADIENTS; i++) {
+    static const char *const names[GRADIENTS] = {"dquery", "dkey", "dvalue", "dsink"};
+    if (!gradients->tensors[i].rank) continue;
+    print_statistics(names[i], &comparison->statistics[i]);
+    if (!code) code = judge(names[i], &gradients->tensors[i], &comparison->statistics[i]);
+  }
+  return code;
+}
+
+static int verify_files(const struct verify_options *verify, struct operands *operands,
+                        struct gradients *gradients) {
   TRY(device_check(&verify->device));
   TRY(operands_read(&verify->attention, operands));
-  TRY(verify->output ? read_outputs(verify, operands) : compute_outputs(verify, operands));
+  TRY((verify->output ? read_files : compute)(verify, operands, gradients));
   struct comparison comparison = {.args = &operands->args};
+  struct gradient_comparison gradient_comparison = {.args = &gradients->args};
   int64_t total = comparison_rows(&operands->args);
   int64_t rows = verify->rows < total ? verify->rows : total;
-  TRY(comparison_sample(&comparison, rows, verify->seed, "verify"));
+  comparison_sample(&comparison, rows, verify->seed, "verify");
+  if (verify->gradients.wanted || verify->backward)
+    gradient_comparison_sample(&gradient_comparison, verify->rows, verify->seed, "verify");
   printf("rows     %" PRId64 " of %" PRId64 " checked against float64 (seed %" PRIu64 ")\n", rows,
          total, verify->seed);
   print_statistics("output", &comparison.output);
@@ -168,6 +220,7 @@ static int verify_files(const struct verify_options *verify, struct operands *op
 
   int code = judge("output", &operands->output, &comparison.output);
   if (!code) code = judge("lse", &operands->lse, &comparison.lse);
+  code = judge_gradients(gradients, &gradient_comparison, code);
   if (!code) code = check_finite(operands);
   printf("verdict  %s\n", code ? "WRONG" : "correct: every value checked is within its bound");
   return code;
@@ -175,7 +228,7 @@ static int verify_files(const struct verify_options *verify, struct operands *op
 
 int command_verify(int argc, char **argv) {
   static const struct argp_child children[] = {
-      {&attention_argp, 0, NULL, 0}, {&device_argp, 0, NULL, 0}, {0}};
+      {&attention_argp, 0, NULL, 0}, {&gradient_argp, 0, NULL, 0}, {&device_argp, 0, NULL, 0}, {0}};
   static const struct argp argp = {
       options,
       parse,
@@ -192,8 +245,10 @@ int command_verify(int argc, char **argv) {
       NULL};
   struct verify_options verify = {.rows = 128, .seed = 1};
   struct operands operands = {0};
+  struct gradients gradients = {0};
   if (argp_parse(&argp, argc, argv, 0, NULL, &verify)) return fail(EXIT_USAGE, "%m");
-  int code = verify_files(&verify, &operands);
+  int code = verify_files(&verify, &operands, &gradients);
+  gradients_free(&gradients);
   operands_free(&operands);
   cuda_close();
   return code;

@@ -1,4 +1,6 @@
-/* Memory stays O(seqlen): at 131072 keys the process's peak is under inputs + outputs + 64 MiB. */
+/* Memory stays O(seqlen): at 131072 keys the process's peak is under inputs + outputs + 64 MiB, and
+ * that of the backward pass under its tensors, a workspace that is not larger than they are, and as
+ * much. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -54,6 +56,26 @@ static void check_rows(const fa3_forward_args *args, int64_t seqlen_q) {
   }
 }
 
+static void check_gradient(const fa3_tensor *tensor, int64_t row, const double *gradient,
+                           const double *bound) {
+  for (int64_t d = 0; d < HEAD_DIM; d++)
+    assert_true(fabs(reference_load(tensor, row * HEAD_DIM + d) - gradient[d]) <=
+                reference_stored_bound(tensor->dtype, gradient[d], bound[d]));
+}
+
+static void check_gradients(const fa3_backward_args *args) {
+  static const int64_t rows[] = {0, SEQLEN / 2, SEQLEN - 1};
+  for (int i = 0; i < 3; i++) {
+    double query[HEAD_DIM], key[HEAD_DIM], value[HEAD_DIM];
+    double query_bound[HEAD_DIM], key_bound[HEAD_DIM], value_bound[HEAD_DIM];
+    reference_grad_query(args, 0, 0, rows[i], query, query_bound);
+    reference_grad_key_value(args, 0, 0, rows[i], key, value, key_bound, value_bound);
+    check_gradient(&args->grad_query, rows[i], query, query_bound);
+    check_gradient(&args->grad_key, rows[i], key, key_bound);
+    check_gradient(&args->grad_value, rows[i], value, value_bound);
+  }
+}
+
 static void run(fa3_dtype dtype, int64_t seqlen_q, uint32_t flags) {
   fa3_forward_args args = {.struct_size = sizeof args};
   args.query = make_tensor(dtype, seqlen_q, 1);
@@ -83,6 +105,47 @@ static void run(fa3_dtype dtype, int64_t seqlen_q, uint32_t flags) {
   void *blocks[] = {args.query.data,  args.key.data, args.value.data,
                     args.output.data, args.lse.data, args.workspace};
   for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++) free(blocks[i]);
+}
+
+/* A forward call and its gradients. */
+static void run_backward(fa3_dtype dtype) {
+  fa3_backward_args args = {
+      .struct_size = sizeof args, .flags = FA3_CAUSAL | FA3_WINDOW, .window_left = WINDOW};
+  fa3_tensor *tensors[] = {&args.query,       &args.key,        &args.value,    &args.output,
+                           &args.grad_output, &args.grad_query, &args.grad_key, &args.grad_value};
+  enum { TENSORS = sizeof tensors / sizeof *tensors };
+  for (uint32_t i = 0; i < TENSORS; i++) *tensors[i] = make_tensor(dtype, SEQLEN, i + 1);
+  args.lse = (fa3_tensor){.data = malloc((size_t)SEQLEN * sizeof(float)),
+                          .dtype = FA3_FLOAT32,
+                          .rank = 3,
+                          .shape = {1, 1, SEQLEN},
+                          .strides = {SEQLEN, SEQLEN, 1}};
+  fa3_forward_args forward = reference_forward_args(&args);
+  const size_t bytes =
+      TENSORS * (size_t)SEQLEN * HEAD_DIM * fa3_dtype_size(dtype) + (size_t)SEQLEN * sizeof(float);
+  assert_int_equal(fa3_forward_workspace(&forward, &forward.workspace_size), FA3_OK);
+  assert_int_equal(fa3_backward_workspace(&args, &args.workspace_size), FA3_OK);
+  forward.workspace = malloc(forward.workspace_size + 1);
+  args.workspace = malloc(args.workspace_size + 1);
+  assert_true(args.lse.data && forward.workspace && args.workspace);
+  assert_int_equal(fa3_forward(&forward), FA3_OK);
+  assert_int_equal(fa3_backward(&args), FA3_OK);
+  const size_t peak = peak_bytes();
+  printf("backward: peak %.1f MiB, tensors %.1f MiB, workspace %.1f MiB\n", (double)peak / 0x1p20,
+         (double)bytes / 0x1p20, (double)args.workspace_size / 0x1p20);
+  assert_true(args.workspace_size <= bytes + allowance);
+  assert_true(peak <= bytes + args.workspace_size + allowance);
+  check_gradients(&args);
+  for (int i = 0; i < TENSORS; i++) free(tensors[i]->data);
+  free(args.lse.data);
+  free(forward.workspace);
+  free(args.workspace);
+}
+
+static void test_backward(void **state) {
+  (void)state;
+  run_backward(FA3_BFLOAT16);
+  run_backward(FA3_FLOAT32);
 }
 
 /* In the order of rising size, because the peak is the whole process's. */
@@ -121,6 +184,7 @@ int main(void) {
       cmocka_unit_test(test_some_queries_float32),
       cmocka_unit_test(test_all_queries_bfloat16),
       cmocka_unit_test(test_all_queries_float32),
+      cmocka_unit_test(test_backward),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

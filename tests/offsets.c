@@ -65,7 +65,60 @@ static void test_far_apart(void **state) {
   }
 }
 
+static void compare(const fa3_tensor *tensor, int64_t index, const double *gradient,
+                    const double *bound) {
+  for (int64_t d = 0; d < HEAD_DIM; d++)
+    if (!(fabs(reference_load(tensor, index + d) - gradient[d]) <=
+          reference_stored_bound(tensor->dtype, gradient[d], bound[d])))
+      fail_msg("the gradient at offset %lld", (long long)(index + d));
+}
+
+static void check_gradients(const fa3_backward_args *args) {
+  for (int64_t b = 0; b < BATCH; b++)
+    for (int64_t head = 0; head < HEADS; head++)
+      for (int64_t row = 0; row < SEQLEN; row++) {
+        double query[HEAD_DIM], key[HEAD_DIM], value[HEAD_DIM];
+        double query_bound[HEAD_DIM], key_bound[HEAD_DIM], value_bound[HEAD_DIM];
+        reference_grad_query(args, b, head, row, query, query_bound);
+        reference_grad_key_value(args, b, head, row, key, value, key_bound, value_bound);
+        compare(&args->grad_query, reference_grad_query_index(args, b, head, row), query,
+                query_bound);
+        compare(&args->grad_key, reference_grad_key_index(args, b, head, row), key, key_bound);
+        compare(&args->grad_value, reference_grad_value_index(args, b, head, row), value,
+                value_bound);
+      }
+}
+
+/* The gradients too; output's are any numbers, and lse is 0. */
+static void test_gradients_far_apart(void **state) {
+  (void)state;
+  static float lse[BATCH * HEADS * SEQLEN];
+  for (int far_dimension = 0; far_dimension < 3; far_dimension++) {
+    struct rng rng = rng_for((uint64_t)far_dimension);
+    fa3_backward_args args = {.struct_size = sizeof args,
+                              .lse = {.data = lse,
+                                      .dtype = FA3_FLOAT32,
+                                      .rank = 3,
+                                      .shape = {BATCH, HEADS, SEQLEN},
+                                      .strides = {HEADS * SEQLEN, SEQLEN, 1}}};
+    fa3_tensor *tensors[] = {&args.query,       &args.key,        &args.value,    &args.output,
+                             &args.grad_output, &args.grad_query, &args.grad_key, &args.grad_value};
+    enum { TENSORS = sizeof tensors / sizeof *tensors };
+    for (int i = 0; i < TENSORS; i++)
+      if (!make_tensor(tensors[i], far_dimension, &rng)) skip();
+    assert_int_equal(fa3_backward_workspace(&args, &args.workspace_size), FA3_OK);
+    args.workspace = malloc(args.workspace_size);
+    if (fa3_backward(&args)) fail_msg("%s", fa3_last_error());
+    check_gradients(&args);
+    free(args.workspace);
+    for (int i = 0; i < TENSORS; i++) free_tensor(tensors[i], far_dimension);
+  }
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_far_apart)};
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_far_apart),
+      cmocka_unit_test(test_gradients_far_apart),
+  };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

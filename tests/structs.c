@@ -27,19 +27,31 @@ static void test_a_newer_caller(void **state) {
     fa3_forward_args args;
     unsigned char unknown[40];
   } newer = {0};
+  struct {
+    fa3_backward_args args;
+    unsigned char unknown[40];
+  } newer_backward = {0};
   size_t bytes;
   call_init(&call, false);
   newer.args = call.forward;
   newer.args.struct_size = sizeof newer;
+  newer_backward.args = call.backward;
+  newer_backward.args.struct_size = sizeof newer_backward;
   assert_int_equal(fa3_forward(&newer.args), FA3_OK);
+  assert_int_equal(fa3_backward(&newer_backward.args), FA3_OK);
   for (size_t i = 0; i < sizeof newer.unknown; i++) {
-    newer.unknown[i] = 1;
+    newer.unknown[i] = newer_backward.unknown[i] = 1;
     memset(call.output, 0xff, sizeof call.output);
+    memset(call.grad_query, 0xff, sizeof call.grad_query);
     assert_int_equal(fa3_forward_workspace(&newer.args, &bytes), FA3_UNSUPPORTED);
     assert_message("struct_size");
     assert_int_equal(fa3_forward(&newer.args), FA3_UNSUPPORTED);
     assert_true(call.output[0] != call.output[0]);
-    newer.unknown[i] = 0;
+    assert_int_equal(fa3_backward_workspace(&newer_backward.args, &bytes), FA3_UNSUPPORTED);
+    assert_message("struct_size");
+    assert_int_equal(fa3_backward(&newer_backward.args), FA3_UNSUPPORTED);
+    assert_true(call.grad_query[0] != call.grad_query[0]);
+    newer.unknown[i] = newer_backward.unknown[i] = 0;
   }
 }
 
@@ -47,11 +59,16 @@ static void test_a_newer_caller(void **state) {
 static void test_args_end_where_they_say(void **state) {
   (void)state;
   call_init(&call, false);
-  struct buffer buffer = buffer_at_end(sizeof call.forward);
-  memcpy(buffer.data, &call.forward, sizeof call.forward);
-  buffer_make_read_only(&buffer);
-  assert_int_equal(fa3_forward((const fa3_forward_args *)(void *)buffer.data), FA3_OK);
-  buffer_free(&buffer);
+  struct buffer forward = buffer_at_end(sizeof call.forward);
+  struct buffer backward = buffer_at_end(sizeof call.backward);
+  memcpy(forward.data, &call.forward, sizeof call.forward);
+  memcpy(backward.data, &call.backward, sizeof call.backward);
+  buffer_make_read_only(&forward);
+  buffer_make_read_only(&backward);
+  assert_int_equal(fa3_forward((const fa3_forward_args *)(void *)forward.data), FA3_OK);
+  assert_int_equal(fa3_backward((const fa3_backward_args *)(void *)backward.data), FA3_OK);
+  buffer_free(&forward);
+  buffer_free(&backward);
 }
 
 static fa3_capability usual_capability(void) {
@@ -80,8 +97,9 @@ static void test_supports_table(void **state) {
           capability.value_dtype = dtypes[v];
           capability.output_dtype = dtypes[o];
           bool good = q >= 1 && q <= 3 && k == q && v == q && (o == q || o == 1);
-          if (fa3_supports(&capability) != (good ? FA3_OK : FA3_UNSUPPORTED))
-            fail_msg("dtypes %d %d %d %d", dtypes[q], dtypes[k], dtypes[v], dtypes[o]);
+          for (capability.phase = FA3_FORWARD; capability.phase <= FA3_BACKWARD; capability.phase++)
+            if (fa3_supports(&capability) != (good ? FA3_OK : FA3_UNSUPPORTED))
+              fail_msg("dtypes %d %d %d %d", dtypes[q], dtypes[k], dtypes[v], dtypes[o]);
         }
   for (int head_dim = -8; head_dim <= 300; head_dim++)
     for (int value_head_dim = -8; value_head_dim <= 300; value_head_dim++) {
@@ -90,14 +108,28 @@ static void test_supports_table(void **state) {
       capability.value_head_dim = value_head_dim;
       bool good = head_dim >= 8 && head_dim <= 256 && head_dim % 8 == 0 && value_head_dim >= 8 &&
                   value_head_dim <= 256 && value_head_dim % 8 == 0;
-      if (fa3_supports(&capability) != (good ? FA3_OK : FA3_UNSUPPORTED))
-        fail_msg("head dims %d %d", head_dim, value_head_dim);
+      for (capability.phase = FA3_FORWARD; capability.phase <= FA3_BACKWARD; capability.phase++)
+        if (fa3_supports(&capability) != (good ? FA3_OK : FA3_UNSUPPORTED))
+          fail_msg("head dims %d %d", head_dim, value_head_dim);
     }
+}
+
+/* Each feature alone, in each phase. */
+static void test_supports_features(void **state) {
+  (void)state;
   for (int bit = 0; bit < 64; bit++) {
-    fa3_capability capability = usual_capability();
-    capability.features = (fa3_features)1 << bit;
-    assert_int_equal(fa3_supports(&capability), bit <= 12 ? FA3_OK : FA3_UNSUPPORTED);
-    if (bit > 12) assert_message("features");
+    const fa3_features feature = (fa3_features)1 << bit;
+    for (fa3_phase phase = FA3_FORWARD; phase <= FA3_BACKWARD; phase++) {
+      bool good = phase == FA3_FORWARD
+                      ? feature <= FA3_FEATURE_DIAGONAL
+                      : feature <= FA3_FEATURE_DETERMINISTIC && feature != FA3_FEATURE_BATCH_INDEX;
+      fa3_capability capability = usual_capability();
+      capability.phase = phase;
+      capability.features = feature;
+      assert_int_equal(fa3_supports(&capability), good ? FA3_OK : FA3_UNSUPPORTED);
+      if (!good) assert_message(phase == FA3_FORWARD ? "forward" : "backward");
+      if (!good) assert_message("features");
+    }
   }
 }
 
@@ -362,6 +394,7 @@ int main(void) {
       cmocka_unit_test(test_a_newer_caller),
       cmocka_unit_test(test_args_end_where_they_say),
       cmocka_unit_test(test_supports_table),
+      cmocka_unit_test(test_supports_features),
       cmocka_unit_test(test_supports_refuses),
       cmocka_unit_test(test_kernel_table),
       cmocka_unit_test(test_device_info),

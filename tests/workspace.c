@@ -1,16 +1,16 @@
-/* The workspace's size never falls when a dimension grows, and its contents on entry do not
- * matter. */
+/* Of either pass: the workspace's size never falls when a dimension grows, and its contents on
+ * entry do not matter. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "gradient_trial.h"
 #include "test.h"
-#include "trial.h"
 
 enum { TRIALS = 2000 };
 
-/* Made from sizes alone: fa3_forward_workspace needs no data. */
-static size_t workspace_size(const struct spec *spec) {
+/* Made from sizes alone: the workspace's functions need no data. */
+static fa3_forward_args make_args(const struct spec *spec) {
   fa3_forward_args args = {.struct_size = sizeof args, .num_threads = spec->num_threads};
   int64_t heads_q = spec->heads_k * spec->group;
   args.query =
@@ -26,13 +26,45 @@ static size_t workspace_size(const struct spec *spec) {
   args.window_right = spec->window_right;
   args.softmax_scale = spec->scale;
   args.softcap = spec->softcap;
+  return args;
+}
+
+static size_t forward_size(const struct spec *spec) {
+  const fa3_forward_args args = make_args(spec);
   size_t bytes = 0;
   if (fa3_forward_workspace(&args, &bytes)) fail_msg("%s", fa3_last_error());
   return bytes;
 }
 
-static void test_size_never_falls(void **state) {
-  (void)state;
+/* Gradients in 16 bits, which may need more room for their sums. */
+static size_t backward_size(const struct spec *spec) {
+  const fa3_forward_args forward = make_args(spec);
+  const int64_t *shape = forward.query.shape;
+  const fa3_backward_args args = {.struct_size = sizeof args,
+                                  .query = forward.query,
+                                  .key = forward.key,
+                                  .value = forward.value,
+                                  .output = forward.output,
+                                  .lse = {.dtype = FA3_FLOAT32,
+                                          .rank = 3,
+                                          .shape = {shape[0], shape[2], shape[1]},
+                                          .strides = {shape[2] * shape[1], shape[1], 1}},
+                                  .grad_output = forward.output,
+                                  .grad_query = forward.query,
+                                  .grad_key = forward.key,
+                                  .grad_value = forward.value,
+                                  .flags = forward.flags,
+                                  .softmax_scale = forward.softmax_scale,
+                                  .softcap = forward.softcap,
+                                  .num_threads = forward.num_threads,
+                                  .window_left = forward.window_left,
+                                  .window_right = forward.window_right};
+  size_t bytes = 0;
+  if (fa3_backward_workspace(&args, &bytes)) fail_msg("%s", fa3_last_error());
+  return bytes;
+}
+
+static void check_size_never_falls(size_t (*workspace_size)(const struct spec *spec)) {
   for (uint64_t number = 0; number < TRIALS; number++) {
     struct rng rng = rng_for(number);
     struct spec spec = spec_random(&rng);
@@ -66,6 +98,12 @@ static void test_size_never_falls(void **state) {
   }
 }
 
+static void test_size_never_falls(void **state) {
+  (void)state;
+  check_size_never_falls(forward_size);
+  check_size_never_falls(backward_size);
+}
+
 /* The bytes that an earlier call, or nobody, left there. */
 static void test_contents_do_not_matter(void **state) {
   (void)state;
@@ -89,11 +127,33 @@ static void test_contents_do_not_matter(void **state) {
   }
 }
 
+static void test_contents_do_not_matter_backward(void **state) {
+  (void)state;
+  static const int contents[] = {0x00, 0x7f, 0xff};
+  for (uint64_t number = 0; number < 20; number++) {
+    struct rng rng = rng_for(6000 + number);
+    const struct spec forward = spec_random(&rng);
+    const struct gradient_spec spec = gradient_spec_random(&forward, &rng);
+    struct gradient_trial trial = gradient_trial_new(&spec, &rng);
+    gradient_trial_run(&trial, &rng);
+    char *first = gradient_trial_copy(&trial);
+    for (int i = 0; i < 3; i++) {
+      gradient_trial_reset(&trial);
+      memset(trial.args.workspace, contents[i], trial.args.workspace_size);
+      assert_int_equal(fa3_backward(&trial.args), FA3_OK);
+      assert_true(gradient_trial_equals(&trial, first));
+    }
+    free(first);
+    gradient_trial_free(&trial);
+  }
+}
+
 int main(void) {
   rng_run_seed();
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_size_never_falls),
       cmocka_unit_test(test_contents_do_not_matter),
+      cmocka_unit_test(test_contents_do_not_matter_backward),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -133,12 +133,44 @@ static void test_upload(void **state) {
   cuda_close();
 }
 
+/* All that a backward call has, the gradients alone as outputs. */
+static void test_upload_backward(void **state) {
+  (void)state;
+  enum { TENSORS = 18 };
+  static int32_t data[TENSORS];
+  fa3_backward_args host = {.struct_size = sizeof host};
+  fa3_tensor *const tensors[TENSORS] = {
+      &host.grad_query,   &host.grad_key,     &host.grad_value, &host.grad_sink, &host.query,
+      &host.key,          &host.value,        &host.output,     &host.lse,       &host.grad_output,
+      &host.grad_lse,     &host.sink,         &host.seqused_q,  &host.seqused_k, &host.leftpad_k,
+      &host.cu_seqlens_q, &host.cu_seqlens_k, &host.diagonal};
+  for (int i = 0; i < TENSORS; i++) {
+    data[i] = i;
+    *tensors[i] = fa3_vector(&data[i], FA3_INT32, 1);
+  }
+  fa3_backward_args args;
+  struct upload upload = {0};
+  assert_int_equal(cuda_open(0), 0);
+  assert_int_equal(upload_backward(&host, &args, &upload), 0);
+  assert_int_equal(upload.count, TENSORS);
+  for (int i = 0; i < TENSORS; i++) {
+    const ptrdiff_t field = (char *)tensors[i] - (char *)&host;
+    int32_t *copy = ((fa3_tensor *)((char *)&args + field))->data;
+    assert_ptr_not_equal(copy, &data[i]);
+    assert_int_equal(*copy, i);
+    *copy = -1;
+  }
+  assert_int_equal(upload_fetch(&upload), 0);
+  for (int i = 0; i < TENSORS; i++) assert_int_equal(data[i], i < 4 ? -1 : i);
+  upload_free(&upload);
+  cuda_close();
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_each_function_failing),
-      cmocka_unit_test(test_out_of_memory),
-      cmocka_unit_test(test_queue_failing),
-      cmocka_unit_test(test_upload),
+      cmocka_unit_test(test_each_function_failing), cmocka_unit_test(test_out_of_memory),
+      cmocka_unit_test(test_queue_failing),         cmocka_unit_test(test_upload),
+      cmocka_unit_test(test_upload_backward),
   };
   return cmocka_run_group_tests_name("device_memory", tests, NULL, NULL);
 }

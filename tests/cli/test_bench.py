@@ -35,6 +35,15 @@ class Bench(program.ProgramTest):
                          [["fp32", "2", str(seqlen), "4", "4", str(head_dim), "no"]
                           for head_dim in (16, 32) for seqlen in (40, 64)])
 
+    def test_backward(self):
+        report = json.loads(self.succeed(*SMALL, "--heads-k", "2", "--dtype", "fp16,fp32", "--causal",
+                                         "--backward", "--deterministic", "--json").stdout)
+        self.assertEqual((report["phase"], report["deterministic"]), ("backward", True))
+        for cell in report["results"]:
+            self.assertEqual(cell["flops"], 10 * 2 * 4 * cell["seqlen"] ** 2 * cell["head_dim"] / 2)
+        self.assertIn("backward pass, median", self.succeed(*SMALL, "--backward").stdout)
+        self.refuse_quietly(USAGE, ["--deterministic is for --backward"], "--deterministic")
+
     def test_bad_options(self):
         for options in (("--seqlen", "0"), ("--seqlen", "8,"), ("--seqlen", "x"),
                         ("--head-dim", "257"), ("--dtype", "fp8"), ("--dtype", "fp32,"),

@@ -106,11 +106,11 @@ class CudaKernels(CudaTest):
 
     def test_what_the_gpu_refuses(self):
         self.make(np.float32)
-        self.refuse_on("cuda", UNSUPPORTED, ["--device cuda:0: query's dtype"])
+        self.refuse_on("cuda", UNSUPPORTED, ["--device cuda:0: query's dtype is fp32: the CUDA kernels take fp16"])
         self.assertRegex(self.run_on("auto").stderr,
                          r"^fa3: using cpu \(.*\), not cuda:0: query's dtype .+\n$")
         self.make(np.float16)
-        self.refuse_on("cuda", UNSUPPORTED, ["--device cuda:0: output's dtype"], "--out-dtype",
+        self.refuse_on("cuda", UNSUPPORTED, ["--device cuda:0: output's dtype is fp32 and query's fp16"], "--out-dtype",
                        "fp32")
 
     def test_failures(self):
@@ -129,7 +129,7 @@ class CudaKernels(CudaTest):
 
     def test_bench(self):
         """Which finds that a fake computes nothing."""
-        done = self.refuse(DIFFERS, ["wrong result for bf16, seqlen 64"], *SMALL, env=gpu())
+        done = self.refuse(DIFFERS, ["wrong output for bf16, seqlen 64"], *SMALL, env=gpu())
         self.assertIn("132 SMs; median of 2 runs", done.stdout)
         done = self.refuse(UNSUPPORTED, ["query's dtype"], *SMALL, "--device", "cuda", "--dtype",
                            "bf16,fp32", env=gpu())

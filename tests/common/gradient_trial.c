@@ -137,7 +137,7 @@ void gradient_trial_reset(struct gradient_trial *trial) {
 
 void gradient_trial_run(struct gradient_trial *trial, struct rng *rng) {
   for (int i = 0; i < GRADIENT_INPUTS; i++) buffer_make_read_only(&trial->buffers[i]);
-  for (int i = TRIAL_OUTPUT; i <= TRIAL_LSE; i++) buffer_make_read_only(&trial->forward.buffers[i]);
+  for (int i = 0; i < TRIAL_WORKSPACE; i++) buffer_make_read_only(&trial->forward.buffers[i]);
   size_t bytes = 0;
   if (fa3_backward_workspace(&trial->args, &bytes))
     fail_msg("fa3_backward_workspace: %s", fa3_last_error());
@@ -151,11 +151,24 @@ void gradient_trial_run(struct gradient_trial *trial, struct rng *rng) {
   if (fa3_backward(&trial->args)) fail_msg("fa3_backward: %s", fa3_last_error());
 }
 
-bool gradient_trial_same(const struct gradient_trial *a, const struct gradient_trial *b) {
+char *gradient_trial_copy(const struct gradient_trial *trial) {
+  size_t size = 1;
+  for (int i = GRADIENT_INPUTS; i < GRADIENT_WORKSPACE; i++) size += trial->buffers[i].size;
+  char *copy = malloc(size), *to = copy;
+  assert_non_null(copy);
   for (int i = GRADIENT_INPUTS; i < GRADIENT_WORKSPACE; i++) {
-    const size_t size = a->buffers[i].size;
-    if (size != b->buffers[i].size) return false;
-    if (size && memcmp(a->buffers[i].data, b->buffers[i].data, size) != 0) return false;
+    const struct buffer *buffer = &trial->buffers[i];
+    if (buffer->size) memcpy(to, buffer->data, buffer->size);
+    to += buffer->size;
+  }
+  return copy;
+}
+
+bool gradient_trial_equals(const struct gradient_trial *trial, const char *copy) {
+  for (int i = GRADIENT_INPUTS; i < GRADIENT_WORKSPACE; i++) {
+    const struct buffer *buffer = &trial->buffers[i];
+    if (buffer->size && memcmp(copy, buffer->data, buffer->size) != 0) return false;
+    copy += buffer->size;
   }
   return true;
 }

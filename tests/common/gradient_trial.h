@@ -54,8 +54,9 @@ void gradient_trial_reset(struct gradient_trial *trial);
  * fa3_backward, which must succeed. */
 void gradient_trial_run(struct gradient_trial *trial, struct rng *rng);
 
-/* Whether two calls of the same trial have left bitwise the same gradients. */
-bool gradient_trial_same(const struct gradient_trial *a, const struct gradient_trial *b);
+/* The gradients' bytes, to be freed, and whether they are those. */
+char *gradient_trial_copy(const struct gradient_trial *trial);
+bool gradient_trial_equals(const struct gradient_trial *trial, const char *copy);
 
 /* As trial_check, for the gradients. */
 double gradient_trial_check(const struct gradient_trial *trial, struct rng *rng, double pairs);
