@@ -152,14 +152,18 @@ static void pack_tile(const struct key_block *block, const struct query_tile *ti
                       float *rows) {
   const struct query_tiles *tiles = block->tiles;
   const struct routines *routines = tiles->routines;
-  const int64_t bytes = width * element_size(operand);
+  const int64_t group = group_size(tiles->problem), bytes = width * element_size(operand);
+  int64_t query = tile_query(tiles, tile, 0), member = tile->first_row % group;
   char *copy = (char *)block->scratch.rows;
-  for (int64_t row = 0; row < tile->rows; row++)
-    memcpy(
-        copy + row * bytes,
-        element(operand, tile->sequence.batch_q,
-                tile->sequence.row_q + tile_query(tiles, tile, row), tile_head(tiles, tile, row)),
-        (size_t)bytes);
+  for (int64_t row = 0; row < tile->rows; row++) {
+    memcpy(copy + row * bytes,
+           element(operand, tile->sequence.batch_q, tile->sequence.row_q + query,
+                   tile->head_k * group + member),
+           (size_t)bytes);
+    if (++member < group) continue;
+    member = 0;
+    query++;
+  }
   const struct rows packed = {
       .data = copy, .dtype = operand->dtype, .stride = bytes, .count = tile->rows, .width = width};
   routines->pack_keys(&packed, depth, columns);
@@ -235,19 +239,20 @@ static void attend_strip(const struct key_block *block, const struct query_tile 
       .delta = tile->delta + begin,
   });
 
-  product.depth = whole_depth(routines, seen.end - begin);
+  const int64_t depth_begin = round_down(seen.begin, pair * routines->depth_step);
+  product.depth = whole_depth(routines, seen.end - depth_begin);
   product.left_stride = TILE_Q;
   product.right_stride = panel * sizes->tile_depth;
   product.accumulate = true;
   product.columns = round_up(problem->value_head_dim, routines->vector);
-  product.left = scratch->scores;
-  product.right = scratch->grad_output_depth + begin / pair * panel;
+  product.left = scratch->scores + (depth_begin - begin) / pair;
+  product.right = scratch->grad_output_depth + depth_begin / pair * panel;
   product.output = scratch->grad_values + strip * sizes->value_width;
   product.output_stride = sizes->value_width;
   routines->multiply(&product);
   product.columns = round_up(problem->head_dim, routines->vector);
-  product.left = scratch->gradients;
-  product.right = scratch->query_depth + begin / pair * panel;
+  product.left = scratch->gradients + (depth_begin - begin) / pair;
+  product.right = scratch->query_depth + depth_begin / pair * panel;
   product.output = scratch->grad_keys + strip * sizes->head_width;
   product.output_stride = sizes->head_width;
   routines->multiply(&product);
