@@ -4,6 +4,7 @@
 
 #include "cuda/forward_plan.h"
 #include "cuda/kernels.h"
+#include "cuda/scales.h"
 #include "cuda/tensor_map.h"
 #include "error.h"
 
@@ -173,8 +174,7 @@ static fa3_status set_tensor_maps(const struct call *call, fa3_backward_params *
 static fa3_status launch_gradients(const struct call *call) {
   const struct problem *problem = call->problem;
   const struct backward_plan *plan = call->plan;
-  const double log2e = 1.4426950408889634, scale = (double)problem->scale;
-  const double softcap = (double)problem->softcap;
+  const struct scales scales = make_scales((double)problem->scale, (double)problem->softcap);
   fa3_backward_params params;
   memset(&params, 0, sizeof params);
   TRY(set_tensor_maps(call, &params));
@@ -194,8 +194,8 @@ static fa3_status launch_gradients(const struct call *call) {
   params.partial = in_workspace(call, &plan->partial);
   params.next_tile = in_workspace(call, &plan->next_tile);
   params.scale = problem->scale;
-  params.scale_log2 = (float)((softcap > 0 ? softcap : scale) * log2e);
-  params.softcap_log2 = softcap > 0 ? (float)(2 * log2e * scale / softcap) : 0;
+  params.scale_log2 = scales.scale_log2;
+  params.softcap_log2 = scales.softcap_log2;
   params.clear_query = problem->cu_seqlens_q || problem->seqused_q;
   params.clear_key = problem->cu_seqlens_k || problem->seqused_k;
   /* Blocks stay until the work is done, one on each multiprocessor; more than fit come later, and

@@ -1,10 +1,10 @@
 #include "cuda/forward.h"
 
-#include <float.h>
 #include <math.h>
 #include <string.h>
 
 #include "cuda/kernels.h"
+#include "cuda/scales.h"
 #include "cuda/tensor_map.h"
 #include "error.h"
 #include "kernels/mask.h"
@@ -89,23 +89,6 @@ static fa3_status set_tensor_maps(const struct call *call, fa3_forward_params *p
                          keys ? value->data : query->data, 4, value_map, &params->value);
 }
 
-/* The scores' factor in powers of two; never 0, which would make NaN of a masked score. */
-static float nonzero(double factor) {
-  float rounded = (float)factor;
-  return rounded != 0 ? rounded : FLT_TRUE_MIN;
-}
-
-static void set_scales(const struct problem *problem, fa3_forward_params *params) {
-  const double log2e = 1.4426950408889634;
-  double scale = fabs((double)problem->scale);
-  if (problem->softcap > 0) {
-    params->scale_log2 = nonzero((double)problem->softcap * log2e);
-    params->softcap_log2 = nonzero(2 * log2e * scale / (double)problem->softcap);
-  } else {
-    params->scale_log2 = nonzero(scale * log2e);
-  }
-}
-
 static fa3_status launch_attention(const struct call *call) {
   const struct problem *problem = call->problem;
   const struct forward_plan *plan = call->plan;
@@ -114,7 +97,9 @@ static fa3_status launch_attention(const struct call *call) {
   fa3_forward_params params;
   memset(&params, 0, sizeof params);
   TRY(set_tensor_maps(call, &params));
-  set_scales(problem, &params);
+  const struct scales scales = make_scales(fabs((double)problem->scale), (double)problem->softcap);
+  params.scale_log2 = scales.scale_log2;
+  params.softcap_log2 = scales.softcap_log2;
   params.out_pointer = call->output.data;
   params.out_stride_batch = call->output.stride_batch;
   params.out_stride_row = call->output.stride_row;

@@ -1,0 +1,26 @@
+/* The factors that turn a product of query and key into an exponent of 2. */
+#ifndef FA3_SRC_CUDA_SCALES_H
+#define FA3_SRC_CUDA_SCALES_H
+
+#include <float.h>
+
+struct scales {
+  float scale_log2;   /* of the scores, or the cap, times log2(e) */
+  float softcap_log2; /* 0: no cap; else scale / cap * 2 log2(e) */
+};
+
+/* Never 0, which would make NaN of a masked score, or of a cap none. */
+static inline float scales_nonzero(double factor) {
+  float rounded = (float)factor;
+  return rounded != 0 ? rounded : FLT_TRUE_MIN;
+}
+
+static inline struct scales make_scales(double scale, double softcap) {
+  const double log2e = 1.4426950408889634;
+  if (softcap > 0)
+    return (struct scales){.scale_log2 = scales_nonzero(softcap * log2e),
+                           .softcap_log2 = scales_nonzero(2 * log2e * scale / softcap)};
+  return (struct scales){.scale_log2 = scales_nonzero(scale * log2e)};
+}
+
+#endif
