@@ -8,6 +8,7 @@ import threading
 import time
 
 import numpy as np
+import safetensors.numpy
 
 import program
 
@@ -92,6 +93,22 @@ class Terminal(program.ProgramTest):
             parts, whole = self.load(name.format("parts")), self.load(name.format("whole"))
             self.assertFalse(np.isnan(parts).any())
             np.testing.assert_allclose(parts, whole, rtol=1e-5, atol=1e-5)
+
+    def test_gradients(self):
+        def run_in_parts(factor):
+            self.make_inputs(1, self.seqlen_for(0.05 * factor), 8)
+            return self.on_terminal("run", *INPUTS, "--causal", "--grad-output", "q.npy", "--grad",
+                                    "parts.safetensors")
+
+        self.show_bar("gradients", (lambda factor=factor: run_in_parts(factor)
+                                    for factor in (1, 3, 9)))
+        self.succeed("run", *INPUTS[:-2], "--causal", "--grad-output", "q.npy", "--grad",
+                     "whole.safetensors")
+        parts, whole = (safetensors.numpy.load_file(self.path(name + ".safetensors"))
+                        for name in ("parts", "whole"))
+        for name in ("grad_query", "grad_key", "grad_value"):
+            self.assertFalse(np.isnan(parts[name]).any())
+            np.testing.assert_allclose(parts[name], whole[name], rtol=1e-4, atol=1e-4)
 
     def test_verify(self):
         self.make_inputs(1, 4096, 1)
