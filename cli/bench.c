@@ -67,8 +67,8 @@ static const struct argp_option options[] = {
     {.name = "seqlen",
      .key = KEY_SEQLEN,
      .arg = "LIST",
-     .doc = "Of query and key (default: 512,2048, forward 4096 too; on a GPU "
-            "512,2048,8192)"},
+     .doc = "Of query and key (default: 512,2048,4096, with --backward 512,2048; on a "
+            "GPU 512,2048,8192)"},
     {.name = "head-dim",
      .key = KEY_HEAD_DIM,
      .arg = "LIST",
@@ -83,8 +83,8 @@ static const struct argp_option options[] = {
      .doc = "The backward pass, counted as 2.5 times the work"},
     {.name = "deterministic",
      .key = KEY_DETERMINISTIC,
-     .doc = "Whose gradients are bitwise the same every time"},
-    {.doc = "Measuring:", .group = 6},
+     .doc = "With --backward: gradients that are bitwise the same every time"},
+    {.doc = "Measuring:", .group = 7},
     {.name = "repeat",
      .key = KEY_REPEAT,
      .arg = "N",
