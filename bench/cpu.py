@@ -3,7 +3,7 @@
 
     python3 -m venv build/bench && build/bench/bin/pip install -r bench/requirements.txt
     cmake --preset release && cmake --build --preset release
-    build/bench/bin/python bench/cpu.py [--results bench/results/NAME.json]
+    build/bench/bin/python bench/cpu.py [--backward] [--results bench/results/NAME.json]
 
 Both read the same random tensors, (batch, heads, seqlen, head_dim) in memory as PyTorch likes
 them best, and take turns: one call of ours, one of PyTorch's, and so on. A cell's figure is the
@@ -11,6 +11,10 @@ median of its calls, its spread half the distance between the quartiles; the out
 before anything is timed. Inputs stay in the same place from call to call, so the third cache may
 hold them, for both. The peak is what registers alone do (bench/peak.c), measured before each cell:
 the processors of a virtual machine may have a core each now and share one a minute later.
+
+With --backward it is the gradients of query, key and value, PyTorch's by torch.autograd.grad; the
+forward pass is not timed. They are 10 operations for each score and element of the head dim, the
+forward pass 4.
 
 The process has two OpenMP runtimes, ours and the one that PyTorch brings, with the same number
 of threads each. OMP_WAIT_POLICY=passive puts the threads of one to sleep while the other works;
@@ -35,6 +39,7 @@ HEADS = 8
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build/release")
+    parser.add_argument("--backward", action="store_true", help="time the backward pass")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--runs", type=int, default=31, help="calls of each, in short cells")
     parser.add_argument("--seconds", type=float, default=6, help="after which five calls do")
@@ -80,24 +85,45 @@ def summary(samples):
 
 def check(ours, theirs, dtype):
     """Both round differently: apart by some units of the dtype, relative to the values' size."""
-    error = (ours.float() - theirs.float()).abs().max().item()
     bound = {"float32": 1e-4, "bfloat16": 4e-2}[dtype]
-    if not error <= bound:
-        sys.exit(f"the outputs differ by {error:.3g}: nothing was timed")
+    for a, b in zip(ours, theirs):
+        error = (a.float() - b.float()).abs().max().item()
+        if not error <= bound * b.float().abs().max().item():
+            sys.exit(f"the results differ by {error:.3g}: nothing was timed")
+
+
+def forward_calls(library, inputs, causal):
+    """One call of ours, one of PyTorch's, and what ours writes."""
+    output = torch.full_like(inputs[0], math.nan)
+    ours = library.forward(*inputs, output, causal, options.threads)
+    return ours, lambda: (attention(*inputs, is_causal=causal),), (output,)
+
+
+def backward_calls(library, inputs, causal):
+    output, grad_output = torch.empty_like(inputs[0]), torch.randn_like(inputs[0])
+    lse = torch.empty(output.shape[:3])
+    library.forward(*inputs, output, causal, options.threads, lse)()
+    gradients = tuple(torch.full_like(tensor, math.nan) for tensor in inputs)
+    ours = library.backward(
+        *inputs, output, lse, grad_output, gradients, causal, options.threads
+    )
+    leaves = [tensor.clone().requires_grad_() for tensor in inputs]
+    result = attention(*leaves, is_causal=causal)
+
+    def theirs():
+        return torch.autograd.grad(result, leaves, grad_output, retain_graph=True)
+
+    return ours, theirs, gradients
 
 
 def cell(library, dtype, head_dim, seqlen, causal):
     torch.manual_seed(seqlen + head_dim + causal)
     shape = (1, HEADS, seqlen, head_dim)
-    query, key, value = (torch.randn(shape, dtype=getattr(torch, dtype)) for _ in range(3))
-    output = torch.full_like(query, math.nan)
-    ours = library.forward(query, key, value, output, causal, options.threads)
-
-    def theirs():
-        return attention(query, key, value, is_causal=causal)
-
+    inputs = [torch.randn(shape, dtype=getattr(torch, dtype)) for _ in range(3)]
+    calls = backward_calls if options.backward else forward_calls
+    ours, theirs, written = calls(library, inputs, causal)
     ours()
-    check(output, theirs(), dtype)
+    check(written, theirs(), dtype)
     samples = [], []
     deadline = time.perf_counter() + options.seconds
     while len(samples[0]) < 5 or (
@@ -124,21 +150,24 @@ def main():
         "processor": name,
         "level": level,
         "threads": options.threads,
+        "phase": "backward" if options.backward else "forward",
         "fa3": library.version(),
         "torch": torch.__version__,
         "cells": [],
     }
+    seqlens = (512, 1024, 2048, 4096) if options.backward else (512, 2048, 8192)
+    operations = 10 if options.backward else 4
     print(f"{name}, {options.threads} threads, level {level}; fa3 {library.version()},", end=" ")
     print(f"torch {torch.__version__}")
     print("dtype     dim seqlen mask       fa3 ms          torch ms      ratio  GFLOP/s     peak")
     for dtype in ("float32", "bfloat16"):
         for head_dim in (64, 128):
-            for seqlen in (512, 2048, 8192):
+            for seqlen in seqlens:
                 for causal in (False, True):
                     peak = peak_of(peaks(), dtype)
                     row = cell(library, dtype, head_dim, seqlen, causal)
                     row["peak_gflops"] = peak
-                    flops = 4 * HEADS * seqlen**2 * head_dim / (2 if causal else 1)
+                    flops = operations * HEADS * seqlen**2 * head_dim / (2 if causal else 1)
                     row["gflops"] = flops / row["fa3"]["median_ms"] * 1e-6
                     row["of_peak"] = row["gflops"] / peak
                     row["ratio"] = row["torch"]["median_ms"] / row["fa3"]["median_ms"]

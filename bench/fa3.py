@@ -1,4 +1,4 @@
-"""fa3_forward on torch tensors, through the C ABI: just enough for the benchmarks."""
+"""fa3_forward and fa3_backward on torch tensors, through the C ABI: enough for the benchmarks."""
 
 import ctypes
 
@@ -24,13 +24,17 @@ TENSORS = """query key value output lse sink cu_seqlens_q cu_seqlens_k seqused_q
     leftpad_k cache_batch_index diagonal""".split()
 
 
-class ForwardArgs(ctypes.Structure):
-    _fields_ = [
+GRADIENT_TENSORS = """query key value output lse grad_output grad_query grad_key grad_value grad_lse
+    sink grad_sink cu_seqlens_q cu_seqlens_k seqused_q seqused_k leftpad_k diagonal""".split()
+
+
+def args_fields(tensors):
+    return [
         ("struct_size", ctypes.c_size_t),
         ("device_type", ctypes.c_int32),
         ("device_index", ctypes.c_int32),
         ("stream", ctypes.c_void_p),
-        *[(name, Tensor) for name in TENSORS],
+        *[(name, Tensor) for name in tensors],
         ("max_seqlen_q", ctypes.c_int64),
         ("max_seqlen_k", ctypes.c_int64),
         ("flags", ctypes.c_uint32),
@@ -42,6 +46,14 @@ class ForwardArgs(ctypes.Structure):
         ("workspace", ctypes.c_void_p),
         ("workspace_size", ctypes.c_size_t),
     ]
+
+
+class ForwardArgs(ctypes.Structure):
+    _fields_ = args_fields(TENSORS)
+
+
+class BackwardArgs(ctypes.Structure):
+    _fields_ = args_fields(GRADIENT_TENSORS)
 
 
 class DeviceInfo(ctypes.Structure):
@@ -85,21 +97,35 @@ class Library:
         self.check(self.lib.fa3_get_device_info(Device(0, 0), ctypes.byref(info)))
         return info.name.decode(), info.level.decode()
 
-    def forward(self, query, key, value, output, causal, threads):
+    def forward(self, query, key, value, output, causal, threads, lse=None):
         """A function that runs the call: tensors are (batch, heads, seqlen, head_dim)."""
         args = ForwardArgs(struct_size=ctypes.sizeof(ForwardArgs), num_threads=threads)
+        return self.cpu_call("forward", args, TENSORS[:4], (query, key, value, output), lse, causal)
+
+    def backward(self, query, key, value, output, lse, grad_output, gradients, causal, threads):
+        """As forward; `gradients` are query's, key's and value's."""
+        args = BackwardArgs(struct_size=ctypes.sizeof(BackwardArgs), num_threads=threads)
+        names = [name for name in GRADIENT_TENSORS[:9] if name != "lse"]
+        tensors = (query, key, value, output, grad_output, *gradients)
+        return self.cpu_call("backward", args, names, tensors, lse, causal)
+
+    def cpu_call(self, phase, args, names, tensors, lse, causal):
         args.flags = CAUSAL if causal else 0
-        for name, tensor in zip(TENSORS, (query, key, value, output)):
+        if lse is not None:
+            describe(args.lse, lse)
+        for name, tensor in zip(names, tensors):
             describe(getattr(args, name), tensor.transpose(1, 2))
         size = ctypes.c_size_t()
-        self.check(self.lib.fa3_forward_workspace(ctypes.byref(args), ctypes.byref(size)))
+        workspace_of = getattr(self.lib, f"fa3_{phase}_workspace")
+        self.check(workspace_of(ctypes.byref(args), ctypes.byref(size)))
         workspace = ctypes.create_string_buffer(size.value)
         args.workspace, args.workspace_size = ctypes.addressof(workspace), size.value
-        keep = (query, key, value, output, workspace)
+        run = getattr(self.lib, f"fa3_{phase}")
+        keep = (tensors, lse, workspace)
 
         def call():
             assert keep
-            self.check(self.lib.fa3_forward(ctypes.byref(args)))
+            self.check(run(ctypes.byref(args)))
 
         return call
 

@@ -151,14 +151,45 @@ int attention_run(const fa3_forward_args *args) {
   return code;
 }
 
-int attention_run_backward(const fa3_backward_args *args) {
-  fa3_backward_args on_device = *args;
+/* Heads at a time; the first one tells how fast this machine is. */
+static int run_backward_on_cpu(fa3_backward_args *args) {
+  struct progress progress;
+  const int64_t heads = args->key.shape[args->key.rank - 2];
+  progress_begin(&progress, "gradients", (double)heads);
+  if (!progress.shown) return library_backward(args);
+  int code = 0;
+  for (int64_t begin = 0, count = 1; !code && begin < heads; begin += count) {
+    fa3_backward_args cut;
+    if (begin > 0) {
+      double head_seconds = (seconds_now() - progress.start) / (double)begin;
+      double most = part_seconds / head_seconds;
+      count = most < 1 ? 1 : most < (double)(heads - begin) ? (int64_t)most : heads - begin;
+    }
+    slice_heads(args, begin, begin + count, &cut);
+    code = library_backward(&cut);
+    args->workspace = cut.workspace;
+    args->workspace_size = cut.workspace_size;
+    progress_add(&progress, (double)count);
+  }
+  progress_clear(&progress);
+  return code;
+}
+
+static int run_backward_on_gpu(const fa3_backward_args *host) {
+  fa3_backward_args args;
   struct upload upload = {0};
-  const bool gpu = args->device.type == FA3_CUDA;
-  int code = gpu ? upload_backward(args, &on_device, &upload) : 0;
-  if (!code) code = library_backward(&on_device);
-  if (!code && gpu) code = upload_fetch(&upload);
-  library_free_workspace(args->device, on_device.workspace);
+  int code = upload_backward(host, &args, &upload);
+  if (!code) code = library_backward(&args);
+  if (!code) code = upload_fetch(&upload);
+  library_free_workspace(args.device, args.workspace);
   upload_free(&upload);
+  return code;
+}
+
+int attention_run_backward(const fa3_backward_args *args) {
+  if (args->device.type == FA3_CUDA) return run_backward_on_gpu(args);
+  fa3_backward_args with_workspace = *args;
+  int code = run_backward_on_cpu(&with_workspace);
+  library_free_workspace(args->device, with_workspace.workspace);
   return code;
 }

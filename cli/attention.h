@@ -8,7 +8,7 @@
  * done in parts, with a progress bar, where there is a terminal to draw it on. */
 int attention_run(const fa3_forward_args *args);
 
-/* The gradients, likewise, but in one part. */
+/* The gradients, likewise. */
 int attention_run_backward(const fa3_backward_args *args);
 
 /* Arithmetic of a whole forward call. */

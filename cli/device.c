@@ -12,7 +12,7 @@
 enum { KEY_DEVICE = 0x400, KEY_THREADS };
 
 static const struct argp_option options[] = {
-    {.doc = "Device:", .group = 5},
+    {.doc = "Device:", .group = 6},
     {.name = "device",
      .key = KEY_DEVICE,
      .arg = "cpu|cuda[:N]|auto",

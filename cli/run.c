@@ -58,6 +58,8 @@ static void check(const struct run_options *run, struct argp_state *state) {
   if (!run->output && !gradients) argp_error(state, "--out is missing");
   if ((run->gradients.wanted || run->accumulate) && !gradients)
     argp_error(state, "--grad, which says where the gradients go, is missing");
+  if (run->accumulate && run->gradients.dtype)
+    argp_error(state, "--accumulate takes the dtype that the files have: not with --grad-dtype");
   const char *outputs[2 + GRADIENTS] = {run->output, run->lse};
   for (int i = 0; i < GRADIENTS; i++)
     outputs[2 + i] = gradient_file(&run->gradients, (enum gradient)i);

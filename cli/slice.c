@@ -139,6 +139,29 @@ void slice_rows(const fa3_forward_args *args, const struct slice_sequence *seque
   }
 }
 
+/* Entries [begin, begin + count) of a dimension. */
+static void keep(fa3_tensor *tensor, int dimension, int64_t begin, int64_t count) {
+  if (!present(tensor)) return;
+  tensor->data = element(tensor, begin * tensor->strides[dimension]);
+  tensor->shape[dimension] = count;
+}
+
+void slice_heads(const fa3_backward_args *args, int64_t begin, int64_t end,
+                 fa3_backward_args *cut) {
+  const int64_t group =
+      args->query.shape[args->query.rank - 2] / args->key.shape[args->key.rank - 2];
+  *cut = *args;
+  fa3_tensor *const queries[] = {&cut->query,      &cut->output, &cut->grad_output,
+                                 &cut->grad_query, &cut->lse,    &cut->grad_lse};
+  fa3_tensor *const keys[] = {&cut->key, &cut->value, &cut->grad_key, &cut->grad_value};
+  for (size_t i = 0; i < sizeof queries / sizeof queries[0]; i++)
+    keep(queries[i], queries[i]->rank - 2, begin * group, (end - begin) * group);
+  for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
+    keep(keys[i], keys[i]->rank - 2, begin, end - begin);
+  keep(&cut->sink, 0, begin * group, (end - begin) * group);
+  keep(&cut->grad_sink, 0, begin * group, (end - begin) * group);
+}
+
 static void skip_lengths(fa3_tensor *lengths, int64_t begin, int64_t count) {
   if (!present(lengths)) return;
   lengths->data = element(lengths, begin);

@@ -36,6 +36,9 @@ void slice_rows(const fa3_forward_args *args, const struct slice_sequence *seque
                 int64_t head_begin, int64_t head_end, int64_t row_begin, int64_t row_end,
                 struct slice *slice);
 
+/* The query heads of key heads [begin, end), in all sequences. */
+void slice_heads(const fa3_backward_args *args, int64_t begin, int64_t end, fa3_backward_args *cut);
+
 /* Sequences [begin, end) of a call; the starts have room for one more than that. */
 void slice_sequences(const fa3_forward_args *args, int64_t begin, int64_t end, int32_t *starts_q,
                      int32_t *starts_k, fa3_forward_args *cut);

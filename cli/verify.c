@@ -59,6 +59,8 @@ static void check(const struct verify_options *verify, struct argp_state *state)
     argp_error(state, "--backward computes the gradients, and --grad has them already");
   if (gradients && !(verify->output && verify->lse))
     argp_error(state, "gradients need the --out and the --lse that they were computed from");
+  if (gradients && (verify->gradients.dtype || verify->gradients.deterministic))
+    argp_error(state, "--grad-dtype and --deterministic compute gradients, and --grad has them");
   if (verify->gradients.wanted && !verify->backward && !gradients)
     argp_error(state, "gradients: expected --backward to compute them, or --grad to read them");
 }

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "attention.h"
+#include "gradient_trial.h"
 #include "library.h"
 #include "test.h"
 #include "trial.h"
@@ -95,6 +96,32 @@ static void test_rows(void **state) {
   run_trials(run_rows);
 }
 
+static void test_heads(void **state) {
+  (void)state;
+  for (uint64_t number = 0; number < TRIALS; number++) {
+    struct rng rng = rng_for(number);
+    struct spec forward = spec_random(&rng);
+    if (forward.max_seqlen_q > MAX_SEQLEN) forward.max_seqlen_q = MAX_SEQLEN;
+    if (forward.max_seqlen_k > MAX_SEQLEN) forward.max_seqlen_k = MAX_SEQLEN;
+    forward.num_threads = 1;
+    const struct gradient_spec spec = gradient_spec_random(&forward, &rng);
+    struct gradient_trial trial = gradient_trial_new(&spec, &rng);
+    const int64_t heads = trial.args.key.shape[trial.args.key.rank - 2];
+    fa3_backward_args cut = trial.args;
+    for (int64_t head = 0, next; head < heads; head = next) {
+      const struct workspace workspace = {cut.workspace, cut.workspace_size};
+      next = rng_between(&rng, head + 1, heads);
+      slice_heads(&trial.args, head, next, &cut);
+      cut.workspace = workspace.data;
+      cut.workspace_size = workspace.size;
+      if (library_backward(&cut)) fail_msg("%s", fa3_last_error());
+    }
+    (void)gradient_trial_check(&trial, &rng, 1e5);
+    gradient_trial_free(&trial);
+    free(cut.workspace);
+  }
+}
+
 /* The sum over any cut is the whole, and that is the number of visible pairs. */
 static void test_flops(void **state) {
   (void)state;
@@ -120,6 +147,6 @@ static void test_flops(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_sequences), cmocka_unit_test(test_rows),
-                                     cmocka_unit_test(test_flops)};
+                                     cmocka_unit_test(test_heads), cmocka_unit_test(test_flops)};
   return cmocka_run_group_tests_name("slice", tests, NULL, NULL);
 }

@@ -6,6 +6,7 @@ import subprocess
 import unittest
 
 import numpy as np
+import safetensors.numpy
 
 import program
 from program import DIFFERS, FAILED, UNSUPPORTED, bfloat16, random_qkv
@@ -121,6 +122,20 @@ class CudaKernels(CudaTest):
         self.refuse_on("cuda", UNSUPPORTED, ["has no cuMemAlloc"], env=gpu(MISSING="cuMemAlloc"))
         self.refuse_on("cuda", FAILED, ["cuda:0: no memory for query: 1280 bytes, and 500 are free"],
                        env=gpu(MEMORY="500"))
+
+    def test_gradients(self):
+        gradients = ("grad_query", "grad_key", "grad_value")
+        for sink in ((), ("--sink", "sink.npy")):
+            self.save(do=np.zeros((2, 5, 4, 24), bfloat16), sink=np.zeros(4, np.float32))
+            self.run_on("cuda", *sink, "--grad-output", "do.npy", "--grad", "g.safetensors")
+            got = safetensors.numpy.load_file(self.path("g.safetensors"))
+            self.assertEqual(sorted(got), sorted((*gradients, *(("grad_sink",) if sink else ()))))
+            for name in gradients:
+                self.save(gradient=got[name])
+                self.check_output("gradient.npy")
+        for function in ("cuMemAlloc", "cuCtxSynchronize", "cuLaunchKernelEx"):
+            self.refuse_on("cuda", FAILED, [function + " gave"], "--grad-output", "do.npy", "--grad",
+                           "none.safetensors", env=gpu(FAILING=function))
 
     def test_verify(self):
         done = self.refuse(DIFFERS, ["the output: "], "verify", *INPUTS, "--device", "cuda",

@@ -154,6 +154,7 @@ class Gradients(Shared):
         self.refuse(USAGE, ["--grad-output is missing"], "run", *INPUTS[:-2], "--grad",
                     "g.safetensors")
         self.refuse(USAGE, ["--grad-dtype"], *run, "--grad-dtype", "bf16")
+        self.refuse(USAGE, ["--accumulate"], *run, "--accumulate", "--grad-dtype", "fp32")
         self.refuse(USAGE, ["--grad-sink: there is no --sink"], *run, "--grad-sink", "s.npy")
         self.refuse(USAGE, ["--cache-batch-index"], *run, "--cache-batch-index", "0,1")
         self.refuse(INPUT, ["short.npy: its shape is (2, 4, 4, 24): expected (2, 5, 4, 24)"], *run,
@@ -209,6 +210,7 @@ class Verify(Shared):
         self.refuse(USAGE, ["--backward"], "verify", *INPUTS, *self.FILES[:4], "--backward")
         self.refuse(USAGE, ["--backward"], "verify", *INPUTS, *self.FILES[4:], "--backward")
         self.refuse(USAGE, ["--backward"], "verify", *INPUTS)
+        self.refuse(USAGE, ["--deterministic"], "verify", *INPUTS, *self.FILES, "--deterministic")
 
 
 program.main()

@@ -22,6 +22,11 @@ class Help(program.ProgramTest):
         for code in range(7):
             self.assertRegex(text, rf"\n  {code}  ")
 
+    def test_every_group_has_options(self):
+        for command in COMMANDS:
+            for heading in re.findall(r"\n [A-Z].*:\n(.*)\n", self.succeed(command, "--help").stdout):
+                self.assertRegex(heading, "^ +--", command)
+
     def test_version(self):
         texts = {self.succeed("--version").stdout}
         texts.update(self.succeed(command, "--version").stdout for command in COMMANDS)

@@ -8,6 +8,7 @@ import threading
 import time
 
 import numpy as np
+import safetensors.numpy
 
 import program
 
@@ -60,7 +61,7 @@ class Terminal(program.ProgramTest):
         the bar to move. Each is a function that returns what it printed on the terminal."""
         for work in works:
             text = work()
-            if text.count("%") > 1:
+            if text.count(label + " [") > 1:
                 break
         self.check_bar(text, label)
 
@@ -85,13 +86,29 @@ class Terminal(program.ProgramTest):
                                     "parts_lse.npy", "--threads", "1")
 
         self.show_bar("attention", (lambda factor=factor: run_in_parts(factor)
-                                    for factor in (1, 3, 9)))
+                                    for factor in (1, 2, 4)))
         done = self.succeed("run", *self.packed, "--out", "whole.npy", "--lse", "whole_lse.npy")
         self.assertNotIn("%", done.stderr)
         for name in ("{}.npy", "{}_lse.npy"):
             parts, whole = self.load(name.format("parts")), self.load(name.format("whole"))
             self.assertFalse(np.isnan(parts).any())
             np.testing.assert_allclose(parts, whole, rtol=1e-5, atol=1e-5)
+
+    def test_gradients(self):
+        def run_in_parts(factor):
+            self.make_inputs(1, self.seqlen_for(0.08 * factor), 8)
+            return self.on_terminal("run", *INPUTS, "--causal", "--grad-output", "q.npy", "--grad",
+                                    "parts.safetensors")
+
+        self.show_bar("gradients", (lambda factor=factor: run_in_parts(factor)
+                                    for factor in (1, 2, 4)))
+        self.succeed("run", *INPUTS[:-2], "--causal", "--grad-output", "q.npy", "--grad",
+                     "whole.safetensors")
+        parts, whole = (safetensors.numpy.load_file(self.path(name + ".safetensors"))
+                        for name in ("parts", "whole"))
+        for name in ("grad_query", "grad_key", "grad_value"):
+            self.assertFalse(np.isnan(parts[name]).any())
+            np.testing.assert_allclose(parts[name], whole[name], rtol=1e-4, atol=1e-4)
 
     def test_verify(self):
         self.make_inputs(1, 4096, 1)

@@ -1,14 +1,13 @@
-/* CUDA graphs: a captured call, replayed on other contents; and a capture under way while the
- * library has yet to load its kernels. */
+/* CUDA graphs: a captured call of either pass, replayed on other contents; and a capture under way
+ * while the library has yet to load its kernels. */
 #include <stdio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "gpu_spec.h"
-#include "mirror.h"
+#include "gpu_trial.h"
 #include "test.h"
 
-enum { TRIALS = 60, GLOBAL = 0 };
+enum { TRIALS = 60, GLOBAL = 0 }; /* of each pass */
 
 static const size_t arena_bytes = (size_t)256 << 20;
 
@@ -23,36 +22,44 @@ static gpu_graph_exec capture(const struct mirror *mirror) {
   return exec;
 }
 
-static void replay(struct mirror *mirror, gpu_graph_exec exec, struct rng *rng) {
-  mirror_upload(mirror);
-  GPU(cuGraphLaunch, exec, mirror->stream);
-  mirror_download(mirror);
-  trial_check(mirror->trial, rng, 30000);
+static void replay(struct gpu_trial *trial, gpu_graph_exec exec, struct rng *rng) {
+  mirror_upload(&trial->mirror);
+  GPU(cuGraphLaunch, exec, trial->mirror.stream);
+  mirror_download(&trial->mirror);
+  gpu_trial_check(trial, rng, 30000);
 }
 
-static void run(uint64_t number, struct gpu_arena *arena, gpu_stream stream) {
+static void run(uint64_t number, bool backward, struct gpu_arena *arena, gpu_stream stream) {
+  static struct gpu_trial trial;
   struct rng rng = rng_for(number);
-  struct spec spec = gpu_spec_random(&rng);
-  struct trial trial = gpu_trial_new(&spec, &rng);
-  struct mirror mirror = mirror_new(&trial, arena, stream, rng_chance(&rng, 0.5));
-  gpu_graph_exec exec = capture(&mirror);
-  replay(&mirror, exec, &rng);
+  const struct gradient_spec spec = gpu_spec_random(backward, &rng);
+  gpu_trial_new(&trial, &spec, backward, arena, stream, &rng);
+  gpu_graph_exec exec = capture(&trial.mirror);
+  replay(&trial, exec, &rng);
   gpu_trial_refill(&trial, &rng);
-  replay(&mirror, exec, &rng);
-  replay(&mirror, exec, &rng);
+  replay(&trial, exec, &rng);
+  replay(&trial, exec, &rng);
   GPU(cuGraphExecDestroy, exec);
-  mirror_free(&mirror);
-  trial_free(&trial);
+  gpu_trial_free(&trial);
 }
 
-static void test_replay(void **state) {
-  (void)state;
+static void test_replay(bool backward) {
   struct gpu_arena arena = gpu_arena_new(arena_bytes);
   gpu_stream stream;
   GPU(cuStreamCreate, &stream, 1);
-  for (uint64_t number = 0; number < TRIALS; number++) run(number, &arena, stream);
+  for (uint64_t number = 0; number < TRIALS; number++) run(number, backward, &arena, stream);
   GPU(cuStreamDestroy, stream);
   gpu_arena_free(&arena);
+}
+
+static void test_replay_forward(void **state) {
+  (void)state;
+  test_replay(false);
+}
+
+static void test_replay_backward(void **state) {
+  (void)state;
+  test_replay(true);
 }
 
 /* The first call of the process is made during a capture that forbids what loading does. */
@@ -89,9 +96,12 @@ int main(void) {
   int status;
   waitpid(child, &status, 0);
   if (!gpu_open()) return TEST_SKIPPED;
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_replay)};
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_replay_forward),
+      cmocka_unit_test(test_replay_backward),
+  };
   int result = cmocka_run_group_tests(tests, NULL, NULL);
   if (!WIFEXITED(status) || WEXITSTATUS(status)) result = 1;
-  if (result == 0) printf("passed: %d captures\n", TRIALS + 1);
+  if (result == 0) printf("passed: %d captures\n", 2 * TRIALS + 1);
   return result;
 }

@@ -1,14 +1,14 @@
-/* fa3_forward on a GPU, on random requests of every kind, against the float64 reference; each call
- * is made twice and must give the same bits.
+/* fa3_forward or fa3_backward on a GPU, on random requests of every kind, against the float64
+ * reference; each call is made twice and must give the same bits (gradients: if asked to).
  *   FA3_TEST_SEED repeats a run, FA3_TEST_TRIAL one trial of it, FA3_GPU_TRIALS says how many. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "gpu_spec.h"
-#include "mirror.h"
+#include "gpu_trial.h"
 #include "test.h"
 
 enum { TRIALS = 3000, MAX_PROCESSES = 16 };
@@ -16,41 +16,50 @@ enum { TRIALS = 3000, MAX_PROCESSES = 16 };
 static const size_t arena_bytes = (size_t)512 << 20;
 static const double pairs = 60000; /* products of a query and a key that one trial may compare */
 
+static bool backward;
 static double worst[FA3_BFLOAT16 + 1]; /* error as a fraction of its bound, by dtype */
-static char under_way[640];            /* the trial; empty between trials */
+static char under_way[800];            /* the trial; empty between trials */
 static int trials = TRIALS;
 static int process, processes = 1; /* the trials are shared out */
+static int refused;
 static struct gpu_arena arena;
 
 static void run(uint64_t number) {
+  static struct gpu_trial trial;
   struct rng rng = rng_for(number);
-  struct spec spec = gpu_spec_random(&rng);
+  const struct gradient_spec spec = gpu_spec_random(backward, &rng);
   int length = snprintf(under_way, sizeof under_way, "FA3_TEST_TRIAL=%" PRIu64 ": ", number);
-  spec_print(&spec, under_way + length, sizeof under_way - (size_t)length);
-  struct trial trial = gpu_trial_new(&spec, &rng);
-  struct mirror mirror = mirror_new(&trial, &arena, NULL, rng_chance(&rng, 0.7));
-  mirror_upload(&mirror);
-  mirror_run(&mirror);
-  mirror_download(&mirror);
-  double ratio = trial_check(&trial, &rng, pairs);
-  if (ratio > worst[spec.dtype]) worst[spec.dtype] = ratio;
-  mirror_repeat(&mirror);
-  mirror_free(&mirror);
-  trial_free(&trial);
-  under_way[0] = 0;
+  gradient_spec_print(&spec, under_way + length, sizeof under_way - (size_t)length);
+  if (gpu_spec_supported(&spec, backward)) {
+    if (!refused++) printf("refused: %s\n%s\n", fa3_last_error(), under_way);
+    return;
+  }
+  gpu_trial_new(&trial, &spec, backward, &arena, NULL, &rng);
+  mirror_upload(&trial.mirror);
+  mirror_run(&trial.mirror);
+  mirror_download(&trial.mirror);
+  double ratio = gpu_trial_check(&trial, &rng, pairs);
+  if (ratio > worst[spec.forward.dtype]) worst[spec.forward.dtype] = ratio;
+  if (!backward || (spec.flags & FA3_DETERMINISTIC)) {
+    char *outputs = mirror_copy_outputs(&trial.mirror);
+    mirror_repeat(&trial.mirror, outputs);
+    free(outputs);
+  }
+  gpu_trial_free(&trial);
 }
 
 static void test_random_trials(void **state) {
   (void)state;
   const char *only = getenv("FA3_TEST_TRIAL");
   arena = gpu_arena_new(arena_bytes);
-  if (only) {
+  if (only)
     run(strtoull(only, NULL, 0));
-    return;
-  }
-  for (int number = process; number < trials; number += processes) run((uint64_t)number);
+  else
+    for (int number = process; number < trials; number += processes) run((uint64_t)number);
+  under_way[0] = 0;
   printf("largest error as a fraction of its bound: float16 %.3f, bfloat16 %.3f\n",
          worst[FA3_FLOAT16], worst[FA3_BFLOAT16]);
+  if (refused) fail_msg("%d trials were refused", refused);
 }
 
 static int print_trial(void **state) {
@@ -67,7 +76,12 @@ static int run_share(void) {
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+  if (argc != 2 || (strcmp(argv[1], "forward") != 0 && strcmp(argv[1], "backward") != 0)) {
+    (void)fprintf(stderr, "usage: %s forward|backward\n", argv[0]);
+    return 2;
+  }
+  backward = strcmp(argv[1], "backward") == 0;
   rng_run_seed();
   const char *count = getenv("FA3_GPU_TRIALS");
   if (count) trials = (int)strtol(count, NULL, 10);

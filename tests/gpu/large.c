@@ -1,13 +1,14 @@
 /* What random trials are too small for: the error on the FlashAttention-3 paper's inputs with
  * outliers, and tensors of more than 2^31 elements. */
-#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "fa3.h"
 #include "gpu.h"
 #include "half.h"
+#include "reference.h"
 #include "rng.h"
 #include "test.h"
 
@@ -157,75 +158,172 @@ static void test_outliers(void **state) {
   assert_true(good);
 }
 
-static void load_row(const uint16_t *from, int head_dim, double *to) {
-  for (int d = 0; d < head_dim; d++) to[d] = from_bits(FA3_FLOAT16, from[d]);
+/* Tensors of 2.3e9 elements, so that offsets pass 2^31; a causal window keeps the work small. */
+enum {
+  BATCH = 2,
+  ROWS = 70001,
+  MANY_HEADS = 128,
+  DIM = 128,
+  STRIDE = MANY_HEADS * DIM,
+  WINDOW = 150,
+  CHUNK_ROWS = 1999,
+  SLICE = 2 * WINDOW + 1
+};
+static const size_t far_rows = (size_t)BATCH * ROWS, row_bytes = 2 * (size_t)STRIDE;
+
+/* Rows repeat every CHUNK_ROWS, which divides no power of two. */
+static uint16_t *make_chunk(uint64_t number) {
+  uint16_t *chunk = malloc(CHUNK_ROWS * row_bytes);
+  struct rng rng = rng_for(number);
+  for (size_t e = 0; chunk && e < CHUNK_ROWS * (size_t)STRIDE; e++)
+    chunk[e] = (uint16_t)(0x3c00 + (rng_bits(&rng) & 0x83ff)); /* 1 to 2, and -1 to -2 */
+  return chunk;
 }
 
-/* Tensors of 2.3e9 elements, so that offsets pass 2^31; a causal window keeps the work small. */
+static void repeat_chunk(gpu_pointer tensor, const uint16_t *chunk) {
+  GPU(cuMemcpyHtoDAsync, tensor, chunk, CHUNK_ROWS * row_bytes, NULL);
+  for (size_t done = CHUNK_ROWS; done < far_rows; done *= 2)
+    GPU(cuMemcpyDtoDAsync, tensor + done * row_bytes, tensor,
+        (done < far_rows - done ? done : far_rows - done) * row_bytes, NULL);
+}
+
+/* The rows around one that its outputs and gradients depend on, of one head, on the host. */
+struct slice {
+  int64_t first; /* in the whole */
+  int64_t count;
+  uint16_t rows[8][SLICE * DIM]; /* query, key, value, output, grad_output and three gradients */
+  float lse[SLICE];
+};
+
+enum { OUTPUT = 3, GRAD_OUTPUT, FAR_TENSORS = 8 };
+
+static void fetch(const gpu_pointer device[FAR_TENSORS], gpu_pointer lse, int64_t batch,
+                  int64_t head, int64_t row, uint16_t *buffer, struct slice *slice) {
+  slice->first = row < WINDOW ? 0 : row - WINDOW;
+  slice->count = (row + WINDOW < ROWS ? row + WINDOW + 1 : ROWS) - slice->first;
+  const size_t start = (size_t)(batch * ROWS + slice->first);
+  for (int i = 0; i < FAR_TENSORS; i++) {
+    GPU(cuMemcpyDtoHAsync, buffer, device[i] + start * row_bytes, (size_t)slice->count * row_bytes,
+        NULL);
+    GPU(cuCtxSynchronize, );
+    for (int64_t j = 0; j < slice->count; j++)
+      memcpy(slice->rows[i] + j * DIM, buffer + j * STRIDE + head * DIM, 2 * DIM);
+  }
+  const size_t place = (size_t)((batch * MANY_HEADS + head) * ROWS + slice->first);
+  GPU(cuMemcpyDtoHAsync, slice->lse, lse + place * sizeof(float),
+      (size_t)slice->count * sizeof(float), NULL);
+  GPU(cuCtxSynchronize, );
+}
+
+static void compare_row(const char *name, const uint16_t *row, const double *expected,
+                        const double *bound) {
+  for (int d = 0; d < DIM; d++) {
+    double got = from_bits(FA3_FLOAT16, row[d]);
+    if (!(fabs(got - expected[d]) <= bound[d]))
+      fail_msg("%s, %d: %g, expected %g within %g", name, d, got, expected[d], bound[d]);
+  }
+}
+
+static void compare_gradient(const char *name, const uint16_t *row, const double *expected,
+                             double *bound) {
+  for (int d = 0; d < DIM; d++)
+    bound[d] = reference_stored_bound(FA3_FLOAT16, expected[d], bound[d]);
+  compare_row(name, row, expected, bound);
+}
+
+/* Row `row` of what was fetched against the reference, which sees nothing but the slice. Its mask
+ * is the whole's: query i is at key i in both. */
+static void check_slice(struct slice *slice, int64_t row) {
+  fa3_backward_args args = {.struct_size = sizeof args,
+                            .flags = FA3_WINDOW,
+                            .window_left = WINDOW,
+                            .window_right = 0,
+                            .lse = {.data = slice->lse,
+                                    .dtype = FA3_FLOAT32,
+                                    .rank = 3,
+                                    .shape = {1, 1, slice->count},
+                                    .strides = {slice->count, slice->count, 1}}};
+  fa3_tensor *tensors[FAR_TENSORS] = {&args.query,    &args.key,         &args.value,
+                                      &args.output,   &args.grad_output, &args.grad_query,
+                                      &args.grad_key, &args.grad_value};
+  for (int i = 0; i < FAR_TENSORS; i++)
+    *tensors[i] = fa3_dense(slice->rows[i], FA3_FLOAT16, 1, slice->count, 1, DIM);
+  const fa3_forward_args forward = reference_forward_args(&args);
+  const int64_t at = row - slice->first;
+  double expected[4][DIM], bound[4][DIM], lse, lse_bound;
+  reference_row(&forward, 0, 0, at, expected[0], &lse);
+  reference_bound(&forward, 0, 0, at, expected[0], lse, bound[0], &lse_bound);
+  reference_grad_query(&args, 0, 0, at, expected[1], bound[1]);
+  reference_grad_key_value(&args, 0, 0, at, expected[2], expected[3], bound[2], bound[3]);
+  compare_row("output", slice->rows[OUTPUT] + at * DIM, expected[0], bound[0]);
+  assert_true(fabs((double)slice->lse[at] - lse) <= lse_bound);
+  compare_gradient("grad_query", slice->rows[GRAD_OUTPUT + 1] + at * DIM, expected[1], bound[1]);
+  compare_gradient("grad_key", slice->rows[GRAD_OUTPUT + 2] + at * DIM, expected[2], bound[2]);
+  compare_gradient("grad_value", slice->rows[GRAD_OUTPUT + 3] + at * DIM, expected[3], bound[3]);
+}
+
+static gpu_pointer run_far_calls(const gpu_pointer device[FAR_TENSORS], gpu_pointer lse) {
+  fa3_backward_args args = {.struct_size = sizeof args,
+                            .device = {FA3_CUDA, 0},
+                            .flags = FA3_WINDOW,
+                            .window_left = WINDOW,
+                            .window_right = 0,
+                            .lse = {.data = (void *)lse,
+                                    .dtype = FA3_FLOAT32,
+                                    .rank = 3,
+                                    .shape = {BATCH, MANY_HEADS, ROWS},
+                                    .strides = {(int64_t)MANY_HEADS * ROWS, ROWS, 1}}};
+  fa3_tensor *tensors[FAR_TENSORS] = {&args.query,    &args.key,         &args.value,
+                                      &args.output,   &args.grad_output, &args.grad_query,
+                                      &args.grad_key, &args.grad_value};
+  for (int i = 0; i < FAR_TENSORS; i++)
+    *tensors[i] = fa3_dense((void *)device[i], FA3_FLOAT16, BATCH, ROWS, MANY_HEADS, DIM);
+  fa3_forward_args forward = reference_forward_args(&args);
+  gpu_pointer workspace;
+  forward.device = args.device;
+  if (fa3_backward_workspace(&args, &args.workspace_size) ||
+      fa3_forward_workspace(&forward, &forward.workspace_size))
+    fail_msg("the workspace: %s", fa3_last_error());
+  if (args.workspace_size < forward.workspace_size) args.workspace_size = forward.workspace_size;
+  GPU(cuMemAlloc, &workspace, args.workspace_size + 1);
+  args.workspace = forward.workspace = (void *)workspace;
+  if (fa3_forward(&forward)) fail_msg("fa3_forward: %s", fa3_last_error());
+  if (fa3_backward(&args)) fail_msg("fa3_backward: %s", fa3_last_error());
+  return workspace;
+}
+
 static void test_past_32_bits(void **state) {
   (void)state;
-  enum { BATCH = 2, ROWS = 70001, MANY_HEADS = 128, DIM = 128, WINDOW = 150, CHUNK_ROWS = 1999 };
-  const int64_t stride = (int64_t)MANY_HEADS * DIM;
-  const size_t rows = (size_t)BATCH * ROWS, row_bytes = 2 * (size_t)stride;
-  gpu_pointer device[4];
-  uint16_t *chunk[3];
-  for (int i = 0; i < 4; i++) GPU(cuMemAlloc, &device[i], rows * row_bytes);
+  gpu_pointer device[FAR_TENSORS], lse;
+  uint16_t *chunk[FAR_TENSORS] = {0};
+  static struct slice slice;
+  for (int i = 0; i < FAR_TENSORS; i++) GPU(cuMemAlloc, &device[i], far_rows * row_bytes);
+  GPU(cuMemAlloc, &lse, far_rows * MANY_HEADS * sizeof(float));
 #pragma omp parallel for
-  for (int i = 0; i < 3; i++) {
-    chunk[i] = malloc(CHUNK_ROWS * row_bytes);
-    struct rng rng = rng_for((uint64_t)i);
-    for (size_t e = 0; e < CHUNK_ROWS * (size_t)stride; e++)
-      chunk[i][e] = (uint16_t)(0x3c00 + (rng_bits(&rng) & 0x83ff)); /* 1 to 2, and -1 to -2 */
+  for (int i = 0; i <= GRAD_OUTPUT; i++)
+    if (i != OUTPUT) chunk[i] = make_chunk((uint64_t)i);
+  for (int i = 0; i < FAR_TENSORS; i++) {
+    if (chunk[i])
+      repeat_chunk(device[i], chunk[i]);
+    else
+      GPU(cuMemsetD8Async, device[i], 0xff, far_rows * row_bytes, NULL);
   }
-  /* Rows repeat every CHUNK_ROWS, which divides no power of two. */
-  for (int i = 0; i < 3; i++) {
-    GPU(cuMemcpyHtoDAsync, device[i], chunk[i], CHUNK_ROWS * row_bytes, NULL);
-    for (size_t done = CHUNK_ROWS; done < rows; done *= 2)
-      GPU(cuMemcpyDtoDAsync, device[i] + done * row_bytes, device[i],
-          (done < rows - done ? done : rows - done) * row_bytes, NULL);
-  }
-  GPU(cuMemsetD8Async, device[3], 0xff, rows * row_bytes, NULL);
-  fa3_forward_args args = {.struct_size = sizeof args,
-                           .device = {FA3_CUDA, 0},
-                           .flags = FA3_WINDOW,
-                           .window_left = WINDOW,
-                           .window_right = 0};
-  fa3_tensor *tensors[] = {&args.query, &args.key, &args.value, &args.output};
-  for (int i = 0; i < 4; i++)
-    *tensors[i] = fa3_dense((void *)device[i], FA3_FLOAT16, BATCH, ROWS, MANY_HEADS, DIM);
-  gpu_pointer workspace;
-  GPU(cuMemAlloc, &workspace, 4096);
-  args.workspace = (void *)workspace;
-  args.workspace_size = 4096;
-  if (fa3_forward(&args)) fail_msg("fa3_forward: %s", fa3_last_error());
-  uint16_t *output = malloc(row_bytes);
+  gpu_pointer workspace = run_far_calls(device, lse);
+  uint16_t *buffer = malloc(SLICE * row_bytes);
+  assert_non_null(buffer);
   struct rng rng = rng_for(7);
   for (int n = 0; n < 40; n++) {
-    int64_t batch = rng_between(&rng, 0, BATCH - 1);
+    int64_t batch = rng_between(&rng, 0, BATCH - 1), head = rng_between(&rng, 0, MANY_HEADS - 1);
     int64_t row = n == 0 ? ROWS - 1 : n == 1 ? 0 : rng_between(&rng, 0, ROWS - 1);
-    int64_t at = batch * ROWS + row, head = rng_between(&rng, 0, MANY_HEADS - 1);
-    GPU(cuMemcpyDtoHAsync, output, device[3] + (size_t)at * row_bytes, row_bytes, NULL);
-    GPU(cuCtxSynchronize, );
-    int64_t keys = row + 1 < WINDOW + 1 ? row + 1 : WINDOW + 1;
-    static double query[DIM], key[(WINDOW + 1) * DIM], value[(WINDOW + 1) * DIM], expected[DIM];
-    load_row(chunk[0] + at % CHUNK_ROWS * stride + head * DIM, DIM, query);
-    for (int64_t j = 0; j < keys; j++) {
-      int64_t source = (at - keys + 1 + j) % CHUNK_ROWS * stride + head * DIM;
-      load_row(chunk[1] + source, DIM, key + j * DIM);
-      load_row(chunk[2] + source, DIM, value + j * DIM);
-    }
-    attend(query, key, value, keys, DIM, DIM, expected);
-    /* Probabilities and outputs of up to 2 in size, each rounded to 11 bits. */
-    for (int d = 0; d < DIM; d++) {
-      double got = from_bits(FA3_FLOAT16, output[head * DIM + d]);
-      if (!(fabs(got - expected[d]) <= 4 * 4.9e-4))
-        fail_msg("batch %" PRId64 ", row %" PRId64 ", head %" PRId64 ", %d: %g, expected %g", batch,
-                 row, head, d, got, expected[d]);
-    }
+    fetch(device, lse, batch, head, row, buffer, &slice);
+    check_slice(&slice, row);
   }
-  free(output);
-  for (int i = 0; i < 3; i++) free(chunk[i]);
-  for (int i = 0; i < 4; i++) GPU(cuMemFree, device[i]);
+  free(buffer);
+  for (int i = 0; i < FAR_TENSORS; i++) {
+    free(chunk[i]);
+    GPU(cuMemFree, device[i]);
+  }
+  GPU(cuMemFree, lse);
   GPU(cuMemFree, workspace);
 }
 

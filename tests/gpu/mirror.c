@@ -9,44 +9,88 @@
 enum { PATTERN = 0xa5 };
 static const size_t guard_bytes = 4096;
 
-/* The tensor of the call that lies in buffer `which`; the workspace has none. */
-static fa3_tensor *tensor_of(fa3_forward_args *args, int which) {
-  fa3_tensor *tensors[TRIAL_BUFFERS] = {&args->query,        &args->key,
-                                        &args->value,        &args->sink,
-                                        &args->cu_seqlens_q, &args->cu_seqlens_k,
-                                        &args->seqused_q,    &args->seqused_k,
-                                        &args->leftpad_k,    &args->cache_batch_index,
-                                        &args->diagonal,     &args->output,
-                                        &args->lse};
-  return tensors[which];
+static fa3_tensor *tensor_of(const struct mirror *mirror, const struct mirror_region *region) {
+  return (fa3_tensor *)((uintptr_t)mirror + region->tensor);
+}
+
+static void add_region(struct mirror *mirror, const fa3_tensor *tensor, const struct buffer *buffer,
+                       bool output, const char *before) {
+  if (!buffer->data) return;
+  mirror->regions[mirror->region_count++] =
+      (struct mirror_region){.tensor = (size_t)((uintptr_t)tensor - (uintptr_t)mirror),
+                             .buffer = buffer,
+                             .output = output,
+                             .before = before};
 }
 
 /* On the GPU: a guard, the buffer's bytes, a guard. */
-static size_t region_size(const struct buffer *buffer) {
-  return buffer->size + 2 * guard_bytes + 64;
+static void place_regions(struct mirror *mirror, bool aligned) {
+  mirror->arena->used = 0;
+  for (int i = 0; i < mirror->region_count; i++) {
+    const struct buffer *buffer = mirror->regions[i].buffer;
+    size_t offset = aligned ? 0 : (uintptr_t)buffer->data % 64;
+    gpu_pointer start = gpu_arena_take(mirror->arena, buffer->size + 2 * guard_bytes + 64);
+    tensor_of(mirror, &mirror->regions[i])->data = (void *)(start + guard_bytes + offset);
+  }
+}
+
+static void place_workspace(struct mirror *mirror, bool aligned) {
+  fa3_status status = mirror->backward
+                          ? fa3_backward_workspace(&mirror->backward_args, &mirror->workspace_size)
+                          : fa3_forward_workspace(&mirror->forward_args, &mirror->workspace_size);
+  if (status) fail_msg("the workspace: %s", fa3_last_error());
+  gpu_pointer start = gpu_arena_take(mirror->arena, mirror->workspace_size + 2 * guard_bytes + 64);
+  mirror->workspace = start + guard_bytes + (aligned ? 0 : 4);
+  mirror->forward_args.workspace = (void *)mirror->workspace;
+  mirror->forward_args.workspace_size = mirror->workspace_size;
+  mirror->backward_args.workspace = (void *)mirror->workspace;
+  mirror->backward_args.workspace_size = mirror->workspace_size;
+  mirror->before = malloc(mirror->arena->used);
+  assert_non_null(mirror->before);
 }
 
 struct mirror mirror_new(struct trial *trial, struct gpu_arena *arena, gpu_stream stream,
                          bool aligned) {
-  struct mirror mirror = {.trial = trial, .stream = stream, .args = trial->args, .arena = arena};
-  arena->used = 0;
-  for (int i = 0; i < TRIAL_WORKSPACE; i++) {
-    const struct buffer *buffer = &trial->buffers[i];
-    if (!buffer->data) continue;
-    size_t offset = aligned ? 0 : (uintptr_t)buffer->data % 64;
-    mirror.regions[i] = gpu_arena_take(arena, region_size(buffer));
-    tensor_of(&mirror.args, i)->data = (void *)(mirror.regions[i] + guard_bytes + offset);
-  }
-  mirror.args.device = (fa3_device){FA3_CUDA, 0};
-  mirror.args.stream = stream;
-  mirror.args.num_threads = 0;
-  if (fa3_forward_workspace(&mirror.args, &mirror.workspace_size))
-    fail_msg("fa3_forward_workspace: %s", fa3_last_error());
-  mirror.workspace = gpu_arena_take(arena, mirror.workspace_size + 2 * guard_bytes + 64);
-  mirror.args.workspace = (void *)(mirror.workspace + guard_bytes + (aligned ? 0 : 4));
-  mirror.args.workspace_size = mirror.workspace_size;
-  mirror.before = malloc(arena->used);
-  assert_non_null(mirror.before);
+  struct mirror mirror = {.stream = stream, .forward_args = trial->args, .arena = arena};
+  fa3_forward_args *args = &mirror.forward_args;
+  const fa3_tensor *tensors[TRIAL_WORKSPACE] = {&args->query,        &args->key,
+                                                &args->value,        &args->sink,
+                                                &args->cu_seqlens_q, &args->cu_seqlens_k,
+                                                &args->seqused_q,    &args->seqused_k,
+                                                &args->leftpad_k,    &args->cache_batch_index,
+                                                &args->diagonal,     &args->output,
+                                                &args->lse};
+  args->device = (fa3_device){FA3_CUDA, 0};
+  args->stream = stream;
+  args->num_threads = 0;
+  for (int i = 0; i < TRIAL_WORKSPACE; i++)
+    add_region(&mirror, tensors[i], &trial->buffers[i], i >= TRIAL_INPUTS, NULL);
+  place_regions(&mirror, aligned);
+  place_workspace(&mirror, aligned);
+  return mirror;
+}
+
+struct mirror mirror_new_backward(struct gradient_trial *trial, struct gpu_arena *arena,
+                                  gpu_stream stream, bool aligned) {
+  struct mirror mirror = {
+      .stream = stream, .backward = true, .backward_args = trial->args, .arena = arena};
+  fa3_backward_args *args = &mirror.backward_args;
+  fa3_tensor no_index = {0}; /* a backward call has no cache_batch_index, and no buffer for it */
+  const fa3_tensor *tensors[TRIAL_WORKSPACE] = {
+      &args->query,        &args->key,          &args->value,     &args->sink,
+      &args->cu_seqlens_q, &args->cu_seqlens_k, &args->seqused_q, &args->seqused_k,
+      &args->leftpad_k,    &no_index,           &args->diagonal,  &args->output,
+      &args->lse};
+  args->device = (fa3_device){FA3_CUDA, 0};
+  args->stream = stream;
+  args->num_threads = 0;
+  for (int i = 0; i < TRIAL_WORKSPACE; i++)
+    add_region(&mirror, tensors[i], &trial->forward.buffers[i], false, NULL);
+  for (int i = 0; i < GRADIENT_WORKSPACE; i++)
+    add_region(&mirror, gradient_tensor(args, i), &trial->buffers[i], i >= GRADIENT_INPUTS,
+               trial->before[i]);
+  place_regions(&mirror, aligned);
+  place_workspace(&mirror, aligned);
   return mirror;
 }
 
@@ -54,37 +98,44 @@ static size_t offset_in(const struct mirror *mirror, const void *pointer) {
   return (size_t)((gpu_pointer)pointer - mirror->arena->base);
 }
 
+static size_t region_start(const struct mirror *mirror, const struct mirror_region *region) {
+  return offset_in(mirror, tensor_of(mirror, region)->data);
+}
+
 void mirror_upload(struct mirror *mirror) {
   memset(mirror->before, PATTERN, mirror->arena->used);
-  for (int i = 0; i < TRIAL_WORKSPACE; i++) {
-    const struct buffer *buffer = &mirror->trial->buffers[i];
-    if (!buffer->data) continue;
-    unsigned char *to = mirror->before + offset_in(mirror, tensor_of(&mirror->args, i)->data);
-    if (i < TRIAL_INPUTS)
-      memcpy(to, buffer->data, buffer->size);
+  for (int i = 0; i < mirror->region_count; i++) {
+    const struct mirror_region *region = &mirror->regions[i];
+    unsigned char *to = mirror->before + region_start(mirror, region);
+    if (!region->output)
+      memcpy(to, region->buffer->data, region->buffer->size);
+    else if (region->before)
+      memcpy(to, region->before, region->buffer->size);
     else
-      memset(to, 0xff, buffer->size);
+      memset(to, 0xff, region->buffer->size);
   }
   GPU(cuMemcpyHtoDAsync, mirror->arena->base, mirror->before, mirror->arena->used, mirror->stream);
 }
 
-void mirror_run(const struct mirror *mirror) {
-  if (fa3_forward(&mirror->args)) fail_msg("fa3_forward: %s", fa3_last_error());
+fa3_status mirror_call(const struct mirror *mirror) {
+  return mirror->backward ? fa3_backward(&mirror->backward_args)
+                          : fa3_forward(&mirror->forward_args);
 }
 
-/* What may have changed: outputs and the workspace. */
-static bool may_change(const struct mirror *mirror, size_t offset, size_t *end) {
-  for (int i = TRIAL_INPUTS; i < TRIAL_WORKSPACE; i++) {
-    const struct buffer *buffer = &mirror->trial->buffers[i];
-    if (!buffer->data) continue;
-    size_t start =
-        offset_in(mirror, tensor_of(&((struct mirror *)(uintptr_t)mirror)->args, i)->data);
-    *end = start + buffer->size;
-    if (offset >= start && offset < *end) return true;
+void mirror_run(const struct mirror *mirror) {
+  if (mirror_call(mirror)) fail_msg("the call: %s", fa3_last_error());
+}
+
+/* Where the output or the workspace ends that a byte belongs to; 0 if none may change there. */
+static size_t end_of_change(const struct mirror *mirror, size_t offset) {
+  for (int i = 0; i < mirror->region_count; i++) {
+    const struct mirror_region *region = &mirror->regions[i];
+    size_t start = region_start(mirror, region), end = start + region->buffer->size;
+    if (region->output && offset >= start && offset < end) return end;
   }
-  size_t start = offset_in(mirror, mirror->args.workspace);
-  *end = start + mirror->workspace_size;
-  return offset >= start && offset < *end;
+  size_t start = (size_t)(mirror->workspace - mirror->arena->base);
+  size_t end = start + mirror->workspace_size;
+  return offset >= start && offset < end ? end : 0;
 }
 
 void mirror_download(struct mirror *mirror) {
@@ -94,32 +145,65 @@ void mirror_download(struct mirror *mirror) {
   GPU(cuMemcpyDtoHAsync, after, mirror->arena->base, used, mirror->stream);
   GPU(cuStreamSynchronize, mirror->stream);
   for (size_t i = 0; i < used; i++) {
-    size_t end;
     if (after[i] == mirror->before[i]) continue;
-    if (!may_change(mirror, i, &end))
+    size_t end = end_of_change(mirror, i);
+    if (!end)
       fail_msg("the byte at offset %zu of the GPU's memory was written, and belongs to no output",
                i);
+    i = end - 1;
   }
-  for (int i = TRIAL_INPUTS; i < TRIAL_WORKSPACE; i++) {
-    const struct buffer *buffer = &mirror->trial->buffers[i];
-    if (buffer->data)
-      memcpy(buffer->data, after + offset_in(mirror, tensor_of(&mirror->args, i)->data),
-             buffer->size);
+  for (int i = 0; i < mirror->region_count; i++) {
+    const struct mirror_region *region = &mirror->regions[i];
+    if (region->output)
+      memcpy(region->buffer->data, after + region_start(mirror, region), region->buffer->size);
   }
   free(after);
 }
 
-void mirror_repeat(struct mirror *mirror) {
-  const struct buffer *output = &mirror->trial->buffers[TRIAL_OUTPUT];
-  unsigned char *first = malloc(output->size + 1);
-  assert_non_null(first);
-  if (output->data) memcpy(first, output->data, output->size);
-  mirror_upload(mirror);
+char *mirror_copy_outputs(const struct mirror *mirror) {
+  size_t size = 1;
+  for (int i = 0; i < mirror->region_count; i++)
+    if (mirror->regions[i].output) size += mirror->regions[i].buffer->size;
+  char *copy = malloc(size), *to = copy;
+  assert_non_null(copy);
+  for (int i = 0; i < mirror->region_count; i++) {
+    const struct buffer *buffer = mirror->regions[i].buffer;
+    if (!mirror->regions[i].output) continue;
+    memcpy(to, buffer->data, buffer->size);
+    to += buffer->size;
+  }
+  return copy;
+}
+
+void mirror_reset(const struct mirror *mirror) {
+  for (int i = 0; i < mirror->region_count; i++) {
+    const struct mirror_region *region = &mirror->regions[i];
+    const size_t start = region_start(mirror, region);
+    if (region->output && region->buffer->size)
+      GPU(cuMemcpyHtoDAsync, mirror->arena->base + start, mirror->before + start,
+          region->buffer->size, mirror->stream);
+  }
+  GPU(cuStreamSynchronize, mirror->stream);
+}
+
+void mirror_expect(const struct mirror *mirror, const char *outputs) {
+  for (int i = 0; i < mirror->region_count; i++) {
+    const struct mirror_region *region = &mirror->regions[i];
+    const struct buffer *buffer = region->buffer;
+    if (!region->output || !buffer->size) continue;
+    GPU(cuMemcpyDtoHAsync, buffer->data, mirror->arena->base + region_start(mirror, region),
+        buffer->size, mirror->stream);
+    GPU(cuStreamSynchronize, mirror->stream);
+    if (memcmp(outputs, buffer->data, buffer->size) != 0)
+      fail_msg("the same call again gave other bits");
+    outputs += buffer->size;
+  }
+}
+
+void mirror_repeat(const struct mirror *mirror, const char *outputs) {
+  mirror_reset(mirror);
   mirror_run(mirror);
-  mirror_download(mirror);
-  if (output->data && memcmp(first, output->data, output->size) != 0)
-    fail_msg("the same call again gave other bits");
-  free(first);
+  mirror_expect(mirror, outputs);
 }
 
 void mirror_free(struct mirror *mirror) {

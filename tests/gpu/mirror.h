@@ -4,31 +4,52 @@
 #define FA3_TESTS_MIRROR_H
 
 #include "gpu.h"
-#include "trial.h"
+#include "gradient_trial.h"
+
+/* A tensor of the call. */
+struct mirror_region {
+  size_t tensor; /* where struct mirror has its descriptor */
+  const struct buffer *buffer;
+  bool output;
+  const char *before; /* what an output holds before the call; null: NaN */
+};
+
+enum { MIRROR_REGIONS = TRIAL_BUFFERS + GRADIENT_BUFFERS };
 
 struct mirror {
-  struct trial *trial;
   gpu_stream stream;
-  fa3_forward_args args;              /* the trial's, with the GPU's pointers */
-  gpu_pointer regions[TRIAL_BUFFERS]; /* what is copied of each buffer, between two guards */
+  bool backward;
+  fa3_forward_args forward_args; /* the trial's, with the GPU's pointers: those of its pass count */
+  fa3_backward_args backward_args;
+  struct mirror_region regions[MIRROR_REGIONS];
+  int region_count;
   size_t workspace_size;
-  gpu_pointer workspace; /* between two guards as well */
+  gpu_pointer workspace; /* between two guards, as every region */
   unsigned char *before; /* what the regions and the guards held before the call, to compare */
   struct gpu_arena *arena;
 };
 
 /* Takes memory from the arena, which must hold all. With `aligned` every tensor starts at a
- * multiple of 128 bytes, else where the host's does. */
+ * multiple of 128 bytes, else where the host's does. The engine must take the call. */
 struct mirror mirror_new(struct trial *trial, struct gpu_arena *arena, gpu_stream stream,
                          bool aligned);
-/* Copies everything there; outputs are NaN again. */
+struct mirror mirror_new_backward(struct gradient_trial *trial, struct gpu_arena *arena,
+                                  gpu_stream stream, bool aligned);
+/* Copies everything there; outputs are as they were before a call. */
 void mirror_upload(struct mirror *mirror);
-/* fa3_forward, which must succeed; asynchronous. */
+/* The call, asynchronous. */
+fa3_status mirror_call(const struct mirror *mirror);
+/* The same, and it must succeed. */
 void mirror_run(const struct mirror *mirror);
 /* Waits, copies the outputs back into the trial, and checks that nothing else has changed. */
 void mirror_download(struct mirror *mirror);
-/* The same call again: the outputs must be the same bytes. */
-void mirror_repeat(struct mirror *mirror);
+/* The outputs' bytes, to be freed. */
+char *mirror_copy_outputs(const struct mirror *mirror);
+/* The same call again: outputs as they were before it, and after it they must be those bytes. */
+void mirror_repeat(const struct mirror *mirror, const char *outputs);
+/* Its parts, before and after the call. */
+void mirror_reset(const struct mirror *mirror);
+void mirror_expect(const struct mirror *mirror, const char *outputs);
 void mirror_free(struct mirror *mirror);
 
 #endif

@@ -4,6 +4,7 @@
 
 BUILD is a folder that the library was built in. Build machines have no GPU: the suite's receipt,
 receipt.json, is the proof that this very code has run and passed on one."""
+
 import json
 import pathlib
 import sys
@@ -12,6 +13,8 @@ import cubin
 
 SKIPPED = 77
 RECEIPT = pathlib.Path(__file__).with_name("receipt.json")
+# What must have passed, by the first word of the names of the kernels that it tests.
+NEEDED = {"forward": ["differential"], "backward": ["gradients", "deterministic", "accuracy"]}
 
 
 def main(build):
@@ -27,7 +30,13 @@ def main(build):
     missing = [name for name, digest in kernels.items() if receipt["kernels"].get(name) != digest]
     for name in missing:
         print(f"{name} has no passing receipt: run tests/gpu/suite.py on a machine with a GPU")
-    if missing:
+    kinds = {name.partition("_")[0] for name in kernels}
+    untested = [
+        test for kind in kinds for test in NEEDED.get(kind, []) if not receipt["passed"].get(test)
+    ]
+    for test in untested:
+        print(f"the receipt has no passing {test}: run tests/gpu/suite.py on a machine with a GPU")
+    if missing or untested:
         return 1
     print(f"{len(kernels)} kernels passed on {receipt['gpu']}, {receipt['date']}")
     return 0

@@ -12,6 +12,7 @@ enum { BATCH = 2, SEQLEN = 100, HEADS = 4, HEAD_DIM = 64, ROWS = BATCH * SEQLEN 
 
 static struct gpu_arena arena;
 static fa3_forward_args good;
+static fa3_backward_args good_gradients;
 static int refused;
 
 static void *take(size_t size) {
@@ -20,7 +21,7 @@ static void *take(size_t size) {
 
 static int open_arena(void **state) {
   (void)state;
-  arena = gpu_arena_new((size_t)16 << 20);
+  arena = gpu_arena_new((size_t)32 << 20);
   GPU(cuMemsetD8Async, arena.base, 0, arena.size, NULL);
   good =
       (fa3_forward_args){.struct_size = sizeof good, .device = {FA3_CUDA, 0}, .flags = FA3_CAUSAL};
@@ -29,6 +30,26 @@ static int open_arena(void **state) {
     *tensors[i] = fa3_dense(take(1 << 20), FA3_BFLOAT16, BATCH, SEQLEN, HEADS, HEAD_DIM);
   good.workspace = take(1 << 20);
   good.workspace_size = 1 << 20;
+
+  good_gradients = (fa3_backward_args){.struct_size = sizeof good_gradients,
+                                       .device = {FA3_CUDA, 0},
+                                       .query = good.query,
+                                       .key = good.key,
+                                       .value = good.value,
+                                       .output = good.output,
+                                       .grad_output = good.output,
+                                       .flags = FA3_CAUSAL,
+                                       .lse = {.data = take(1 << 20),
+                                               .dtype = FA3_FLOAT32,
+                                               .rank = 3,
+                                               .shape = {BATCH, HEADS, SEQLEN},
+                                               .strides = {(int64_t)HEADS * SEQLEN, SEQLEN, 1}}};
+  fa3_tensor *gradients[] = {&good_gradients.grad_query, &good_gradients.grad_key,
+                             &good_gradients.grad_value};
+  for (int i = 0; i < 3; i++)
+    *gradients[i] = fa3_dense(take(1 << 20), FA3_BFLOAT16, BATCH, SEQLEN, HEADS, HEAD_DIM);
+  good_gradients.workspace = take(4 << 20);
+  good_gradients.workspace_size = 4 << 20;
   return 0;
 }
 
@@ -50,6 +71,49 @@ static void check_refused(const fa3_forward_args *args, fa3_status status, const
     change;                            \
     check_refused(args, status, text); \
   } while (0)
+
+static void check_gradients_refused(const fa3_backward_args *args, fa3_status status,
+                                    const char *text) {
+  fa3_status got = fa3_backward(args);
+  if (got != status || !strstr(fa3_last_error(), text))
+    fail_msg("%s, \"%s\": expected %s and \"%s\"", fa3_status_name(got), fa3_last_error(),
+             fa3_status_name(status), text);
+  if (fa3_backward(&good_gradients)) fail_msg("the next call: %s", fa3_last_error());
+  GPU(cuCtxSynchronize, );
+  refused++;
+}
+
+#define GRADIENTS_REFUSED(change, status, text)  \
+  do {                                           \
+    fa3_backward_args spoilt = good_gradients;   \
+    fa3_backward_args *args = &spoilt;           \
+    change;                                      \
+    check_gradients_refused(args, status, text); \
+  } while (0)
+
+static void test_gradients(void **state) {
+  (void)state;
+  void *host = malloc(1 << 20);
+  size_t bytes;
+  if (fa3_backward_workspace(&good_gradients, &bytes)) fail_msg("%s", fa3_last_error());
+  assert_in_range(bytes, 1, 4 << 20);
+  GRADIENTS_REFUSED(args->query.data = host, FA3_INVALID_POINTER, "query.data");
+  GRADIENTS_REFUSED(args->output.data = host, FA3_INVALID_POINTER, "output.data");
+  GRADIENTS_REFUSED(args->lse.data = host, FA3_INVALID_POINTER, "lse.data");
+  GRADIENTS_REFUSED(args->grad_output.data = host, FA3_INVALID_POINTER, "grad_output.data");
+  GRADIENTS_REFUSED(args->grad_query.data = host, FA3_INVALID_POINTER, "grad_query.data");
+  GRADIENTS_REFUSED(args->grad_key.data = host, FA3_INVALID_POINTER, "grad_key.data");
+  GRADIENTS_REFUSED(args->grad_value.data = host, FA3_INVALID_POINTER, "grad_value.data");
+  GRADIENTS_REFUSED(args->workspace = host, FA3_INVALID_POINTER, "workspace");
+  GRADIENTS_REFUSED(args->workspace = NULL, FA3_INVALID_WORKSPACE, "workspace is null");
+  GRADIENTS_REFUSED(args->workspace_size = bytes - 1, FA3_INVALID_WORKSPACE, "workspace_size");
+  GRADIENTS_REFUSED(args->num_threads = 2, FA3_INVALID_THREADS, "num_threads");
+  GRADIENTS_REFUSED(args->lse = (fa3_tensor){0}, FA3_INVALID_POINTER, "lse is absent");
+  GRADIENTS_REFUSED(args->grad_key.dtype = FA3_FLOAT16, FA3_INVALID_DTYPE, "grad_key.dtype");
+  GRADIENTS_REFUSED(args->output.dtype = args->grad_output.dtype = FA3_FLOAT32, FA3_UNSUPPORTED,
+                    "output");
+  free(host);
+}
 
 static void test_pointers(void **state) {
   (void)state;
@@ -162,6 +226,7 @@ int main(void) {
       cmocka_unit_test(test_pointers),       cmocka_unit_test(test_workspace),
       cmocka_unit_test(test_lengths),        cmocka_unit_test(test_support),
       cmocka_unit_test(test_broken_capture), cmocka_unit_test(test_second_device),
+      cmocka_unit_test(test_gradients),
   };
   int result = cmocka_run_group_tests(tests, open_arena, NULL);
   if (result == 0) printf("passed: %d calls\n", refused);

@@ -5,6 +5,7 @@ receipt that stands for them where there is none.
 
 BUILD is a folder that the library and its tests were built in, by the reference compiler (the one
 of receipt.json); RECEIPT is the file to write, receipt.json itself or one to put in its place."""
+
 import datetime
 import json
 import os
@@ -12,23 +13,36 @@ import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 
 import cubin
 
-TESTS = ["refusals", "capture", "threads", "large", "differential"]
+# What is run, by the name that the receipt has for it: a program and its arguments.
+TESTS = {
+    "refusals": ["test_gpu_refusals"],
+    "capture": ["test_gpu_capture"],
+    "threads": ["test_gpu_threads"],
+    "large": ["test_gpu_large"],
+    "deterministic": ["test_gpu_deterministic"],
+    "differential": ["test_gpu_differential", "forward"],
+    "gradients": ["test_gpu_differential", "backward"],
+}
 TOOLS = ["memcheck", "racecheck", "synccheck", "initcheck"]
 TRIALS_UNDER_A_TOOL = 15  # fewer than it has processes: one process alone
+ACCURACY = pathlib.Path(__file__).with_name("accuracy.py")
 
 
 def gpu():
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader", "--id=0"]
-    return subprocess.run(query, check=True, capture_output=True, text=True).stdout.strip().split(", ")
+    return (
+        subprocess.run(query, check=True, capture_output=True, text=True).stdout.strip().split(", ")
+    )
 
 
-def run(program):
+def run(name, command):
     """How much it says has passed; 0 if it fails or skips."""
-    result = subprocess.run([program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    print(f"--- {program.name}: {result.returncode}\n{result.stdout}", flush=True)
+    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    print(f"--- {name}: {result.returncode}\n{result.stdout}", flush=True)
     passed = re.search(r"^passed: (\d+)", result.stdout, re.MULTILINE)
     return int(passed[1]) if result.returncode == 0 and passed else 0
 
@@ -38,25 +52,45 @@ def sanitize(program):
     environment = {**os.environ, "FA3_GPU_TRIALS": str(TRIALS_UNDER_A_TOOL)}
     running = {}
     for tool in TOOLS:
-        command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "1", program]
-        running[tool] = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        for direction in ("forward", "backward"):
+            command = [
+                "compute-sanitizer",
+                "--tool",
+                tool,
+                "--error-exitcode",
+                "1",
+                program,
+                direction,
+            ]
+            running[f"{tool}_{direction}"] = subprocess.Popen(
+                command,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
     counts = {}
-    for tool, process in running.items():
+    for name, process in running.items():
         output, _ = process.communicate()
-        print(f"--- {tool}: {process.returncode}\n{output}", flush=True)
-        counts[tool] = 0 if process.returncode else TRIALS_UNDER_A_TOOL
+        print(f"--- {name}: {process.returncode}\n{output}", flush=True)
+        counts[name] = 0 if process.returncode else TRIALS_UNDER_A_TOOL
     return counts
 
 
 def main(build, receipt):
     kernels = cubin.hashes(build)
-    programs = pathlib.Path(build).resolve() / "tests/gpu"
-    counts = {name: run(programs / f"test_gpu_{name}") for name in TESTS}
+    build = pathlib.Path(build).resolve()
+    programs = build / "tests/gpu"
+    counts = {
+        name: run(name, [programs / command[0], *command[1:]]) for name, command in TESTS.items()
+    }
+    with tempfile.NamedTemporaryFile(suffix=".json") as errors:
+        command = [sys.executable, ACCURACY, build / "libfa3.so", errors.name]
+        counts["accuracy"] = run("accuracy", command)
+        cases = json.load(errors) if counts["accuracy"] else []
     counts.update(sanitize(programs / "test_gpu_differential"))
     if not kernels or not all(counts.values()):
-        print("failed: no receipt")
+        print(f"failed: no receipt; passed: {counts}")
         return 1
     name, driver = gpu()
     content = {
@@ -65,6 +99,10 @@ def main(build, receipt):
         "driver": driver,
         "date": datetime.date.today().isoformat(),
         "passed": counts,
+        "largest_error_over_fa2": {
+            of: max(case[of]["ratio"] for case in cases)
+            for of in ("output", "grad_query", "grad_key", "grad_value")
+        },
         "kernels": kernels,
     }
     pathlib.Path(receipt).write_text(json.dumps(content, indent=2) + "\n")

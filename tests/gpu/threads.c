@@ -1,10 +1,9 @@
-/* Calls from several threads, streams and contexts at once: each thread makes random trials of its
- * own and compares them with the reference. */
+/* Calls of both passes from several threads, streams and contexts at once: each thread makes random
+ * trials of its own, and they are compared with the reference. */
 #include <pthread.h>
 #include <stdio.h>
 
-#include "gpu_spec.h"
-#include "mirror.h"
+#include "gpu_trial.h"
 #include "test.h"
 
 enum { THREADS = 2, TRIALS = 40, ROUNDS = 3 };
@@ -13,54 +12,55 @@ static const size_t arena_bytes = (size_t)256 << 20;
 
 struct caller {
   int number;
-  gpu_context context; /* null: none is made current */
   gpu_stream stream;
   struct gpu_arena arena;
-  struct trial trials[TRIALS];
+  struct gpu_trial trial;
 };
 
-/* Several trials are queued before any is looked at; memory is taken beforehand, as a thread
- * without a context can't take any. */
-static void make_trial(struct caller *caller, int number, struct mirror *mirror) {
+/* Every other one is a backward call. */
+static void make_trial(struct caller *caller, int number) {
+  const bool backward = number % 2;
   struct rng rng = rng_for(1000 * (uint64_t)caller->number + (uint64_t)number);
-  struct spec spec = gpu_spec_random(&rng);
-  caller->trials[number] = gpu_trial_new(&spec, &rng);
-  *mirror = mirror_new(&caller->trials[number], &caller->arena, caller->stream, number % 2);
+  struct gradient_spec spec = gpu_spec_random(backward, &rng);
+  spec.flags &= ~(uint32_t)FA3_ACCUMULATE; /* calls are repeated */
+  gpu_trial_new(&caller->trial, &spec, backward, &caller->arena, caller->stream, &rng);
 }
 
+/* Several calls are queued before any is looked at; memory is taken beforehand, as a thread without
+ * a context can't take any. */
 static void *call(void *argument) {
-  const struct mirror *mirror = argument;
-  if (mirror->args.stream && gpu.cuCtxSetCurrent(NULL)) return NULL;
+  const struct caller *caller = argument;
+  if (caller->stream && gpu.cuCtxSetCurrent(NULL)) return NULL;
   for (int round = 0; round < ROUNDS; round++)
-    if (fa3_forward(&mirror->args)) return NULL;
+    if (mirror_call(&caller->trial.mirror)) return NULL;
   return argument;
 }
 
-/* The same trial on two threads, streams `streams`; checked on this one, whose context is the
+static void check_trial(struct caller *caller, int number) {
+  struct rng rng = rng_for((uint64_t)number);
+  mirror_download(&caller->trial.mirror);
+  gpu_trial_check(&caller->trial, &rng, 30000);
+  gpu_trial_free(&caller->trial);
+}
+
+/* A trial on each of two threads, on their streams; checked on this one, whose context is the
  * primary one. */
 static void run_together(struct caller callers[THREADS], int number) {
-  struct mirror mirrors[THREADS];
   pthread_t threads[THREADS];
   for (int t = 0; t < THREADS; t++) {
-    make_trial(&callers[t], number, &mirrors[t]);
-    mirror_upload(&mirrors[t]);
+    make_trial(&callers[t], number + t);
+    mirror_upload(&callers[t].trial.mirror);
   }
   GPU(cuCtxSynchronize, );
   for (int t = 0; t < THREADS; t++)
-    assert_int_equal(pthread_create(&threads[t], NULL, call, &mirrors[t]), 0);
+    assert_int_equal(pthread_create(&threads[t], NULL, call, &callers[t]), 0);
   for (int t = 0; t < THREADS; t++) {
     void *result;
     pthread_join(threads[t], &result);
     assert_non_null(result);
   }
   GPU(cuCtxSynchronize, );
-  for (int t = 0; t < THREADS; t++) {
-    struct rng rng = rng_for((uint64_t)number);
-    mirror_download(&mirrors[t]);
-    trial_check(&callers[t].trials[number], &rng, 30000);
-    mirror_free(&mirrors[t]);
-    trial_free(&callers[t].trials[number]);
-  }
+  for (int t = 0; t < THREADS; t++) check_trial(&callers[t], number);
 }
 
 static void test_threads(bool streams) {
@@ -91,15 +91,10 @@ static void run_trials(gpu_stream stream, int first) {
   static struct caller caller;
   caller = (struct caller){.number = first, .arena = gpu_arena_new(arena_bytes), .stream = stream};
   for (int number = 0; number < TRIALS; number++) {
-    struct mirror mirror;
-    struct rng rng = rng_for((uint64_t)number);
-    make_trial(&caller, number, &mirror);
-    mirror_upload(&mirror);
-    mirror_run(&mirror);
-    mirror_download(&mirror);
-    trial_check(&caller.trials[number], &rng, 30000);
-    mirror_free(&mirror);
-    trial_free(&caller.trials[number]);
+    make_trial(&caller, number);
+    mirror_upload(&caller.trial.mirror);
+    mirror_run(&caller.trial.mirror);
+    check_trial(&caller, number);
   }
   gpu_arena_free(&caller.arena);
 }
@@ -116,24 +111,21 @@ static void test_own_context(void **state) {
   GPU(cuStreamCreate, &stream, 1);
   run_trials(stream, 6);
   /* Called with another context current, the call runs in its stream's and changes nothing. */
-  struct rng rng = rng_for(1);
-  struct spec spec = gpu_spec_random(&rng);
-  struct trial trial = gpu_trial_new(&spec, &rng);
-  struct gpu_arena arena = gpu_arena_new(arena_bytes);
-  struct mirror mirror = mirror_new(&trial, &arena, stream, true);
-  mirror_upload(&mirror);
-  GPU(cuStreamSynchronize, stream);
-  GPU(cuCtxSetCurrent, gpu_primary());
-  mirror_run(&mirror);
-  GPU(cuCtxGetCurrent, &current);
-  assert_ptr_equal(current, gpu_primary());
-  GPU(cuCtxSetCurrent, own);
-  mirror_download(&mirror);
-  trial_check(&trial, &rng, 30000);
-  mirror_free(&mirror);
-  trial_free(&trial);
+  static struct caller caller;
+  caller = (struct caller){.number = 8, .arena = gpu_arena_new(arena_bytes), .stream = stream};
+  for (int number = 0; number < 2; number++) {
+    make_trial(&caller, number);
+    mirror_upload(&caller.trial.mirror);
+    GPU(cuStreamSynchronize, stream);
+    GPU(cuCtxSetCurrent, gpu_primary());
+    mirror_run(&caller.trial.mirror);
+    GPU(cuCtxGetCurrent, &current);
+    assert_ptr_equal(current, gpu_primary());
+    GPU(cuCtxSetCurrent, own);
+    check_trial(&caller, number);
+  }
   GPU(cuStreamDestroy, stream);
-  gpu_arena_free(&arena);
+  gpu_arena_free(&caller.arena);
   GPU(cuCtxDestroy, own);
   GPU(cuCtxSetCurrent, gpu_primary());
 }

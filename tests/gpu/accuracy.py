@@ -1,0 +1,148 @@
+"""Errors of outputs and gradients beside those of FlashAttention-2, through PyTorch, on the same
+inputs: root mean square, against float64 attention of the inputs as both are given them.
+
+    accuracy.py LIBRARY [RESULTS]
+
+Inputs are normal, or have the outliers of the FlashAttention-3 paper (arXiv 2407.08608,
+section 4.3); the output's gradient is normal. Fails where ours are larger by more than chance
+makes them."""
+
+import ctypes
+import itertools
+import json
+import math
+import pathlib
+import sys
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "bench"))
+import fa3  # noqa: E402
+
+SEQLEN, HEADS = 4096, 8
+NAMES = ("output", "grad_query", "grad_key", "grad_value")
+LARGEST_RATIO = 1.02  # both round at the same places; what remains is the order of sums
+CUDA, CAUSAL = 1, 1
+
+
+def draw(shape, outliers, dtype):
+    normal = torch.randn(shape, device="cuda", dtype=torch.float64)
+    if outliers:
+        rare = torch.rand(shape, device="cuda") < 0.001
+        normal += 10 * torch.randn(shape, device="cuda", dtype=torch.float64) * rare
+    return normal.to(dtype)
+
+
+def call(library, function, args):
+    size = ctypes.c_size_t()
+    workspace_of = getattr(library.lib, f"{function}_workspace")
+    library.check(workspace_of(ctypes.byref(args), ctypes.byref(size)))
+    workspace = torch.empty(max(size.value, 1), dtype=torch.uint8, device="cuda")
+    args.workspace, args.workspace_size = workspace.data_ptr(), size.value
+    library.check(getattr(library.lib, function)(ctypes.byref(args)))
+    torch.cuda.synchronize()
+
+
+def ours(library, query, key, value, grad_output, causal):
+    """Tensors are (batch, seqlen, heads, head_dim)."""
+    batch, seqlen, heads, _ = query.shape
+    lse = torch.full((batch, heads, seqlen), math.nan, device="cuda")
+    tensors = {"query": query, "key": key, "value": value, "lse": lse}
+    tensors["output"] = torch.full_like(query, math.nan)
+    gradients = {
+        f"grad_{name}": torch.full_like(tensors[name], math.nan)
+        for name in ("query", "key", "value")
+    }
+    forward = fa3.ForwardArgs(struct_size=ctypes.sizeof(fa3.ForwardArgs))
+    backward = fa3.BackwardArgs(struct_size=ctypes.sizeof(fa3.BackwardArgs))
+    for args in (forward, backward):
+        args.device_type, args.flags = CUDA, CAUSAL if causal else 0
+        args.stream = torch.cuda.current_stream().cuda_stream
+        for name, tensor in tensors.items():
+            fa3.describe(getattr(args, name), tensor)
+    for name, tensor in {**gradients, "grad_output": grad_output}.items():
+        fa3.describe(getattr(backward, name), tensor)
+    call(library, "fa3_forward", forward)
+    call(library, "fa3_backward", backward)
+    return [tensors["output"], *gradients.values()]
+
+
+def theirs(query, key, value, grad_output, causal):
+    leaves = [tensor.transpose(1, 2).detach().requires_grad_() for tensor in (query, key, value)]
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        output = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=causal)
+    output.backward(grad_output.transpose(1, 2))
+    return [tensor.transpose(1, 2) for tensor in (output.detach(), *(leaf.grad for leaf in leaves))]
+
+
+def exact(query, key, value, grad_output, causal):
+    """By the definitions in fa3.h, a head at a time."""
+    results = [torch.empty_like(t, dtype=torch.float64) for t in (value, query, key, value)]
+    scale = 1 / math.sqrt(query.shape[3])
+    for head in range(query.shape[2]):
+        q, k, v, g = (tensor[0, :, head].double() for tensor in (query, key, value, grad_output))
+        scores = scale * q @ k.T
+        if causal:
+            scores.masked_fill_(torch.ones_like(scores, dtype=torch.bool).triu(1), -math.inf)
+        p = torch.softmax(scores, dim=1)
+        output = p @ v
+        ds = p * (g @ v.T - (g * output).sum(1, keepdim=True))
+        for result, part in zip(results, (output, scale * ds @ k, scale * ds.T @ q, p.T @ g)):
+            result[0, :, head] = part
+    return results
+
+
+def errors(results, expected):
+    return [
+        (result.double() - right).square().mean().sqrt().item()
+        for result, right in zip(results, expected)
+    ]
+
+
+def compare(library, dtype, head_dim, outliers, causal):
+    shape = (1, SEQLEN, HEADS, head_dim)
+    inputs = [draw(shape, outliers, dtype) for _ in range(3)] + [draw(shape, False, dtype)]
+    expected = exact(*inputs, causal)
+    mine = errors(ours(library, *inputs, causal), expected)
+    other = errors(theirs(*inputs, causal), expected)
+    case = {"dtype": str(dtype)[6:], "head_dim": head_dim, "outliers": outliers, "causal": causal}
+    for name, a, b in zip(NAMES, mine, other):
+        case[name] = {"ours": a, "fa2": b, "ratio": a / b}
+    return case
+
+
+def row(case):
+    inputs = "outliers" if case["outliers"] else "normal"
+    mask = "causal" if case["causal"] else "full"
+    figures = (case[name] for name in NAMES)
+    return f"{case['dtype']:8} {case['head_dim']:3} {inputs:8} {mask:6}" + "".join(
+        f"   {figure['ours']:9.3g} /{figure['fa2']:9.3g} {figure['ratio']:5.3f}"
+        for figure in figures
+    )
+
+
+def main(path, results=None):
+    library = fa3.Library(path)
+    torch.manual_seed(torch.seed() % 2**31)
+    print(f"seed {torch.initial_seed()}; ours / FA2's, their ratio: {', '.join(NAMES)}")
+    cases = []
+    for kind in itertools.product(
+        (torch.float16, torch.bfloat16), (64, 128, 256), (False, True), (False, True)
+    ):
+        cases.append(compare(library, *kind))
+        print(row(cases[-1]), flush=True)
+    if results:
+        pathlib.Path(results).write_text(json.dumps(cases, indent=2) + "\n")
+    larger = [c for c in cases if not all(c[name]["ratio"] <= LARGEST_RATIO for name in NAMES)]
+    if larger:
+        print(
+            f"failed: {len(larger)} of {len(cases)} cases are above {LARGEST_RATIO} of FA2's error"
+        )
+        return 1
+    print(f"passed: {len(cases)} cases")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,174 @@
+/* FA3_DETERMINISTIC on a GPU: a hundred runs of the same backward call give bitwise the same
+ * gradients, whatever runs beside them and however many multiprocessors that leaves. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "gpu_trial.h"
+#include "test.h"
+
+enum { RUNS = 100, MOST_TILES = 132 };
+
+static const size_t arena_bytes = (size_t)1 << 30;
+static const size_t copied_bytes = (size_t)256 << 20;
+
+/* Beside the call, on another stream: nothing, a copy, or forward calls of any number of tiles of
+ * queries, each against many keys. */
+struct load {
+  gpu_stream stream;
+  struct gpu_arena arena;
+  fa3_forward_args args;
+};
+
+static struct load load_new(void) {
+  enum { TILE = 128, KEYS = 16384, HEAD_DIM = 128 };
+  struct load load = {.arena = gpu_arena_new(2 * copied_bytes)};
+  GPU(cuStreamCreate, &load.stream, 1);
+  GPU(cuMemsetD8Async, load.arena.base, 0, load.arena.size, load.stream);
+  load.args = (fa3_forward_args){
+      .struct_size = sizeof load.args, .device = {FA3_CUDA, 0}, .stream = load.stream};
+  fa3_tensor *tensors[] = {&load.args.query, &load.args.key, &load.args.value, &load.args.output};
+  for (int i = 0; i < 4; i++) {
+    const int64_t rows = i == 1 || i == 2 ? KEYS : MOST_TILES * TILE;
+    *tensors[i] = fa3_dense((void *)gpu_arena_take(&load.arena, (size_t)rows * HEAD_DIM * 2),
+                            FA3_BFLOAT16, 1, rows, 1, HEAD_DIM);
+  }
+  if (fa3_forward_workspace(&load.args, &load.args.workspace_size))
+    fail_msg("the load: %s", fa3_last_error());
+  load.args.workspace = (void *)gpu_arena_take(&load.arena, load.args.workspace_size);
+  return load;
+}
+
+static void load_start(struct load *load, struct rng *rng) {
+  fa3_forward_args args = load->args;
+  switch (rng_between(rng, 0, 3)) {
+    case 0:
+      return;
+    case 1:
+      GPU(cuMemcpyDtoDAsync, load->arena.base + copied_bytes, load->arena.base, copied_bytes,
+          load->stream);
+      return;
+    default:
+      for (int64_t calls = rng_between(rng, 1, 4); calls > 0; calls--) {
+        args.query.shape[1] = args.output.shape[1] = rng_between(rng, 1, load->args.query.shape[1]);
+        if (fa3_forward(&args)) fail_msg("the load: %s", fa3_last_error());
+      }
+  }
+}
+
+static void load_free(struct load *load) {
+  GPU(cuStreamDestroy, load->stream);
+  gpu_arena_free(&load->arena);
+}
+
+/* Long enough for many tiles of keys to add to each query's gradient. */
+static struct gradient_spec make_spec(int64_t head_dim, int64_t group, uint32_t flags) {
+  const int64_t value_head_dim = head_dim == 192 ? 128 : head_dim;
+  return (struct gradient_spec){.forward = {.dtype = FA3_BFLOAT16,
+                                            .output_dtype = FA3_BFLOAT16,
+                                            .sink_dtype = FA3_FLOAT32,
+                                            .batch = 2,
+                                            .heads_k = 3,
+                                            .group = group,
+                                            .head_dim = head_dim,
+                                            .value_head_dim = value_head_dim,
+                                            .max_seqlen_q = 1100,
+                                            .max_seqlen_k = 1300,
+                                            .packed_q = group > 1,
+                                            .packed_k = group > 1,
+                                            .lse = true,
+                                            .flags = flags,
+                                            .num_threads = 0,
+                                            .spread = 1},
+                                .grad_query_dtype = FA3_FLOAT32,
+                                .grad_key_dtype = FA3_FLOAT32,
+                                .grad_value_dtype = FA3_FLOAT32,
+                                .grad_sink_dtype = FA3_FLOAT32,
+                                .flags = FA3_DETERMINISTIC};
+}
+
+/* A stream of some of the GPU's multiprocessors; null where the driver has none. */
+struct part {
+  void *context;
+  gpu_stream stream;
+};
+
+static struct part part_new(unsigned multiprocessors) {
+  enum { SM = 1, DEFAULT_STREAM = 1, NON_BLOCKING = 1 };
+  char all[512] = {0}, some[512] = {0}, rest[512] = {0};
+  unsigned groups = 1;
+  void *description;
+  struct part part = {0};
+  if (!gpu.cuGreenCtxStreamCreate) return part;
+  GPU(cuDeviceGetDevResource, 0, all, SM);
+  GPU(cuDevSmResourceSplitByCount, some, &groups, all, rest, 0, multiprocessors);
+  GPU(cuDevResourceGenerateDesc, &description, some, 1);
+  GPU(cuGreenCtxCreate, &part.context, description, 0, DEFAULT_STREAM);
+  GPU(cuGreenCtxStreamCreate, &part.stream, part.context, NON_BLOCKING, 0);
+  return part;
+}
+
+/* As run beside others, with fewer multiprocessors for itself. */
+static void run_on_part(struct mirror *mirror, unsigned multiprocessors, const char *outputs) {
+  struct part part = part_new(multiprocessors);
+  gpu_stream stream = mirror->stream;
+  if (!part.stream) return;
+  mirror->stream = mirror->backward_args.stream = part.stream;
+  mirror_repeat(mirror, outputs);
+  mirror->stream = mirror->backward_args.stream = stream;
+  GPU(cuStreamDestroy, part.stream);
+  GPU(cuGreenCtxDestroy, part.context);
+}
+
+static void run(const struct gradient_spec *spec, uint64_t number) {
+  static struct gpu_trial trial;
+  struct rng rng = rng_for(number);
+  struct gpu_arena arena = gpu_arena_new(arena_bytes);
+  struct load load = load_new();
+  gpu_stream stream;
+  GPU(cuStreamCreate, &stream, 1);
+  gpu_trial_new(&trial, spec, true, &arena, stream, &rng);
+  mirror_upload(&trial.mirror);
+  mirror_run(&trial.mirror);
+  mirror_download(&trial.mirror);
+  gpu_trial_check(&trial, &rng, 100000);
+  char *outputs = mirror_copy_outputs(&trial.mirror);
+  for (int i = 1; i < RUNS; i++) {
+    mirror_reset(&trial.mirror);
+    load_start(&load, &rng);
+    mirror_run(&trial.mirror);
+    mirror_expect(&trial.mirror, outputs);
+    GPU(cuStreamSynchronize, load.stream);
+  }
+  GPU(cuCtxSynchronize, );
+  run_on_part(&trial.mirror, 8, outputs);
+  run_on_part(&trial.mirror, 64, outputs);
+  free(outputs);
+  gpu_trial_free(&trial);
+  GPU(cuStreamDestroy, stream);
+  load_free(&load);
+  gpu_arena_free(&arena);
+}
+
+static const int64_t head_dims[] = {64, 96, 128, 192, 256};
+enum { HEAD_DIMS = sizeof head_dims / sizeof *head_dims, CALLS = 3 * HEAD_DIMS };
+
+static void test_hundred_runs(void **state) {
+  (void)state;
+  for (int i = 0; i < HEAD_DIMS; i++) {
+    struct gradient_spec full = make_spec(head_dims[i], 1, 0);
+    struct gradient_spec causal = make_spec(head_dims[i], 1, FA3_CAUSAL);
+    struct gradient_spec grouped = make_spec(head_dims[i], 4, FA3_CAUSAL);
+    run(&full, 10 * (uint64_t)i);
+    run(&causal, 10 * (uint64_t)i + 1);
+    run(&grouped, 10 * (uint64_t)i + 2);
+  }
+}
+
+int main(void) {
+  rng_run_seed();
+  if (!gpu_open()) return TEST_SKIPPED;
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_hundred_runs)};
+  int result = cmocka_run_group_tests(tests, NULL, NULL);
+  if (result == 0) printf("passed: %d calls of %d runs\n", CALLS, RUNS);
+  return result;
+}

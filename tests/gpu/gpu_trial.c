@@ -1,0 +1,143 @@
+#include "gpu_trial.h"
+
+#include <math.h>
+
+#include "reference.h"
+
+static struct spec random_forward(struct rng *rng) {
+  struct spec spec = spec_random(rng);
+  spec.dtype = rng_chance(rng, 0.5) ? FA3_FLOAT16 : FA3_BFLOAT16;
+  spec.output_dtype = spec.dtype;
+  if (spec.sink_dtype != 0 && spec.sink_dtype != FA3_FLOAT32) spec.sink_dtype = spec.dtype;
+  spec.num_threads = 1; /* of the CPU's forward pass; the trials have the processors */
+  /* The pairs of head dims that kernels are made for, more often than chance would. */
+  if (rng_chance(rng, 0.5)) {
+    spec.head_dim = RNG_PICK(rng, 64, 96, 128, 192, 256);
+    spec.value_head_dim = spec.head_dim == 192 && rng_chance(rng, 0.5) ? 128 : spec.head_dim;
+  }
+  /* Long enough for many tiles of keys, which a GPU takes and the host's reference samples. */
+  if (rng_chance(rng, 0.15)) {
+    spec.batch = 1;
+    spec.heads_k = 1;
+    spec.max_seqlen_k = rng_between(rng, 500, 5000);
+    if (rng_chance(rng, 0.3)) spec.max_seqlen_q = rng_between(rng, 500, 3000) / spec.group + 1;
+  }
+  return spec;
+}
+
+struct gradient_spec gpu_spec_random(bool backward, struct rng *rng) {
+  const struct spec forward = random_forward(rng);
+  return backward ? gradient_spec_random(&forward, rng)
+                  : (struct gradient_spec){.forward = forward};
+}
+
+fa3_status gpu_spec_supported(const struct gradient_spec *spec, bool backward) {
+  const struct spec *forward = &spec->forward;
+  fa3_capability capability = {.struct_size = sizeof capability,
+                               .device = {FA3_CUDA, 0},
+                               .phase = backward ? FA3_BACKWARD : FA3_FORWARD,
+                               .query_dtype = forward->dtype,
+                               .key_dtype = forward->dtype,
+                               .value_dtype = forward->dtype,
+                               .output_dtype = forward->output_dtype,
+                               .head_dim = (int32_t)forward->head_dim,
+                               .value_head_dim = (int32_t)forward->value_head_dim};
+  const struct {
+    bool wanted;
+    fa3_features feature;
+  } features[] = {
+      {forward->packed_q, FA3_FEATURE_VARLEN_QUERY},
+      {forward->packed_k, FA3_FEATURE_VARLEN_KEY},
+      {forward->group > 1, FA3_FEATURE_GROUPED_HEADS},
+      {forward->flags & FA3_CAUSAL, FA3_FEATURE_CAUSAL},
+      {forward->flags & FA3_WINDOW, FA3_FEATURE_WINDOW},
+      {forward->softcap > 0, FA3_FEATURE_SOFTCAP},
+      {forward->sink_dtype, FA3_FEATURE_SINK},
+      {forward->lse, FA3_FEATURE_LSE},
+      {forward->seqused_q, FA3_FEATURE_SEQUSED_QUERY},
+      {forward->seqused_k, FA3_FEATURE_SEQUSED_KEY},
+      {forward->leftpad_k, FA3_FEATURE_LEFTPAD_KEY},
+      {forward->batch_index, FA3_FEATURE_BATCH_INDEX},
+      {forward->diagonal, FA3_FEATURE_DIAGONAL},
+      {spec->grad_lse, FA3_FEATURE_GRAD_LSE},
+      {spec->flags & FA3_ACCUMULATE, FA3_FEATURE_ACCUMULATE},
+      {spec->flags & FA3_DETERMINISTIC, FA3_FEATURE_DETERMINISTIC},
+  };
+  for (size_t i = 0; i < sizeof features / sizeof *features; i++)
+    if (features[i].wanted) capability.features |= features[i].feature;
+  return fa3_supports(&capability);
+}
+
+/* Bounds of the lengths, which a GPU's caller has to give. Rows that no sequence uses may lie
+ * behind sequences that are all empty. */
+static void give_bounds(const struct spec *spec, int64_t *max_seqlen_q, int64_t *max_seqlen_k) {
+  if (spec->packed_q && *max_seqlen_q == 0) *max_seqlen_q = 1;
+  if (spec->packed_k) *max_seqlen_k = spec->max_seqlen_k > 0 ? spec->max_seqlen_k : 1;
+}
+
+void gpu_trial_new(struct gpu_trial *trial, const struct gradient_spec *spec, bool backward,
+                   struct gpu_arena *arena, gpu_stream stream, struct rng *rng) {
+  const bool aligned = rng_chance(rng, 0.6);
+  *trial = (struct gpu_trial){.backward = backward};
+  if (backward) {
+    fa3_backward_args *args = &trial->gradient.args;
+    trial->gradient = gradient_trial_new(spec, rng);
+    give_bounds(&spec->forward, &args->max_seqlen_q, &args->max_seqlen_k);
+    trial->mirror = mirror_new_backward(&trial->gradient, arena, stream, aligned);
+  } else {
+    fa3_forward_args *args = &trial->gradient.forward.args;
+    trial->gradient.spec = *spec;
+    trial->gradient.forward = trial_new(&spec->forward, rng);
+    give_bounds(&spec->forward, &args->max_seqlen_q, &args->max_seqlen_k);
+    trial->mirror = mirror_new(&trial->gradient.forward, arena, stream, aligned);
+  }
+}
+
+void gpu_trial_free(struct gpu_trial *trial) {
+  mirror_free(&trial->mirror);
+  gradient_trial_free(&trial->gradient);
+}
+
+void gpu_trial_print(const struct gpu_trial *trial, char *text, size_t size) {
+  if (trial->backward)
+    gradient_spec_print(&trial->gradient.spec, text, size);
+  else
+    spec_print(&trial->gradient.spec.forward, text, size);
+}
+
+static void refill(const fa3_tensor *tensor, double spread, struct rng *rng) {
+  for (int64_t i = 0; i < tensor_reach(tensor); i++)
+    if (!isnan(reference_load(tensor, i))) tensor_store(tensor, i, spread * rng_normal(rng));
+}
+
+/* The sequences in the opposite order, where every row belongs to one. */
+static void reverse_lengths(const fa3_tensor *cu_seqlens, int64_t batch) {
+  int32_t *starts = cu_seqlens->data;
+  if (!starts) return;
+  int32_t total = starts[batch];
+  for (int64_t b = 0; 2 * b <= batch; b++) {
+    int32_t start = starts[b];
+    starts[b] = total - starts[batch - b];
+    starts[batch - b] = total - start;
+  }
+}
+
+void gpu_trial_refill(struct gpu_trial *trial, struct rng *rng) {
+  const struct spec *spec = &trial->gradient.spec.forward;
+  struct trial *forward = &trial->gradient.forward;
+  for (int i = 0; i < TRIAL_WORKSPACE; i++) buffer_make_writable(&forward->buffers[i]);
+  if (!spec->seqused_q) reverse_lengths(&forward->args.cu_seqlens_q, spec->batch);
+  if (!spec->seqused_k && !spec->leftpad_k)
+    reverse_lengths(&forward->args.cu_seqlens_k, spec->batch);
+  refill(&forward->args.query, spec->spread, rng);
+  refill(&forward->args.key, spec->spread, rng);
+  refill(&forward->args.value, 1, rng);
+  if (!trial->backward) return;
+  refill(&trial->gradient.args.grad_output, 1, rng);
+  trial_run(forward, rng);
+}
+
+double gpu_trial_check(const struct gpu_trial *trial, struct rng *rng, double pairs) {
+  return trial->backward ? gradient_trial_check(&trial->gradient, rng, pairs)
+                         : trial_check(&trial->gradient.forward, rng, pairs);
+}
