@@ -148,6 +148,55 @@ __device__ __forceinline__ float4 load_four(const float *from) {
   return v;
 }
 
+// Written in 16 bits, and 16 bytes at a time: the common case.
+__device__ __forceinline__ bool is_plain(const fa3_gradient &g) {
+  return g.vectors && !g.is_float && !g.accumulate;
+}
+
+__device__ __forceinline__ uint4 pack_eight(const float *x) {
+  return make_uint4(pack_pair(x[0], x[1]), pack_pair(x[2], x[3]), pack_pair(x[4], x[5]),
+                    pack_pair(x[6], x[7]));
+}
+
+// A warp's 16 rows of a gradient, as the accumulators of a warpgroup hold them (or zeros), leave
+// through 2 KB of shared memory, 64 columns at a time.
+template <int kColumns>
+__device__ __forceinline__ void store_plain_rows(const fa3_gradient &g,
+                                                 const float (&d)[kColumns / 2], int any,
+                                                 float scale, uint32_t stage, int batch, int row,
+                                                 int rows, int head) {
+  int lane = threadIdx.x & 31;
+  asm volatile("" : "+f"(scale), "+r"(any), "+r"(lane), "+r"(stage));
+  uint16_t *to = (uint16_t *)g.data + batch * g.stride_batch + (row + lane / 8) * g.stride_row +
+                 head * g.stride_head + 8 * (lane & 7);
+#pragma unroll
+  for (int c = 0; c < kColumns; c += 64) {
+#pragma unroll
+    for (int j = 0; j < 8; j += 2) {
+      const float *x = d + (c / 8 + j) * 4;
+      uint32_t pairs[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        pairs[i] = any ? pack_pair(x[2 * i] * scale, x[2 * i + 1] * scale) : 0;
+      store_matrices(stage + (lane & 15) * 128 + (((j + lane / 16) ^ (lane & 7)) << 4), pairs[0],
+                     pairs[1], pairs[2], pairs[3]);
+    }
+    __syncwarp();
+    float x[4][4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int in_tile = 4 * i + lane / 8;
+      load_four_shared(x[i], stage + in_tile * 128 + (((lane ^ in_tile) & 7) << 4));
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (4 * i + lane / 8 < rows && c + 8 * (lane & 7) < g.head_dim)
+        *(float4 *)(to + 4 * i * g.stride_row + c) =
+            make_float4(x[i][0], x[i][1], x[i][2], x[i][3]);
+    __syncwarp();
+  }
+}
+
 // Eight neighbouring floats of a row of `kColumns` in shared memory, in blocks of 32 bytes that
 // trade places from row to row, so that no bank is asked twice.
 template <int kColumns>
@@ -156,12 +205,13 @@ __device__ __forceinline__ uint32_t staged(int row, int column) {
   return row * kColumns * 4 + block * 32 + column % 8 * 4;
 }
 
-// A warp's 16 rows of a gradient, as the accumulators of a warpgroup hold them (or zeros), leave
-// through `stage`, `kStaged` columns at a time.
+// The same for any gradient, `kStaged` columns at a time.
 template <int kColumns, int kStaged>
 __device__ __forceinline__ void store_rows(const fa3_gradient &g, const float (&d)[kColumns / 2],
                                            int any, float scale, uint32_t stage, int batch,
                                            int row, int rows, int head) {
+  if (is_plain(g))
+    return store_plain_rows<kColumns>(g, d, any, scale, stage, batch, row, rows, head);
 #pragma unroll 1
   for (int c = 0; c < kColumns; c += kStaged) {
     // Not known to the compiler, or it computes everything before the loop, and spills.
@@ -194,15 +244,22 @@ __device__ __forceinline__ void store_rows(const fa3_gradient &g, const float (&
   }
 }
 
+// What the thread needs of a tile's lse, or of its D: four groups of columns.
+__device__ __forceinline__ void load_statistics(float2 (&of)[8], int first, uint32_t rows) {
+#pragma unroll
+  for (int j = first; j < first + 4; ++j) of[j] = load_pair(rows + 32 * j + 8 * (threadIdx.x & 3));
+}
+
 // Scores become probabilities; they are packed as an operand, and go to shared memory. In general
 // there may be a mask or a cap; then what is passed on is also times the cap's slope, which dS has
 // as a factor, too.
 template <bool kGeneral>
 __device__ __forceinline__ void find_probabilities(const fa3_backward_params &p, const work &w,
                                                    int block, float (&s)[32],
-                                                   uint32_t (&operand)[16], uint32_t rows,
-                                                   uint32_t to) {
+                                                   float2 (&lse)[8], uint32_t rows,
+                                                   uint32_t (&operand)[16], uint32_t to) {
   const int lane = threadIdx.x & 31;
+  load_statistics(lse, 4, rows);
   const bool capped = kGeneral && p.softcap_log2 != 0.0f;
   fa3_range seeing[2];
   if constexpr (kGeneral) {
@@ -216,30 +273,23 @@ __device__ __forceinline__ void find_probabilities(const fa3_backward_params &p,
       seeing[r].end -= block * kRows + 2 * (lane & 3);
     }
   }
-  constexpr int kAtOnce = 4;  // groups of eight columns
 #pragma unroll
-  for (int first = 0; first < 8; first += kAtOnce) {
-    float2 lse[kAtOnce];
+  for (int j = 0; j < 8; ++j) {
+    float passed[4];
 #pragma unroll
-    for (int j = 0; j < kAtOnce; ++j) lse[j] = load_pair(rows + 32 * (first + j));
-#pragma unroll
-    for (int j = first; j < first + kAtOnce; ++j) {
-      float passed[4];
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        float &x = s[4 * j + e];
-        const float score = x;
-        x = exp2_unit(fmaf(x, p.scale_log2, e % 2 ? -lse[j - first].y : -lse[j - first].x));
-        if (kGeneral && (8 * j + e % 2 < seeing[e / 2].begin || 8 * j + e % 2 >= seeing[e / 2].end))
-          x = 0.0f;
-        passed[e] = capped ? fmaf(-x * score, score, x) : x;
-      }
-      asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to + j * 512), "f"(passed[0]),
-                   "f"(passed[1]), "f"(passed[2]), "f"(passed[3])
-                   : "memory");
-      operand[2 * j] = pack_pair(s[4 * j], s[4 * j + 1]);
-      operand[2 * j + 1] = pack_pair(s[4 * j + 2], s[4 * j + 3]);
+    for (int e = 0; e < 4; ++e) {
+      float &x = s[4 * j + e];
+      const float score = x;
+      x = exp2_unit(fmaf(x, p.scale_log2, e % 2 ? -lse[j].y : -lse[j].x));
+      if (kGeneral && (8 * j + e % 2 < seeing[e / 2].begin || 8 * j + e % 2 >= seeing[e / 2].end))
+        x = 0.0f;
+      passed[e] = capped ? fmaf(-x * score, score, x) : x;
     }
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to + j * 512), "f"(passed[0]),
+                 "f"(passed[1]), "f"(passed[2]), "f"(passed[3])
+                 : "memory");
+    operand[2 * j] = pack_pair(s[4 * j], s[4 * j + 1]);
+    operand[2 * j + 1] = pack_pair(s[4 * j + 2], s[4 * j + 3]);
   }
 }
 
@@ -267,17 +317,20 @@ __device__ __forceinline__ void make_probabilities(const fa3_backward_params &p,
       registers_touch(s);
       wgmma_fence();
       issue_scores<kHeadDim>(s, key, query_tile);
+      const uint32_t rows = base + kRowsAt + query_stage * kRowsBytes;
+      float2 lse[8];
+      load_statistics(lse, 0, rows);
+      const bool general =
+          p.softcap_log2 != 0.0f || i < uniform(w.whole.begin) || i >= uniform(w.whole.end);
       wgmma_wait<0>();
       registers_touch(s);
       if (left == 1) release(base + kKeyEmpty);
-      if (left < steps) named_barrier_sync(kBarrierRead, 256);
-
-      const uint32_t rows = base + kRowsAt + query_stage * kRowsBytes + 8 * (lane & 3);
-      if (p.softcap_log2 != 0.0f || i < w.whole.begin || i >= w.whole.end)
-        find_probabilities<true>(p, w, i, s, operand, rows, mine + lane * 16);
+      if (left < steps) named_barrier_sync(kBarrierRead + warp, 64);
+      if (general)
+        find_probabilities<true>(p, w, i, s, lse, rows, operand, mine + lane * 16);
       else
-        find_probabilities<false>(p, w, i, s, operand, rows, mine + lane * 16);
-      named_barrier_arrive(kBarrierReady, 256);
+        find_probabilities<false>(p, w, i, s, lse, rows, operand, mine + lane * 16);
+      named_barrier_arrive(kBarrierReady + warp, 64);
       release_both(base + kQueryEmpty + 8 * query_stage);
 
       const uint32_t stage = ring_stage<kGradStages>(use);
@@ -293,7 +346,7 @@ __device__ __forceinline__ void make_probabilities(const fa3_backward_params &p,
       if (--left == 0) break;
       if (--i < w.blocks.begin) i = w.blocks.end - 1;
     }
-    if (any) named_barrier_sync(kBarrierRead, 256);
+    if (any) named_barrier_sync(kBarrierRead + warp, 64);
     store_rows<kHeadDimV, 64>(p.grad_value, dv, any, 1.0f, mine, w.key_batch,
                               w.key_row + w.first + warp * 16, w.mask.keys - w.first - warp * 16,
                               w.head);
@@ -303,24 +356,22 @@ __device__ __forceinline__ void make_probabilities(const fa3_backward_params &p,
 
 // dS^T = P^T * (dP^T - D), packed as an operand; 0 where P is, if it is `masked`.
 template <bool kMasked>
-__device__ __forceinline__ void find_ds(float (&s)[32], uint32_t (&operand)[16], uint32_t rows,
-                                        uint32_t probabilities) {
+__device__ __forceinline__ void find_ds(float (&s)[32], float2 (&d)[8], uint32_t rows,
+                                        uint32_t (&operand)[16], uint32_t probabilities) {
   constexpr int kAtOnce = 4;  // groups of eight columns
 #pragma unroll
   for (int first = 0; first < 8; first += kAtOnce) {
-    float2 d[kAtOnce];
     float probability[kAtOnce][4];
 #pragma unroll
-    for (int j = 0; j < kAtOnce; ++j) {
+    for (int j = 0; j < kAtOnce; ++j)
       load_four_shared(probability[j], probabilities + (first + j) * 512);
-      d[j] = load_pair(rows + 32 * (first + j));
-    }
+    if (first + kAtOnce < 8) load_statistics(d, first + kAtOnce, rows);
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         float &x = s[4 * (first + j) + e];
-        x = probability[j][e] * (x - (e % 2 ? d[j].y : d[j].x));
+        x = probability[j][e] * (x - (e % 2 ? d[first + j].y : d[first + j].x));
         if (kMasked && probability[j][e] == 0.0f) x = 0.0f;
       }
       const float *x = s + 4 * (first + j);
@@ -350,25 +401,33 @@ __device__ __forceinline__ void make_scores(const fa3_backward_params &p, uint32
     while (any) {
       const uint32_t stage = ring_stage<kGradStages>(use);
       const uint32_t grad_tile = tile_descriptor(base + kGradAt + stage * kChunksV * kChunkBytes);
+      const uint32_t query_stage = ring_stage<kQueryStages>(use);
       mbarrier_wait(base + kGradFull + 8 * stage, ring_parity<kGradStages>(use));
       registers_touch(s);
       wgmma_fence();
       issue_scores<kHeadDimV>(s, value, grad_tile);
+      mbarrier_wait(base + kQueryFull + 8 * query_stage, ring_parity<kQueryStages>(use));
+      const uint32_t rows = base + kRowsAt + query_stage * kRowsBytes + 4 * kRows;
+      float2 d[8];
+      load_statistics(d, 0, rows);
+      const bool masked = i < uniform(w.whole.begin) || i >= uniform(w.whole.end);
       wgmma_wait<0>();
       registers_touch(s);
       if (left == 1) release(base + kValueEmpty);
       release_both(base + kGradEmpty + 8 * stage);
 
-      const uint32_t query_stage = ring_stage<kQueryStages>(use);
-      const uint32_t rows = base + kRowsAt + query_stage * kRowsBytes + 4 * kRows + 8 * (lane & 3);
-      mbarrier_wait(base + kQueryFull + 8 * query_stage, ring_parity<kQueryStages>(use));
-      named_barrier_sync(kBarrierReady, 256);
+      named_barrier_sync(kBarrierReady + warp, 64);
       // What a key beyond the sequence's end holds must not matter.
-      if (i < w.whole.begin || i >= w.whole.end)
-        find_ds<true>(s, operand, rows, probabilities);
+      if (masked)
+        find_ds<true>(s, d, rows, operand, probabilities);
       else
-        find_ds<false>(s, operand, rows, probabilities);
-      named_barrier_arrive(kBarrierRead, 256);
+        find_ds<false>(s, d, rows, operand, probabilities);
+      named_barrier_arrive(kBarrierRead + warp, 64);
+
+      const uint32_t tile = tile_descriptor(base + kQueryAt + query_stage * kChunks * kChunkBytes);
+      registers_touch(dk);
+      wgmma_fence();
+      issue_gradient<kHeadDim>(dk, operand, tile, left < steps);
 
       // The warp's 16 keys, with their queries side by side.
       const uint32_t ds_stage = ring_stage<kDsStages>(use);
@@ -387,11 +446,6 @@ __device__ __forceinline__ void make_scores(const fa3_backward_params &p, uint32
                      cluster_map(full, peer));
       }
       __syncwarp();
-
-      const uint32_t tile = tile_descriptor(base + kQueryAt + query_stage * kChunks * kChunkBytes);
-      registers_touch(dk);
-      wgmma_fence();
-      issue_gradient<kHeadDim>(dk, operand, tile, left < steps);
       wgmma_wait<0>();
       registers_touch(dk);
       release_both(base + kQueryEmpty + 8 * query_stage);
@@ -421,11 +475,54 @@ __device__ __forceinline__ turn find_turn(const work &w, int block) {
   return {w.tile - tiles.begin, w.tile + 1 == tiles.end};
 }
 
+// A block of dQ leaves: each thread reads what it has added to itself.
+template <int kColumns>
+__device__ __forceinline__ void store_sums(const fa3_gradient &g, const float *partial, float scale,
+                                           int batch, int row, int rows, int head, int column) {
+  const int lane = threadIdx.x & 31, in_tile = (threadIdx.x & 127) / 32 * 16 + lane / 4;
+  auto load_eight = [&](int j, float(&x)[2][8]) {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const float4 sum = load_four(partial + (j + k) * 512);
+      x[0][2 * k] = sum.x * scale, x[0][2 * k + 1] = sum.y * scale;
+      x[1][2 * k] = sum.z * scale, x[1][2 * k + 1] = sum.w * scale;
+    }
+  };
+  if (is_plain(g)) {
+    float x[kColumns / 32][2][8];
+#pragma unroll
+    for (int j = 0; j < kColumns / 32; ++j) load_eight(4 * j, x[j]);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      uint16_t *to = (uint16_t *)g.data + batch * g.stride_batch +
+                     (row + in_tile + 8 * r) * g.stride_row + head * g.stride_head;
+#pragma unroll
+      for (int j = 0; j < kColumns / 32; ++j) {
+        exchange_in_quad(x[j][r]);
+        const int at = column + 8 * (4 * j + (lane & 3));
+        if (in_tile + 8 * r < rows && at < g.head_dim) *(uint4 *)(to + at) = pack_eight(x[j][r]);
+      }
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int j = 0; j < kColumns / 8; j += 4) {
+    float x[2][8];
+    load_eight(j, x);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      exchange_in_quad(x[r]);
+      if (in_tile + 8 * r < rows)
+        store_gradient(g, batch, row + in_tile + 8 * r, head, column + 8 * (j + (lane & 3)), x[r]);
+    }
+  }
+}
+
 // dQ, `kColumns` of it from `column` on.
 template <int kColumns>
 __device__ __forceinline__ void make_queries(const fa3_backward_params &p, uint32_t base,
                                              int column) {
-  const int thread = threadIdx.x & 127, lane = threadIdx.x & 31;
+  const int thread = threadIdx.x & 127;
   float dq[64];
   uint32_t use = 0, added = 0, tiles = 0;  // buffers used so far
   const uint32_t key = tile_descriptor(base + kKeyAt + column / kChunk * kChunkBytes);
@@ -453,23 +550,26 @@ __device__ __forceinline__ void make_queries(const fa3_backward_params &p, uint3
         wgmma_shared_transposed<kColumns>(dq, other + ((k * kRowBytes) >> 4),
                                           peer_key + ((k * kRowBytes) >> 4), kDescriptorHigh, true);
       wgmma_commit();
-      wgmma_wait<0>();
-      registers_touch(dq);
-      release_both(base + kDsEmpty + 8 * stage);
-      ++use;
-      if (left == 1) release(base + kKeyEmpty);
 
       const turn mine = find_turn(w, i);
       const int64_t slot = (int64_t)head * p.slots + w.slot + i;
       float *partial = p.partial + slot * (kRows * kHeadDim) + column * kRows + thread * 4;
       if (!mine.last)
         mbarrier_wait(base + kAddedEmpty + 8 * ring_stage<2>(added), ring_parity<2>(added) ^ 1);
+      if (mine.before > 0) {
+        while (load_acquire(p.counters + slot) < 2 * mine.before) {
+        }
+      }
+      wgmma_wait<0>();
+      registers_touch(dq);
+      release_both(base + kDsEmpty + 8 * stage);
+      ++use;
+      if (left == 1) release(base + kKeyEmpty);
+
       if (mine.before == 0) {
 #pragma unroll
         for (int j = 0; j < kColumns / 8; ++j) store_four(partial + j * 512, dq + 4 * j);
       } else {
-        while (load_acquire(p.counters + slot) < 2 * mine.before) {
-        }
 #pragma unroll
         for (int j = 0; j < kColumns / 8; ++j) add_four(partial + j * 512, dq + 4 * j);
       }
@@ -478,25 +578,8 @@ __device__ __forceinline__ void make_queries(const fa3_backward_params &p, uint3
         release(base + kAddedFull + 8 * ring_stage<2>(added));
         ++added;
       } else {
-        // A thread reads what it has added to itself.
-        const int row = thread / 32 * 16 + lane / 4, rows = w.mask.queries - i * kRows;
-#pragma unroll 2
-        for (int j = 0; j < kColumns / 8; j += 4) {
-          float x[2][8];
-#pragma unroll
-          for (int k = 0; k < 4; ++k) {
-            const float4 sum = load_four(partial + (j + k) * 512);
-            x[0][2 * k] = sum.x * p.scale, x[0][2 * k + 1] = sum.y * p.scale;
-            x[1][2 * k] = sum.z * p.scale, x[1][2 * k + 1] = sum.w * p.scale;
-          }
-#pragma unroll
-          for (int r = 0; r < 2; ++r) {
-            exchange_in_quad(x[r]);
-            if (row + 8 * r < rows)
-              store_gradient(p.grad_query, w.query_batch, w.query_row + i * kRows + row + 8 * r,
-                             head, column + 8 * (j + (lane & 3)), x[r]);
-          }
-        }
+        store_sums<kColumns>(p.grad_query, partial, p.scale, w.query_batch,
+                             w.query_row + i * kRows, w.mask.queries - i * kRows, head, column);
       }
       if (--i < w.blocks.begin) {
         i = w.blocks.end - 1;

@@ -93,8 +93,9 @@ constexpr int kSharedBytesByHost =
     FA3_BACKWARD_WIDE_SHARED_BYTES(kHeadDim, kHeadDimV, kGradStages, kDsStages);
 static_assert(kSharedBytes <= kSharedBytesByHost && kSharedBytesByHost <= 232448, "shared memory");
 
-// Named barriers, besides 0 of __syncthreads: the probabilities are there; they have been read.
-enum { kBarrierReady = 1, kBarrierRead = 2 };
+// Named barriers, besides 0 of __syncthreads, of each warp and the one that it passes its
+// probabilities to: they are there; they have been read.
+enum { kBarrierReady = 1, kBarrierRead = 5 };
 
 extern __shared__ __align__(1024) unsigned char shared[];
 
