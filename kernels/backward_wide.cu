@@ -93,12 +93,19 @@ __device__ __forceinline__ void load_four_shared(float *x, uint32_t address) {
                : "memory");
 }
 
+// The same as threadIdx.x, but nothing that follows from it is kept in registers meanwhile.
+__device__ __forceinline__ int thread_again(void) {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+
 // Each thread of a quad holds two neighbouring columns of four groups of eight; then each holds
 // the eight columns of one group, the quad's first thread of the first group.
-__device__ __forceinline__ void exchange_in_quad(float (&x)[8]) {
+__device__ __forceinline__ void exchange_in_quad(float (&x)[8], int lane) {
 #pragma unroll
   for (int bit = 1; bit <= 2; bit *= 2) {
-    const bool upper = threadIdx.x & bit;
+    const bool upper = lane & bit;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if (i & bit) continue;
@@ -165,8 +172,8 @@ __device__ __forceinline__ void store_plain_rows(const fa3_gradient &g,
                                                  const float (&d)[kColumns / 2], int any,
                                                  float scale, uint32_t stage, int batch, int row,
                                                  int rows, int head) {
-  int lane = threadIdx.x & 31;
-  asm volatile("" : "+f"(scale), "+r"(any), "+r"(lane), "+r"(stage));
+  const int lane = thread_again() & 31;
+  asm volatile("" : "+f"(scale), "+r"(any), "+r"(stage));
   uint16_t *to = (uint16_t *)g.data + batch * g.stride_batch + (row + lane / 8) * g.stride_row +
                  head * g.stride_head + 8 * (lane & 7);
 #pragma unroll
@@ -215,8 +222,8 @@ __device__ __forceinline__ void store_rows(const fa3_gradient &g, const float (&
 #pragma unroll 1
   for (int c = 0; c < kColumns; c += kStaged) {
     // Not known to the compiler, or it computes everything before the loop, and spills.
-    int lane = threadIdx.x & 31;
-    asm volatile("" : "+f"(scale), "+r"(any), "+r"(lane), "+r"(stage));
+    const int lane = thread_again() & 31;
+    asm volatile("" : "+f"(scale), "+r"(any), "+r"(stage));
 #pragma unroll
     for (int k = 0; k < kColumns; k += kStaged) {
       if (k != c) continue;
@@ -244,10 +251,11 @@ __device__ __forceinline__ void store_rows(const fa3_gradient &g, const float (&
   }
 }
 
-// What the thread needs of a tile's lse, or of its D: four groups of columns.
-__device__ __forceinline__ void load_statistics(float2 (&of)[8], int first, uint32_t rows) {
+// What the thread needs of a tile's lse, or of its D, for some groups of columns.
+__device__ __forceinline__ void load_statistics(float2 (&of)[8], int first, int count,
+                                                uint32_t rows) {
 #pragma unroll
-  for (int j = first; j < first + 4; ++j) of[j] = load_pair(rows + 32 * j + 8 * (threadIdx.x & 3));
+  for (int j = first; j < first + count; ++j) of[j] = load_pair(rows + 32 * j + 8 * (threadIdx.x & 3));
 }
 
 // Scores become probabilities; they are packed as an operand, and go to shared memory. In general
@@ -258,23 +266,24 @@ __device__ __forceinline__ void find_probabilities(const fa3_backward_params &p,
                                                    int block, float (&s)[32],
                                                    float2 (&lse)[8], uint32_t rows,
                                                    uint32_t (&operand)[16], uint32_t to) {
-  const int lane = threadIdx.x & 31;
-  load_statistics(lse, 4, rows);
+  if (!kGeneral) load_statistics(lse, 4, 4, rows);
   const bool capped = kGeneral && p.softcap_log2 != 0.0f;
   fa3_range seeing[2];
   if constexpr (kGeneral) {
+    const int thread = thread_again() & 127, column = 2 * (thread & 3);
     if (capped) cap_scores(s, p.softcap_log2);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int key = w.first + (threadIdx.x & 127) / 32 * 16 + lane / 4 + 8 * r;
+      const int key = w.first + thread / 32 * 16 + thread % 32 / 4 + 8 * r;
       seeing[r] = fa3_seeing_queries(&w.mask, key);
       if (key >= w.mask.keys) seeing[r].end = seeing[r].begin;
-      seeing[r].begin -= block * kRows + 2 * (lane & 3);
-      seeing[r].end -= block * kRows + 2 * (lane & 3);
+      seeing[r].begin -= block * kRows + column;
+      seeing[r].end -= block * kRows + column;
     }
   }
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
+    if (kGeneral) load_statistics(lse, j, 1, rows);
     float passed[4];
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
@@ -295,8 +304,6 @@ __device__ __forceinline__ void find_probabilities(const fa3_backward_params &p,
 
 // S^T, P^T, dV.
 __device__ __forceinline__ void make_probabilities(const fa3_backward_params &p, uint32_t base) {
-  const int warp = (threadIdx.x & 127) / 32, lane = threadIdx.x & 31;
-  const uint32_t mine = base + kProbabilitiesAt + warp * kProbabilitiesBytes;
   float dv[kHeadDimV / 2], s[32];
   uint32_t operand[16];
   uint32_t use = 0, tiles = 0;  // buffers used so far
@@ -319,17 +326,19 @@ __device__ __forceinline__ void make_probabilities(const fa3_backward_params &p,
       issue_scores<kHeadDim>(s, key, query_tile);
       const uint32_t rows = base + kRowsAt + query_stage * kRowsBytes;
       float2 lse[8];
-      load_statistics(lse, 0, rows);
+      load_statistics(lse, 0, 4, rows);
       const bool general =
           p.softcap_log2 != 0.0f || i < uniform(w.whole.begin) || i >= uniform(w.whole.end);
       wgmma_wait<0>();
       registers_touch(s);
       if (left == 1) release(base + kKeyEmpty);
+      const int thread = thread_again() & 127, warp = thread / 32;
+      const uint32_t mine = base + kProbabilitiesAt + warp * kProbabilitiesBytes + thread % 32 * 16;
       if (left < steps) named_barrier_sync(kBarrierRead + warp, 64);
       if (general)
-        find_probabilities<true>(p, w, i, s, lse, rows, operand, mine + lane * 16);
+        find_probabilities<true>(p, w, i, s, lse, rows, operand, mine);
       else
-        find_probabilities<false>(p, w, i, s, lse, rows, operand, mine + lane * 16);
+        find_probabilities<false>(p, w, i, s, lse, rows, operand, mine);
       named_barrier_arrive(kBarrierReady + warp, 64);
       release_both(base + kQueryEmpty + 8 * query_stage);
 
@@ -346,8 +355,10 @@ __device__ __forceinline__ void make_probabilities(const fa3_backward_params &p,
       if (--left == 0) break;
       if (--i < w.blocks.begin) i = w.blocks.end - 1;
     }
+    const int warp = (thread_again() & 127) / 32;
     if (any) named_barrier_sync(kBarrierRead + warp, 64);
-    store_rows<kHeadDimV, 64>(p.grad_value, dv, any, 1.0f, mine, w.key_batch,
+    store_rows<kHeadDimV, 64>(p.grad_value, dv, any, 1.0f,
+                              base + kProbabilitiesAt + warp * kProbabilitiesBytes, w.key_batch,
                               w.key_row + w.first + warp * 16, w.mask.keys - w.first - warp * 16,
                               w.head);
     finish_work(base, t);
@@ -365,7 +376,7 @@ __device__ __forceinline__ void find_ds(float (&s)[32], float2 (&d)[8], uint32_t
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j)
       load_four_shared(probability[j], probabilities + (first + j) * 512);
-    if (first + kAtOnce < 8) load_statistics(d, first + kAtOnce, rows);
+    if (first + kAtOnce < 8) load_statistics(d, first + kAtOnce, kAtOnce, rows);
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
 #pragma unroll
@@ -409,7 +420,7 @@ __device__ __forceinline__ void make_scores(const fa3_backward_params &p, uint32
       mbarrier_wait(base + kQueryFull + 8 * query_stage, ring_parity<kQueryStages>(use));
       const uint32_t rows = base + kRowsAt + query_stage * kRowsBytes + 4 * kRows;
       float2 d[8];
-      load_statistics(d, 0, rows);
+      load_statistics(d, 0, 4, rows);
       const bool masked = i < uniform(w.whole.begin) || i >= uniform(w.whole.end);
       wgmma_wait<0>();
       registers_touch(s);
@@ -479,7 +490,8 @@ __device__ __forceinline__ turn find_turn(const work &w, int block) {
 template <int kColumns>
 __device__ __forceinline__ void store_sums(const fa3_gradient &g, const float *partial, float scale,
                                            int batch, int row, int rows, int head, int column) {
-  const int lane = threadIdx.x & 31, in_tile = (threadIdx.x & 127) / 32 * 16 + lane / 4;
+  const int thread = thread_again() & 127, lane = thread & 31;
+  const int in_tile = thread / 32 * 16 + lane / 4;
   auto load_eight = [&](int j, float(&x)[2][8]) {
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
@@ -489,18 +501,22 @@ __device__ __forceinline__ void store_sums(const fa3_gradient &g, const float *p
     }
   };
   if (is_plain(g)) {
-    float x[kColumns / 32][2][8];
+    constexpr int kAtOnce = kColumns / 64;  // half of the row, or registers run out
 #pragma unroll
-    for (int j = 0; j < kColumns / 32; ++j) load_eight(4 * j, x[j]);
+    for (int first = 0; first < 2 * kAtOnce; first += kAtOnce) {
+      float x[kAtOnce][2][8];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      uint16_t *to = (uint16_t *)g.data + batch * g.stride_batch +
-                     (row + in_tile + 8 * r) * g.stride_row + head * g.stride_head;
+      for (int j = 0; j < kAtOnce; ++j) load_eight(4 * (first + j), x[j]);
 #pragma unroll
-      for (int j = 0; j < kColumns / 32; ++j) {
-        exchange_in_quad(x[j][r]);
-        const int at = column + 8 * (4 * j + (lane & 3));
-        if (in_tile + 8 * r < rows && at < g.head_dim) *(uint4 *)(to + at) = pack_eight(x[j][r]);
+      for (int r = 0; r < 2; ++r) {
+        uint16_t *to = (uint16_t *)g.data + batch * g.stride_batch +
+                       (row + in_tile + 8 * r) * g.stride_row + head * g.stride_head;
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j) {
+          exchange_in_quad(x[j][r], lane);
+          const int at = column + 8 * (4 * (first + j) + (lane & 3));
+          if (in_tile + 8 * r < rows && at < g.head_dim) *(uint4 *)(to + at) = pack_eight(x[j][r]);
+        }
       }
     }
     return;
@@ -511,7 +527,7 @@ __device__ __forceinline__ void store_sums(const fa3_gradient &g, const float *p
     load_eight(j, x);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      exchange_in_quad(x[r]);
+      exchange_in_quad(x[r], lane);
       if (in_tile + 8 * r < rows)
         store_gradient(g, batch, row + in_tile + 8 * r, head, column + 8 * (j + (lane & 3)), x[r]);
     }
@@ -535,6 +551,7 @@ __device__ __forceinline__ void make_queries(const fa3_backward_params &p, uint3
     int head = uniform(w.head) * p.queries_per_key;
     if (left > 0) mbarrier_wait(base + kKeyFull, tiles++ & 1);
     for (; left > 0; --left) {
+      forget(base);
       const uint32_t stage = ring_stage<kDsStages>(use);
       const uint32_t own = tile_descriptor(base + kOwnDsAt + stage * kChunkBytes);
       const uint32_t other = tile_descriptor(base + kPeerDsAt + stage * kChunkBytes);
@@ -668,7 +685,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads,
   wait_for_prior_grids();
 
   if (warp < 4) {
-    registers_give_back<32>();
+    registers_give_back<kProducerRegisters>();
     if (warp == 0)
       load_queries(p, base);
     else if (warp == 1)
@@ -678,16 +695,16 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads,
     else
       count_additions(p, base);
   } else if (warp < 8) {
-    registers_give_back<96>();
+    registers_give_back<kQueryRegisters>();
     if (uniform(cluster_rank()) == 0)
       make_queries<kSplit>(p, base, 0);
     else
       make_queries<kHeadDim - kSplit>(p, base, kSplit);
   } else if (warp < 12) {
-    registers_take<192>();
+    registers_take<kSumRegisters>();
     make_probabilities(p, base);
   } else {
-    registers_take<192>();
+    registers_take<kSumRegisters>();
     make_scores(p, base);
   }
   __syncwarp();

@@ -35,6 +35,12 @@ constexpr int kDsStages = FA3_DS_STAGES;      // of dS
 constexpr int kWorkSlots = 2;                  // the tile that is computed, and the next
 constexpr int kThreads = FA3_BACKWARD_WIDE_THREADS;
 
+// What the launch allots (128 for every thread) is all there is to share out between the four
+// warpgroups. The assembler takes none of it to be less than 96 for dQ.
+constexpr int kSumRegisters = kHeadDim > 192 ? 192 : 176;  // of those that sum dK and dV
+constexpr int kQueryRegisters = 96;                        // of that which makes dQ
+constexpr int kProducerRegisters = 512 - 2 * kSumRegisters - kQueryRegisters;
+
 // A tile lies in shared memory as blocks of 64 columns, row after row of 128 bytes,
 // swizzled by the copy engine.
 constexpr int kChunk = 64;
@@ -96,6 +102,12 @@ static_assert(kSharedBytes <= kSharedBytesByHost && kSharedBytesByHost <= 232448
 // Named barriers, besides 0 of __syncthreads, of each warp and the one that it passes its
 // probabilities to: they are there; they have been read.
 enum { kBarrierReady = 1, kBarrierRead = 5 };
+
+// Not an instruction: what the compiler has derived from `x` so far is derived again, instead of
+// being kept in registers that are few.
+__device__ __forceinline__ void forget(uint32_t &x) {
+  asm volatile("" : "+r"(x));
+}
 
 extern __shared__ __align__(1024) unsigned char shared[];
 
