@@ -86,12 +86,26 @@ __device__ __forceinline__ float2 load_pair(uint32_t address) {
   return v;
 }
 
+__device__ __forceinline__ void load_four_shared(float *x, uint32_t address) {
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+               : "r"(address)
+               : "memory");
+}
+
+// The same as threadIdx.x, but nothing that follows from it is kept in registers meanwhile.
+__device__ __forceinline__ int thread_again(void) {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+
 // Each thread of a quad holds two neighbouring columns of four groups of eight; then each holds
 // the eight columns of one group, the quad's first thread of the first group.
-__device__ __forceinline__ void exchange_in_quad(float (&x)[8]) {
+__device__ __forceinline__ void exchange_in_quad(float (&x)[8], int lane) {
 #pragma unroll
   for (int bit = 1; bit <= 2; bit *= 2) {
-    const bool upper = threadIdx.x & bit;
+    const bool upper = lane & bit;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if (i & bit) continue;
@@ -141,44 +155,155 @@ __device__ __forceinline__ float4 load_four(const float *from) {
   return v;
 }
 
-// 64 rows of a gradient leave, as the accumulators of a warpgroup hold them, with what `sums` holds
-// in the same way, or nothing; or zeros leave.
+// Written in 16 bits, and 16 bytes at a time: the common case.
+__device__ __forceinline__ bool is_plain(const fa3_gradient &g) {
+  return g.vectors && !g.is_float && !g.accumulate;
+}
+
+__device__ __forceinline__ uint4 pack_eight(const float *x) {
+  return make_uint4(pack_pair(x[0], x[1]), pack_pair(x[2], x[3]), pack_pair(x[4], x[5]),
+                    pack_pair(x[6], x[7]));
+}
+
+// A warp's 16 rows of a gradient, as the accumulators of a warpgroup hold them (or zeros), leave
+// through 2 KB of shared memory, 64 columns at a time.
 template <int kColumns>
-__device__ __forceinline__ void store_rows(const fa3_gradient &g, const float *d, bool any,
-                                           const float *sums, float scale, int batch, int row,
-                                           int rows, int head, int column) {
+__device__ __forceinline__ void store_plain_rows(const fa3_gradient &g,
+                                                 const float (&d)[kColumns / 2], int any,
+                                                 float scale, uint32_t stage, int batch, int row,
+                                                 int rows, int head) {
+  const int lane = thread_again() & 31;
+  asm volatile("" : "+f"(scale), "+r"(any), "+r"(stage));
+  uint16_t *to = (uint16_t *)g.data + batch * g.stride_batch + (row + lane / 8) * g.stride_row +
+                 head * g.stride_head + 8 * (lane & 7);
 #pragma unroll
-  for (int j = 0; j < kColumns / 8; j += 4) {
-    // Not known to the compiler, or it keeps what it could derive from it, and spills.
-    int thread;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread), "+r"(row), "+r"(batch), "+r"(head), "+l"(sums));
-    const int quad_row = (thread & 127) / 32 * 16 + (thread & 31) / 4;
-    float4 more[4] = {};
-    if (sums != nullptr) {
+  for (int c = 0; c < kColumns; c += 64) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) more[i] = load_four(sums + (j + i) * 512);
+    for (int j = 0; j < 8; j += 2) {
+      const float *x = d + (c / 8 + j) * 4;
+      uint32_t pairs[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        pairs[i] = any ? pack_pair(x[2 * i] * scale, x[2 * i + 1] * scale) : 0;
+      store_matrices(stage + (lane & 15) * 128 + (((j + lane / 16) ^ (lane & 7)) << 4), pairs[0],
+                     pairs[1], pairs[2], pairs[3]);
     }
+    __syncwarp();
+    float x[4][4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int in_tile = 4 * i + lane / 8;
+      load_four_shared(x[i], stage + in_tile * 128 + (((lane ^ in_tile) & 7) << 4));
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (4 * i + lane / 8 < rows && c + 8 * (lane & 7) < g.head_dim)
+        *(float4 *)(to + 4 * i * g.stride_row + c) =
+            make_float4(x[i][0], x[i][1], x[i][2], x[i][3]);
+    __syncwarp();
+  }
+}
+
+// Eight neighbouring floats of a row of `kColumns` in shared memory, in blocks of 32 bytes that
+// trade places from row to row, so that no bank is asked twice.
+template <int kColumns>
+__device__ __forceinline__ uint32_t staged(int row, int column) {
+  const int block = column / 8 ^ row & (kColumns / 8 - 1);
+  return row * kColumns * 4 + block * 32 + column % 8 * 4;
+}
+
+// The same for any gradient, `kStaged` columns at a time.
+template <int kColumns, int kStaged>
+__device__ __forceinline__ void store_rows(const fa3_gradient &g, const float (&d)[kColumns / 2],
+                                           int any, float scale, uint32_t stage, int batch,
+                                           int row, int rows, int head) {
+  if (is_plain(g))
+    return store_plain_rows<kColumns>(g, d, any, scale, stage, batch, row, rows, head);
+#pragma unroll 1
+  for (int c = 0; c < kColumns; c += kStaged) {
+    // Not known to the compiler, or it computes everything before the loop, and spills.
+    const int lane = thread_again() & 31;
+    asm volatile("" : "+f"(scale), "+r"(any), "+r"(stage));
+#pragma unroll
+    for (int k = 0; k < kColumns; k += kStaged) {
+      if (k != c) continue;
+#pragma unroll
+      for (int i = 0; i < kStaged / 4; ++i) {  // pairs of columns
+        const float *x = d + k / 2 + 2 * i;
+        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(
+                         stage + staged<kStaged>(lane / 4 + i % 2 * 8, i / 2 * 8 + 2 * (lane & 3))),
+                     "f"(any ? x[0] * scale : 0.0f), "f"(any ? x[1] * scale : 0.0f)
+                     : "memory");
+      }
+    }
+    __syncwarp();
+#pragma unroll 1
+    for (int i = lane; i < 16 * kStaged / 8; i += 32) {
+      const int in_tile = i / (kStaged / 8), column = i % (kStaged / 8) * 8;
+      if (in_tile >= rows) break;
+      float x[8];
+      const uint32_t from = stage + staged<kStaged>(in_tile, column);
+      load_four_shared(x, from);
+      load_four_shared(x + 4, from + 16);
+      store_gradient(g, batch, row + in_tile, head, c + column, x);
+    }
+    __syncwarp();
+  }
+}
+
+// What the thread needs of a tile's lse, or of its D, for some groups of columns.
+__device__ __forceinline__ void load_statistics(float2 (&of)[8], int first, int count,
+                                                uint32_t rows) {
+#pragma unroll
+  for (int j = first; j < first + count; ++j) of[j] = load_pair(rows + 32 * j + 8 * (threadIdx.x & 3));
+}
+
+// Scores become probabilities; they are packed as an operand, and go to shared memory. In general
+// there may be a mask or a cap; then what is passed on is also times the cap's slope, which dS has
+// as a factor, too.
+template <bool kGeneral>
+__device__ __forceinline__ void find_probabilities(const fa3_backward_params &p, const work &w,
+                                                   int block, float (&s)[32],
+                                                   float2 (&lse)[8], uint32_t rows,
+                                                   uint32_t (&operand)[16], uint32_t to) {
+  if (!kGeneral) load_statistics(lse, 4, 4, rows);
+  const bool capped = kGeneral && p.softcap_log2 != 0.0f;
+  fa3_range seeing[2];
+  if constexpr (kGeneral) {
+    const int thread = thread_again() & 127, column = 2 * (thread & 3);
+    if (capped) cap_scores(s, p.softcap_log2);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float x[8];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        x[2 * i] = any ? (d[4 * (j + i) + 2 * r] + (r ? more[i].z : more[i].x)) * scale : 0.0f;
-        x[2 * i + 1] =
-            any ? (d[4 * (j + i) + 2 * r + 1] + (r ? more[i].w : more[i].y)) * scale : 0.0f;
-      }
-      exchange_in_quad(x);
-      const int in_tile = quad_row + 8 * r;
-      if (in_tile < rows)
-        store_gradient(g, batch, row + in_tile, head, column + 8 * (j + (thread & 3)), x);
+      const int key = w.first + thread / 32 * 16 + thread % 32 / 4 + 8 * r;
+      seeing[r] = fa3_seeing_queries(&w.mask, key);
+      if (key >= w.mask.keys) seeing[r].end = seeing[r].begin;
+      seeing[r].begin -= block * kRows + column;
+      seeing[r].end -= block * kRows + column;
     }
+  }
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    if (kGeneral) load_statistics(lse, j, 1, rows);
+    float passed[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      float &x = s[4 * j + e];
+      const float score = x;
+      x = exp2_unit(fmaf(x, p.scale_log2, e % 2 ? -lse[j].y : -lse[j].x));
+      if (kGeneral && (8 * j + e % 2 < seeing[e / 2].begin || 8 * j + e % 2 >= seeing[e / 2].end))
+        x = 0.0f;
+      passed[e] = capped ? fmaf(-x * score, score, x) : x;
+    }
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to + j * 512), "f"(passed[0]),
+                 "f"(passed[1]), "f"(passed[2]), "f"(passed[3])
+                 : "memory");
+    operand[2 * j] = pack_pair(s[4 * j], s[4 * j + 1]);
+    operand[2 * j + 1] = pack_pair(s[4 * j + 2], s[4 * j + 3]);
   }
 }
 
 // S^T, P^T, dV.
 __device__ __forceinline__ void make_probabilities(const fa3_backward_params &p, uint32_t base) {
-  const int thread = threadIdx.x & 127, lane = threadIdx.x & 31;
-  const uint32_t mine = base + kProbabilitiesAt + thread * 16;
   float dv[kHeadDimV / 2], s[32];
   uint32_t operand[16];
   uint32_t use = 0, tiles = 0;  // buffers used so far
@@ -199,46 +324,22 @@ __device__ __forceinline__ void make_probabilities(const fa3_backward_params &p,
       registers_touch(s);
       wgmma_fence();
       issue_scores<kHeadDim>(s, key, query_tile);
+      const uint32_t rows = base + kRowsAt + query_stage * kRowsBytes;
+      float2 lse[8];
+      load_statistics(lse, 0, 4, rows);
+      const bool general =
+          p.softcap_log2 != 0.0f || i < uniform(w.whole.begin) || i >= uniform(w.whole.end);
       wgmma_wait<0>();
       registers_touch(s);
       if (left == 1) release(base + kKeyEmpty);
-      named_barrier_sync(kBarrierRead, 256);
-
-      const uint32_t rows = base + kRowsAt + query_stage * kRowsBytes + 8 * (lane & 3);
-      const bool masked = i < w.whole.begin || i >= w.whole.end;
-      if (p.softcap_log2 != 0.0f) cap_scores(s, p.softcap_log2);
-      fa3_range seeing[2];
-      if (masked) {
-        const int row = w.first + thread / 32 * 16 + lane / 4;
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          seeing[r] = fa3_seeing_queries(&w.mask, row + 8 * r);
-          if (row + 8 * r >= w.mask.keys) seeing[r].end = seeing[r].begin;
-          seeing[r].begin -= i * kRows + 2 * (lane & 3);
-          seeing[r].end -= i * kRows + 2 * (lane & 3);
-        }
-      }
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float2 lse = load_pair(rows + 32 * j);
-        float passed[4];  // P, times what the cap's slope takes from dS
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          float &x = s[4 * j + e];
-          const float capped = x;
-          x = exp2_unit(fmaf(x, p.scale_log2, e % 2 ? -lse.y : -lse.x));
-          if (masked && (8 * j + e % 2 < seeing[e / 2].begin || 8 * j + e % 2 >= seeing[e / 2].end))
-            x = 0.0f;
-          passed[e] = x;
-          if (p.softcap_log2 != 0.0f) passed[e] = fmaf(-x * capped, capped, x);
-        }
-        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(mine + j * 2048),
-                     "f"(passed[0]), "f"(passed[1]), "f"(passed[2]), "f"(passed[3])
-                     : "memory");
-        operand[2 * j] = pack_pair(s[4 * j], s[4 * j + 1]);
-        operand[2 * j + 1] = pack_pair(s[4 * j + 2], s[4 * j + 3]);
-      }
-      named_barrier_arrive(kBarrierReady, 256);
+      const int thread = thread_again() & 127, warp = thread / 32;
+      const uint32_t mine = base + kProbabilitiesAt + warp * kProbabilitiesBytes + thread % 32 * 16;
+      if (left < steps) named_barrier_sync(kBarrierRead + warp, 64);
+      if (general)
+        find_probabilities<true>(p, w, i, s, lse, rows, operand, mine);
+      else
+        find_probabilities<false>(p, w, i, s, lse, rows, operand, mine);
+      named_barrier_arrive(kBarrierReady + warp, 64);
       release_both(base + kQueryEmpty + 8 * query_stage);
 
       const uint32_t stage = ring_stage<kGradStages>(use);
@@ -254,24 +355,53 @@ __device__ __forceinline__ void make_probabilities(const fa3_backward_params &p,
       if (--left == 0) break;
       if (--i < w.blocks.begin) i = w.blocks.end - 1;
     }
-    store_rows<kHeadDimV>(p.grad_value, dv, any, nullptr, 1.0f, w.key_batch, w.key_row + w.first,
-                          w.mask.keys - w.first, w.head, 0);
+    const int warp = (thread_again() & 127) / 32;
+    if (any) named_barrier_sync(kBarrierRead + warp, 64);
+    store_rows<kHeadDimV, 64>(p.grad_value, dv, any, 1.0f,
+                              base + kProbabilitiesAt + warp * kProbabilitiesBytes, w.key_batch,
+                              w.key_row + w.first + warp * 16, w.mask.keys - w.first - warp * 16,
+                              w.head);
     finish_work(base, t);
   }
-  named_barrier_sync(kBarrierRead, 256);
+}
+
+// dS^T = P^T * (dP^T - D), packed as an operand; 0 where P is, if it is `masked`.
+template <bool kMasked>
+__device__ __forceinline__ void find_ds(float (&s)[32], float2 (&d)[8], uint32_t rows,
+                                        uint32_t (&operand)[16], uint32_t probabilities) {
+  constexpr int kAtOnce = 4;  // groups of eight columns
+#pragma unroll
+  for (int first = 0; first < 8; first += kAtOnce) {
+    float probability[kAtOnce][4];
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j)
+      load_four_shared(probability[j], probabilities + (first + j) * 512);
+    if (first + kAtOnce < 8) load_statistics(d, first + kAtOnce, kAtOnce, rows);
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        float &x = s[4 * (first + j) + e];
+        x = probability[j][e] * (x - (e % 2 ? d[first + j].y : d[first + j].x));
+        if (kMasked && probability[j][e] == 0.0f) x = 0.0f;
+      }
+      const float *x = s + 4 * (first + j);
+      operand[2 * (first + j)] = pack_pair(x[0], x[1]);
+      operand[2 * (first + j) + 1] = pack_pair(x[2], x[3]);
+    }
+  }
 }
 
 // dP^T, dS^T, dK.
 __device__ __forceinline__ void make_scores(const fa3_backward_params &p, uint32_t base) {
-  const int thread = threadIdx.x & 127, warp = thread / 32, lane = threadIdx.x & 31;
+  const int warp = (threadIdx.x & 127) / 32, lane = threadIdx.x & 31;
   const uint32_t peer = cluster_rank() ^ 1;
-  const uint32_t probabilities = base + kProbabilitiesAt + thread * 16;
+  const uint32_t probabilities = base + kProbabilitiesAt + warp * kProbabilitiesBytes + lane * 16;
   float dk[kHeadDim / 2], s[32];
   uint32_t operand[16];
   uint32_t use = 0, tiles = 0;  // buffers used so far
   const uint32_t value = tile_descriptor(base + kValueAt);
 
-  named_barrier_arrive(kBarrierRead, 256);
   for (uint32_t t = 0;; ++t) {
     const work &w = wait_for_work(base, t);
     if (uniform(w.last)) break;
@@ -282,40 +412,33 @@ __device__ __forceinline__ void make_scores(const fa3_backward_params &p, uint32
     while (any) {
       const uint32_t stage = ring_stage<kGradStages>(use);
       const uint32_t grad_tile = tile_descriptor(base + kGradAt + stage * kChunksV * kChunkBytes);
+      const uint32_t query_stage = ring_stage<kQueryStages>(use);
       mbarrier_wait(base + kGradFull + 8 * stage, ring_parity<kGradStages>(use));
       registers_touch(s);
       wgmma_fence();
       issue_scores<kHeadDimV>(s, value, grad_tile);
+      mbarrier_wait(base + kQueryFull + 8 * query_stage, ring_parity<kQueryStages>(use));
+      const uint32_t rows = base + kRowsAt + query_stage * kRowsBytes + 4 * kRows;
+      float2 d[8];
+      load_statistics(d, 0, 4, rows);
+      const bool masked = i < uniform(w.whole.begin) || i >= uniform(w.whole.end);
       wgmma_wait<0>();
       registers_touch(s);
       if (left == 1) release(base + kValueEmpty);
       release_both(base + kGradEmpty + 8 * stage);
 
-      const uint32_t query_stage = ring_stage<kQueryStages>(use);
-      const uint32_t rows = base + kRowsAt + query_stage * kRowsBytes + 4 * kRows + 8 * (lane & 3);
-      const bool masked = i < w.whole.begin || i >= w.whole.end;
-      mbarrier_wait(base + kQueryFull + 8 * query_stage, ring_parity<kQueryStages>(use));
-      named_barrier_sync(kBarrierReady, 256);
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float2 d = load_pair(rows + 32 * j);
-        float probability[4];
-        asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                     : "=f"(probability[0]), "=f"(probability[1]), "=f"(probability[2]),
-                       "=f"(probability[3])
-                     : "r"(probabilities + j * 2048)
-                     : "memory");
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          float &x = s[4 * j + e];
-          x = probability[e] * (x - (e % 2 ? d.y : d.x));
-          // What a key beyond the sequence's end holds must not matter.
-          if (masked && probability[e] == 0.0f) x = 0.0f;
-        }
-        operand[2 * j] = pack_pair(s[4 * j], s[4 * j + 1]);
-        operand[2 * j + 1] = pack_pair(s[4 * j + 2], s[4 * j + 3]);
-      }
-      named_barrier_arrive(kBarrierRead, 256);
+      named_barrier_sync(kBarrierReady + warp, 64);
+      // What a key beyond the sequence's end holds must not matter.
+      if (masked)
+        find_ds<true>(s, d, rows, operand, probabilities);
+      else
+        find_ds<false>(s, d, rows, operand, probabilities);
+      named_barrier_arrive(kBarrierRead + warp, 64);
+
+      const uint32_t tile = tile_descriptor(base + kQueryAt + query_stage * kChunks * kChunkBytes);
+      registers_touch(dk);
+      wgmma_fence();
+      issue_gradient<kHeadDim>(dk, operand, tile, left < steps);
 
       // The warp's 16 keys, with their queries side by side.
       const uint32_t ds_stage = ring_stage<kDsStages>(use);
@@ -334,11 +457,6 @@ __device__ __forceinline__ void make_scores(const fa3_backward_params &p, uint32
                      cluster_map(full, peer));
       }
       __syncwarp();
-
-      const uint32_t tile = tile_descriptor(base + kQueryAt + query_stage * kChunks * kChunkBytes);
-      registers_touch(dk);
-      wgmma_fence();
-      issue_gradient<kHeadDim>(dk, operand, tile, left < steps);
       wgmma_wait<0>();
       registers_touch(dk);
       release_both(base + kQueryEmpty + 8 * query_stage);
@@ -346,9 +464,73 @@ __device__ __forceinline__ void make_scores(const fa3_backward_params &p, uint32
       if (--left == 0) break;
       if (--i < w.blocks.begin) i = w.blocks.end - 1;
     }
-    store_rows<kHeadDim>(p.grad_key, dk, any, nullptr, p.scale, w.key_batch, w.key_row + w.first,
-                         w.mask.keys - w.first, w.head, 0);
+    // The next dS may go there, and will after this.
+    const uint32_t stage = ring_stage<kDsStages>(use);
+    mbarrier_wait(base + kDsEmpty + 8 * stage, ring_parity<kDsStages>(use) ^ 1);
+    store_rows<kHeadDim, 32>(p.grad_key, dk, any, p.scale,
+                             base + kOwnDsAt + stage * kChunkBytes + warp * 16 * kRowBytes,
+                             w.key_batch, w.key_row + w.first + warp * 16,
+                             w.mask.keys - w.first - warp * 16, w.head);
     finish_work(base, t);
+  }
+}
+
+// Which tile of keys adds to a block of rows after how many others, and whether it is the last.
+struct turn {
+  int before;
+  bool last;
+};
+
+__device__ __forceinline__ turn find_turn(const work &w, int block) {
+  const fa3_range tiles = fa3_visible_tiles(&w.mask, block * kRows, (block + 1) * kRows, kTileN);
+  return {w.tile - tiles.begin, w.tile + 1 == tiles.end};
+}
+
+// A block of dQ leaves: each thread reads what it has added to itself.
+template <int kColumns>
+__device__ __forceinline__ void store_sums(const fa3_gradient &g, const float *partial, float scale,
+                                           int batch, int row, int rows, int head, int column) {
+  const int thread = thread_again() & 127, lane = thread & 31;
+  const int in_tile = thread / 32 * 16 + lane / 4;
+  auto load_eight = [&](int j, float(&x)[2][8]) {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const float4 sum = load_four(partial + (j + k) * 512);
+      x[0][2 * k] = sum.x * scale, x[0][2 * k + 1] = sum.y * scale;
+      x[1][2 * k] = sum.z * scale, x[1][2 * k + 1] = sum.w * scale;
+    }
+  };
+  if (is_plain(g)) {
+    constexpr int kAtOnce = kColumns / 64;  // half of the row, or registers run out
+#pragma unroll
+    for (int first = 0; first < 2 * kAtOnce; first += kAtOnce) {
+      float x[kAtOnce][2][8];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) load_eight(4 * (first + j), x[j]);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        uint16_t *to = (uint16_t *)g.data + batch * g.stride_batch +
+                       (row + in_tile + 8 * r) * g.stride_row + head * g.stride_head;
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j) {
+          exchange_in_quad(x[j][r], lane);
+          const int at = column + 8 * (4 * (first + j) + (lane & 3));
+          if (in_tile + 8 * r < rows && at < g.head_dim) *(uint4 *)(to + at) = pack_eight(x[j][r]);
+        }
+      }
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int j = 0; j < kColumns / 8; j += 4) {
+    float x[2][8];
+    load_eight(j, x);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      exchange_in_quad(x[r], lane);
+      if (in_tile + 8 * r < rows)
+        store_gradient(g, batch, row + in_tile + 8 * r, head, column + 8 * (j + (lane & 3)), x[r]);
+    }
   }
 }
 
@@ -356,19 +538,11 @@ __device__ __forceinline__ void make_scores(const fa3_backward_params &p, uint32
 template <int kColumns>
 __device__ __forceinline__ void make_queries(const fa3_backward_params &p, uint32_t base,
                                              int column) {
-  constexpr int kWarpsOfCluster = 8;
-  const int thread = threadIdx.x & 127, lane = threadIdx.x & 31;
+  const int thread = threadIdx.x & 127;
   float dq[64];
-  uint32_t ds = 0, tiles = 0;  // buffers used so far
+  uint32_t use = 0, added = 0, tiles = 0;  // buffers used so far
   const uint32_t key = tile_descriptor(base + kKeyAt + column / kChunk * kChunkBytes);
   const uint32_t peer_key = tile_descriptor(base + kPeerKeyAt);
-  int *pending = nullptr;  // a counter that does not know of this warp's last addition yet
-
-  auto count_pending = [&]() {
-    __syncwarp();
-    if (pending != nullptr && lane == 0) count_release(pending);
-    pending = nullptr;
-  };
 
   for (uint32_t t = 0;; ++t) {
     const work &w = wait_for_work(base, t);
@@ -377,10 +551,11 @@ __device__ __forceinline__ void make_queries(const fa3_backward_params &p, uint3
     int head = uniform(w.head) * p.queries_per_key;
     if (left > 0) mbarrier_wait(base + kKeyFull, tiles++ & 1);
     for (; left > 0; --left) {
-      const uint32_t stage = ring_stage<kDsStages>(ds);
+      forget(base);
+      const uint32_t stage = ring_stage<kDsStages>(use);
       const uint32_t own = tile_descriptor(base + kOwnDsAt + stage * kChunkBytes);
       const uint32_t other = tile_descriptor(base + kPeerDsAt + stage * kChunkBytes);
-      mbarrier_wait(base + kDsFull + 8 * stage, ring_parity<kDsStages>(ds));
+      mbarrier_wait(base + kDsFull + 8 * stage, ring_parity<kDsStages>(use));
       registers_touch(dq);
       wgmma_fence();
 #pragma unroll
@@ -392,46 +567,71 @@ __device__ __forceinline__ void make_queries(const fa3_backward_params &p, uint3
         wgmma_shared_transposed<kColumns>(dq, other + ((k * kRowBytes) >> 4),
                                           peer_key + ((k * kRowBytes) >> 4), kDescriptorHigh, true);
       wgmma_commit();
+
+      const turn mine = find_turn(w, i);
+      const int64_t slot = (int64_t)head * p.slots + w.slot + i;
+      float *partial = p.partial + slot * (kRows * kHeadDim) + column * kRows + thread * 4;
+      if (!mine.last)
+        mbarrier_wait(base + kAddedEmpty + 8 * ring_stage<2>(added), ring_parity<2>(added) ^ 1);
+      if (mine.before > 0) {
+        while (load_acquire(p.counters + slot) < 2 * mine.before) {
+        }
+      }
       wgmma_wait<0>();
       registers_touch(dq);
       release_both(base + kDsEmpty + 8 * stage);
-      ++ds;
+      ++use;
       if (left == 1) release(base + kKeyEmpty);
-      // By now it is through, and need not be waited for.
-      count_pending();
 
-      const fa3_range tiles_of_block =
-          fa3_visible_tiles(&w.mask, i * kRows, (i + 1) * kRows, kTileN);
-      const bool is_first = w.tile == tiles_of_block.begin, is_last = w.tile + 1 == tiles_of_block.end;
-      const int64_t slot = (int64_t)head * p.slots + w.slot + i;
-      int *counter = p.counters + slot;
-      float *partial = p.partial + slot * (kRows * kHeadDim) + column * kRows + thread * 4;
-      if (!is_first) {
-        if (lane == 0) {
-          const int turn = (w.tile - tiles_of_block.begin) * kWarpsOfCluster;
-          while (load_acquire(counter) < turn) {
-          }
-        }
-        __syncwarp();
-      }
-      if (is_last) {
-        store_rows<kColumns>(p.grad_query, dq, true, is_first ? nullptr : partial, p.scale, w.query_batch, w.query_row + i * kRows,
-                             w.mask.queries - i * kRows, head, column);
-      } else if (is_first) {
+      if (mine.before == 0) {
 #pragma unroll
         for (int j = 0; j < kColumns / 8; ++j) store_four(partial + j * 512, dq + 4 * j);
-        pending = counter;
       } else {
 #pragma unroll
         for (int j = 0; j < kColumns / 8; ++j) add_four(partial + j * 512, dq + 4 * j);
-        pending = counter;
+      }
+      if (!mine.last) {
+        __syncwarp();
+        release(base + kAddedFull + 8 * ring_stage<2>(added));
+        ++added;
+      } else {
+        store_sums<kColumns>(p.grad_query, partial, p.scale, w.query_batch,
+                             w.query_row + i * kRows, w.mask.queries - i * kRows, head, column);
       }
       if (--i < w.blocks.begin) {
         i = w.blocks.end - 1;
         ++head;
       }
     }
-    count_pending();
+    finish_work(base, t);
+  }
+}
+
+// Tells the tiles of keys that follow that a block of dQ has been added to. Only this warp waits
+// until that is so for the whole device.
+__device__ __forceinline__ void count_additions(const fa3_backward_params &p, uint32_t base) {
+  const bool leader = (threadIdx.x & 31) == 0;
+  uint32_t added = 0;
+  for (uint32_t t = 0;; ++t) {
+    const work &w = wait_for_work(base, t);
+    if (w.last) break;
+    int head = w.head * p.queries_per_key;
+    for (int left = w.steps, i = w.blocks.end - 1; left > 0; --left) {
+      if (!find_turn(w, i).last) {
+        const uint32_t stage = ring_stage<2>(added);
+        mbarrier_wait(base + kAddedFull + 8 * stage, ring_parity<2>(added));
+        ++added;
+        if (leader) {
+          mbarrier_arrive(base + kAddedEmpty + 8 * stage);
+          count_release(p.counters + (int64_t)head * p.slots + w.slot + i);
+        }
+        __syncwarp();
+      }
+      if (--i < w.blocks.begin) {
+        i = w.blocks.end - 1;
+        ++head;
+      }
+    }
     finish_work(base, t);
   }
 }
@@ -465,6 +665,10 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads,
     mbarrier_init(base + kKeyEmpty, 8);
     mbarrier_init(base + kValueFull, 1);
     mbarrier_init(base + kValueEmpty, 4);
+    for (int i = 0; i < 2; ++i) {
+      mbarrier_init(base + kAddedFull + 8 * i, 4);
+      mbarrier_init(base + kAddedEmpty + 8 * i, 1);
+    }
     mbarrier_init(base + kQueryLanded, 1);
     mbarrier_init(base + kGradLanded, 1);
     mbarrier_init(base + kKeyLanded, 1);
@@ -473,7 +677,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads,
     mbarrier_init(base + kWorkWanted, 1);
     for (int i = 0; i < kWorkSlots; ++i) {
       mbarrier_init(base + kWorkFull + 8 * i, 1);
-      mbarrier_init(base + kWorkEmpty + 8 * i, 32 * (3 * 4 + 2));
+      mbarrier_init(base + kWorkEmpty + 8 * i, 32 * (3 * 4 + 3));
     }
     mbarrier_init_fence();
   }
@@ -481,24 +685,26 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads,
   wait_for_prior_grids();
 
   if (warp < 4) {
-    registers_give_back<32>();
+    registers_give_back<kProducerRegisters>();
     if (warp == 0)
       load_queries(p, base);
     else if (warp == 1)
       load_grads(p, base);
     else if (warp == 2)
       schedule(p, base);
+    else
+      count_additions(p, base);
   } else if (warp < 8) {
-    registers_give_back<96>();
+    registers_give_back<kQueryRegisters>();
     if (uniform(cluster_rank()) == 0)
       make_queries<kSplit>(p, base, 0);
     else
       make_queries<kHeadDim - kSplit>(p, base, kSplit);
   } else if (warp < 12) {
-    registers_take<192>();
+    registers_take<kSumRegisters>();
     make_probabilities(p, base);
   } else {
-    registers_take<192>();
+    registers_take<kSumRegisters>();
     make_scores(p, base);
   }
   __syncwarp();

@@ -60,6 +60,7 @@ __device__ __forceinline__ void load_queries(const fa3_backward_params &p, uint3
   uint32_t query = 0, key = 0;             // buffers filled so far
   uint32_t query_landed = 0, key_landed = 0;
   for (uint32_t t = 0;; ++t) {
+    forget(base);
     const work &w = wait_for_work(base, t);
     if (w.last) break;
     const int query_row = w.query_row, query_batch = w.query_batch, queries = w.mask.queries;
@@ -71,6 +72,7 @@ __device__ __forceinline__ void load_queries(const fa3_backward_params &p, uint3
     for (int g = 0; g < p.queries_per_key; ++g) {
       const int head = key_head * p.queries_per_key + g;
       for (int i = end - 1; i >= begin; --i) {
+        forget(base);
         const uint32_t stage = ring_stage<kQueryStages>(query);
         const uint32_t full = base + kQueryFull + 8 * stage;
         const uint32_t to = base + kQueryAt + stage * kChunks * kChunkBytes;
@@ -133,6 +135,7 @@ __device__ __forceinline__ void load_grads(const fa3_backward_params &p, uint32_
   const int rank = cluster_rank();
   uint32_t grad = 0, value = 0, landed = 0;
   for (uint32_t t = 0;; ++t) {
+    forget(base);
     const work &w = wait_for_work(base, t);
     if (w.last) break;
     const int query_row = w.query_row, query_batch = w.query_batch, queries = w.mask.queries;
@@ -153,6 +156,7 @@ __device__ __forceinline__ void load_grads(const fa3_backward_params &p, uint32_
     for (int g = 0; g < p.queries_per_key; ++g) {
       const int head = key_head * p.queries_per_key + g;
       for (int i = end - 1; i >= begin; --i) {
+        forget(base);
         const uint32_t stage = ring_stage<kGradStages>(grad);
         const uint32_t full = base + kGradFull + 8 * stage;
         const uint32_t to = base + kGradAt + stage * kChunksV * kChunkBytes;

@@ -35,6 +35,12 @@ constexpr int kDsStages = FA3_DS_STAGES;      // of dS
 constexpr int kWorkSlots = 2;                  // the tile that is computed, and the next
 constexpr int kThreads = FA3_BACKWARD_WIDE_THREADS;
 
+// What the launch allots (128 for every thread) is all there is to share out between the four
+// warpgroups. The assembler takes none of it to be less than 96 for dQ.
+constexpr int kSumRegisters = kHeadDim > 192 ? 192 : 176;  // of those that sum dK and dV
+constexpr int kQueryRegisters = 96;                        // of that which makes dQ
+constexpr int kProducerRegisters = 512 - 2 * kSumRegisters - kQueryRegisters;
+
 // A tile lies in shared memory as blocks of 64 columns, row after row of 128 bytes,
 // swizzled by the copy engine.
 constexpr int kChunk = 64;
@@ -60,8 +66,9 @@ constexpr int kQueryAt = kValueAt + kChunksV * kChunkBytes;                 // [
 constexpr int kGradAt = kQueryAt + kQueryStages * kChunks * kChunkBytes;    // [grad stage]
 constexpr int kOwnDsAt = kGradAt + kGradStages * kChunksV * kChunkBytes;    // [ds stage]
 constexpr int kPeerDsAt = kOwnDsAt + kDsStages * kChunkBytes;               // [ds stage]
-constexpr int kProbabilitiesAt = kPeerDsAt + kDsStages * kChunkBytes;       // 32 floats a thread
-constexpr int kRowsAt = kProbabilitiesAt + 64 * 64 * 4;                     // [query stage]
+constexpr int kProbabilitiesAt = kPeerDsAt + kDsStages * kChunkBytes;       // [warp]
+constexpr int kProbabilitiesBytes = 16 * 64 * 4;                            // of a warp
+constexpr int kRowsAt = kProbabilitiesAt + 4 * kProbabilitiesBytes;                    // [query stage]
 constexpr int kRowsBytes = 2 * 4 * kRows;                                   // lse, then D
 constexpr int kBarriersAt = kRowsAt + kQueryStages * kRowsBytes;
 constexpr int kQueryFull = kBarriersAt;  // [query stage]
@@ -74,7 +81,9 @@ constexpr int kKeyFull = kDsEmpty + 8 * kDsStages;
 constexpr int kKeyEmpty = kKeyFull + 8;
 constexpr int kValueFull = kKeyEmpty + 8;
 constexpr int kValueEmpty = kValueFull + 8;
-constexpr int kQueryLanded = kValueEmpty + 8;  // before their last rows are cleared
+constexpr int kAddedFull = kValueEmpty + 8;  // [turn]: dQ has been added to
+constexpr int kAddedEmpty = kAddedFull + 8 * 2;
+constexpr int kQueryLanded = kAddedEmpty + 8 * 2;  // before their last rows are cleared
 constexpr int kGradLanded = kQueryLanded + 8;
 constexpr int kKeyLanded = kGradLanded + 8;
 constexpr int kMailFull = kKeyLanded + 8;
@@ -90,8 +99,15 @@ constexpr int kSharedBytesByHost =
     FA3_BACKWARD_WIDE_SHARED_BYTES(kHeadDim, kHeadDimV, kGradStages, kDsStages);
 static_assert(kSharedBytes <= kSharedBytesByHost && kSharedBytesByHost <= 232448, "shared memory");
 
-// Named barriers, besides 0 of __syncthreads: the probabilities are there; they have been read.
-enum { kBarrierReady = 1, kBarrierRead = 2 };
+// Named barriers, besides 0 of __syncthreads, of each warp and the one that it passes its
+// probabilities to: they are there; they have been read.
+enum { kBarrierReady = 1, kBarrierRead = 5 };
+
+// Not an instruction: what the compiler has derived from `x` so far is derived again, instead of
+// being kept in registers that are few.
+__device__ __forceinline__ void forget(uint32_t &x) {
+  asm volatile("" : "+r"(x));
+}
 
 extern __shared__ __align__(1024) unsigned char shared[];
 
