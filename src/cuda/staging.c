@@ -124,11 +124,11 @@ fa3_status unstage_output(const struct launch *launch, const struct staged *stag
 }
 
 fa3_status stage_head_values(const struct launch *launch, const struct staged *staged,
-                             const struct operand *from, int64_t heads, char *workspace) {
+                             const struct operand *from, int64_t heads, float *to) {
   if (!staged->used) return FA3_OK;
   fa3_sink_params params = {.from = from->data,
                             .stride = from->stride_head,
-                            .to = (float *)(void *)(workspace + staged->offset),
+                            .to = to,
                             .heads = (int)heads,
                             .kind = from->dtype == FA3_FLOAT32   ? 0
                                     : from->dtype == FA3_FLOAT16 ? 1
