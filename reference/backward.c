@@ -158,9 +158,9 @@ struct sum {
   double terms;
 };
 
-static struct sum sum_new(double *value, double *error, int64_t count) {
-  struct sum sum = {.value = value, .error = error, .count = count};
-  for (int64_t d = 0; d < count; d++) value[d] = error[d] = 0;
+static struct sum sum_new(double *result, double *bound, int64_t count) {
+  struct sum sum = {.value = result, .error = bound, .count = count};
+  for (int64_t d = 0; d < count; d++) result[d] = bound[d] = 0;
   return sum;
 }
 

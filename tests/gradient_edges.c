@@ -49,14 +49,14 @@ static bool is_zero(double value) {
 /* One number of what goes in, in batch 1 and head 1, and how many of each gradient it spoils. */
 struct spoilt {
   const char *name;
-  int buffer; /* of the forward trial, or behind TRIAL_BUFFERS of the backward one */
   size_t tensor;
-  int64_t query;
-  int64_t key;
-  int64_t value;
+  int buffer; /* of the forward trial, or behind TRIAL_BUFFERS of the backward one */
+  int query;
+  int key;
+  int value;
 };
 
-#define SPOILT(name, buffer) #name, buffer, offsetof(fa3_backward_args, name)
+#define SPOILT(name, buffer) #name, offsetof(fa3_backward_args, name), buffer
 
 static const struct spoilt inputs[] = {
     /* All of P's row, and with it dS's. */
@@ -119,7 +119,7 @@ static void test_infinity_outside_sequences(void **state) {
     const fa3_tensor *tensors[] = {&trial.args.query,   &trial.args.key, &trial.args.value,
                                    &trial.args.output,  &trial.args.lse, &trial.args.grad_output,
                                    &trial.args.grad_lse};
-    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) poison_unused(tensors[i]);
+    for (int i = 0; i < 7; i++) poison_unused(tensors[i]);
     gradient_trial_run(&trial, &rng);
     gradient_trial_check(&trial, &rng, 6000);
     gradient_trial_free(&trial);
@@ -167,7 +167,7 @@ static void test_keys_that_nothing_sees(void **state) {
     gradient_trial_check(&trial, &rng, every_pair);
     const fa3_tensor *tensors[] = {&trial.args.grad_key, &trial.args.grad_value};
     for (int t = 0; t < 2 && !accumulate; t++) {
-      const int64_t unseen = 2 * 2 * (KEYS - SEEN) * tensors[t]->shape[3];
+      const int64_t unseen = tensors[t]->shape[3] * 2 * 2 * (KEYS - SEEN);
       assert_in_range(count(tensors[t], is_zero), unseen, unseen + 8);
     }
     gradient_trial_free(&trial);

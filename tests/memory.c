@@ -111,9 +111,10 @@ static void run(fa3_dtype dtype, int64_t seqlen_q, uint32_t flags) {
 static void run_backward(fa3_dtype dtype) {
   fa3_backward_args args = {
       .struct_size = sizeof args, .flags = FA3_CAUSAL | FA3_WINDOW, .window_left = WINDOW};
-  fa3_tensor *tensors[] = {&args.query,       &args.key,        &args.value,    &args.output,
-                           &args.grad_output, &args.grad_query, &args.grad_key, &args.grad_value};
-  enum { TENSORS = sizeof tensors / sizeof *tensors };
+  enum { TENSORS = 8 };
+  fa3_tensor *tensors[TENSORS] = {&args.query,    &args.key,         &args.value,
+                                  &args.output,   &args.grad_output, &args.grad_query,
+                                  &args.grad_key, &args.grad_value};
   for (uint32_t i = 0; i < TENSORS; i++) *tensors[i] = make_tensor(dtype, SEQLEN, i + 1);
   args.lse = (fa3_tensor){.data = malloc((size_t)SEQLEN * sizeof(float)),
                           .dtype = FA3_FLOAT32,

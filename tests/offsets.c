@@ -100,10 +100,11 @@ static void test_gradients_far_apart(void **state) {
                                       .dtype = FA3_FLOAT32,
                                       .rank = 3,
                                       .shape = {BATCH, HEADS, SEQLEN},
-                                      .strides = {HEADS * SEQLEN, SEQLEN, 1}}};
-    fa3_tensor *tensors[] = {&args.query,       &args.key,        &args.value,    &args.output,
-                             &args.grad_output, &args.grad_query, &args.grad_key, &args.grad_value};
-    enum { TENSORS = sizeof tensors / sizeof *tensors };
+                                      .strides = {(int64_t)HEADS * SEQLEN, SEQLEN, 1}}};
+    enum { TENSORS = 8 };
+    fa3_tensor *tensors[TENSORS] = {&args.query,    &args.key,         &args.value,
+                                    &args.output,   &args.grad_output, &args.grad_query,
+                                    &args.grad_key, &args.grad_value};
     for (int i = 0; i < TENSORS; i++)
       if (!make_tensor(tensors[i], far_dimension, &rng)) skip();
     assert_int_equal(fa3_backward_workspace(&args, &args.workspace_size), FA3_OK);

@@ -118,29 +118,26 @@ void call_init(struct call *call, bool packed) {
   init_backward(call);
 }
 
-#define TENSOR(pass, name, output) \
-  { #name, offsetof(struct call, pass.name), output }
+#define FORWARD(name, output) \
+  { #name, offsetof(struct call, forward.name), output }
+#define BACKWARD(name, output) \
+  { #name, offsetof(struct call, backward.name), output }
 
 static const struct call_tensor forward_tensors[] = {
-    TENSOR(forward, query, false),        TENSOR(forward, key, false),
-    TENSOR(forward, value, false),        TENSOR(forward, output, true),
-    TENSOR(forward, lse, true),           TENSOR(forward, sink, false),
-    TENSOR(forward, cu_seqlens_q, false), TENSOR(forward, cu_seqlens_k, false),
-    TENSOR(forward, seqused_q, false),    TENSOR(forward, seqused_k, false),
-    TENSOR(forward, leftpad_k, false),    TENSOR(forward, cache_batch_index, false),
-    TENSOR(forward, diagonal, false),
+    FORWARD(query, false),        FORWARD(key, false),          FORWARD(value, false),
+    FORWARD(output, true),        FORWARD(lse, true),           FORWARD(sink, false),
+    FORWARD(cu_seqlens_q, false), FORWARD(cu_seqlens_k, false), FORWARD(seqused_q, false),
+    FORWARD(seqused_k, false),    FORWARD(leftpad_k, false),    FORWARD(cache_batch_index, false),
+    FORWARD(diagonal, false),
 };
 
 static const struct call_tensor backward_tensors[] = {
-    TENSOR(backward, query, false),        TENSOR(backward, key, false),
-    TENSOR(backward, value, false),        TENSOR(backward, output, false),
-    TENSOR(backward, lse, false),          TENSOR(backward, grad_output, false),
-    TENSOR(backward, grad_query, true),    TENSOR(backward, grad_key, true),
-    TENSOR(backward, grad_value, true),    TENSOR(backward, grad_lse, false),
-    TENSOR(backward, sink, false),         TENSOR(backward, grad_sink, true),
-    TENSOR(backward, cu_seqlens_q, false), TENSOR(backward, cu_seqlens_k, false),
-    TENSOR(backward, seqused_q, false),    TENSOR(backward, seqused_k, false),
-    TENSOR(backward, leftpad_k, false),    TENSOR(backward, diagonal, false),
+    BACKWARD(query, false),        BACKWARD(key, false),          BACKWARD(value, false),
+    BACKWARD(output, false),       BACKWARD(lse, false),          BACKWARD(grad_output, false),
+    BACKWARD(grad_query, true),    BACKWARD(grad_key, true),      BACKWARD(grad_value, true),
+    BACKWARD(grad_lse, false),     BACKWARD(sink, false),         BACKWARD(grad_sink, true),
+    BACKWARD(cu_seqlens_q, false), BACKWARD(cu_seqlens_k, false), BACKWARD(seqused_q, false),
+    BACKWARD(seqused_k, false),    BACKWARD(leftpad_k, false),    BACKWARD(diagonal, false),
 };
 
 static fa3_status forward_workspace(const struct call *call, size_t *bytes) {

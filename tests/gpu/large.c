@@ -207,7 +207,7 @@ static void fetch(const gpu_pointer device[FAR_TENSORS], gpu_pointer lse, int64_
         NULL);
     GPU(cuCtxSynchronize, );
     for (int64_t j = 0; j < slice->count; j++)
-      memcpy(slice->rows[i] + j * DIM, buffer + j * STRIDE + head * DIM, 2 * DIM);
+      memcpy(slice->rows[i] + j * DIM, buffer + j * STRIDE + head * DIM, 2 * (size_t)DIM);
   }
   const size_t place = (size_t)((batch * MANY_HEADS + head) * ROWS + slice->first);
   GPU(cuMemcpyDtoHAsync, slice->lse, lse + place * sizeof(float),
