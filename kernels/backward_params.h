@@ -109,8 +109,9 @@ typedef struct {
   int clear_key;      /* lengths): zero them; likewise of keys */
 } fa3_backward_params;
 
-/* Grids and threads: backward_prepare (blocks_q, heads_q, batch), backward_sink (heads_q), backward
- * as many blocks as there are SMs to use, at most fa3_tile_count. */
+/* Grids and threads: backward_prepare (blocks_q, heads_q, batch), also for blocks_q of 0 with one
+ * block, which clears `next_tile`; backward_sink (heads_q); backward as many blocks as there are SMs
+ * to use, at most fa3_tile_count. */
 #define FA3_BACKWARD_PREPARE_THREADS 256
 #define FA3_BACKWARD_SINK_THREADS 256
 #define FA3_BACKWARD_THREADS 384
