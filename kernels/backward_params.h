@@ -109,8 +109,9 @@ typedef struct {
   int clear_key;      /* lengths): zero them; likewise of keys */
 } fa3_backward_params;
 
-/* Grids and threads: backward_prepare (blocks_q, heads_q, batch), backward_sink (heads_q), backward
- * as many blocks as there are SMs to use, at most fa3_tile_count. */
+/* Grids and threads: backward_prepare (blocks_q, heads_q, batch), also for blocks_q of 0 with one
+ * block, which clears `next_tile`; backward_sink (heads_q); backward as many blocks as there are
+ * SMs to use, at most fa3_tile_count. */
 #define FA3_BACKWARD_PREPARE_THREADS 256
 #define FA3_BACKWARD_SINK_THREADS 256
 #define FA3_BACKWARD_THREADS 384
@@ -134,7 +135,7 @@ typedef struct {
 /* Shared memory of backward_wide.cu: 64 keys and values, 128 columns of the neighbour's keys, two
  * tiles of 64 queries and `grad_stages` of dO, twice `ds_stages` tiles of dS, one of probabilities,
  * and the rest. */
-#define FA3_BACKWARD_WIDE_SHARED_BYTES(head_dim, head_dim_v, grad_stages, ds_stages)           \
+#define FA3_BACKWARD_WIDE_SHARED_BYTES(head_dim, head_dim_v, grad_stages, ds_stages)               \
   (128 * (3 * (head_dim) + 128 + (1 + (grad_stages)) * (head_dim_v) + 128 * (ds_stages)) + 16384 + \
    2048)
 
