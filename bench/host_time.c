@@ -58,18 +58,21 @@ static int measure(const struct call *call, int (*synchronize)(void)) {
   return 0;
 }
 
+/* Of the problem, which is small. */
+enum { SEQLEN = 128, HEADS = 16, HEAD_DIM = 128, ROWS = SEQLEN * HEADS };
+
 static fa3_tensor tensor(char *memory, int place) {
-  return fa3_dense(memory + ((size_t)place << 20), FA3_BFLOAT16, 1, 128, 16, 128);
+  return fa3_dense(memory + ((size_t)place << 20), FA3_BFLOAT16, 1, SEQLEN, HEADS, HEAD_DIM);
 }
 
 static fa3_tensor row_values(char *memory, int place) {
-  fa3_tensor values = fa3_vector(memory + ((size_t)place << 20), FA3_FLOAT32, 16 * 128);
+  fa3_tensor values = fa3_vector(memory + ((size_t)place << 20), FA3_FLOAT32, ROWS);
   values.rank = 3;
   values.shape[0] = 1;
-  values.shape[1] = 16;
-  values.shape[2] = 128;
-  values.strides[0] = 16 * 128;
-  values.strides[1] = 128;
+  values.shape[1] = HEADS;
+  values.shape[2] = SEQLEN;
+  values.strides[0] = ROWS;
+  values.strides[1] = SEQLEN;
   values.strides[2] = 1;
   return values;
 }

@@ -25,6 +25,18 @@
 #include "backward_store.cuh"
 #include "backward_work.cuh"
 
+// Warpgroups take turns at the first two products, so that one's exponentials fall in the time of
+// the other's products. The turn is passed when S is done; where a step has 128 queries, dP too.
+constexpr bool kPassLate = kTileM == 128;
+
+__device__ __forceinline__ void take_turn(int warpgroup) {
+  named_barrier_sync(kBarrierTurn + warpgroup, 128 * kWarpgroups);
+}
+
+__device__ __forceinline__ void pass_turn(int warpgroup) {
+  named_barrier_arrive(kBarrierTurn + 1 - warpgroup, 128 * kWarpgroups);
+}
+
 constexpr uint32_t kDescriptorHigh = wgmma_descriptor_high<kRowBytes>();
 constexpr uint32_t kGradDescriptorHigh = wgmma_descriptor_high<kGradRowBytes>();
 
@@ -82,6 +94,23 @@ __device__ __forceinline__ void take_exponentials(float (&s)[kTileM / 2], uint32
 #pragma unroll
     for (int e = 0; e < 4; ++e)
       s[4 * j + e] = exp2_unit(fmaf(s[4 * j + e], scale, e % 2 ? -l.y : -l.x));
+  }
+}
+
+// Zeros where the thread's two keys are not seen. `column` is the query of its first probability.
+__device__ __forceinline__ void hide(float (&s)[kTileM / 2], const fa3_range (&seen)[2],
+                                     int column) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int begin = seen[r].begin - column, end = seen[r].end - column;
+#pragma unroll
+    for (int j = 0; j < kTileM / 8; ++j) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int offset = 8 * j + e;
+        if (offset < begin || offset >= end) s[4 * j + 2 * r + e] = 0.0f;
+      }
+    }
   }
 }
 
@@ -192,6 +221,7 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
   const uint32_t own_grad =
       base + kGradAt + (warpgroup * kKeys + thread / 32 * 16 + (lane & 15)) * kGradRowBytes;
 
+  if (warpgroup == 0) pass_turn(1);
   float dk[kHeadDim / 2], dv[kHeadDim / 2];
   uint32_t use = 0, keys_use = 0;  // steps begun, tiles of keys loaded
   for (uint32_t t = 0;; ++t) {
@@ -263,6 +293,7 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
 
       float s[kTileM / 2], dp[kTileM / 2];
       mbarrier_wait(base + kQueryFull + 8 * stage, parity);
+      take_turn(warpgroup);
       registers_touch(s);
       wgmma_fence();
       issue_scores(s, own_keys, queries);
@@ -288,21 +319,24 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
                               (place_of(stage) & 2) != 0};
       uint32_t weights[kTileM / 4], grads[kTileM / 4];
       wgmma_wait<1>();
+      if (!kPassLate) pass_turn(warpgroup);
       registers_touch(s);
       if (!FA3_SOFTCAP || p.softcap_log2 == 0.0f) {
-        if (masked) mask_scores(s, seen, first_query);
         take_exponentials(s, lse, p.scale_log2);
+        if (masked) hide(s, seen, first_query);
         registers_touch(s);
         // A branch: without one before it, the assembler moves the next wait up above the
         // exponentials.
         wait_for_buffer();
         wgmma_wait<0>();
+        if (kPassLate) pass_turn(warpgroup);
         registers_touch(s);
         registers_touch(dp);
         take_differences(weights, grads, s, dp, d);
       } else {
         wait_for_buffer();
         wgmma_wait<0>();
+        if (kPassLate) pass_turn(warpgroup);
         registers_touch(dp);
         take_capped_differences(weights, grads, s, dp, seen, first_query, lse, d, p.scale_log2,
                                 p.softcap_log2);

@@ -81,6 +81,8 @@ constexpr int kSharedBytesByHost =
 static_assert(kSharedBytes <= kSharedBytesByHost && kSharedBytesByHost <= 232448, "shared memory");
 static_assert(kThreads == FA3_BACKWARD_THREADS, "threads");
 
+enum { kBarrierTurn = 1 };  // named barriers kBarrierTurn + warpgroup; 0 is __syncthreads
+
 extern __shared__ __align__(1024) unsigned char shared[];
 
 // One tile of keys: the scheduling warp leaves it in shared memory for the others.

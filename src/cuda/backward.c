@@ -93,7 +93,8 @@ static fa3_status stage_operands(const struct call *call) {
                   false));
   TRY(stage_input(launch, &plan->grad_output, &problem->grad_output, &call->grad_output,
                   &call->output_extents, false));
-  return stage_head_values(launch, &plan->sink, &problem->sink, problem->heads_q, call->workspace);
+  return stage_head_values(launch, &plan->sink, &problem->sink, problem->heads_q,
+                           in_workspace(call, &plan->sink));
 }
 
 static fa3_status launch_prepare(const struct call *call) {

@@ -51,8 +51,9 @@ static fa3_status plan_tiles(const struct problem *problem, struct backward_plan
                                  .section = 1};
   plan->blocks_q = (int32_t)divide_up(longest_q, kernel->tile_q);
   plan->slots = (int32_t)slots(problem, kernel->tile_q);
-  plan->bytes_per_head = longest_q * group *
-                         (2 * (problem->head_dim + problem->value_head_dim) + 4 * kernel->head_dim);
+  plan->bytes_per_head =
+      longest_q * group *
+      (2 * (problem->head_dim + problem->value_head_dim) + 4 * (int64_t)kernel->head_dim);
   return FA3_OK;
 }
 

@@ -25,7 +25,7 @@ struct call {
   struct operand value;
   struct operand output;
   struct operand lse;
-  const float *sink;
+  float *sink;
 };
 
 static void set_operands(struct call *call) {
@@ -47,8 +47,8 @@ static void set_operands(struct call *call) {
                                  .stride_batch = problem->heads_q * problem->rows_q,
                                  .stride_head = problem->rows_q,
                                  .stride_row = 1};
-  call->sink = plan->sink.used ? (const float *)(void *)(workspace + plan->sink.offset)
-                               : (const float *)(void *)problem->sink.data;
+  call->sink =
+      (float *)(void *)(plan->sink.used ? workspace + plan->sink.offset : problem->sink.data);
 }
 
 static fa3_status set_tensor_maps(const struct call *call, fa3_forward_params *params) {
@@ -164,7 +164,7 @@ fa3_status launch_forward(const struct cuda_device *device, const struct cuda_sc
                   plan->negate));
   TRY(stage_input(launch, &plan->key, &problem->key, &call.key, &call.key_extents, false));
   TRY(stage_input(launch, &plan->value, &problem->value, &call.value, &call.value_extents, false));
-  TRY(stage_head_values(launch, &plan->sink, &problem->sink, problem->heads_q, call.workspace));
+  TRY(stage_head_values(launch, &plan->sink, &problem->sink, problem->heads_q, call.sink));
   TRY(launch_attention(&call));
   TRY(unstage_output(launch, &plan->output, &call.output, &problem->output, &call.output_extents,
                      &lengths));

@@ -124,15 +124,15 @@ fa3_status unstage_output(const struct launch *launch, const struct staged *stag
 }
 
 fa3_status stage_head_values(const struct launch *launch, const struct staged *staged,
-                             const struct operand *from, int64_t heads, char *workspace) {
+                             const struct operand *from, int64_t heads, float *to) {
   if (!staged->used) return FA3_OK;
   fa3_sink_params params = {.from = from->data,
                             .stride = from->stride_head,
-                            .to = (float *)(void *)(workspace + staged->offset),
                             .heads = (int)heads,
                             .kind = from->dtype == FA3_FLOAT32   ? 0
                                     : from->dtype == FA3_FLOAT16 ? 1
                                                                  : 2};
+  params.to = to;
   struct grid grid = {.x = 1, .y = 1, .z = 1, .threads = FA3_STRIDED_THREADS};
   return launch_kernel(launch, launch->device->sinks_to_float, &grid, &params);
 }

@@ -60,6 +60,6 @@ fa3_status unstage_output(const struct launch *launch, const struct staged *stag
 
 /* Queues the conversion of a number per head to float32. */
 fa3_status stage_head_values(const struct launch *launch, const struct staged *staged,
-                             const struct operand *from, int64_t heads, char *workspace);
+                             const struct operand *from, int64_t heads, float *to);
 
 #endif

@@ -1,4 +1,4 @@
-/* Checks and times each level's routines and the tile loop on top of them, by name. */
+/* Checks and times each level's routines and the tile loops on top of them, by name. */
 #ifndef FA3_TESTS_KERNELS_H
 #define FA3_TESTS_KERNELS_H
 
@@ -33,11 +33,15 @@ struct subject {
   void (*bench)(struct run *run);
 };
 
-extern const struct subject pack_subjects[4]; /* queries, keys, values, store_row */
+extern const struct subject pack_subjects[5]; /* queries, keys, values, store_row, add_row */
 extern const struct subject multiply_subject;
 extern const struct subject cap_subject;
 extern const struct subject softmax_subject;
+extern const struct subject gradient_subject;
+extern const struct subject transpose_subject;
+extern const struct subject dot_subject;
 extern const struct subject forward_subject;
+extern const struct subject backward_subject;
 
 /* Says what is wrong with this run, and returns false. */
 bool wrong(const struct run *run, const char *format, ...) __attribute__((format(printf, 2, 3)));

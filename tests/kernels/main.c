@@ -10,7 +10,7 @@
 
 #include "cpu/level.h"
 
-enum { SETS = 12, SUBJECTS = 8, CHECKS = 100, SAMPLES = 21 };
+enum { SETS = 12, SUBJECTS = 13, CHECKS = 100, SAMPLES = 21 };
 
 static const fa3_dtype dtypes[] = {FA3_FLOAT32, FA3_FLOAT16, FA3_BFLOAT16};
 static const char *const dtype_names[] = {"", "float32", "float16", "bfloat16"};
@@ -43,11 +43,11 @@ static int find_targets(struct target targets[SETS]) {
 }
 
 static void find_subjects(const struct subject *subjects[SUBJECTS]) {
-  for (int i = 0; i < 4; i++) subjects[i] = &pack_subjects[i];
-  subjects[4] = &multiply_subject;
-  subjects[5] = &cap_subject;
-  subjects[6] = &softmax_subject;
-  subjects[7] = &forward_subject;
+  static const struct subject *const others[] = {
+      &multiply_subject,  &cap_subject, &softmax_subject, &gradient_subject,
+      &transpose_subject, &dot_subject, &forward_subject, &backward_subject};
+  for (int i = 0; i < 5; i++) subjects[i] = &pack_subjects[i];
+  for (int i = 5; i < SUBJECTS; i++) subjects[i] = others[i - 5];
 }
 
 static const struct subject *current;

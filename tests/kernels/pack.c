@@ -94,7 +94,12 @@ static bool check_values(struct run *run) {
   return good;
 }
 
-static bool check_store_row(struct run *run) {
+static float rounded(fa3_dtype dtype, float value) {
+  if (dtype == FA3_FLOAT16) return float_from_half(half_from_float(value));
+  return dtype == FA3_BFLOAT16 ? float_from_bfloat(bfloat_from_float(value)) : value;
+}
+
+static bool check_stored(struct run *run, bool add) {
   struct rows stored = {.dtype = run->dtype, .count = 1};
   stored.width = 8 * rng_between(&run->rng, 1, LARGEST_DIM / 8);
   float factor = (float)rng_normal(&run->rng);
@@ -104,12 +109,17 @@ static bool check_store_row(struct run *run) {
   row[special] = (float)RNG_PICK(&run->rng, 0, 1) ? NAN : INFINITY;
   char *data = guarded_new((size_t)stored.width * fa3_dtype_size(run->dtype));
   stored.data = data;
-  run->routines->store_row(row, stored.width, factor, run->dtype, data);
+  float before[LARGEST_DIM] = {0};
+  if (add) {
+    fill_rows(&run->rng, &stored, data);
+    for (int64_t i = 0; i < stored.width; i++) before[i] = (float)load_element(&stored, 0, i);
+  }
+  (add ? run->routines->add_row : run->routines->store_row)(row, stored.width, factor, run->dtype,
+                                                            data);
   bool good = guarded_intact(data) || wrong(run, "wrote outside");
   for (int64_t i = 0; good && i < stored.width; i++) {
-    float expected = row[i] * factor;
-    if (run->dtype == FA3_FLOAT16) expected = float_from_half(half_from_float(expected));
-    if (run->dtype == FA3_BFLOAT16) expected = float_from_bfloat(bfloat_from_float(expected));
+    float product = row[i] * factor;
+    float expected = rounded(run->dtype, add ? before[i] + product : product);
     double value = load_element(&stored, 0, i);
     if (!(value == (double)expected || (isnan(value) && isnan(expected))))
       good = wrong(run, "element %d is %g: expected %g", (int)i, value, (double)expected);
@@ -117,6 +127,14 @@ static bool check_store_row(struct run *run) {
   guarded_free(row);
   guarded_free(data);
   return good;
+}
+
+static bool check_store_row(struct run *run) {
+  return check_stored(run, false);
+}
+
+static bool check_add_row(struct run *run) {
+  return check_stored(run, true);
 }
 
 struct pack_bench {
@@ -145,6 +163,12 @@ static void call_store_row(void *argument) {
   struct pack_bench *b = argument;
   b->run->routines->store_row((const float *)b->packed, b->rows.width, 0.5f, b->run->dtype,
                               (char *)b->rows.data);
+}
+
+static void call_add_row(void *argument) {
+  struct pack_bench *b = argument;
+  b->run->routines->add_row((const float *)b->packed, b->rows.width, 0.5f, b->run->dtype,
+                            (char *)b->rows.data);
 }
 
 /* 256 rows of head dim 128, one of 8 heads: a tile as the engine packs it. */
@@ -180,9 +204,14 @@ static void bench_store_row(struct run *run) {
   bench_pack(run, call_store_row, 1, 128);
 }
 
-const struct subject pack_subjects[4] = {
+static void bench_add_row(struct run *run) {
+  bench_pack(run, call_add_row, 1, 128);
+}
+
+const struct subject pack_subjects[5] = {
     {"pack_queries", true, check_queries, bench_queries},
     {"pack_keys", true, check_keys, bench_keys},
     {"pack_values", true, check_values, bench_values},
     {"store_row", true, check_store_row, bench_store_row},
+    {"add_row", true, check_add_row, bench_add_row},
 };

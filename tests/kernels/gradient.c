@@ -1,0 +1,253 @@
+/* The backward pass's routines beside those of the forward pass. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels.h"
+
+enum { STRIDE = 96, LARGEST_DIM = 256 };
+
+static const double u = 0x1p-24;
+
+/* A strip as backward.c makes it; the probabilities are at most 1, as an lse makes them. */
+struct strip {
+  struct gradient_step step;
+  float *scores; /* these four are guarded */
+  float *gradients;
+  float *shift;
+  float *delta;
+  float *scores_before;
+  float *gradients_before;
+};
+
+static float *new_floats(int64_t count) {
+  return guarded_new((size_t)count * sizeof(float));
+}
+
+static float *copy(const float *from, int64_t count) {
+  float *to = malloc((size_t)count * sizeof *to);
+  if (!to) exit(1);
+  memcpy(to, from, (size_t)count * sizeof *to);
+  return to;
+}
+
+static struct strip strip_new(struct run *run, int64_t rows, int64_t columns, double spread,
+                              float softcap) {
+  struct rng *rng = &run->rng;
+  struct strip s = {.step = {.rows = rows,
+                             .columns = columns,
+                             .stride = STRIDE,
+                             .scale = (float)(0.05 + rng_uniform(rng)),
+                             .softcap = softcap}};
+  s.step.scores = s.scores = new_floats(rows * STRIDE);
+  s.step.gradients = s.gradients = new_floats(rows * STRIDE);
+  s.step.shift = s.shift = new_floats(columns);
+  s.step.delta = s.delta = new_floats(columns);
+  for (int64_t c = 0; c < columns; c++) {
+    const double hidden = (double)RNG_PICK(rng, 0, 0, 1, 2) / 2;
+    float largest = -INFINITY;
+    for (int64_t r = 0; r < rows; r++) {
+      double score = spread * rng_normal(rng);
+      if (softcap > 0) score = softcap * tanh(score / softcap);
+      s.scores[r * STRIDE + c] = rng_chance(rng, hidden) ? -INFINITY : (float)score;
+      s.gradients[r * STRIDE + c] = (float)rng_normal(rng);
+      largest = fmaxf(largest, s.scores[r * STRIDE + c] * s.step.scale);
+    }
+    const bool seen = largest > -INFINITY && rng_chance(rng, 0.9);
+    s.shift[c] = seen ? -largest - (float)rng_uniform(rng) : -INFINITY;
+    s.delta[c] = (float)rng_normal(rng);
+  }
+  s.scores_before = copy(s.scores, rows * STRIDE);
+  s.gradients_before = copy(s.gradients, rows * STRIDE);
+  return s;
+}
+
+static void strip_free(struct strip *s) {
+  guarded_free(s->scores);
+  guarded_free(s->gradients);
+  guarded_free(s->shift);
+  guarded_free(s->delta);
+  free(s->scores_before);
+  free(s->gradients_before);
+}
+
+static bool near(const struct run *run, const char *what, int64_t row, int64_t column, double value,
+                 double expected, double bound) {
+  if (value == expected || fabs(value - expected) <= bound) return true;
+  return wrong(run, "%s of row %d, column %d is %.9g: expected %.9g within %.2g", what, (int)row,
+               (int)column, value, expected, bound);
+}
+
+/* As softmax.c counts what 2^x loses; the difference, the products and the derivative of the cap
+ * lose some units more. */
+static bool check_score(const struct run *run, const struct strip *s, int64_t r, int64_t c) {
+  const struct gradient_step *step = &s->step;
+  const double stored = run->routines->elements_per_word == 1 ? 0 : 0x1p-8;
+  const double score = s->scores_before[r * STRIDE + c], shift = step->shift[c];
+  const double exponent = score * (double)step->scale + shift;
+  const double probability = exp2(exponent);
+  const double relative =
+      probability == 0 ? 0 : (fabs(exponent) + fabs(exponent - shift) + fabs(shift) + 6) * u;
+  double value = load_packed(run->routines, step->scores + r * STRIDE, 1, c);
+  if (!near(run, "probability", r, c, value, probability,
+            probability * (relative + stored) + 0x1p-126))
+    return false;
+  const double difference = (double)s->gradients_before[r * STRIDE + c] - (double)step->delta[c];
+  double derivative = 1;
+  if (step->softcap > 0 && probability > 0) derivative -= pow(score / (double)step->softcap, 2);
+  const double gradient = probability * difference * derivative;
+  const double bound = fabs(gradient) * (relative + stored + 4 * u) +
+                       probability * fabs(difference) * (step->softcap > 0 ? 6 * u : 0) +
+                       (fabs(difference) + 1) * 0x1p-126;
+  value = load_packed(run->routines, step->gradients + r * STRIDE, 1, c);
+  return near(run, "gradient", r, c, value, gradient, bound);
+}
+
+static bool check_gradient(struct run *run) {
+  const int64_t panel = run->routines->panel;
+  const int64_t columns = panel * rng_between(&run->rng, 1, STRIDE / panel);
+  struct strip s =
+      strip_new(run, rng_between(&run->rng, 1, run->routines->strip), columns,
+                (double)RNG_PICK(&run->rng, 1, 10, 200), (float)RNG_PICK(&run->rng, 0, 0, 5, 50));
+  run->routines->gradient(&s.step);
+  bool good =
+      (guarded_intact(s.scores) && guarded_intact(s.gradients)) || wrong(run, "wrote outside");
+  for (int64_t r = 0; good && r < s.step.rows; r++)
+    for (int64_t c = 0; good && c < columns; c++) good = check_score(run, &s, r, c);
+  strip_free(&s);
+  return good;
+}
+
+struct gradient_bench {
+  const struct routines *routines;
+  struct strip strip;
+};
+
+static void call_gradient(void *argument) {
+  struct gradient_bench *b = argument;
+  struct strip *s = &b->strip;
+  const size_t size = (size_t)(s->step.rows * STRIDE) * sizeof(float);
+  memcpy(s->scores, s->scores_before, size);
+  memcpy(s->gradients, s->gradients_before, size);
+  b->routines->gradient(&s->step);
+}
+
+static void bench_gradient(struct run *run) {
+  const int64_t rows = run->routines->strip;
+  struct gradient_bench b = {run->routines, strip_new(run, rows, STRIDE, 1, 0)};
+  report(run, "with copies", call_gradient, &b, (double)(rows * STRIDE), "score");
+  strip_free(&b.strip);
+}
+
+struct transposition {
+  const struct routines *routines;
+  int64_t rows, columns, stride;
+  float *packed;
+  float *transposed;
+};
+
+static struct transposition transposition_new(struct run *run, int64_t rows, int64_t columns) {
+  const struct routines *routines = run->routines;
+  struct transposition t = {routines, rows, columns, .stride = (int64_t)routines->strip + 8};
+  t.packed = new_floats(rows * STRIDE);
+  t.transposed = new_floats(columns * t.stride);
+  for (int64_t i = 0; i < rows * STRIDE; i++) {
+    const double values[2] = {rng_normal(&run->rng), rng_normal(&run->rng)};
+    t.packed[i] = pack_word(routines, values);
+  }
+  return t;
+}
+
+static void transposition_free(struct transposition *t) {
+  guarded_free(t->packed);
+  guarded_free(t->transposed);
+}
+
+static void call_transpose(void *argument) {
+  struct transposition *t = argument;
+  t->routines->transpose(t->packed, t->rows, t->columns, STRIDE, t->transposed, t->stride);
+}
+
+/* Zeros fill the rows up to a multiple of 8; what comes after stays as it was. */
+static bool check_column(const struct run *run, const struct transposition *t, int64_t column) {
+  const struct routines *routines = t->routines;
+  const float *to = t->transposed + column * t->stride;
+  const int64_t whole = (t->rows + 7) / 8 * 8;
+  for (int64_t r = 0; r < whole; r++) {
+    const double value = load_packed(routines, to, 1, r);
+    const double expected =
+        r < t->rows ? load_packed(routines, t->packed + r * STRIDE, 1, column) : 0;
+    if (!(value == expected))
+      return wrong(run, "row %d of %d, column %d is %g: expected %g", (int)r, (int)t->rows,
+                   (int)column, value, expected);
+  }
+  for (int64_t word = whole / routines->elements_per_word; word < t->stride; word++)
+    if (!isnan(to[word])) return wrong(run, "wrote past the rows of column %d", (int)column);
+  return true;
+}
+
+static bool check_transpose(struct run *run) {
+  const int64_t panel = run->routines->panel;
+  struct transposition t = transposition_new(run, rng_between(&run->rng, 1, run->routines->strip),
+                                             panel * rng_between(&run->rng, 1, STRIDE / panel));
+  call_transpose(&t);
+  bool good = guarded_intact(t.transposed) || wrong(run, "wrote outside");
+  for (int64_t c = 0; good && c < t.columns; c++) good = check_column(run, &t, c);
+  transposition_free(&t);
+  return good;
+}
+
+static void bench_transpose(struct run *run) {
+  struct transposition t = transposition_new(run, run->routines->strip, STRIDE);
+  report(run, "a strip x 96", call_transpose, &t, (double)(t.rows * STRIDE), "element");
+  transposition_free(&t);
+}
+
+struct dot {
+  const struct routines *routines;
+  struct rows a, b;
+  float result;
+};
+
+static struct rows random_row(struct run *run, int64_t width) {
+  struct rows row = {.dtype = run->dtype, .count = 1, .width = width};
+  char *data = guarded_new((size_t)width * fa3_dtype_size(run->dtype));
+  fill_rows(&run->rng, &row, data);
+  row.data = data;
+  return row;
+}
+
+static void call_dot(void *argument) {
+  struct dot *d = argument;
+  d->result = d->routines->dot(d->a.data, d->b.data, d->a.width, d->a.dtype);
+}
+
+static void dot_free(struct dot *d) {
+  guarded_free((char *)d->a.data);
+  guarded_free((char *)d->b.data);
+}
+
+static bool check_dot(struct run *run) {
+  const int64_t width = 8 * rng_between(&run->rng, 1, LARGEST_DIM / 8);
+  struct dot d = {run->routines, random_row(run, width), random_row(run, width), NAN};
+  call_dot(&d);
+  double sum = 0, magnitude = 0;
+  for (int64_t i = 0; i < width; i++) {
+    const double product = load_element(&d.a, 0, i) * load_element(&d.b, 0, i);
+    sum += product;
+    magnitude += fabs(product);
+  }
+  bool good = near(run, "the sum", 0, 0, d.result, sum, (double)width * u * magnitude);
+  dot_free(&d);
+  return good;
+}
+
+static void bench_dot(struct run *run) {
+  struct dot d = {run->routines, random_row(run, 128), random_row(run, 128), NAN};
+  report(run, "128", call_dot, &d, 128, "element");
+  dot_free(&d);
+}
+
+const struct subject gradient_subject = {"gradient", false, check_gradient, bench_gradient};
+const struct subject transpose_subject = {"transpose", false, check_transpose, bench_transpose};
+const struct subject dot_subject = {"dot", true, check_dot, bench_dot};
