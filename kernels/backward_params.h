@@ -21,16 +21,20 @@
  *   rows      float [heads_q][slots][2][tile_m]: lse * log2(e), or infinity for a row that takes no
  *                   part; then D
  *   partial   float [heads_q][slots][tile_m * head_dim of the variant], laid out as the kernel
- * likes sinks     float [heads_q][slots], if the sink's gradient is wanted next_tile one int
+ *                   likes
+ *   sinks     float [heads_q][slots], if the sink's gradient is wanted
+ *   next_tile one int
  *
  * Tensor maps (16-bit elements, zero fill out of bounds; innermost dimension first; `C` is the
  * variant's chunk, swizzle 2 * C bytes; a head dim below the variant's is encoded as it is and zero
  * filled):
  *   query        4-d (head_dim, seqlen_q, heads_q, batch)    box (C, tile_m, 1, 1)
  *   grad_output  4-d (head_dim_v, seqlen_q, heads_q, batch)  box (C, tile_m, 1, 1)
- *   key          4-d (head_dim, seqlen_k, heads_k, batch)    box (C, tile_n, 1, 1)
- *   value        4-d (head_dim_v, seqlen_k, heads_k, batch)  box (C, tile_n, 1, 1)
- * With cumulative lengths seqlen is the total and the batch dimension is 1. */
+ *   key          4-d (head_dim, seqlen_k, heads_k, batch)    box (C, keys, 1, 1)
+ *   value        4-d (head_dim_v, seqlen_k, heads_k, batch)  box (C, keys, 1, 1)
+ * `keys` is tile_n, but half of it for backward_wide.cu, where the two blocks of a cluster share a
+ * tile (128 keys, and tile_m is 64); there each block of rows is counted twice for a tile. With
+ * cumulative lengths seqlen is the total and the batch dimension is 1. */
 #ifndef FA3_BACKWARD_PARAMS_H
 #define FA3_BACKWARD_PARAMS_H
 
@@ -111,7 +115,7 @@ typedef struct {
 
 /* Grids and threads: backward_prepare (blocks_q, heads_q, batch), also for blocks_q of 0 with one
  * block, which clears `next_tile`; backward_sink (heads_q); backward as many blocks as there are
- * SMs to use, at most fa3_tile_count. */
+ * SMs to use, at most fa3_tile_count; backward_wide as many pairs of blocks. */
 #define FA3_BACKWARD_PREPARE_THREADS 256
 #define FA3_BACKWARD_SINK_THREADS 256
 #define FA3_BACKWARD_THREADS 384

@@ -12,38 +12,18 @@
 // P goes to the second in float32, dS to the third in 16 bits, and to the third of the other
 // block. A fourth warpgroup loads and plans.
 //
-// Compile with -DFA3_BF16=0|1 -DFA3_HEAD_DIM= -DFA3_HEAD_DIM_V=; see backward_params.h for what the
-// host prepares.
+// Compile with -DFA3_BF16=0|1, the head dims and the depths of the rings (FA3_GRAD_STAGES of dO,
+// FA3_DS_STAGES of dS); see backward_params.h for what the host prepares.
 #include "backward_wide_load.cuh"
+#include "backward_wide_store.cuh"
 
 constexpr uint32_t kDescriptorHigh = wgmma_descriptor_high<kRowBytes>();
-
-// Both operands in shared memory, with rows that run along M and along N.
-#define WGMMA_SHARED_TRANSPOSED(columns, list, a, b, flag, ...)                          \
-  asm volatile("{\n\t.reg .pred p;\n\t.reg .b64 a, b;\n\tsetp.ne.b32 p, " flag           \
-               ", 0;\n\t"                                                                \
-               "mov.b64 a, {" a "};\n\tmov.b64 b, {" b                                   \
-               "};\n\t"                                                                  \
-               "wgmma.mma_async.sync.aligned.m64n" #columns "k16." WGMMA_TYPES " {" list \
-               "}, a, b, p, 1, 1, 1, 1;\n\t}"                                            \
-               : __VA_ARGS__                                                             \
-               : "r"(a_tile), "r"(b_tile), "r"(high), "r"(accumulate))
-
-template <int kColumns>
-__device__ __forceinline__ void wgmma_shared_transposed(float (&d)[64], uint32_t a_tile,
-                                                        uint32_t b_tile, uint32_t high,
-                                                        int accumulate) {
-  if constexpr (kColumns == 64)
-    WGMMA_SHARED_TRANSPOSED(64, WGMMA_LIST32, "%32,%34", "%33,%34", "%35", WGMMA_OUT32(d, 0));
-  else
-    WGMMA_SHARED_TRANSPOSED(128, WGMMA_LIST64, "%64,%66", "%65,%66", "%67", WGMMA_OUT64(d, 0));
-}
 
 __device__ __forceinline__ uint32_t tile_descriptor(uint32_t address) {
   return uniform(wgmma_descriptor_low(address, kChunkBytes));
 }
 
-// A = (64 x kColumns of shared memory) (64 x the same)^T.
+// S = A B^T, both 64 rows of kColumns in shared memory.
 template <int kColumns>
 __device__ __forceinline__ void issue_scores(float (&s)[32], uint32_t a, uint32_t b) {
 #pragma unroll
@@ -65,8 +45,8 @@ __device__ __forceinline__ void issue_gradient(float (&d)[kColumns / 2], const u
                          k > 0 || accumulate);
     if constexpr (kColumns > 128)
       wgmma_registers<kColumns - 128>(*(float(*)[kColumns / 2 - 64])(d + 64), a + k / 4,
-                                      b + ((2 * kChunkBytes + k * kRowBytes) >> 4),
-                                      kDescriptorHigh, k > 0 || accumulate);
+                                      b + ((2 * kChunkBytes + k * kRowBytes) >> 4), kDescriptorHigh,
+                                      k > 0 || accumulate);
   }
   wgmma_commit();
 }
@@ -86,176 +66,12 @@ __device__ __forceinline__ float2 load_pair(uint32_t address) {
   return v;
 }
 
-__device__ __forceinline__ void load_four_shared(float *x, uint32_t address) {
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
-               : "r"(address)
-               : "memory");
-}
-
-// The same as threadIdx.x, but nothing that follows from it is kept in registers meanwhile.
-__device__ __forceinline__ int thread_again(void) {
-  int thread;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-  return thread;
-}
-
-// Each thread of a quad holds two neighbouring columns of four groups of eight; then each holds
-// the eight columns of one group, the quad's first thread of the first group.
-__device__ __forceinline__ void exchange_in_quad(float (&x)[8], int lane) {
-#pragma unroll
-  for (int bit = 1; bit <= 2; bit *= 2) {
-    const bool upper = lane & bit;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (i & bit) continue;
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        float &low = x[2 * i + e], &high = x[2 * (i + bit) + e];
-        const float other = __shfl_xor_sync(0xffffffff, upper ? low : high, bit);
-        if (upper)
-          low = other;
-        else
-          high = other;
-      }
-    }
-  }
-}
-
-// PTX ISA, "ld" with .acquire, "red" with .release and with vectors: what other blocks have added
-// up in `partial`, and how many of their warps have.
-__device__ __forceinline__ int load_acquire(const int *from) {
-  int x;
-  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
-  return x;
-}
-
-__device__ __forceinline__ void count_release(int *counter) {
-  asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
-}
-
-__device__ __forceinline__ void add_four(float *to, const float *x) {
-  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x[0]),
-               "f"(x[1]), "f"(x[2]), "f"(x[3])
-               : "memory");
-}
-
-__device__ __forceinline__ void store_four(float *to, const float *x) {
-  asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x[0]),
-               "f"(x[1]), "f"(x[2]), "f"(x[3])
-               : "memory");
-}
-
-__device__ __forceinline__ float4 load_four(const float *from) {
-  float4 v;
-  asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "l"(from)
-               : "memory");
-  return v;
-}
-
-// Written in 16 bits, and 16 bytes at a time: the common case.
-__device__ __forceinline__ bool is_plain(const fa3_gradient &g) {
-  return g.vectors && !g.is_float && !g.accumulate;
-}
-
-__device__ __forceinline__ uint4 pack_eight(const float *x) {
-  return make_uint4(pack_pair(x[0], x[1]), pack_pair(x[2], x[3]), pack_pair(x[4], x[5]),
-                    pack_pair(x[6], x[7]));
-}
-
-// A warp's 16 rows of a gradient, as the accumulators of a warpgroup hold them (or zeros), leave
-// through 2 KB of shared memory, 64 columns at a time.
-template <int kColumns>
-__device__ __forceinline__ void store_plain_rows(const fa3_gradient &g,
-                                                 const float (&d)[kColumns / 2], int any,
-                                                 float scale, uint32_t stage, int batch, int row,
-                                                 int rows, int head) {
-  const int lane = thread_again() & 31;
-  asm volatile("" : "+f"(scale), "+r"(any), "+r"(stage));
-  uint16_t *to = (uint16_t *)g.data + batch * g.stride_batch + (row + lane / 8) * g.stride_row +
-                 head * g.stride_head + 8 * (lane & 7);
-#pragma unroll
-  for (int c = 0; c < kColumns; c += 64) {
-#pragma unroll
-    for (int j = 0; j < 8; j += 2) {
-      const float *x = d + (c / 8 + j) * 4;
-      uint32_t pairs[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        pairs[i] = any ? pack_pair(x[2 * i] * scale, x[2 * i + 1] * scale) : 0;
-      store_matrices(stage + (lane & 15) * 128 + (((j + lane / 16) ^ (lane & 7)) << 4), pairs[0],
-                     pairs[1], pairs[2], pairs[3]);
-    }
-    __syncwarp();
-    float x[4][4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int in_tile = 4 * i + lane / 8;
-      load_four_shared(x[i], stage + in_tile * 128 + (((lane ^ in_tile) & 7) << 4));
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      if (4 * i + lane / 8 < rows && c + 8 * (lane & 7) < g.head_dim)
-        *(float4 *)(to + 4 * i * g.stride_row + c) =
-            make_float4(x[i][0], x[i][1], x[i][2], x[i][3]);
-    __syncwarp();
-  }
-}
-
-// Eight neighbouring floats of a row of `kColumns` in shared memory, in blocks of 32 bytes that
-// trade places from row to row, so that no bank is asked twice.
-template <int kColumns>
-__device__ __forceinline__ uint32_t staged(int row, int column) {
-  const int block = column / 8 ^ row & (kColumns / 8 - 1);
-  return row * kColumns * 4 + block * 32 + column % 8 * 4;
-}
-
-// The same for any gradient, `kStaged` columns at a time.
-template <int kColumns, int kStaged>
-__device__ __forceinline__ void store_rows(const fa3_gradient &g, const float (&d)[kColumns / 2],
-                                           int any, float scale, uint32_t stage, int batch,
-                                           int row, int rows, int head) {
-  if (is_plain(g))
-    return store_plain_rows<kColumns>(g, d, any, scale, stage, batch, row, rows, head);
-#pragma unroll 1
-  for (int c = 0; c < kColumns; c += kStaged) {
-    // Not known to the compiler, or it computes everything before the loop, and spills.
-    const int lane = thread_again() & 31;
-    asm volatile("" : "+f"(scale), "+r"(any), "+r"(stage));
-#pragma unroll
-    for (int k = 0; k < kColumns; k += kStaged) {
-      if (k != c) continue;
-#pragma unroll
-      for (int i = 0; i < kStaged / 4; ++i) {  // pairs of columns
-        const float *x = d + k / 2 + 2 * i;
-        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(
-                         stage + staged<kStaged>(lane / 4 + i % 2 * 8, i / 2 * 8 + 2 * (lane & 3))),
-                     "f"(any ? x[0] * scale : 0.0f), "f"(any ? x[1] * scale : 0.0f)
-                     : "memory");
-      }
-    }
-    __syncwarp();
-#pragma unroll 1
-    for (int i = lane; i < 16 * kStaged / 8; i += 32) {
-      const int in_tile = i / (kStaged / 8), column = i % (kStaged / 8) * 8;
-      if (in_tile >= rows) break;
-      float x[8];
-      const uint32_t from = stage + staged<kStaged>(in_tile, column);
-      load_four_shared(x, from);
-      load_four_shared(x + 4, from + 16);
-      store_gradient(g, batch, row + in_tile, head, c + column, x);
-    }
-    __syncwarp();
-  }
-}
-
 // What the thread needs of a tile's lse, or of its D, for some groups of columns.
 __device__ __forceinline__ void load_statistics(float2 (&of)[8], int first, int count,
                                                 uint32_t rows) {
 #pragma unroll
-  for (int j = first; j < first + count; ++j) of[j] = load_pair(rows + 32 * j + 8 * (threadIdx.x & 3));
+  for (int j = first; j < first + count; ++j)
+    of[j] = load_pair(rows + 32 * j + 8 * (threadIdx.x & 3));
 }
 
 // Scores become probabilities; they are packed as an operand, and go to shared memory. In general
@@ -263,9 +79,9 @@ __device__ __forceinline__ void load_statistics(float2 (&of)[8], int first, int 
 // as a factor, too.
 template <bool kGeneral>
 __device__ __forceinline__ void find_probabilities(const fa3_backward_params &p, const work &w,
-                                                   int block, float (&s)[32],
-                                                   float2 (&lse)[8], uint32_t rows,
-                                                   uint32_t (&operand)[16], uint32_t to) {
+                                                   int block, float (&s)[32], float2 (&lse)[8],
+                                                   uint32_t rows, uint32_t (&operand)[16],
+                                                   uint32_t to) {
   if (!kGeneral) load_statistics(lse, 4, 4, rows);
   const bool capped = kGeneral && p.softcap_log2 != 0.0f;
   fa3_range seeing[2];
@@ -357,10 +173,9 @@ __device__ __forceinline__ void make_probabilities(const fa3_backward_params &p,
     }
     const int warp = (thread_again() & 127) / 32;
     if (any) named_barrier_sync(kBarrierRead + warp, 64);
-    store_rows<kHeadDimV, 64>(p.grad_value, dv, any, 1.0f,
-                              base + kProbabilitiesAt + warp * kProbabilitiesBytes, w.key_batch,
-                              w.key_row + w.first + warp * 16, w.mask.keys - w.first - warp * 16,
-                              w.head);
+    store_rows<kHeadDimV, 64>(
+        p.grad_value, dv, any, 1.0f, base + kProbabilitiesAt + warp * kProbabilitiesBytes,
+        w.key_batch, w.key_row + w.first + warp * 16, w.mask.keys - w.first - warp * 16, w.head);
     finish_work(base, t);
   }
 }
@@ -467,10 +282,9 @@ __device__ __forceinline__ void make_scores(const fa3_backward_params &p, uint32
     // The next dS may go there, and will after this.
     const uint32_t stage = ring_stage<kDsStages>(use);
     mbarrier_wait(base + kDsEmpty + 8 * stage, ring_parity<kDsStages>(use) ^ 1);
-    store_rows<kHeadDim, 32>(p.grad_key, dk, any, p.scale,
-                             base + kOwnDsAt + stage * kChunkBytes + warp * 16 * kRowBytes,
-                             w.key_batch, w.key_row + w.first + warp * 16,
-                             w.mask.keys - w.first - warp * 16, w.head);
+    store_rows<kHeadDim, 32>(
+        p.grad_key, dk, any, p.scale, base + kOwnDsAt + stage * kChunkBytes + warp * 16 * kRowBytes,
+        w.key_batch, w.key_row + w.first + warp * 16, w.mask.keys - w.first - warp * 16, w.head);
     finish_work(base, t);
   }
 }
@@ -486,60 +300,12 @@ __device__ __forceinline__ turn find_turn(const work &w, int block) {
   return {w.tile - tiles.begin, w.tile + 1 == tiles.end};
 }
 
-// A block of dQ leaves: each thread reads what it has added to itself.
-template <int kColumns>
-__device__ __forceinline__ void store_sums(const fa3_gradient &g, const float *partial, float scale,
-                                           int batch, int row, int rows, int head, int column) {
-  const int thread = thread_again() & 127, lane = thread & 31;
-  const int in_tile = thread / 32 * 16 + lane / 4;
-  auto load_eight = [&](int j, float(&x)[2][8]) {
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      const float4 sum = load_four(partial + (j + k) * 512);
-      x[0][2 * k] = sum.x * scale, x[0][2 * k + 1] = sum.y * scale;
-      x[1][2 * k] = sum.z * scale, x[1][2 * k + 1] = sum.w * scale;
-    }
-  };
-  if (is_plain(g)) {
-    constexpr int kAtOnce = kColumns / 64;  // half of the row, or registers run out
-#pragma unroll
-    for (int first = 0; first < 2 * kAtOnce; first += kAtOnce) {
-      float x[kAtOnce][2][8];
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) load_eight(4 * (first + j), x[j]);
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        uint16_t *to = (uint16_t *)g.data + batch * g.stride_batch +
-                       (row + in_tile + 8 * r) * g.stride_row + head * g.stride_head;
-#pragma unroll
-        for (int j = 0; j < kAtOnce; ++j) {
-          exchange_in_quad(x[j][r], lane);
-          const int at = column + 8 * (4 * (first + j) + (lane & 3));
-          if (in_tile + 8 * r < rows && at < g.head_dim) *(uint4 *)(to + at) = pack_eight(x[j][r]);
-        }
-      }
-    }
-    return;
-  }
-#pragma unroll 1
-  for (int j = 0; j < kColumns / 8; j += 4) {
-    float x[2][8];
-    load_eight(j, x);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      exchange_in_quad(x[r], lane);
-      if (in_tile + 8 * r < rows)
-        store_gradient(g, batch, row + in_tile + 8 * r, head, column + 8 * (j + (lane & 3)), x[r]);
-    }
-  }
-}
-
 // dQ, `kColumns` of it from `column` on.
 template <int kColumns>
 __device__ __forceinline__ void make_queries(const fa3_backward_params &p, uint32_t base,
                                              int column) {
   const int thread = threadIdx.x & 127;
-  float dq[64];
+  float dq[kColumns / 2];
   uint32_t use = 0, added = 0, tiles = 0;  // buffers used so far
   const uint32_t key = tile_descriptor(base + kKeyAt + column / kChunk * kChunkBytes);
   const uint32_t peer_key = tile_descriptor(base + kPeerKeyAt);
@@ -560,12 +326,12 @@ __device__ __forceinline__ void make_queries(const fa3_backward_params &p, uint3
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < kKeys; k += 16)
-        wgmma_shared_transposed<kColumns>(dq, own + ((k * kRowBytes) >> 4),
-                                          key + ((k * kRowBytes) >> 4), kDescriptorHigh, k > 0);
+        wgmma_transposed<kColumns>(dq, own + ((k * kRowBytes) >> 4), kDescriptorHigh,
+                                   key + ((k * kRowBytes) >> 4), kDescriptorHigh, k > 0);
 #pragma unroll
       for (int k = 0; k < kKeys; k += 16)
-        wgmma_shared_transposed<kColumns>(dq, other + ((k * kRowBytes) >> 4),
-                                          peer_key + ((k * kRowBytes) >> 4), kDescriptorHigh, true);
+        wgmma_transposed<kColumns>(dq, other + ((k * kRowBytes) >> 4), kDescriptorHigh,
+                                   peer_key + ((k * kRowBytes) >> 4), kDescriptorHigh, true);
       wgmma_commit();
 
       const turn mine = find_turn(w, i);
@@ -595,8 +361,8 @@ __device__ __forceinline__ void make_queries(const fa3_backward_params &p, uint3
         release(base + kAddedFull + 8 * ring_stage<2>(added));
         ++added;
       } else {
-        store_sums<kColumns>(p.grad_query, partial, p.scale, w.query_batch,
-                             w.query_row + i * kRows, w.mask.queries - i * kRows, head, column);
+        store_sums<kColumns>(p.grad_query, partial, p.scale, w.query_batch, w.query_row + i * kRows,
+                             w.mask.queries - i * kRows, head, column);
       }
       if (--i < w.blocks.begin) {
         i = w.blocks.end - 1;

@@ -5,16 +5,6 @@
 
 #include "backward_wide_work.cuh"
 
-// PTX ISA, "cp.async.bulk", global to shared.
-__device__ __forceinline__ void copy_rows(uint32_t to, const float *from, uint32_t bytes,
-                                          uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-          "r"(to),
-      "l"(from), "r"(bytes), "r"(barrier)
-      : "memory");
-}
-
 template <int kChunksOfTile>
 __device__ __forceinline__ void load_tile(uint32_t to, const fa3_tensor_map *map, uint32_t full,
                                           int column, int row, int head, int batch) {
@@ -27,14 +17,10 @@ __device__ __forceinline__ void load_tile(uint32_t to, const fa3_tensor_map *map
 template <int kChunksOfTile>
 __device__ __forceinline__ void load_share(uint32_t to, const fa3_tensor_map *map, uint32_t full,
                                            int row, int head, int batch, uint32_t turn) {
-#if FA3_MULTICAST
 #pragma unroll
   for (int c = 0; c < kChunksOfTile; ++c)
     if (((c ^ turn) & 1) == 0)
       tma_load_both_4d(to + c * kChunkBytes, map, full, c * kChunk, row, head, batch);
-#else
-  load_tile<kChunksOfTile>(to, map, full, 0, row, head, batch);
-#endif
 }
 
 // Zeros in place of what follows the sequence's last row: what it is multiplied by is 0,
@@ -45,9 +31,9 @@ __device__ __forceinline__ void clear_rows(uint32_t tile, int first) {
   if (first < 0) first = 0;
   for (int c = 0; c < kChunksOfTile; ++c)
     for (int i = first * kUnits + (threadIdx.x & 31); i < 64 * kUnits; i += 32)
-      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(tile + c * kChunkBytes + i * 16),
-                   "r"(0)
-                   : "memory");
+      asm volatile(
+          "st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(tile + c * kChunkBytes + i * 16), "r"(0)
+          : "memory");
   fence_proxy_async();
   __syncwarp();
 }
@@ -57,7 +43,7 @@ __device__ __forceinline__ void load_queries(const fa3_backward_params &p, uint3
   const bool leader = elect_one();
   const int rank = cluster_rank();
   constexpr uint32_t kKeyBytes = (kChunks + kSplitChunks) * kChunkBytes;
-  uint32_t query = 0, key = 0;             // buffers filled so far
+  uint32_t query = 0, key = 0;  // buffers filled so far
   uint32_t query_landed = 0, key_landed = 0;
   for (uint32_t t = 0;; ++t) {
     forget(base);
@@ -83,7 +69,7 @@ __device__ __forceinline__ void load_queries(const fa3_backward_params &p, uint3
           mbarrier_arrive_expect(report, kChunks * kChunkBytes + kRowsBytes);
           load_share<kChunks>(to, &p.query, report, query_row + i * kRows, head, query_batch,
                               query ^ rank);
-          copy_rows(base + kRowsAt + stage * kRowsBytes,
+          bulk_load(base + kRowsAt + stage * kRowsBytes,
                     p.rows + ((int64_t)head * p.slots + slot + i) * (2 * kRows), kRowsBytes,
                     report);
         }
@@ -103,7 +89,6 @@ __device__ __forceinline__ void load_queries(const fa3_backward_params &p, uint3
           const int column = rank == 0 ? 0 : kSplit;
           mbarrier_wait(base + kKeyEmpty, (key & 1) ^ 1);
           if (leader) {
-            // A chunk beyond the variant's columns is not wanted.
             const int chunks = rank == 0 ? kSplitChunks : kChunks - kSplitChunks;
             mbarrier_arrive_expect(report, kKeyBytes - (kSplitChunks - chunks) * kChunkBytes);
             load_tile<kChunks>(base + kKeyAt, &p.key, report, 0, key_row + first, key_head,
@@ -165,8 +150,8 @@ __device__ __forceinline__ void load_grads(const fa3_backward_params &p, uint32_
         if (leader) {
           const uint32_t report = overrun ? base + kGradLanded : full;
           mbarrier_arrive_expect(report, kChunksV * kChunkBytes);
-          load_share<kChunksV>(to, &p.grad_output, report, query_row + i * kRows, head,
-                               query_batch, grad ^ rank);
+          load_share<kChunksV>(to, &p.grad_output, report, query_row + i * kRows, head, query_batch,
+                               grad ^ rank);
         }
         if (overrun) {
           __syncwarp();

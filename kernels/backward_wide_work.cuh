@@ -13,26 +13,16 @@
 #include "tma.cuh"
 #include "wgmma.cuh"
 
-#ifndef FA3_GRAD_STAGES
-#define FA3_GRAD_STAGES 1
-#endif
-#ifndef FA3_DS_STAGES
-#define FA3_DS_STAGES 2
-#endif
-#ifndef FA3_MULTICAST
-#define FA3_MULTICAST 1
-#endif
-
 constexpr int kHeadDim = FA3_HEAD_DIM;     // of queries and keys
 constexpr int kHeadDimV = FA3_HEAD_DIM_V;  // of values and dO, <= kHeadDim
 
-constexpr int kRows = 64;                      // queries of a tile
-constexpr int kKeys = 64;                      // keys of a block
-constexpr int kTileN = 2 * kKeys;              // keys of a cluster
-constexpr int kQueryStages = 2;                // tiles of queries held
+constexpr int kRows = 64;                     // queries of a tile
+constexpr int kKeys = 64;                     // keys of a block
+constexpr int kTileN = 2 * kKeys;             // keys of a cluster
+constexpr int kQueryStages = 2;               // tiles of queries held
 constexpr int kGradStages = FA3_GRAD_STAGES;  // of dO
 constexpr int kDsStages = FA3_DS_STAGES;      // of dS
-constexpr int kWorkSlots = 2;                  // the tile that is computed, and the next
+constexpr int kWorkSlots = 2;                 // the tile that is computed, and the next
 constexpr int kThreads = FA3_BACKWARD_WIDE_THREADS;
 
 // What the launch allots (128 for every thread) is all there is to share out between the four
@@ -62,14 +52,14 @@ static_assert(kHeadDim > kSplit && kHeadDim <= 2 * kSplit, "halves of dQ");
 constexpr int kKeyAt = 0;
 constexpr int kPeerKeyAt = kKeyAt + kChunks * kChunkBytes;  // the peer's keys, our columns of dQ
 constexpr int kValueAt = kPeerKeyAt + kSplitChunks * kChunkBytes;
-constexpr int kQueryAt = kValueAt + kChunksV * kChunkBytes;                 // [query stage]
-constexpr int kGradAt = kQueryAt + kQueryStages * kChunks * kChunkBytes;    // [grad stage]
-constexpr int kOwnDsAt = kGradAt + kGradStages * kChunksV * kChunkBytes;    // [ds stage]
-constexpr int kPeerDsAt = kOwnDsAt + kDsStages * kChunkBytes;               // [ds stage]
-constexpr int kProbabilitiesAt = kPeerDsAt + kDsStages * kChunkBytes;       // [warp]
-constexpr int kProbabilitiesBytes = 16 * 64 * 4;                            // of a warp
-constexpr int kRowsAt = kProbabilitiesAt + 4 * kProbabilitiesBytes;                    // [query stage]
-constexpr int kRowsBytes = 2 * 4 * kRows;                                   // lse, then D
+constexpr int kQueryAt = kValueAt + kChunksV * kChunkBytes;               // [query stage]
+constexpr int kGradAt = kQueryAt + kQueryStages * kChunks * kChunkBytes;  // [grad stage]
+constexpr int kOwnDsAt = kGradAt + kGradStages * kChunksV * kChunkBytes;  // [ds stage]
+constexpr int kPeerDsAt = kOwnDsAt + kDsStages * kChunkBytes;             // [ds stage]
+constexpr int kProbabilitiesAt = kPeerDsAt + kDsStages * kChunkBytes;     // [warp]
+constexpr int kProbabilitiesBytes = 16 * 64 * 4;                          // of a warp
+constexpr int kRowsAt = kProbabilitiesAt + 4 * kProbabilitiesBytes;       // [query stage]
+constexpr int kRowsBytes = 2 * 4 * kRows;                                 // lse, then D
 constexpr int kBarriersAt = kRowsAt + kQueryStages * kRowsBytes;
 constexpr int kQueryFull = kBarriersAt;  // [query stage]
 constexpr int kQueryEmpty = kQueryFull + 8 * kQueryStages;
@@ -114,7 +104,7 @@ extern __shared__ __align__(1024) unsigned char shared[];
 // One tile of keys of this cluster: what a block does of it. The scheduling warp leaves it in
 // shared memory for the others.
 struct __align__(16) work {
-  int head;  // of keys
+  int head;                    // of keys
   int query_batch, key_batch;  // as coordinates of the tensors
   int query_row, key_row;      // the sequence's first rows in the tensors
   int slot;                    // of its first block of rows
@@ -149,9 +139,7 @@ __device__ __forceinline__ bool find_work(const fa3_backward_params &p, int inde
   w.first = first + rank * kKeys;
   w.mask = s.mask;
   w.blocks = fa3_seeing_tiles(&s.mask, first, first + kTileN, kRows);
-  w.steps = w.blocks.begin < w.blocks.end
-                ? (w.blocks.end - w.blocks.begin) * p.queries_per_key
-                : 0;
+  w.steps = w.blocks.begin < w.blocks.end ? (w.blocks.end - w.blocks.begin) * p.queries_per_key : 0;
   w.whole.begin = w.whole.end = 0;
   if (w.first + kKeys <= s.mask.keys) {
     const fa3_range common = fa3_common_queries(&s.mask, w.first, w.first + kKeys);

@@ -29,16 +29,15 @@ __device__ __forceinline__ uint32_t cluster_map(uint32_t address, uint32_t rank)
 // PTX ISA, "mbarrier.arrive" on a mapped address. It orders nothing that other blocks write or
 // read by ordinary instructions (a wider scope would cost a fence of the whole device).
 __device__ __forceinline__ void cluster_arrive(uint32_t mapped_barrier) {
-  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(mapped_barrier)
-               : "memory");
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(mapped_barrier) : "memory");
 }
 
 // PTX ISA, "st.async": four bytes, which a barrier beside them counts.
 __device__ __forceinline__ void cluster_store(uint32_t mapped, int value, uint32_t mapped_barrier) {
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(
-                   mapped),
-               "r"(value), "r"(mapped_barrier)
-               : "memory");
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(mapped),
+      "r"(value), "r"(mapped_barrier)
+      : "memory");
 }
 
 // PTX ISA, "cp.async.bulk", from the block's own shared memory to a mapped address.

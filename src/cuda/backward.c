@@ -154,8 +154,9 @@ static fa3_status set_tensor_maps(const struct call *call, fa3_backward_params *
       {"query", &call->query, &call->query_extents, kernel->tile_q, &params->query},
       {"grad_output", &call->grad_output, &call->output_extents, kernel->tile_q,
        &params->grad_output},
-      {"key", &call->key, &call->key_extents, kernel->tile_k, &params->key},
-      {"value", &call->value, &call->value_extents, kernel->tile_k, &params->value},
+      {"key", &call->key, &call->key_extents, kernel->tile_k / kernel->cluster, &params->key},
+      {"value", &call->value, &call->value_extents, kernel->tile_k / kernel->cluster,
+       &params->value},
   };
   for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) {
     const struct operand *operand = tensors[i].operand;
