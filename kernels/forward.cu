@@ -33,6 +33,10 @@ __device__ __forceinline__ void release(uint32_t barrier) {
   if ((threadIdx.x & 31) == 0) mbarrier_arrive(barrier);
 }
 
+// How many of a thread's scores become exponentials before the wait for the product
+// that runs meanwhile.
+constexpr int kAhead = kTileN / 4;
+
 constexpr uint32_t kDescriptorHigh = wgmma_descriptor_high<kRowBytes>();
 
 // S = Q K^T for the warpgroup's 64 rows and a tile of keys.
@@ -191,11 +195,11 @@ __device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t bas
                       8 * (ring_stage<kQueryStages>(t) * kWarpgroups + warpgroup));
   };
   auto key_tile = [&](uint32_t use) {
-    return uniform(wgmma_descriptor_low(base + kKeyAt + ring_stage<kStages>(use) * kKeyBytes, 0));
+    return wgmma_descriptor_low(base + kKeyAt + ring_stage<kStages>(use) * kKeyBytes, 0);
   };
   auto value_tile = [&](uint32_t use) {
-    return uniform(wgmma_descriptor_low(base + kValueAt + ring_stage<kStages>(use) * kValueBytes,
-                                        kTileN * kRowBytes));
+    return wgmma_descriptor_low(base + kValueAt + ring_stage<kStages>(use) * kValueBytes,
+                                kTileN * kRowBytes);
   };
   // A tile of keys that only other rows see: hand it back, and keep the turns in step.
   auto pass_over = [&]() {
@@ -222,7 +226,7 @@ __device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t bas
     const bool joined = !last && left_over == 0 && own_begin < own_end && n < own_end;
     if (pending == kStore || (pending == kProduct && !joined)) {
       if (pending == kProduct) {
-        const uint32_t v = value_tile(used - 1);
+        const uint32_t v = uniform(value_tile(used - 1));
         wait_value(used - 1);
         registers_touch(o);
         wgmma_fence();
@@ -238,12 +242,13 @@ __device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t bas
     if (last) break;
 
     const int buffer = ring_stage<kQueryStages>(t) * kWarpgroups + warpgroup;
-    const uint32_t query_tile = wgmma_descriptor_low(base + kQueryAt + buffer * kQueryBytes, 0);
+    const uint32_t query_tile =
+        uniform(wgmma_descriptor_low(base + kQueryAt + buffer * kQueryBytes, 0));
     mbarrier_wait(base + kQueryFull + 8 * buffer, ring_parity<kQueryStages>(t));
 
     const int stop = own_end > tiles_begin ? own_end : tiles_begin;
     for (; n >= stop; --n) pass_over();
-    softmax_rows rows = {{FA3_NO_REFERENCE, FA3_NO_REFERENCE}, {0.0f, 0.0f}};
+    softmax_rows rows = {{FA3_NO_REFERENCE, FA3_NO_REFERENCE}, {0.0f, 0.0f}, {0.0f, 0.0f}};
     if (own_begin >= own_end) {
 #pragma unroll
       for (int i = 0; i < kHeadDimV / 2; ++i) o[i] = 0.0f;
@@ -255,6 +260,7 @@ __device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t bas
     left_over = own_begin - tiles_begin;
 
     float s[kTileN / 2], factor[2];
+    uint32_t next_key = key_tile(used), next_value = value_tile(used - 1);
     auto adjust_scores = [&](const fa3_range &whole) {
       if (FA3_SOFTCAP && p.softcap_log2 != 0.0f) cap_scores(s, p.softcap_log2);
       if (n < whole.begin || n >= whole.end) {
@@ -268,11 +274,8 @@ __device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t bas
 
     // Scores of the next tile of keys, and the product of the last, which may be the
     // output tile's before. Returns with the scores there and the product running.
-    auto take_step = [&](bool product) {
-      // Not known to the compiler, or it keeps what it could derive from it, and
-      // spills.
-      asm volatile("" : "+r"(used));
-      const uint32_t k = key_tile(used), v = value_tile(used - 1);
+    auto take_step = [&](bool product, bool adjust) {
+      const uint32_t k = uniform(next_key), v = uniform(next_value);
       wait_key(used);
       take_turn(warpgroup);
       registers_touch(s);
@@ -282,52 +285,91 @@ __device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t bas
       if (product) wait_value(used - 1);
       wgmma_fence();
       issue_output(o, probabilities, v, accumulate);
+      // Not known to the compiler, or it keeps what it could derive from it, and
+      // spills; and then what it could derive in time, it derives too late.
+      asm volatile("" : "+r"(used));
+      ++used;
+      next_key = key_tile(used);
+      next_value = value_tile(used - 1);
+      asm volatile("" : "+r"(next_key), "+r"(next_value));
       const fa3_range whole = w.warpgroup[warpgroup].whole;
       wgmma_wait<1>();
       pass_turn(warpgroup);
       registers_touch(s);
-      release_key(used);
-      ++used;
+      release_key(used - 1);
       if (n == own_begin) release_query(t);
-      adjust_scores(whole);
+      if (adjust) adjust_scores(whole);
     };
-    // Without a product to do, it multiplies what is there, and nobody looks.
-    take_step(pending == kProduct);
-    softmax_scores(s, rows, p.scale_log2, factor);
-    if (pending == kProduct) {
+    auto wait_for_output = [&](bool release) {
       wgmma_wait<0>();
       registers_touch(o);
-      release_value(used - 2);
+      if (release) release_value(used - 2);
+    };
+    auto rescale_output = [&]() {
+#pragma unroll
+      for (int i = 0; i < kHeadDimV / 2; ++i) o[i] *= factor[i / 2 % 2];
+    };
+    // Without a product to do, it multiplies what is there, and nobody looks.
+    take_step(pending == kProduct, true);
+    float top[2];
+    thread_maxima_by_integers(s, top);
+    correct_maxima(s, top);
+    softmax_follow(top, rows, p.scale_log2, factor);
+    if (kLazyRescale) softmax_note_rounding(top, rows, p.scale_log2);
+    softmax_exponentials<0, kTileN / 2>(s, rows, p.scale_log2);
+    if (pending == kProduct) {
+      wait_for_output(true);
       pack_probabilities(probabilities, s);
       finish_tile(p, base, t - 1, warpgroup, o, average);
     } else {
-      wgmma_wait<0>();
-      registers_touch(o);
+      wait_for_output(false);
       pack_probabilities(probabilities, s);
     }
     pending = kProduct;
     accumulate = false;
 
-    if (--n >= own_begin) {
-      take_step(true);
+    auto next_step = [&](bool adjust) {
+      take_step(true, adjust);
       accumulate = true;
-      bool grown = softmax_scores(s, rows, p.scale_log2, factor);
-      // The wait for the output stands at the top, in the next round, because the
-      // assembler would move it up through the softmax above it if no branch lay
-      // between them.
-      for (;;) {
-        wgmma_wait<0>();
-        registers_touch(o);
-        release_value(used - 2);
+      thread_maxima_by_integers(s, top);
+      if (!kLazyRescale) {
+        correct_maxima(s, top);
+        softmax_follow(top, rows, p.scale_log2, factor);
+        softmax_exponentials<0, kTileN / 2>(s, rows, p.scale_log2);
+        wait_for_output(true);
+        rescale_output();
         pack_probabilities(probabilities, s);
-        if (grown) {
-#pragma unroll
-          for (int i = 0; i < kHeadDimV / 2; ++i) o[i] *= factor[i / 2 % 2];
-        }
-        if (--n < own_begin) break;
-        take_step(true);
-        grown = softmax_scores(s, rows, p.scale_log2, factor);
+        return;
       }
+      bool grown = false;
+      if (softmax_outgrown(top, rows, p.scale_log2)) {
+        correct_maxima(s, top);
+        grown = softmax_follow(top, rows, p.scale_log2, factor);
+      }
+      softmax_exponentials<0, kAhead>(s, rows, p.scale_log2);
+      // The assembler moves a wait up as far as it can, above the exponentials that
+      // are to run beside the product, but not across a branch.
+      if (grown) {
+        wait_for_output(true);
+        rescale_output();
+      } else {
+        wait_for_output(true);
+      }
+      softmax_note_rounding(top, rows, p.scale_log2);
+      softmax_exponentials<kAhead, kTileN / 2>(s, rows, p.scale_log2);
+      pack_probabilities(probabilities, s);
+    };
+    // Most tiles need no mask: a loop of their own, without the question.
+    const fa3_range whole = w.warpgroup[warpgroup].whole;
+    const bool capped = FA3_SOFTCAP && p.softcap_log2 != 0.0f;
+    const int plain_begin = max(whole.begin, own_begin);
+    const int plain_end = capped ? plain_begin : min(whole.end, n);
+    for (--n; n >= own_begin; --n) {
+      if (n >= plain_begin && n < plain_end) {
+        for (; n >= plain_begin; --n) next_step(false);
+        if (n < own_begin) break;
+      }
+      next_step(true);
     }
     finish_rows(p, w, warpgroup, rows, average);
   }

@@ -67,13 +67,6 @@ __device__ __forceinline__ float max_nan(float a, float b) {
   return y;
 }
 
-// PTX ISA, "add" with .rm (towards minus infinity).
-__device__ __forceinline__ float add_round_down(float a, float b) {
-  float y;
-  asm("add.rm.ftz.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
-  return y;
-}
-
 // PTX ISA, "cvt": two floats to a packed pair of 16-bit floats, the first in
 // the low half.
 __device__ __forceinline__ uint32_t pack_pair(float low, float high) {
@@ -84,6 +77,19 @@ __device__ __forceinline__ uint32_t pack_pair(float low, float high) {
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
 #endif
   return pair;
+}
+
+// The two floats of a packed pair, from low and high half.
+__device__ __forceinline__ void unpack_pair(uint32_t pair, float &low, float &high) {
+#if FA3_BF16
+  low = __uint_as_float(pair << 16);
+  high = __uint_as_float(pair & 0xffff0000);
+#else
+  asm("{\n\t.reg .b16 a, b;\n\tmov.b32 {a, b}, %2;\n\t"
+      "cvt.f32.f16 %0, a;\n\tcvt.f32.f16 %1, b;\n\t}"
+      : "=f"(low), "=f"(high)
+      : "r"(pair));
+#endif
 }
 
 // PTX ISA, "stmatrix": four 8x8 matrices of 16-bit values from registers to

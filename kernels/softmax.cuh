@@ -9,22 +9,13 @@
 #include "mask.h"
 #include "registers.cuh"
 
-// How many of each eight neighbouring exponentials are computed as a polynomial
-// on the FMA units, to relieve the special function unit (16 a clock and SM).
-#ifndef FA3_INTEGER_MAX
-#define FA3_INTEGER_MAX 1
-#endif
-
-#ifndef FA3_POLYNOMIAL
-#define FA3_POLYNOMIAL 0
-#endif
-
 // The reference that exponents are taken against follows the row's maximum only
-// when that has outgrown it by this much (in powers of two). Until then the
-// output needs no rescaling, and the sums grow by at most 2^8.
+// when that has outgrown it by more than this (in powers of two). Until then the
+// output needs no rescaling, and a probability is at most 2 to that power.
 #ifndef FA3_RESCALE_THRESHOLD
-#define FA3_RESCALE_THRESHOLD 8.0f
+#define FA3_RESCALE_THRESHOLD 0.0f
 #endif
+constexpr bool kLazyRescale = FA3_RESCALE_THRESHOLD > 0.0f;
 
 // A row that has seen no key. Finite, so that a masked score (-inf) less this is
 // still -inf, and below any score.
@@ -33,20 +24,8 @@
 struct softmax_rows {
   float reference[2];  // in powers of two
   float sum[2];        // this thread's columns alone, until the end
+  float rounding[2];   // what has been added to the greatest probabilities; likewise
 };
-
-// 2**x for x <= 128, as 2**floor(x) times a degree-3 polynomial of the rest
-// (relative error 9e-5, below bf16's rounding). Exactly 0 from -127 down.
-__device__ __forceinline__ float exp2_polynomial(float x) {
-  const float magic = 12582912.0f;  // 1.5 * 2^23: the sum's low bits are floor(x)
-  x = fmaxf(x, -127.0f);
-  const float shifted = add_round_down(x, magic);
-  const float f = x - (shifted - magic);
-  float y = fmaf(0.07706709f, f, 0.22764493f);
-  y = fmaf(y, f, 0.69511680f);
-  y = fmaf(y, f, 1.0f);
-  return __int_as_float(__float_as_int(y) + (__float_as_int(shifted) << 23));
-}
 
 // Scores become -inf where the thread's row does not see the key. `column` is the
 // key of the thread's first score.
@@ -86,28 +65,24 @@ __device__ __forceinline__ void cap_scores(float (&s)[kCount], float twice) {
   }
 }
 
-// The greatest score of each row, NaN if there is one.
+// The greatest of a thread's scores of each row, NaN if there is one.
 template <int kCount>
-__device__ __forceinline__ void row_maxima(const float (&s)[kCount], float (&top)[2]) {
+__device__ __forceinline__ void thread_maxima(const float (&s)[kCount], float (&top)[2]) {
   float chain[4];  // several, so that latency does not add up
 #pragma unroll
   for (int e = 0; e < 4; ++e) chain[e] = s[e];
 #pragma unroll
   for (int i = 4; i < kCount; ++i) chain[i % 4] = max_nan(chain[i % 4], s[i]);
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    top[r] = max_nan(chain[2 * r], chain[2 * r + 1]);
-    top[r] = max_nan(top[r], __shfl_xor_sync(0xffffffff, top[r], 1));
-    top[r] = max_nan(top[r], __shfl_xor_sync(0xffffffff, top[r], 2));
-  }
+  for (int r = 0; r < 2; ++r) top[r] = max_nan(chain[2 * r], chain[2 * r + 1]);
 }
 
-#if FA3_INTEGER_MAX
 // The same with half the instructions: Hopper takes the maximum of three integers
-// at once, and floats that are not negative are ordered as their bits are. If all
-// of a row is negative the result is wrong, negative, and not used.
+// at once, and floats that are not negative are ordered as their bits are. Where all
+// of a row are negative, it is one of them, not the greatest.
 template <int kCount>
-__device__ __forceinline__ void row_maxima_by_integers(const float (&s)[kCount], float (&top)[2]) {
+__device__ __forceinline__ void thread_maxima_by_integers(const float (&s)[kCount],
+                                                          float (&top)[2]) {
   int chain[4];
 #pragma unroll
   for (int e = 0; e < 4; ++e) chain[e] = __float_as_int(s[e]);
@@ -117,60 +92,95 @@ __device__ __forceinline__ void row_maxima_by_integers(const float (&s)[kCount],
     for (int e = 0; e < 4; ++e)
       chain[e] = __vimax3_s32(chain[e], __float_as_int(s[i + e]), __float_as_int(s[i + 4 + e]));
 #pragma unroll
-  for (int e = 0; e < 4; ++e) chain[e] = max(chain[e], __float_as_int(s[kCount - 4 + e]));
-  int m[2];
-#pragma unroll
   for (int r = 0; r < 2; ++r) {
-    m[r] = max(chain[2 * r], chain[2 * r + 1]);
-    m[r] = max(m[r], __shfl_xor_sync(0xffffffff, m[r], 1));
-    m[r] = max(m[r], __shfl_xor_sync(0xffffffff, m[r], 2));
-    top[r] = __int_as_float(m[r]);
+    const int i = kCount - 4 + 2 * r;
+    const int m = __vimax3_s32(chain[2 * r], chain[2 * r + 1], __float_as_int(s[i]));
+    top[r] = __int_as_float(max(m, __float_as_int(s[i + 1])));
   }
-  if (__any_sync(0xffffffff, (m[0] | m[1]) < 0)) row_maxima(s, top);
 }
-#endif
 
-// Scores become probabilities (against the row's reference, not yet divided by
-// the sum). Returns whether any row of the warp took a new reference; then what
-// was summed before is to be multiplied by `factor`.
-template <int kCount>
-__device__ __forceinline__ bool softmax_scores(float (&s)[kCount], softmax_rows &rows, float scale,
-                                               float (&factor)[2]) {
-  bool grown = false;
-  float top[2];
-#if FA3_INTEGER_MAX
-  row_maxima_by_integers(s, top);
-#else
-  row_maxima(s, top);
-#endif
+// Whether a score of the warp's may have outgrown its row's reference: without a word
+// between the threads of a row, for most tiles have none.
+__device__ __forceinline__ bool softmax_outgrown(const float (&top)[2], const softmax_rows &rows,
+                                                 float scale) {
+  bool outgrown = false;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const float m0 = top[r] * scale;
+    const float bound = __int_as_float(max(__float_as_int(top[r]), 0));
+    outgrown |= !(bound * scale <= rows.reference[r] + FA3_RESCALE_THRESHOLD);  // also for NaN
+  }
+  return __any_sync(0xffffffff, outgrown);
+}
+
+// Makes the maxima by integers the greatest in any case.
+template <int kCount>
+__device__ __forceinline__ void correct_maxima(const float (&s)[kCount], float (&top)[2]) {
+  if (__any_sync(0xffffffff, (__float_as_int(top[0]) | __float_as_int(top[1])) < 0))
+    thread_maxima(s, top);
+}
+
+// The references follow the rows' maxima, of which each thread has those of its own
+// scores. Returns whether any row of the warp took a new one; then what was summed
+// before is to be multiplied by `factor`.
+__device__ __forceinline__ bool softmax_follow(const float (&top)[2], softmax_rows &rows,
+                                               float scale, float (&factor)[2]) {
+  bool grown = false;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float m = max_nan(top[r], __shfl_xor_sync(0xffffffff, top[r], 1));
+    m = max_nan(m, __shfl_xor_sync(0xffffffff, m, 2));
+    const float m0 = m * scale;
     factor[r] = 1.0f;
     if (!(m0 <= rows.reference[r] + FA3_RESCALE_THRESHOLD)) {  // also for NaN
       factor[r] = exp2_unit(rows.reference[r] - m0);
       rows.reference[r] = m0;
       grown = true;
     }
+    rows.sum[r] *= factor[r];
+    if (kLazyRescale) rows.rounding[r] *= factor[r];
   }
-  grown = __any_sync(0xffffffff, grown);
-  // Two sums a row, one for each way to compute, so that neither waits for the other.
-  float sum[4] = {rows.sum[0] * factor[0], rows.sum[1] * factor[1], 0.0f, 0.0f};
+  return __any_sync(0xffffffff, grown);
+}
+
+// The greatest probability of a row, once it is rounded for the second product, is no
+// longer what the sum has, unless it is 1. Where it outweighs the others, that would
+// be the largest error of all: so the rounding of each thread's greatest is noted,
+// for the division.
+__device__ __forceinline__ void softmax_note_rounding(const float (&top)[2], softmax_rows &rows,
+                                                      float scale) {
+  float exact[2], rounded[2];
 #pragma unroll
-  for (int j = 0; j < kCount / 4; ++j) {
+  for (int r = 0; r < 2; ++r) exact[r] = exp2_unit(fmaf(top[r], scale, -rows.reference[r]));
+  unpack_pair(pack_pair(exact[0], exact[1]), rounded[0], rounded[1]);
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const int i = 4 * j + e, r = e / 2;
-      const float x = fmaf(s[i], scale, -rows.reference[r]);
-      // Spread the polynomials evenly, so that both units work all the time.
-      const bool on_fma = ((i + 1) * FA3_POLYNOMIAL / 8) != (i * FA3_POLYNOMIAL / 8);
-      s[i] = on_fma ? exp2_polynomial(x) : exp2_unit(x);
-      const int chain = FA3_POLYNOMIAL > 0 ? (on_fma ? 2 + r : r) : r + j % 2 * 2;
-      sum[chain] += s[i];
-    }
+  for (int r = 0; r < 2; ++r) rows.rounding[r] += rounded[r] - exact[r];
+}
+
+// Scores kBegin to kEnd become probabilities (against the row's reference, not yet
+// divided by the sum).
+template <int kBegin, int kEnd, int kCount>
+__device__ __forceinline__ void softmax_exponentials(float (&s)[kCount], softmax_rows &rows,
+                                                     float scale) {
+  float second[2] = {0.0f, 0.0f};  // sums that take turns with the rows', for speed
+#pragma unroll
+  for (int i = kBegin; i < kEnd; ++i) {
+    const int r = i / 2 % 2;
+    s[i] = exp2_unit(fmaf(s[i], scale, -rows.reference[r]));
+    (i / 4 % 2 ? second : rows.sum)[r] += s[i];
   }
-  rows.sum[0] = sum[0] + sum[2];
-  rows.sum[1] = sum[1] + sum[3];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) rows.sum[r] += second[r];
+}
+
+// The whole online softmax of a tile, without shortcuts. Returns whether what was
+// summed before is to be multiplied by `factor`.
+template <int kCount>
+__device__ __forceinline__ bool softmax_scores(float (&s)[kCount], softmax_rows &rows, float scale,
+                                               float (&factor)[2]) {
+  float top[2];
+  thread_maxima(s, top);
+  const bool grown = softmax_follow(top, rows, scale, factor);
+  softmax_exponentials<0, kCount>(s, rows, scale);
   return grown;
 }
 
@@ -178,9 +188,13 @@ __device__ __forceinline__ bool softmax_scores(float (&s)[kCount], softmax_rows 
 // the average, returns the log-sum-exp. The sink is a logit without a value.
 __device__ __forceinline__ float softmax_finish(const softmax_rows &rows, int r, const float *sink,
                                                 float &factor) {
-  float sum = rows.sum[r];
+  float sum = rows.sum[r], rounding = rows.rounding[r];
   sum += __shfl_xor_sync(0xffffffff, sum, 1);
   sum += __shfl_xor_sync(0xffffffff, sum, 2);
+  if (kLazyRescale) {
+    rounding += __shfl_xor_sync(0xffffffff, rounding, 1);
+    rounding += __shfl_xor_sync(0xffffffff, rounding, 2);
+  }
   float reference = rows.reference[r], shift = 1.0f;
   if (sink != nullptr) {
     const float logit = *sink * 1.44269504f;
@@ -189,7 +203,7 @@ __device__ __forceinline__ float softmax_finish(const softmax_rows &rows, int r,
     sum = sum * shift + exp2_unit(logit - top);
     reference = top;
   }
-  factor = sum == 0.0f ? 0.0f : __fdividef(shift, sum);
+  factor = sum == 0.0f ? 0.0f : __fdividef(shift, sum + rounding * shift);
   return sum == 0.0f ? -INFINITY : (reference + __log2f(sum)) * 0.69314718f;
 }
 
