@@ -22,6 +22,10 @@ static int64_t min(int64_t a, int64_t b) {
   return a < b ? a : b;
 }
 
+static int64_t max(int64_t a, int64_t b) {
+  return a > b ? a : b;
+}
+
 static int64_t slots(const struct problem *problem, int64_t tile_m) {
   return FA3_BACKWARD_SLOTS(problem->cu_seqlens_q, problem->batch, problem->rows_q, tile_m);
 }
@@ -52,7 +56,7 @@ static fa3_status plan_tiles(const struct problem *problem, struct backward_plan
   plan->blocks_q = (int32_t)divide_up(longest_q, kernel->tile_q);
   plan->slots = (int32_t)slots(problem, kernel->tile_q);
   plan->bytes_per_head =
-      longest_q * group *
+      max(longest_q, 1) * group *
       (2 * (problem->head_dim + problem->value_head_dim) + 4 * (int64_t)kernel->head_dim);
   return FA3_OK;
 }
