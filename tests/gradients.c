@@ -11,7 +11,7 @@
 enum { TRIALS = 300 };
 
 /* Products of a query and a key that one trial may compare. */
-static const double pairs = 20000;
+static const double pairs = 10000;
 
 static double worst[FA3_BFLOAT16 + 1]; /* error as a fraction of its bound, by dtype */
 static char under_way[768];            /* the trial; empty between trials */

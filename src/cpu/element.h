@@ -36,7 +36,7 @@ static inline void store_head_value(const struct operand *values, int64_t head, 
 /* Query heads of a key head. The tile loops take them side by side, so that they share the tiles of
  * keys and values: row r is query r / group of the group's head r % group. */
 static inline int64_t group_size(const struct problem *problem) {
-  return problem->heads_k ? problem->heads_q / problem->heads_k : 0;
+  return problem->heads_q / problem->heads_k; /* there is at least one head */
 }
 
 #endif
