@@ -4,8 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cuda/kernels.h"
+#include "cuda/backward_plan.h"
 #include "cuda/forward_plan.h"
+#include "cuda/kernels.h"
 #include "kernels/mask.h"
 #include "test.h"
 
@@ -53,6 +54,52 @@ static void test_kernels_fit(void **state) {
     assert_true(forward_kernels[k].threads <= 1024);
     assert_true(forward_kernels[k].tile_k % 8 == 0);
   }
+  for (int k = 0; k < BACKWARD_KERNELS; k++) {
+    assert_true(backward_kernels[k].shared_bytes <= 232448);
+    assert_true(backward_kernels[k].threads <= 1024);
+  }
+}
+
+static struct problem make_backward_problem(int64_t seqlen_q, int64_t seqlen_k, int64_t head_dim,
+                                            int64_t value_head_dim) {
+  fa3_backward_args args = {.struct_size = sizeof args, .device = {FA3_CUDA, 0}};
+  struct problem problem;
+  args.query = fa3_dense(NULL, FA3_FLOAT16, 2, seqlen_q, 6, head_dim);
+  args.key = fa3_dense(NULL, FA3_FLOAT16, 2, seqlen_k, 2, head_dim);
+  args.value = fa3_dense(NULL, FA3_FLOAT16, 2, seqlen_k, 2, value_head_dim);
+  args.output = fa3_dense(NULL, FA3_FLOAT16, 2, seqlen_q, 6, value_head_dim);
+  args.lse = (fa3_tensor){.dtype = FA3_FLOAT32,
+                          .rank = 3,
+                          .shape = {2, 6, seqlen_q},
+                          .strides = {6 * seqlen_q, seqlen_q, 1}};
+  args.grad_output = args.output;
+  args.grad_query = args.query;
+  args.grad_key = args.key;
+  args.grad_value = args.value;
+  assert_int_equal(problem_from_backward_args(&args, &problem), FA3_OK);
+  return problem;
+}
+
+/* At every head dim, and where there is nothing to differentiate. */
+static void test_backward_plans(void **state) {
+  (void)state;
+  static const int64_t lengths[] = {0, 1, 64, 129, 1000};
+  for (int64_t head_dim = 8; head_dim <= 256; head_dim += 8)
+    for (int64_t value_head_dim = 8; value_head_dim <= 256; value_head_dim += 8)
+      for (int q = 0; q < 5; q++)
+        for (int k = 0; k < 5; k++) {
+          const struct problem problem =
+              make_backward_problem(lengths[q], lengths[k], head_dim, value_head_dim);
+          struct backward_plan plan;
+          assert_int_equal(plan_backward(&problem, &plan), FA3_OK);
+          const struct backward_kernel *kernel = &backward_kernels[plan.kernel];
+          assert_true(kernel->head_dim >= head_dim && kernel->value_head_dim >= value_head_dim);
+          assert_true(plan.tiles.blocks * kernel->tile_k >= lengths[k]);
+          assert_true(plan.blocks_q * kernel->tile_q >= lengths[q]);
+          assert_true(plan.slots >= 2 * plan.blocks_q);
+          const int section = fa3_backward_section(&plan.tiles, 132, plan.bytes_per_head);
+          assert_true(section >= 1 && section <= plan.tiles.heads * plan.tiles.batches);
+        }
 }
 
 /* Few queries: the query heads of a key head share tiles, whatever their number. */
@@ -216,15 +263,11 @@ static void test_tiles_cover_the_mask(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_every_head_dim),
-      cmocka_unit_test(test_kernels_fit),
-      cmocka_unit_test(test_packing),
-      cmocka_unit_test(test_staging),
-      cmocka_unit_test(test_limits),
-      cmocka_unit_test(test_every_tile_once),
-      cmocka_unit_test(test_long_tiles_first),
-      cmocka_unit_test(test_masks_agree),
-      cmocka_unit_test(test_tiles_cover_the_mask),
+      cmocka_unit_test(test_every_head_dim),  cmocka_unit_test(test_kernels_fit),
+      cmocka_unit_test(test_backward_plans),  cmocka_unit_test(test_packing),
+      cmocka_unit_test(test_staging),         cmocka_unit_test(test_limits),
+      cmocka_unit_test(test_every_tile_once), cmocka_unit_test(test_long_tiles_first),
+      cmocka_unit_test(test_masks_agree),     cmocka_unit_test(test_tiles_cover_the_mask),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
