@@ -5,7 +5,7 @@ import ctypes
 import torch
 
 DTYPES = {torch.float32: 1, torch.float16: 2, torch.bfloat16: 3, torch.int32: 32}
-CAUSAL, WINDOW = 1, 2
+CAUSAL, WINDOW, DETERMINISTIC = 1, 2, 16
 CUDA = 1
 
 
@@ -132,31 +132,57 @@ class Library:
     def prepare_gpu(self):
         self.check(self.lib.fa3_prepare(Device(CUDA, torch.cuda.current_device())))
 
-    def forward_gpu(self, query, key, value, output, causal=False, window=None, lengths=None):
+    def forward_gpu(
+        self, query, key, value, output, causal=False, window=None, lengths=None, lse=None
+    ):
         """A function that queues the call on the current stream: tensors are (batch, seqlen, heads,
         head_dim), or (total, heads, head_dim) with `lengths`, the cumulative ones as a tensor and
         the longest. `window` is (left, right)."""
-        args = ForwardArgs(struct_size=ctypes.sizeof(ForwardArgs), device_type=CUDA)
-        args.device_index = query.device.index
-        args.stream = torch.cuda.current_stream().cuda_stream
+        args = ForwardArgs(struct_size=ctypes.sizeof(ForwardArgs))
         args.flags = (CAUSAL if causal else 0) | (WINDOW if window else 0)
         if window:
             args.window_left, args.window_right = window
-        for name, tensor in zip(TENSORS, (query, key, value, output)):
-            describe(getattr(args, name), tensor)
+        tensors = dict(zip(TENSORS, (query, key, value, output, lse)))
         if lengths:
-            describe(args.cu_seqlens_q, lengths[0])
-            describe(args.cu_seqlens_k, lengths[0])
+            tensors["cu_seqlens_q"] = tensors["cu_seqlens_k"] = lengths[0]
             args.max_seqlen_q = args.max_seqlen_k = lengths[1]
+        return self.gpu_call("forward", args, tensors)
+
+    def backward_gpu(
+        self,
+        query,
+        key,
+        value,
+        output,
+        lse,
+        grad_output,
+        gradients,
+        causal=False,
+        deterministic=False,
+    ):
+        """As forward_gpu; `gradients` are query's, key's and value's."""
+        args = BackwardArgs(struct_size=ctypes.sizeof(BackwardArgs))
+        args.flags = (CAUSAL if causal else 0) | (DETERMINISTIC if deterministic else 0)
+        tensors = (query, key, value, output, lse, grad_output, *gradients)
+        return self.gpu_call("backward", args, dict(zip(GRADIENT_TENSORS, tensors)))
+
+    def gpu_call(self, phase, args, tensors):
+        tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        device = tensors["query"].device
+        args.device_type, args.device_index = CUDA, device.index
+        args.stream = torch.cuda.current_stream().cuda_stream
+        for name, tensor in tensors.items():
+            describe(getattr(args, name), tensor)
         size = ctypes.c_size_t()
-        self.check(self.lib.fa3_forward_workspace(ctypes.byref(args), ctypes.byref(size)))
-        workspace = torch.empty(max(size.value, 1), dtype=torch.uint8, device=query.device)
+        workspace_of = getattr(self.lib, f"fa3_{phase}_workspace")
+        self.check(workspace_of(ctypes.byref(args), ctypes.byref(size)))
+        workspace = torch.empty(max(size.value, 1), dtype=torch.uint8, device=device)
         args.workspace, args.workspace_size = workspace.data_ptr(), size.value
-        forward, pointer = self.lib.fa3_forward, ctypes.byref(args)
-        keep = (query, key, value, output, lengths, workspace)
+        run, pointer = getattr(self.lib, f"fa3_{phase}"), ctypes.byref(args)
+        keep = (tensors, args, workspace)
 
         def call():
             assert keep
-            self.check(forward(pointer))
+            self.check(run(pointer))
 
         return call

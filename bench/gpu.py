@@ -1,48 +1,54 @@
 #!/usr/bin/env python3
-"""The CUDA engine beside PyTorch's cuDNN and FlashAttention-2, and beside cuBLAS, in one process.
+"""The CUDA engine beside PyTorch's cuDNN and FlashAttention-2, the official FlashAttention-3, and
+cuBLAS, in one process.
 
-    python3 bench/gpu.py [--library build/release/libfa3.so] [--results bench/results/NAME.json]
+    python3 bench/gpu.py [--library build/release/libfa3.so] [--parts forward,backward,cases]
+                         [--results bench/results/NAME.json]
 
-The FlashAttention-3 paper's setting: bfloat16, 16384 tokens in all, hidden size 2048. Outputs are
-compared with float64 before anything is timed. Then the kernels take turns, several rounds of as
-many calls as fill some milliseconds, timed by events; a figure is the median over the rounds, its
-spread half the distance between the quartiles. Calls of a round use the same tensors, so what fits
-into the L2 cache may be there, for all of them.
+The FlashAttention-3 paper's setting: bfloat16, 16384 tokens in all, hidden size 2048. Results are
+compared with float64 before anything is timed. Then the kernels take turns, in random order each
+round, as many calls as fill some milliseconds, timed by events; a figure is the median over the
+rounds, its spread half the distance between the quartiles. Calls of a round use the same tensors,
+so what fits into the L2 cache may be there, for all of them.
 
-The official FlashAttention-3 is not on every machine: where it is not, it stands in the table as
-its ratio to cuDNN in bench/peers.json, cell by cell, times the cuDNN of this run."""
+The official FlashAttention-3 is measured where its module flash_attn_interface can be imported.
+Where not, it stands in the table as its ratio to cuDNN in bench/peers.json, cell by cell, times the
+cuDNN of this run. bench/gpu_chart.py draws the figures."""
 
 import argparse
 import datetime
 import json
 import math
 import pathlib
+import random
 import statistics
 import subprocess
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fa3
+import gpu_problem
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TOKENS, HIDDEN = 16384, 2048
 SEQLENS = (512, 1024, 2048, 4096, 8192, 16384)
-BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "fa2": SDPBackend.FLASH_ATTENTION}
-attention = torch.nn.functional.scaled_dot_product_attention
+HEAD_DIMS = (64, 128, 256)
+PARTS = ("forward", "backward", "cases")
+KERNELS = ("libfa3", "fa3", "cudnn", "fa2", "libfa3_deterministic", "fa3_deterministic")
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--library", type=pathlib.Path, default=ROOT / "build/release/libfa3.so")
+    parser.add_argument("--parts", default=",".join(PARTS), help="of " + ", ".join(PARTS))
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--milliseconds", type=float, default=10, help="of each kernel in a round")
+    parser.add_argument("--milliseconds", type=float, default=5, help="of each kernel in a round")
     parser.add_argument("--results", type=pathlib.Path, help="also write the figures there, as JSON")
-    return parser.parse_args()
-
-
-def random(*shape):
-    return torch.randn(shape, device="cuda", dtype=torch.float32).to(torch.bfloat16)
+    options = parser.parse_args()
+    options.parts = options.parts.split(",")
+    if not set(options.parts) <= set(PARTS):
+        parser.error(f"--parts takes {', '.join(PARTS)}")
+    return options
 
 
 def queue(call, count):
@@ -64,8 +70,8 @@ def take_turns(calls, rounds, milliseconds):
         counts[name] = max(2, min(500, round(milliseconds / (start.elapsed_time(end) / 2))))
     samples = {name: [] for name in calls}
     for _ in range(rounds):
-        for name, call in calls.items():
-            start, end = queue(call, counts[name])
+        for name in random.sample(list(calls), len(calls)):
+            start, end = queue(calls[name], counts[name])
             end.synchronize()
             samples[name].append(start.elapsed_time(end) / counts[name])
     return samples
@@ -77,131 +83,121 @@ def summary(samples, flops):
     return {"milliseconds": median, "tflops": flops / median * 1e-9, "spread": spread}
 
 
-def check(query, key, value, output, causal, window=None):
-    """Sampled rows of the first and the last head against float64."""
-    seqlen, group = query.shape[1], query.shape[2] // key.shape[2]
-    rows = torch.cat([torch.arange(16), torch.randint(seqlen, (32,)), torch.arange(seqlen - 16, seqlen)])
-    rows = rows.cuda()
-    for batch, head in ((0, 0), (query.shape[0] - 1, query.shape[2] - 1)):
-        scores = query[batch, rows, head].double() @ key[batch, :, head // group].double().T
-        column = torch.arange(seqlen, device="cuda")[None]
-        if causal or window:
-            scores.masked_fill_(column > rows[:, None], -math.inf)
-        if window:
-            scores.masked_fill_(column < rows[:, None] - window[0], -math.inf)
-        weights = torch.softmax(scores / math.sqrt(query.shape[3]), dim=1)
-        expected = weights @ value[batch, :, head // group].double()
-        error = (output[batch, rows, head].double() - expected).norm() / expected.norm()
-        if not error <= 6e-3:  # bfloat16 rounds by up to 3.9e-3
-            raise SystemExit(f"an output is {error:.2g} off: nothing was timed")
-    if not torch.isfinite(output).all():
-        raise SystemExit("not every element of an output was written: nothing was timed")
-
-
-def torch_call(kind, query, key, value, causal):
-    """Through PyTorch, its own cost on the host included: calls are queued, so it hides."""
-    q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
-    grouped = query.shape[2] != key.shape[2]
-
-    def call():
-        with sdpa_kernel(kind):
-            attention(q, k, v, is_causal=causal, enable_gqa=grouped)
-
-    return call
-
-
-def compare(library, options, batch, seqlen, heads_q, heads_k, head_dim, causal, window=None):
-    torch.manual_seed(seqlen + head_dim + causal)
-    query = random(batch, seqlen, heads_q, head_dim)
-    key, value = (random(batch, seqlen, heads_k, head_dim) for _ in range(2))
-    output = torch.full_like(query, math.nan)
-    calls = {"fa3": library.forward_gpu(query, key, value, output, causal, window)}
-    calls["fa3"]()
-    check(query, key, value, output, causal, window)
-    if not window:
-        for name, kind in BACKENDS.items():
-            calls[name] = torch_call(kind, query, key, value, causal)
-    pairs = seqlen * seqlen / (2 if causal else 1)
-    if window:
-        pairs = sum(min(row + 1, window[0] + 1) for row in range(seqlen))
-    flops = 4 * pairs * head_dim * heads_q * batch
+def time_calls(options, calls, flops):
     samples = take_turns(calls, options.rounds, options.milliseconds)
     return {name: summary(values, flops) for name, values in samples.items()}
 
 
-def grid(library, options):
+def measure(library, options, phase, batch, seqlen, heads, head_dim, causal, window=None):
+    """Of both phases: `heads` are those of queries and of keys."""
+    torch.manual_seed(seqlen + head_dim + causal)
+    query = gpu_problem.random(batch, seqlen, heads[0], head_dim)
+    key, value = (gpu_problem.random(batch, seqlen, heads[1], head_dim) for _ in range(2))
+    pairs = seqlen * seqlen / (2 if causal else 1)
+    if window:
+        pairs = sum(min(row + 1, window[0] + 1) for row in range(seqlen))
+    flops = 4 * pairs * head_dim * heads[0] * batch
+    if phase == "backward":
+        calls = gpu_problem.backward_calls(library, query, key, value, causal)
+        return time_calls(options, calls, 2.5 * flops)
+    calls = gpu_problem.forward_calls(library, query, key, value, causal, window)
+    return time_calls(options, calls, flops)
+
+
+def fill_in(cell, known, index):
+    """FlashAttention-3's speed, measured or by its ratio to cuDNN elsewhere."""
+    cell["fa3_is"] = "measured" if "fa3" in cell else "by its ratio to cuDNN"
+    for name, peer in (("fa3", "FA3"), ("fa3_deterministic", "FA3 deterministic")):
+        ratio = known.get((cell["head_dim"], cell["causal"], peer))
+        if cell["fa3_is"] != "measured" and ratio:
+            cudnn = known[cell["head_dim"], cell["causal"], "cuDNN"][index]
+            cell[name] = {"tflops": ratio[index] / cudnn * cell["cudnn"]["tflops"]}
+
+
+def grid(library, options, phase, save):
     peers = json.loads((ROOT / "bench/peers.json").read_text())
-    known = {(c["head_dim"], c["causal"], c["kernel"]): c["tflops"] for c in peers["cells"]}
+    known = {(c["head_dim"], c["causal"], c["kernel"]): c["tflops"] for c in peers[phase]}
     cells = []
-    print("dim mask   seqlen  libfa3  cuDNN   FA2  FA3*   /cuDNN  /FA3*  /better   (TFLOP/s)")
-    for head_dim in (64, 128, 256):
+    kernels = KERNELS if phase == "backward" else KERNELS[:4]
+    print(f"{phase}, TFLOP/s", *kernels, "and libfa3 over fa3, cudnn, the better")
+    for head_dim in HEAD_DIMS:
         for causal in (False, True):
             for i, seqlen in enumerate(SEQLENS):
-                heads = HIDDEN // head_dim
-                cell = compare(
-                    library, options, TOKENS // seqlen, seqlen, heads, heads, head_dim, causal
-                )
-                ours, cudnn = cell["fa3"]["tflops"], cell["cudnn"]["tflops"]
-                ratio = known[head_dim, causal, "FA3"][i] / known[head_dim, causal, "cuDNN"][i]
-                official = ratio * cudnn
-                cell.update(head_dim=head_dim, causal=causal, seqlen=seqlen, official=official)
+                heads = 2 * [HIDDEN // head_dim]
+                shape = (TOKENS // seqlen, seqlen, heads, head_dim, causal)
+                cell = {"head_dim": head_dim, "causal": causal, "seqlen": seqlen}
+                cell.update(measure(library, options, phase, *shape))
+                fill_in(cell, known, i)
                 cells.append(cell)
-                print(
-                    f"{head_dim:3} {'causal' if causal else 'full':6} {seqlen:6}"
-                    f" {ours:7.0f} {cudnn:6.0f} {cell['fa2']['tflops']:5.0f} {official:5.0f}"
-                    f" {ours / cudnn:8.3f} {ours / official:6.3f} {ours / max(cudnn, official):8.3f}",
-                    flush=True,
-                )
+                save(cells)
+                print(row(cell, kernels), flush=True)
     return cells
 
 
-def mean_ratio(cells, other):
-    return statistics.geometric_mean(cell["fa3"]["tflops"] / other(cell) for cell in cells)
+def rate(cell, name):
+    return cell[name]["tflops"]
+
+
+def row(cell, kernels):
+    figures = "".join(f"{rate(cell, k):6.0f}" if k in cell else "     -" for k in kernels)
+    ours, official, cudnn = (rate(cell, name) for name in KERNELS[:3])
+    return (
+        f"{cell['head_dim']:3} {'causal' if cell['causal'] else 'full':6} {cell['seqlen']:6}{figures}"
+        f"  {ours / official:6.3f}{ours / cudnn:6.3f}{ours / max(official, cudnn):6.3f}"
+    )
 
 
 def summarise(cells):
-    def better(cell):
-        return max(cell["official"], cell["cudnn"]["tflops"])
+    def mean(part, ours, other):
+        return statistics.geometric_mean(rate(c, ours) / other(c) for c in part)
 
+    def better(cell):
+        return max(rate(cell, "fa3"), rate(cell, "cudnn"))
+
+    over_fa3 = [rate(c, "libfa3") / rate(c, "fa3") for c in cells]
+    over_cudnn = [rate(c, "libfa3") / rate(c, "cudnn") for c in cells if c["seqlen"] >= 2048]
     figures = {
-        "over_fa3": mean_ratio(cells, lambda c: c["official"]),
-        "worst_over_fa3": min(c["fa3"]["tflops"] / c["official"] for c in cells),
-        "over_cudnn": mean_ratio(cells, lambda c: c["cudnn"]["tflops"]),
-        "worst_over_cudnn_from_2048": min(
-            c["fa3"]["tflops"] / c["cudnn"]["tflops"] for c in cells if c["seqlen"] >= 2048
-        ),
+        "fa3_is": cells[0]["fa3_is"],
+        "over_fa3": statistics.geometric_mean(over_fa3),
+        "worst_over_fa3": min(over_fa3),
+        "over_cudnn": mean(cells, "libfa3", lambda c: rate(c, "cudnn")),
+        "worst_over_cudnn_from_2048": min(over_cudnn),
     }
-    for head_dim in (64, 128, 256):
+    for head_dim in HEAD_DIMS:
         part = [cell for cell in cells if cell["head_dim"] == head_dim]
-        figures[f"over_better_{head_dim}"] = mean_ratio(part, better)
+        figures[f"over_fa3_{head_dim}"] = mean(part, "libfa3", lambda c: rate(c, "fa3"))
+        figures[f"over_better_{head_dim}"] = mean(part, "libfa3", better)
+    if "libfa3_deterministic" in cells[0]:
+        figures["deterministic_over_libfa3"] = mean(
+            cells, "libfa3_deterministic", lambda c: rate(c, "libfa3")
+        )
     return figures
 
 
 def packed(library, options):
-    """Sequences of many lengths, one after the other, against the same work without packing."""
+    """Sequences of many lengths, one after the other."""
     torch.manual_seed(1)
     lengths = [128, 3000, 512, 1024, 77, 2048, 4096, 1500, 3999]
     starts = torch.tensor([0] + lengths).cumsum(0).to(torch.int32).cuda()
     heads, head_dim = 16, 128
-    query, key, value = (random(sum(lengths), heads, head_dim) for _ in range(3))
-    output = torch.full_like(query, math.nan)
+    query, key, value = (gpu_problem.random(sum(lengths), heads, head_dim) for _ in range(3))
+    output = gpu_problem.unwritten(query)
     call = library.forward_gpu(
         query, key, value, output, causal=True, lengths=(starts, max(lengths))
     )
     call()
     for first, length in zip(starts.tolist(), lengths):
         part = [tensor[None, first : first + length] for tensor in (query, key, value, output)]
-        check(*part, causal=True)
+        gpu_problem.check_output("libfa3", *part, causal=True)
     flops = sum(2 * length**2 * head_dim * heads for length in lengths)
-    samples = take_turns({"fa3": call}, options.rounds, options.milliseconds)
-    return {"lengths": lengths, "fa3": summary(samples["fa3"], flops)}
+    return {"lengths": lengths, **time_calls(options, {"libfa3": call}, flops)}
 
 
 def million(library):
     """One sequence of a million tokens, and what memory it takes beside its tensors."""
     seqlen, head_dim = 1 << 20, 128
-    query, key, value = (random(1, seqlen, 1, head_dim) for _ in range(3))
-    output = torch.full_like(query, math.nan)
+    query, key, value = (gpu_problem.random(1, seqlen, 1, head_dim) for _ in range(3))
+    output = gpu_problem.unwritten(query)
     free, _ = torch.cuda.mem_get_info()
     held = torch.cuda.memory_allocated()
     call = library.forward_gpu(query, key, value, output, causal=True)
@@ -209,32 +205,36 @@ def million(library):
     torch.cuda.synchronize()
     workspace = torch.cuda.memory_allocated() - held
     after, _ = torch.cuda.mem_get_info()
-    samples = take_turns({"fa3": call}, 3, 1)["fa3"]
-    rows = torch.tensor([0, 5, seqlen // 2, seqlen - 1]).cuda()
-    for row in rows.tolist():
-        scores = key[0, : row + 1, 0].double() @ query[0, row, 0].double() / math.sqrt(head_dim)
-        expected = torch.softmax(scores, 0) @ value[0, : row + 1, 0].double()
-        error = (output[0, row, 0].double() - expected).norm() / expected.norm()
-        if not error <= 6e-3:
-            raise SystemExit(f"row {row} of a million is {error:.2g} off")
+    samples = take_turns({"libfa3": call}, 3, 1)["libfa3"]
+    for row_index in (0, 5, seqlen // 2, seqlen - 1):
+        rows = torch.tensor([row_index]).cuda()
+        scores = gpu_problem.scores_of(query[0, :, 0], key[0, :, 0], rows, causal=True)
+        expected = torch.softmax(scores, 1) @ value[0, :, 0].double()
+        gpu_problem.compare(f"row {row_index} of a million", output[0, rows, 0], expected)
     return {
         "tensor_bytes": 4 * query.numel() * 2,
         "workspace_bytes": workspace,
         "memory_lost_bytes": max(0, free - after),
-        "fa3": summary(samples, 2 * seqlen**2 * head_dim),
+        "libfa3": summary(samples, 2 * seqlen**2 * head_dim),
     }
 
 
 def gemm(options):
-    a, b = random(8192, 8192), random(8192, 8192)
+    a, b = gpu_problem.random(8192, 8192), gpu_problem.random(8192, 8192)
     samples = take_turns({"gemm": lambda: a @ b}, options.rounds, 4 * options.milliseconds)
     return summary(samples["gemm"], 2 * 8192**3)
 
 
-def save(options, results):
-    if options.results:
-        options.results.parent.mkdir(parents=True, exist_ok=True)
-        options.results.write_text(json.dumps(results, indent=1) + "\n")
+def cases(library, options, results):
+    results["grouped_32_8"] = measure(library, options, "forward", 4, 4096, (32, 8), 128, True)
+    results["window_1024"] = measure(
+        library, options, "forward", 1, 16384, (16, 16), 128, True, (1024, 0)
+    )
+    results["packed"] = packed(library, options)
+    results["million"] = million(library)
+    for name in ("grouped_32_8", "window_1024", "packed", "million"):
+        rates = {k: round(v["tflops"]) for k, v in results[name].items() if isinstance(v, dict)}
+        print(name, rates, flush=True)
 
 
 def main():
@@ -248,27 +248,36 @@ def main():
         "gpu": torch.cuda.get_device_name(),
         "driver": driver,
         "clocks_before": clocks,
-        "fa3": library.version(),
+        "libfa3": library.version(),
         "torch": torch.__version__,
         "cudnn": torch.backends.cudnn.version(),
         "gemm": gemm(options),
     }
     print(f"{results['gpu']}, driver {driver}, torch {torch.__version__}; cuBLAS 8192^3", end=" ")
     print(f"{results['gemm']['tflops']:.0f} TFLOP/s")
-    results["grid"] = grid(library, options)
-    results["summary"] = summarise(results["grid"])
-    save(options, results)
-    results["grouped_32_8"] = compare(library, options, 4, 4096, 32, 8, 128, True)
-    results["window_1024"] = compare(library, options, 1, 16384, 16, 16, 128, True, (1024, 0))
-    results["packed"] = packed(library, options)
-    results["million"] = million(library)
+
+    def save():
+        if options.results:
+            options.results.parent.mkdir(parents=True, exist_ok=True)
+            options.results.write_text(json.dumps(results, indent=1) + "\n")
+
+    def save_cells(phase, cells):
+        results[phase] = cells
+        save()
+
+    summaries = results["summary"] = {}
+    for phase in ("forward", "backward"):
+        if phase in options.parts:
+            cells = grid(library, options, phase, lambda cells: save_cells(phase, cells))
+            summaries[phase] = summarise(cells)
+            rounded = {k: v if isinstance(v, str) else round(v, 3) for k, v in summaries[phase].items()}
+            print(phase, rounded, flush=True)
+            save()
+    if "cases" in options.parts:
+        cases(library, options, results)
     results["gemm_after"] = gemm(options)
-    for name in ("grouped_32_8", "window_1024", "packed", "million"):
-        print(name, {key: round(value["tflops"]) for key, value in results[name].items()
-                     if isinstance(value, dict)})
-    print(f"cuBLAS after: {results['gemm_after']['tflops']:.0f} TFLOP/s;", end=" ")
-    print({key: round(value, 3) for key, value in results["summary"].items()})
-    save(options, results)
+    print(f"cuBLAS after: {results['gemm_after']['tflops']:.0f} TFLOP/s")
+    save()
 
 
 main()

@@ -312,6 +312,13 @@ static void test_unsupported(void **state) {
                    "output");
 }
 
+/* The same call in float16, whose sink stays in float32. */
+static void use_float16(fa3_backward_args *args) {
+  args->query.dtype = args->key.dtype = args->value.dtype = FA3_FLOAT16;
+  args->output.dtype = args->grad_output.dtype = FA3_FLOAT16;
+  args->grad_query.dtype = args->grad_key.dtype = args->grad_value.dtype = FA3_FLOAT16;
+}
+
 static void test_gradients(void **state) {
   (void)state;
   const fa3_tensor absent = {0};
@@ -326,6 +333,8 @@ static void test_gradients(void **state) {
   REFUSED_BACKWARD(args->grad_key.dtype = FA3_BFLOAT16, FA3_INVALID_DTYPE, "grad_key.dtype");
   REFUSED_BACKWARD(args->grad_value.dtype = FA3_FLOAT16, FA3_INVALID_DTYPE, "grad_value.dtype");
   REFUSED_BACKWARD(args->grad_sink.dtype = FA3_FLOAT16, FA3_INVALID_DTYPE, "grad_sink.dtype");
+  REFUSED_BACKWARD((use_float16(args), args->grad_sink.dtype = FA3_FLOAT16), FA3_INVALID_DTYPE,
+                   "grad_sink.dtype");
   REFUSED_BACKWARD((args->key.shape[0] = args->value.shape[0] = 3), FA3_INVALID_SHAPE,
                    "key.shape[0]", "3");
 }
@@ -334,7 +343,7 @@ static void test_gradients(void **state) {
 static void test_taken(void **state) {
   (void)state;
   const fa3_tensor absent = {0};
-  for (int i = 0; i < 5; i++) {
+  for (int i = 0; i < 8; i++) {
     call_init(&call, false);
     fa3_backward_args *args = &call.backward;
     if (i == 0) args->grad_lse = absent;
@@ -342,6 +351,10 @@ static void test_taken(void **state) {
     if (i == 2) args->sink = args->grad_sink = absent;
     if (i == 3) args->flags |= FA3_ACCUMULATE | FA3_DETERMINISTIC;
     if (i == 4) memset(args->grad_output.strides, 0, 3 * sizeof *args->grad_output.strides);
+    if (i >= 5) use_float16(args); /* its gradients in float32 the second time */
+    if (i == 6)
+      args->grad_query.dtype = args->grad_key.dtype = args->grad_value.dtype = FA3_FLOAT32;
+    if (i == 7) args->sink.dtype = args->grad_sink.dtype = FA3_FLOAT16;
     if (fa3_backward(args)) fail_msg("%d: %s", i, fa3_last_error());
   }
 }

@@ -33,7 +33,7 @@ fa3_status cpu_plan_backward(const struct problem *problem, const struct routine
                              struct plan *plan) {
   int64_t tiles_size = query_tiles_size(problem, routines);
   if (tiles_size < 0)
-    return set_error(FA3_OUT_OF_MEMORY, "the workspace for the queries' gradients is too large");
+    return set_error(FA3_UNSUPPORTED, "the workspace for the queries' gradients is too large");
   int64_t threads = problem->num_threads ? problem->num_threads : omp_get_max_threads();
   plan->num_threads = (int32_t)larger(smaller(threads, MOST_THREADS), 1);
   plan->tile_q = TILE_Q;

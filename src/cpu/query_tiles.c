@@ -97,7 +97,7 @@ void query_tile_prepare(const struct query_tiles *tiles, const struct query_tile
     tile->shift[row] = -INFINITY;
     tile->delta[row] = 0;
   }
-  memset(tile->grad_query, 0, (size_t)(TILE_Q * tiles->head_width) * sizeof *tile->grad_query);
+  memset(tile->grad_query, 0, (size_t)(tile->rows * tiles->head_width) * sizeof *tile->grad_query);
   atomic_init(tile->turn, 0);
 }
 
