@@ -17,15 +17,16 @@ import tempfile
 
 import cubin
 
-# What is run, by the name that the receipt has for it: a program and its arguments.
+# What is run, by the name that the receipt has for it: a program and its arguments. What is most
+# likely to fail comes first, for a failure ends the suite.
 TESTS = {
-    "refusals": ["test_gpu_refusals"],
-    "capture": ["test_gpu_capture"],
-    "threads": ["test_gpu_threads"],
-    "large": ["test_gpu_large"],
-    "deterministic": ["test_gpu_deterministic"],
-    "differential": ["test_gpu_differential", "forward"],
     "gradients": ["test_gpu_differential", "backward"],
+    "differential": ["test_gpu_differential", "forward"],
+    "threads": ["test_gpu_threads"],
+    "deterministic": ["test_gpu_deterministic"],
+    "capture": ["test_gpu_capture"],
+    "refusals": ["test_gpu_refusals"],
+    "large": ["test_gpu_large"],
 }
 TOOLS = ["memcheck", "racecheck", "synccheck", "initcheck"]
 TRIALS_UNDER_A_TOOL = 15  # fewer than it has processes: one process alone
@@ -81,13 +82,16 @@ def main(build, receipt):
     kernels = cubin.hashes(build)
     build = pathlib.Path(build).resolve()
     programs = build / "tests/gpu"
-    counts = {
-        name: run(name, [programs / command[0], *command[1:]]) for name, command in TESTS.items()
-    }
+    counts = {}
     with tempfile.NamedTemporaryFile(suffix=".json") as errors:
-        command = [sys.executable, ACCURACY, build / "libfa3.so", errors.name]
-        counts["accuracy"] = run("accuracy", command)
-        cases = json.load(errors) if counts["accuracy"] else []
+        commands = {name: [programs / test[0], *test[1:]] for name, test in TESTS.items()}
+        commands["accuracy"] = [sys.executable, ACCURACY, build / "libfa3.so", errors.name]
+        for name, command in commands.items():
+            counts[name] = run(name, command)
+            if not counts[name]:
+                print(f"{name} failed: no receipt")
+                return 1
+        cases = json.load(errors)
     counts.update(sanitize(programs / "test_gpu_differential"))
     if not kernels or not all(counts.values()):
         print(f"failed: no receipt; passed: {counts}")
