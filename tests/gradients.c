@@ -8,7 +8,7 @@
 #include "level.h"
 #include "test.h"
 
-enum { TRIALS = 300 };
+enum { TRIALS = 200 };
 
 /* Products of a query and a key that one trial may compare. */
 static const double pairs = 10000;
