@@ -23,7 +23,11 @@ import fa3  # noqa: E402
 
 SEQLEN, HEADS = 4096, 8
 NAMES = ("output", "grad_query", "grad_key", "grad_value")
-LARGEST_RATIO = 1.02  # both round at the same places; what remains is the order of sums
+# Gradients are rounded where FlashAttention-2 rounds them; what remains is the order of sums. The
+# output differs in one place: FlashAttention-2 has a row's greatest probability as exactly 1, the
+# forward kernel rounds it like the others where its reference lags behind (kernels/softmax.cuh).
+# Of normal scores over 4096 keys that one has 4% of the squares' sum, so 2% of the error.
+LARGEST_RATIO = {"output": 1.05, "grad_query": 1.02, "grad_key": 1.02, "grad_value": 1.02}
 CUDA, CAUSAL = 1, 1
 
 
@@ -137,10 +141,11 @@ def main(path, results=None):
         print(row(cases[-1]), flush=True)
     if results:
         pathlib.Path(results).write_text(json.dumps(cases, indent=2) + "\n")
-    larger = [c for c in cases if not all(c[name]["ratio"] <= LARGEST_RATIO for name in NAMES)]
+    larger = [c for c in cases if not all(c[name]["ratio"] <= LARGEST_RATIO[name] for name in NAMES)]
     if larger:
         print(
-            f"failed: {len(larger)} of {len(cases)} cases are above {LARGEST_RATIO} of FA2's error"
+            f"failed: {len(larger)} of {len(cases)} cases are above these parts of FA2's error:"
+            f" {LARGEST_RATIO}"
         )
         return 1
     print(f"passed: {len(cases)} cases")
