@@ -159,12 +159,17 @@ class Library:
         gradients,
         causal=False,
         deterministic=False,
+        lengths=None,
     ):
         """As forward_gpu; `gradients` are query's, key's and value's."""
         args = BackwardArgs(struct_size=ctypes.sizeof(BackwardArgs))
         args.flags = (CAUSAL if causal else 0) | (DETERMINISTIC if deterministic else 0)
         tensors = (query, key, value, output, lse, grad_output, *gradients)
-        return self.gpu_call("backward", args, dict(zip(GRADIENT_TENSORS, tensors)))
+        tensors = dict(zip(GRADIENT_TENSORS, tensors))
+        if lengths:
+            tensors["cu_seqlens_q"] = tensors["cu_seqlens_k"] = lengths[0]
+            args.max_seqlen_q = args.max_seqlen_k = lengths[1]
+        return self.gpu_call("backward", args, tensors)
 
     def gpu_call(self, phase, args, tensors):
         tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}

@@ -175,22 +175,34 @@ def summarise(cells):
 
 
 def packed(library, options):
-    """Sequences of many lengths, one after the other."""
+    """Sequences of many lengths, one after the other: both phases."""
     torch.manual_seed(1)
     lengths = [128, 3000, 512, 1024, 77, 2048, 4096, 1500, 3999]
     starts = torch.tensor([0] + lengths).cumsum(0).to(torch.int32).cuda()
     heads, head_dim = 16, 128
     query, key, value = (gpu_problem.random(sum(lengths), heads, head_dim) for _ in range(3))
     output = gpu_problem.unwritten(query)
-    call = library.forward_gpu(
-        query, key, value, output, causal=True, lengths=(starts, max(lengths))
-    )
+    bounds = (starts, max(lengths))
+    call = library.forward_gpu(query, key, value, output, causal=True, lengths=bounds)
     call()
     for first, length in zip(starts.tolist(), lengths):
         part = [tensor[None, first : first + length] for tensor in (query, key, value, output)]
         gpu_problem.check_output("libfa3", *part, causal=True)
     flops = sum(2 * length**2 * head_dim * heads for length in lengths)
-    return {"lengths": lengths, **time_calls(options, {"libfa3": call}, flops)}
+    forward = time_calls(options, {"libfa3": call}, flops)
+    call = gpu_problem.backward_alone(library, query, key, value, True, bounds)
+    backward = time_calls(options, {"libfa3": call}, 2.5 * flops)
+    return {"lengths": lengths, **forward}, {"lengths": lengths, **backward}
+
+
+def two_head_dims(library, options):
+    """Gradients where value's head dim is smaller than query's and key's."""
+    batch, seqlen, heads, head_dim, value_head_dim = 4, 4096, 16, 192, 128
+    query, key = (gpu_problem.random(batch, seqlen, heads, head_dim) for _ in range(2))
+    value = gpu_problem.random(batch, seqlen, heads, value_head_dim)
+    call = gpu_problem.backward_alone(library, query, key, value, True)
+    flops = batch * heads * seqlen**2 * (3 * head_dim + 2 * value_head_dim)
+    return time_calls(options, {"libfa3": call}, flops)
 
 
 def million(library):
@@ -226,14 +238,18 @@ def gemm(options):
 
 
 def cases(library, options, results):
-    results["grouped_32_8"] = measure(library, options, "forward", 4, 4096, (32, 8), 128, True)
-    results["window_1024"] = measure(
+    grouped = (4, 4096, (32, 8), 128, True)
+    found = {"grouped_32_8": measure(library, options, "forward", *grouped)}
+    found["window_1024"] = measure(
         library, options, "forward", 1, 16384, (16, 16), 128, True, (1024, 0)
     )
-    results["packed"] = packed(library, options)
-    results["million"] = million(library)
-    for name in ("grouped_32_8", "window_1024", "packed", "million"):
-        rates = {k: round(v["tflops"]) for k, v in results[name].items() if isinstance(v, dict)}
+    found["packed"], found["packed_backward"] = packed(library, options)
+    found["grouped_32_8_backward"] = measure(library, options, "backward", *grouped)
+    found["192_128_backward"] = two_head_dims(library, options)
+    found["million"] = million(library)
+    results.update(found)
+    for name, case in found.items():
+        rates = {k: round(v["tflops"]) for k, v in case.items() if isinstance(v, dict)}
         print(name, rates, flush=True)
 
 

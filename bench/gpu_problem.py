@@ -143,3 +143,26 @@ def backward_calls(library, query, key, value, causal):
             result = flash_attn_func(*leaves, causal=causal, deterministic=True)
             differentiate("fa3_deterministic", result)
     return calls
+
+
+def backward_alone(library, query, key, value, causal, lengths=None):
+    """Ours, of any head dims, also of packed sequences."""
+    heads, head_dim = query.shape[-2], value.shape[-1]
+    grad_output = random(*query.shape[:-1], head_dim)
+    output = unwritten(grad_output)
+    rows = (query.shape[0], heads, query.shape[1]) if query.dim() == 4 else (heads, len(query))
+    lse = torch.full(rows, math.nan, device="cuda")
+    gradients = [unwritten(tensor) for tensor in (query, key, value)]
+    library.forward_gpu(query, key, value, output, causal, lengths=lengths, lse=lse)()
+    tensors = (query, key, value, output, lse, grad_output, gradients)
+    call = library.backward_gpu(*tensors, causal, lengths=lengths)
+    call()
+    inputs = (query, key, value, grad_output)
+    if lengths is None:
+        check_gradients("libfa3", gradients, exact_gradients(*inputs, causal))
+    else:
+        starts = lengths[0].tolist()
+        for first, end in zip(starts, starts[1:]):
+            part, results = ([t[None, first:end] for t in group] for group in (inputs, gradients))
+            check_gradients("libfa3", results, exact_gradients(*part, causal))
+    return call
