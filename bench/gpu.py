@@ -237,20 +237,17 @@ def gemm(options):
     return summary(samples["gemm"], 2 * 8192**3)
 
 
-def cases(library, options, results):
+def cases(library, options, keep):
+    """What the grid leaves out; `keep` takes the figures of each."""
     grouped = (4, 4096, (32, 8), 128, True)
-    found = {"grouped_32_8": measure(library, options, "forward", *grouped)}
-    found["window_1024"] = measure(
-        library, options, "forward", 1, 16384, (16, 16), 128, True, (1024, 0)
-    )
-    found["packed"], found["packed_backward"] = packed(library, options)
-    found["grouped_32_8_backward"] = measure(library, options, "backward", *grouped)
-    found["192_128_backward"] = two_head_dims(library, options)
-    found["million"] = million(library)
-    results.update(found)
-    for name, case in found.items():
-        rates = {k: round(v["tflops"]) for k, v in case.items() if isinstance(v, dict)}
-        print(name, rates, flush=True)
+    keep("grouped_32_8", measure(library, options, "forward", *grouped))
+    keep("grouped_32_8_backward", measure(library, options, "backward", *grouped))
+    window = (1, 16384, (16, 16), 128, True, (1024, 0))
+    keep("window_1024", measure(library, options, "forward", *window))
+    for name, figures in zip(("packed", "packed_backward"), packed(library, options)):
+        keep(name, figures)
+    keep("192_128_backward", two_head_dims(library, options))
+    keep("million", million(library))
 
 
 def main():
@@ -290,7 +287,14 @@ def main():
             print(phase, rounded, flush=True)
             save()
     if "cases" in options.parts:
-        cases(library, options, results)
+
+        def keep(name, figures):
+            results[name] = figures
+            save()
+            rates = {k: round(v["tflops"]) for k, v in figures.items() if isinstance(v, dict)}
+            print(name, rates, flush=True)
+
+        cases(library, options, keep)
     results["gemm_after"] = gemm(options)
     print(f"cuBLAS after: {results['gemm_after']['tflops']:.0f} TFLOP/s")
     save()
