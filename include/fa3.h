@@ -246,7 +246,9 @@ enum {
   FA3_SCALE = 1 << 2,
   /* Backward alone: gradients are added to what the tensors hold (a ring of GPUs sums so). */
   FA3_ACCUMULATE = 1 << 3,
-  /* Backward alone: the same arguments give bitwise the same gradients, whatever else runs. */
+  /* Backward alone: the same arguments give bitwise the same gradients, whatever else runs. Both
+   * engines keep to that without the flag too, as it costs them nothing; it is for callers who
+   * rely on it. */
   FA3_DETERMINISTIC = 1 << 4
 };
 

@@ -73,7 +73,6 @@ static fa3_status set_gradients(const fa3_backward_args *args, struct problem *p
     TRY(read_head_values("grad_sink", &args->grad_sink, problem, &problem->grad_sink));
     if (args->grad_sink.dtype != FA3_FLOAT32)
       TRY(check_dtype("grad_sink", &args->grad_sink, args->sink.dtype));
-    TRY(check_output_strides("grad_sink", &args->grad_sink));
   }
   return FA3_OK;
 }

@@ -45,6 +45,9 @@ def main(build):
         print(f"the receipt has no passing {test}: run tests/gpu/suite.py on a machine with a GPU")
     if missing or untested:
         return 1
+    objecting = [tool for tool, trials in (receipt.get("sanitizers") or {}).items() if not trials]
+    if objecting:
+        print(f"compute-sanitizer objected there, see docs/notes: {', '.join(objecting)}")
     print(f"{len(kernels)} kernels passed on {receipt['gpu']}, {receipt['date']}")
     return 0
 
