@@ -59,22 +59,10 @@ static int measure(const struct call *call, int (*synchronize)(void)) {
 }
 
 /* Of the problem, which is small. */
-enum { SEQLEN = 128, HEADS = 16, HEAD_DIM = 128, ROWS = SEQLEN * HEADS };
+enum { SEQLEN = 128, HEADS = 16, HEAD_DIM = 128 };
 
 static fa3_tensor tensor(char *memory, int place) {
   return fa3_dense(memory + ((size_t)place << 20), FA3_BFLOAT16, 1, SEQLEN, HEADS, HEAD_DIM);
-}
-
-static fa3_tensor row_values(char *memory, int place) {
-  fa3_tensor values = fa3_vector(memory + ((size_t)place << 20), FA3_FLOAT32, ROWS);
-  values.rank = 3;
-  values.shape[0] = 1;
-  values.shape[1] = HEADS;
-  values.shape[2] = SEQLEN;
-  values.strides[0] = ROWS;
-  values.strides[1] = SEQLEN;
-  values.strides[2] = 1;
-  return values;
 }
 
 int main(void) {
@@ -97,29 +85,30 @@ int main(void) {
     return 1;
   char *at = (char *)memory;
   const size_t workspace_size = 1 << 24;
-  struct call call = {.forward = {.struct_size = sizeof call.forward,
-                                  .device = device,
-                                  .stream = stream,
-                                  .query = tensor(at, 0),
-                                  .key = tensor(at, 1),
-                                  .value = tensor(at, 2),
-                                  .output = tensor(at, 3),
-                                  .workspace = at + workspace_size,
-                                  .workspace_size = workspace_size},
-                      .backward = {.struct_size = sizeof call.backward,
-                                   .device = device,
-                                   .stream = stream,
-                                   .query = tensor(at, 0),
-                                   .key = tensor(at, 1),
-                                   .value = tensor(at, 2),
-                                   .output = tensor(at, 3),
-                                   .lse = row_values(at, 4),
-                                   .grad_output = tensor(at, 5),
-                                   .grad_query = tensor(at, 6),
-                                   .grad_key = tensor(at, 7),
-                                   .grad_value = tensor(at, 8),
-                                   .workspace = at + workspace_size,
-                                   .workspace_size = workspace_size}};
+  struct call call = {
+      .forward = {.struct_size = sizeof call.forward,
+                  .device = device,
+                  .stream = stream,
+                  .query = tensor(at, 0),
+                  .key = tensor(at, 1),
+                  .value = tensor(at, 2),
+                  .output = tensor(at, 3),
+                  .workspace = at + workspace_size,
+                  .workspace_size = workspace_size},
+      .backward = {.struct_size = sizeof call.backward,
+                   .device = device,
+                   .stream = stream,
+                   .query = tensor(at, 0),
+                   .key = tensor(at, 1),
+                   .value = tensor(at, 2),
+                   .output = tensor(at, 3),
+                   .lse = fa3_lse((float *)(void *)(at + (4 << 20)), 1, HEADS, SEQLEN),
+                   .grad_output = tensor(at, 5),
+                   .grad_query = tensor(at, 6),
+                   .grad_key = tensor(at, 7),
+                   .grad_value = tensor(at, 8),
+                   .workspace = at + workspace_size,
+                   .workspace_size = workspace_size}};
   static const char *const names[] = {"forward, full", "forward, causal", "backward, full",
                                       "backward, causal"};
   for (int kind = 0; kind < 4; kind++) {

@@ -12,11 +12,19 @@
  *   args.query = fa3_dense(query, FA3_BFLOAT16, batch, seqlen, heads, head_dim);
  *   ... key, value, output the same way ...
  *   args.flags = FA3_CAUSAL;
- *   size_t bytes;
- *   if (fa3_forward_workspace(&args, &bytes)) puts(fa3_last_error());
- *   args.workspace = malloc(bytes);
- *   args.workspace_size = bytes;
- *   if (fa3_forward(&args)) puts(fa3_last_error());
+ *   args.lse = fa3_lse(lse, batch, heads, seqlen);  // optional; the backward pass needs it
+ *   if (fa3_forward_workspace(&args, &args.workspace_size)) return fail(fa3_last_error());
+ *   args.workspace = malloc(args.workspace_size);
+ *   if (fa3_forward(&args)) return fail(fa3_last_error());
+ *
+ * and for the gradients:
+ *
+ *   fa3_backward_args back = {.struct_size = sizeof back, .flags = args.flags};
+ *   back.query = args.query;
+ *   ... key, value, output, lse the same way ...
+ *   back.grad_output = fa3_dense(grad_output, FA3_BFLOAT16, batch, seqlen, heads, head_dim);
+ *   back.grad_query = fa3_dense(grad_query, FA3_BFLOAT16, batch, seqlen, heads, head_dim);
+ *   ... grad_key, grad_value; then workspace and call as above ...
  *
  * Rules that hold for every function:
  *
@@ -111,8 +119,9 @@ FA3_API size_t fa3_dtype_size(fa3_dtype dtype);
  * null where there are no elements. Strides are in elements and never negative; the last
  * dimension is contiguous (stride 1) where its extent is above 1. Every other stride is free:
  * 0 (an expanded tensor) for inputs, anything for dimensions of extent 1. An output's
- * strides must keep its elements apart. `data` is aligned to its element. Inputs are only
- * read. Entries of shape and strides from `rank` on, and `reserved`, are zero. */
+ * strides must keep its elements apart, and its memory is no other tensor's of the call. `data` is
+ * aligned to its element. Inputs are only read. Entries of shape and strides from `rank` on, and
+ * `reserved`, are zero. */
 typedef struct fa3_tensor {
   void *data;
   fa3_dtype dtype;
@@ -132,6 +141,9 @@ FA3_API fa3_tensor fa3_packed(void *data, fa3_dtype dtype, int64_t total, int64_
 
 /* A contiguous vector, for lengths and sinks. */
 FA3_API fa3_tensor fa3_vector(void *data, fa3_dtype dtype, int64_t extent);
+
+/* A contiguous float32 (batch, heads, seqlen) tensor, for lse and its gradient. */
+FA3_API fa3_tensor fa3_lse(float *data, int64_t batch, int64_t heads, int64_t seqlen);
 
 /* Describes a DLPack tensor (a `const DLTensor *`, DLPack 1.x layout) in place; nothing is
  * copied. FA3_INVALID_DTYPE for a dtype or lane count that libfa3 does not have,
@@ -388,7 +400,7 @@ typedef struct fa3_backward_args {
   fa3_tensor lse;         /* needed, float32, sink included */
   fa3_tensor grad_output; /* output's dtype; it may be expanded */
 
-  fa3_tensor grad_query; /* written; each query's dtype or float32 */
+  fa3_tensor grad_query; /* all three are needed and written; each query's dtype or float32 */
   fa3_tensor grad_key;
   fa3_tensor grad_value;
 

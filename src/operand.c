@@ -15,6 +15,8 @@ struct operand make_operand(const fa3_tensor *tensor) {
 }
 
 fa3_status check_operand(const char *name, const fa3_tensor *tensor, bool packed) {
+  if (tensor_absent(tensor))
+    return set_error(FA3_INVALID_POINTER, "%s is absent: it is needed", name);
   if (!dtype_is_float(tensor->dtype))
     return set_error(FA3_INVALID_DTYPE,
                      "%s.dtype is %" PRId32 ": expected FA3_FLOAT32, FA3_FLOAT16 or FA3_BFLOAT16",

@@ -37,6 +37,11 @@ static fa3_status check_device_fields(const fa3_forward_args *args) {
 static fa3_status check_flags(const fa3_forward_args *args, fa3_phase phase) {
   uint32_t known = FA3_CAUSAL | FA3_WINDOW | FA3_SCALE;
   if (phase == FA3_BACKWARD) known |= FA3_ACCUMULATE | FA3_DETERMINISTIC;
+  const uint32_t backward = args->flags & (FA3_ACCUMULATE | FA3_DETERMINISTIC) & ~known;
+  if (backward)
+    return set_error(FA3_INVALID_FLAGS,
+                     "flags is 0x%" PRIx32 ": bits 0x%" PRIx32 " are for the backward pass alone",
+                     args->flags, backward);
   if (args->flags & ~known)
     return set_error(FA3_INVALID_FLAGS, "flags is 0x%" PRIx32 ": bits 0x%" PRIx32 " are unknown",
                      args->flags, args->flags & ~known);

@@ -323,10 +323,10 @@ static void test_gradients(void **state) {
   (void)state;
   const fa3_tensor absent = {0};
   REFUSED_BACKWARD(args->lse = absent, FA3_INVALID_POINTER, "lse is absent");
-  REFUSED_BACKWARD(args->grad_output = absent, FA3_INVALID_DTYPE, "grad_output.dtype");
-  REFUSED_BACKWARD(args->grad_query = absent, FA3_INVALID_DTYPE, "grad_query.dtype");
-  REFUSED_BACKWARD(args->grad_key = absent, FA3_INVALID_DTYPE, "grad_key.dtype");
-  REFUSED_BACKWARD(args->grad_value = absent, FA3_INVALID_DTYPE, "grad_value.dtype");
+  REFUSED_BACKWARD(args->grad_output = absent, FA3_INVALID_POINTER, "grad_output is absent");
+  REFUSED_BACKWARD(args->grad_query = absent, FA3_INVALID_POINTER, "grad_query is absent");
+  REFUSED_BACKWARD(args->grad_key = absent, FA3_INVALID_POINTER, "grad_key is absent");
+  REFUSED_BACKWARD(args->grad_value = absent, FA3_INVALID_POINTER, "grad_value is absent");
   REFUSED_BACKWARD(args->sink = absent, FA3_INVALID_FLAGS, "grad_sink", "without sink");
   REFUSED_BACKWARD(args->grad_output.dtype = FA3_FLOAT16, FA3_INVALID_DTYPE, "grad_output.dtype");
   REFUSED_BACKWARD(args->grad_query.dtype = FA3_FLOAT16, FA3_INVALID_DTYPE, "grad_query.dtype");

@@ -68,10 +68,7 @@ static struct problem make_backward_problem(int64_t seqlen_q, int64_t seqlen_k, 
   args.key = fa3_dense(NULL, FA3_FLOAT16, 2, seqlen_k, 2, head_dim);
   args.value = fa3_dense(NULL, FA3_FLOAT16, 2, seqlen_k, 2, value_head_dim);
   args.output = fa3_dense(NULL, FA3_FLOAT16, 2, seqlen_q, 6, value_head_dim);
-  args.lse = (fa3_tensor){.dtype = FA3_FLOAT32,
-                          .rank = 3,
-                          .shape = {2, 6, seqlen_q},
-                          .strides = {6 * seqlen_q, seqlen_q, 1}};
+  args.lse = fa3_lse(NULL, 2, 6, seqlen_q);
   args.grad_output = args.output;
   args.grad_query = args.query;
   args.grad_key = args.key;
