@@ -143,7 +143,7 @@ FA3_API fa3_tensor fa3_packed(void *data, fa3_dtype dtype, int64_t total, int64_
 FA3_API fa3_tensor fa3_vector(void *data, fa3_dtype dtype, int64_t extent);
 
 /* A contiguous float32 (batch, heads, seqlen) tensor, for lse and its gradient. */
-FA3_API fa3_tensor fa3_lse(float *data, int64_t batch, int64_t heads, int64_t seqlen);
+FA3_API fa3_tensor fa3_lse(void *data, int64_t batch, int64_t heads, int64_t seqlen);
 
 /* Describes a DLPack tensor (a `const DLTensor *`, DLPack 1.x layout) in place; nothing is
  * copied. FA3_INVALID_DTYPE for a dtype or lane count that libfa3 does not have,

@@ -47,7 +47,7 @@ fa3_tensor fa3_vector(void *data, fa3_dtype dtype, int64_t extent) {
   return tensor;
 }
 
-fa3_tensor fa3_lse(float *data, int64_t batch, int64_t heads, int64_t seqlen) {
+fa3_tensor fa3_lse(void *data, int64_t batch, int64_t heads, int64_t seqlen) {
   fa3_tensor tensor = {
       .data = data, .dtype = FA3_FLOAT32, .rank = 3, .shape = {batch, heads, seqlen}};
   make_contiguous(&tensor);
