@@ -40,11 +40,6 @@ __device__ __forceinline__ void pass_turn(int warpgroup) {
 constexpr uint32_t kDescriptorHigh = wgmma_descriptor_high<kRowBytes>();
 constexpr uint32_t kGradDescriptorHigh = wgmma_descriptor_high<kGradRowBytes>();
 
-// This warp has read a buffer for the last time, or done its part of a step.
-__device__ __forceinline__ void arrive(uint32_t barrier) {
-  if ((threadIdx.x & 31) == 0) mbarrier_arrive(barrier);
-}
-
 // S^T = K Q^T, or dP^T = V dO^T, for the warpgroup's keys and a block of queries.
 __device__ __forceinline__ void issue_scores(float (&s)[kTileM / 2], uint32_t keys,
                                              uint32_t queries) {
@@ -257,7 +252,7 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
     };
     // It is done: dQ leaves.
     auto finish_query_step = [&](float(&dq)[kQueryColumns / 2], const query_step &q) {
-      arrive(base + kGradEmpty + 8 * (use - 1 & 1));
+      mbarrier_arrive_warp(base + kGradEmpty + 8 * (use - 1 & 1));
       const uint32_t turn = ring_stage<kTurns>(use - 1);
       const int64_t slot = (int64_t)q.head * p.slots + w.place.slot + q.block;
       float4 *partial = (float4 *)(p.partial + slot * (kTileM * kHeadDim)) +
@@ -273,7 +268,7 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
                                   q.head, column, kOverlap > 0 ? 64 * warpgroup : 0);
       }
       __syncwarp();
-      arrive(base + kTurnTaken + 8 * turn);
+      mbarrier_arrive_warp(base + kTurnTaken + 8 * turn);
     };
 
     int m = end, query_head = w.head * p.queries_per_key;
@@ -344,7 +339,7 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
       store_scores_gradient(grads, own_grad + (use & 1) * kGradBytes);
       fence_proxy_async();
       __syncwarp();
-      arrive(base + kGradFull + 8 * (use & 1));
+      mbarrier_arrive_warp(base + kGradFull + 8 * (use & 1));
 
       float dq[kQueryColumns / 2];
       // Without a step before, it multiplies what is there, and nobody looks.
@@ -359,18 +354,18 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
       wgmma_wait<0>();
       registers_touch(dk);
       registers_touch(dv);
-      arrive(base + kQueryEmpty + 8 * stage);
-      arrive(base + kOutputEmpty + 8 * stage);
+      mbarrier_arrive_warp(base + kQueryEmpty + 8 * stage);
+      mbarrier_arrive_warp(base + kOutputEmpty + 8 * stage);
       before = now;
       ++use;
     }
-    arrive(base + kValueEmpty);
+    mbarrier_arrive_warp(base + kValueEmpty);
     float dq[kQueryColumns / 2];
     wait_for_grads();
     issue_query_step(dq);
     wgmma_wait<0>();
     registers_touch(dq);
-    arrive(base + kKeyEmpty);
+    mbarrier_arrive_warp(base + kKeyEmpty);
     finish_query_step(dq, before);
 
     ++keys_use;

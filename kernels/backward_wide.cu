@@ -51,13 +51,9 @@ __device__ __forceinline__ void issue_gradient(float (&d)[kColumns / 2], const u
   wgmma_commit();
 }
 
-// This warp has read a buffer that both blocks share, or this block's alone, for the last time.
+// This warp has read a buffer that both blocks share for the last time.
 __device__ __forceinline__ void release_both(uint32_t barrier) {
   if ((threadIdx.x & 31) < 2) cluster_arrive(cluster_map(barrier, threadIdx.x & 1));
-}
-
-__device__ __forceinline__ void release(uint32_t barrier) {
-  if ((threadIdx.x & 31) == 0) mbarrier_arrive(barrier);
 }
 
 __device__ __forceinline__ float2 load_pair(uint32_t address) {
@@ -147,7 +143,7 @@ __device__ __forceinline__ void make_probabilities(const fa3_backward_params &p,
           p.softcap_log2 != 0.0f || i < uniform(w.whole.begin) || i >= uniform(w.whole.end);
       wgmma_wait<0>();
       registers_touch(s);
-      if (left == 1) release(base + kKeyEmpty);
+      if (left == 1) mbarrier_arrive_warp(base + kKeyEmpty);
       const int thread = thread_again() & 127, warp = thread / 32;
       const uint32_t mine = base + kProbabilitiesAt + warp * kProbabilitiesBytes + thread % 32 * 16;
       if (left < steps) named_barrier_sync(kBarrierRead + warp, 64);
@@ -239,7 +235,7 @@ __device__ __forceinline__ void make_scores(const fa3_backward_params &p, uint32
       const bool masked = i < uniform(w.whole.begin) || i >= uniform(w.whole.end);
       wgmma_wait<0>();
       registers_touch(s);
-      if (left == 1) release(base + kValueEmpty);
+      if (left == 1) mbarrier_arrive_warp(base + kValueEmpty);
       release_both(base + kGradEmpty + 8 * stage);
 
       named_barrier_sync(kBarrierReady + warp, 64);
@@ -347,7 +343,7 @@ __device__ __forceinline__ void make_queries(const fa3_backward_params &p, uint3
       registers_touch(dq);
       release_both(base + kDsEmpty + 8 * stage);
       ++use;
-      if (left == 1) release(base + kKeyEmpty);
+      if (left == 1) mbarrier_arrive_warp(base + kKeyEmpty);
 
       if (mine.before == 0) {
 #pragma unroll
@@ -358,7 +354,7 @@ __device__ __forceinline__ void make_queries(const fa3_backward_params &p, uint3
       }
       if (!mine.last) {
         __syncwarp();
-        release(base + kAddedFull + 8 * ring_stage<2>(added));
+        mbarrier_arrive_warp(base + kAddedFull + 8 * ring_stage<2>(added));
         ++added;
       } else {
         store_sums<kColumns>(p.grad_query, partial, p.scale, w.query_batch, w.query_row + i * kRows,

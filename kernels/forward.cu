@@ -28,11 +28,6 @@ __device__ __forceinline__ void pass_turn(int warpgroup) {
     named_barrier_arrive(kBarrierTurn + (warpgroup + 1 == kWarpgroups ? 0 : warpgroup + 1), 256);
 }
 
-// This warp has read a buffer for the last time.
-__device__ __forceinline__ void release(uint32_t barrier) {
-  if ((threadIdx.x & 31) == 0) mbarrier_arrive(barrier);
-}
-
 // How many of a thread's scores become exponentials before the wait for the product
 // that runs meanwhile.
 constexpr int kAhead = kTileN / 4;
@@ -184,10 +179,10 @@ __device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t bas
     mbarrier_wait(base + kValueFull + 8 * ring_stage<kStages>(use), ring_parity<kStages>(use));
   };
   auto release_key = [&](uint32_t use) {
-    release(base + kKeyEmpty + 8 * ring_stage<kStages>(use));
+    mbarrier_arrive_warp(base + kKeyEmpty + 8 * ring_stage<kStages>(use));
   };
   auto release_value = [&](uint32_t use) {
-    release(base + kValueEmpty + 8 * ring_stage<kStages>(use));
+    mbarrier_arrive_warp(base + kValueEmpty + 8 * ring_stage<kStages>(use));
   };
   auto release_query = [&](uint32_t t) {
     if (lane == 0)

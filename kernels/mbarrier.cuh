@@ -22,6 +22,11 @@ __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+// For the whole warp: it has read a buffer for the last time, or done its part of a step.
+__device__ __forceinline__ void mbarrier_arrive_warp(uint32_t barrier) {
+  if ((threadIdx.x & 31) == 0) mbarrier_arrive(barrier);
+}
+
 // PTX ISA, "mbarrier.arrive.expect_tx": arrive, and expect this many bytes more.
 __device__ __forceinline__ void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),

@@ -2,7 +2,6 @@
 
 #include <string.h>
 
-#include "cuda/forward_plan.h"
 #include "cuda/kernels.h"
 #include "cuda/scales.h"
 #include "cuda/tensor_map.h"
@@ -28,7 +27,7 @@ struct call {
   fa3_gradient grad_query;
 };
 
-static void *in_workspace(const struct call *call, const struct staged *staged) {
+static void *in_workspace(const struct call *call, const struct reservation *staged) {
   return staged->used ? call->workspace + staged->offset : NULL;
 }
 

@@ -2,29 +2,17 @@
 
 #include <inttypes.h>
 
-#include "cuda/forward_plan.h"
 #include "cuda/kernels.h"
+#include "cuda/limits.h"
 #include "error.h"
+#include "integer.h"
 
 /* The workspace is measured by these, so that its size does not fall where a larger head dim takes
  * a kernel with another tile. */
 enum { SMALLEST_TILE_M = 64, LARGEST_TILE_M = 128 };
 
-/* Tiles and slots are counted in 32 bits; a grid's second and third dimension end at 65535. */
-#define MAX_TILES (INT32_MAX / 2)
+/* Where a grid's second and third dimension end. */
 #define MAX_GRID 65535
-
-static int64_t divide_up(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-
-static int64_t min(int64_t a, int64_t b) {
-  return a < b ? a : b;
-}
-
-static int64_t max(int64_t a, int64_t b) {
-  return a > b ? a : b;
-}
 
 static int64_t slots(const struct problem *problem, int64_t tile_m) {
   return FA3_BACKWARD_SLOTS(problem->cu_seqlens_q, problem->batch, problem->rows_q, tile_m);
@@ -33,8 +21,8 @@ static int64_t slots(const struct problem *problem, int64_t tile_m) {
 static fa3_status plan_tiles(const struct problem *problem, struct backward_plan *plan) {
   const struct backward_kernel *kernel = &backward_kernels[plan->kernel];
   int64_t group = problem->heads_q / problem->heads_k;
-  int64_t longest_q = min(problem->max_seqlen_q, problem->rows_q);
-  int64_t longest_k = min(problem->max_seqlen_k, problem->rows_k);
+  int64_t longest_q = smaller(problem->max_seqlen_q, problem->rows_q);
+  int64_t longest_k = smaller(problem->max_seqlen_k, problem->rows_k);
   int64_t blocks = divide_up(longest_k, kernel->tile_k);
   int64_t all_heads, tiles;
   if (problem->batch > MAX_GRID || problem->heads_q > MAX_GRID)
@@ -56,7 +44,7 @@ static fa3_status plan_tiles(const struct problem *problem, struct backward_plan
   plan->blocks_q = (int32_t)divide_up(longest_q, kernel->tile_q);
   plan->slots = (int32_t)slots(problem, kernel->tile_q);
   plan->bytes_per_head =
-      max(longest_q, 1) * group *
+      larger(longest_q, 1) * group *
       (2 * (problem->head_dim + problem->value_head_dim) + 4 * (int64_t)kernel->head_dim);
   return FA3_OK;
 }
@@ -65,7 +53,7 @@ static fa3_status plan_tiles(const struct problem *problem, struct backward_plan
 static int64_t padded_rows(const struct problem *problem) {
   if (problem->cu_seqlens_q)
     return problem->rows_q + (problem->batch + 1) * (int64_t)LARGEST_TILE_M;
-  return problem->batch * divide_up(problem->rows_q, LARGEST_TILE_M) * LARGEST_TILE_M;
+  return problem->batch * round_up(problem->rows_q, LARGEST_TILE_M);
 }
 
 static fa3_status plan_workspace(const struct problem *problem, struct backward_plan *plan) {

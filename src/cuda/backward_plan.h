@@ -12,17 +12,17 @@ struct backward_plan {
   int32_t slots;
   /* What a head of keys reads and writes again and again. */
   int64_t bytes_per_head;
-  struct staged query;
-  struct staged key;
-  struct staged value;
-  struct staged grad_output;
-  struct staged sink;
+  struct reservation query;
+  struct reservation key;
+  struct reservation value;
+  struct reservation grad_output;
+  struct reservation sink;
   /* The kernels' own arrays, see kernels/backward_params.h. */
-  struct staged counters;
-  struct staged rows;
-  struct staged partial;
-  struct staged sinks;
-  struct staged next_tile;
+  struct reservation counters;
+  struct reservation rows;
+  struct reservation partial;
+  struct reservation sinks;
+  struct reservation next_tile;
   size_t workspace_size;
 };
 

@@ -3,78 +3,23 @@
 #include <inttypes.h>
 
 #include "cuda/kernels.h"
+#include "cuda/limits.h"
 #include "error.h"
+#include "integer.h"
 #include "kernels/mask.h"
 
 enum { ROWS = 64 };
 
-/* Rows of a tensor and tiles of a grid are counted in 32 bits, with room for a tile beyond the
- * end. */
-#define MAX_ROWS (INT32_MAX - 65536)
-#define MAX_TILES (INT32_MAX / 2)
-
 /* Bytes of key and value that stay in the L2 cache while other tiles of the same heads use them: a
  * part of Hopper's 50 MB. */
 static const double cache_bytes = 20e6;
-
-static int64_t min(int64_t a, int64_t b) {
-  return a < b ? a : b;
-}
-
-static int64_t max(int64_t a, int64_t b) {
-  return a > b ? a : b;
-}
-
-static int64_t divide_up(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-
-struct extents query_extents(const struct problem *problem, int64_t dim) {
-  return (struct extents){.batch = problem->cu_seqlens_q ? 1 : problem->batch,
-                          .rows = problem->rows_q,
-                          .heads = problem->heads_q,
-                          .dim = dim};
-}
-
-struct extents key_extents(const struct problem *problem, int64_t dim) {
-  return (struct extents){
-      .batch = problem->batch_k, .rows = problem->rows_k, .heads = problem->heads_k, .dim = dim};
-}
-
-fa3_status check_lengths(const struct problem *problem) {
-  const struct {
-    const char *name;
-    char letter;
-    bool packed;
-    int64_t rows;
-    int64_t longest;
-  } sides[] = {{"query", 'q', problem->features & FA3_FEATURE_VARLEN_QUERY, problem->rows_q,
-                problem->max_seqlen_q},
-               {"key", 'k', problem->features & FA3_FEATURE_VARLEN_KEY, problem->rows_k,
-                problem->max_seqlen_k}};
-  for (int i = 0; i < 2; i++) {
-    if (sides[i].packed && sides[i].longest == 0 && sides[i].rows > 0)
-      return set_error(FA3_INVALID_LENGTHS,
-                       "max_seqlen_%c is 0 with cu_seqlens_%c: expected the longest sequence, "
-                       "whose length a GPU's caller has to give",
-                       sides[i].letter, sides[i].letter);
-    if (sides[i].rows > MAX_ROWS)
-      return set_error(FA3_UNSUPPORTED, "%s has %" PRId64 " rows: the CUDA kernels take %d",
-                       sides[i].name, sides[i].rows, MAX_ROWS);
-    if (sides[i].longest > FA3_MAX_SEQLEN)
-      return set_error(FA3_UNSUPPORTED,
-                       "%s has sequences of up to %" PRId64 " rows: the CUDA kernels take %d",
-                       sides[i].name, sides[i].longest, FA3_MAX_SEQLEN);
-  }
-  return FA3_OK;
-}
 
 /* Whether query heads share tiles, and the grid. */
 static fa3_status plan_tiles(const struct problem *problem, struct forward_plan *plan) {
   const struct forward_kernel *kernel = &forward_kernels[plan->kernel];
   int64_t blocks_of = kernel->warpgroups;
   int64_t group = problem->heads_q / problem->heads_k;
-  int64_t longest = min(problem->max_seqlen_q, problem->rows_q);
+  int64_t longest = smaller(problem->max_seqlen_q, problem->rows_q);
   int64_t blocks = divide_up(longest, blocks_of * ROWS);
   int64_t heads = problem->heads_q;
   plan->packed = 1;
@@ -98,13 +43,13 @@ static fa3_status plan_tiles(const struct problem *problem, struct forward_plan 
                       (double)(problem->head_dim + problem->value_head_dim) *
                       (double)problem->heads_k / (double)heads;
   double section = cache_bytes / (head_bytes > 1 ? head_bytes : 1);
-  plan->tiles =
-      (fa3_tile_space){.blocks = (int32_t)blocks,
-                       .heads = (int32_t)heads,
-                       .batches = (int32_t)problem->batch,
-                       .section = section >= (double)all_heads ? (int32_t)max(all_heads, 1)
-                                                               : (int32_t)max((int64_t)section, 1),
-                       .descending = problem->window_right < MASK_UNBOUNDED};
+  plan->tiles = (fa3_tile_space){.blocks = (int32_t)blocks,
+                                 .heads = (int32_t)heads,
+                                 .batches = (int32_t)problem->batch,
+                                 .section = section >= (double)all_heads
+                                                ? (int32_t)larger(all_heads, 1)
+                                                : (int32_t)larger((int64_t)section, 1),
+                                 .descending = problem->window_right < MASK_UNBOUNDED};
   return FA3_OK;
 }
 

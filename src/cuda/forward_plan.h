@@ -10,24 +10,17 @@ struct forward_plan {
   int32_t packed; /* query heads of one key head that share a tile */
   fa3_tile_space tiles;
   bool negate; /* a negative scale: minus query, and the scale's size */
-  struct staged query;
-  struct staged key;
-  struct staged value;
-  struct staged output;
-  struct staged lse;
-  struct staged sink;
-  struct staged next_tile; /* the counter that tiles are taken from */
+  struct reservation query;
+  struct reservation key;
+  struct reservation value;
+  struct reservation output;
+  struct reservation lse;
+  struct reservation sink;
+  struct reservation next_tile; /* the counter that tiles are taken from */
   size_t workspace_size;
 };
 
 /* FA3_UNSUPPORTED or FA3_INVALID_LENGTHS, with the reason, for what no kernel can do. */
 fa3_status plan_forward(const struct problem *problem, struct forward_plan *plan);
-
-/* What the lengths of the sequences have to be for any kernel. */
-fa3_status check_lengths(const struct problem *problem);
-
-/* The tensors' extents as the kernels see them: a packed batch is one. */
-struct extents query_extents(const struct problem *problem, int64_t dim);
-struct extents key_extents(const struct problem *problem, int64_t dim);
 
 #endif

@@ -1,9 +1,22 @@
 #include "cuda/staging.h"
 
 #include "error.h"
+#include "integer.h"
 #include "kernels/strided_params.h"
 
 enum { ALIGNMENT = 128 };
+
+struct extents query_extents(const struct problem *problem, int64_t dim) {
+  return (struct extents){.batch = problem->cu_seqlens_q ? 1 : problem->batch,
+                          .rows = problem->rows_q,
+                          .heads = problem->heads_q,
+                          .dim = dim};
+}
+
+struct extents key_extents(const struct problem *problem, int64_t dim) {
+  return (struct extents){
+      .batch = problem->batch_k, .rows = problem->rows_k, .heads = problem->heads_k, .dim = dim};
+}
 
 /* The copy engine's strides: multiples of 16 bytes below 2^40, 0 as well. That of a single entry
  * does not matter. */
@@ -17,26 +30,23 @@ bool needs_staging(const struct operand *operand, const struct extents *extents)
          !stride_fits(extents->heads, operand->stride_head);
 }
 
-static int64_t at_least_one(int64_t extent) {
-  return extent > 1 ? extent : 1;
-}
-
-fa3_status reserve(size_t *workspace_size, struct staged *staged, const char *name, int64_t batch,
-                   int64_t rows, int64_t row_bytes) {
+fa3_status reserve(size_t *workspace_size, struct reservation *reservation, const char *name,
+                   int64_t batch, int64_t rows, int64_t row_bytes) {
   int64_t bytes;
-  staged->used = true;
-  staged->offset = *workspace_size;
-  if (__builtin_mul_overflow(at_least_one(batch), at_least_one(rows), &bytes) ||
+  reservation->used = true;
+  reservation->offset = *workspace_size;
+  if (__builtin_mul_overflow(larger(batch, 1), larger(rows, 1), &bytes) ||
       __builtin_mul_overflow(bytes, row_bytes, &bytes) || bytes > INT64_MAX / 16)
     return set_error(FA3_UNSUPPORTED, "%s is too large for the workspace", name);
-  *workspace_size += (size_t)((bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
+  *workspace_size += (size_t)round_up(bytes, ALIGNMENT);
   return FA3_OK;
 }
 
-fa3_status reserve_if_needed(size_t *workspace_size, struct staged *staged, const char *name,
-                             const struct operand *operand, const struct extents *extents) {
+fa3_status reserve_if_needed(size_t *workspace_size, struct reservation *reservation,
+                             const char *name, const struct operand *operand,
+                             const struct extents *extents) {
   if (!needs_staging(operand, extents)) return FA3_OK;
-  return reserve(workspace_size, staged, name, extents->batch, extents->rows,
+  return reserve(workspace_size, reservation, name, extents->batch, extents->rows,
                  2 * extents->heads * extents->dim);
 }
 
@@ -49,7 +59,7 @@ char *align_workspace(void *workspace) {
   return workspace ? (char *)(((uintptr_t)workspace + mask) & ~mask) : NULL;
 }
 
-struct operand staged_operand(const struct operand *operand, const struct staged *staged,
+struct operand staged_operand(const struct operand *operand, const struct reservation *staged,
                               char *workspace, const struct extents *extents) {
   if (!staged->used) return *operand;
   return (struct operand){.data = workspace + staged->offset,
@@ -72,7 +82,7 @@ static fa3_status copy(const struct launch *launch, const fa3_copy_params *param
   /* A grid's second dimension ends at 65535, so batches beyond it are copied in parts. */
   const int64_t most = 65535;
   int64_t elements = params->rows * params->heads * params->dims;
-  int64_t blocks = (elements + FA3_STRIDED_THREADS - 1) / FA3_STRIDED_THREADS;
+  int64_t blocks = divide_up(elements, FA3_STRIDED_THREADS);
   int64_t enough = 16 * (int64_t)launch->scope->multiprocessors;
   if (elements == 0) return FA3_OK;
   for (int64_t first = 0; first < batches; first += most) {
@@ -94,7 +104,7 @@ static fa3_status copy(const struct launch *launch, const fa3_copy_params *param
   return FA3_OK;
 }
 
-fa3_status stage_input(const struct launch *launch, const struct staged *staged,
+fa3_status stage_input(const struct launch *launch, const struct reservation *staged,
                        const struct operand *from, const struct operand *to,
                        const struct extents *extents, bool negate) {
   if (!staged->used) return FA3_OK;
@@ -107,7 +117,7 @@ fa3_status stage_input(const struct launch *launch, const struct staged *staged,
   return copy(launch, &params, extents->batch);
 }
 
-fa3_status unstage_output(const struct launch *launch, const struct staged *staged,
+fa3_status unstage_output(const struct launch *launch, const struct reservation *staged,
                           const struct operand *from, const struct operand *to,
                           const struct extents *extents, const struct lengths *lengths) {
   if (!staged->used) return FA3_OK;
@@ -123,7 +133,7 @@ fa3_status unstage_output(const struct launch *launch, const struct staged *stag
   return copy(launch, &params, lengths->batch);
 }
 
-fa3_status stage_head_values(const struct launch *launch, const struct staged *staged,
+fa3_status stage_head_values(const struct launch *launch, const struct reservation *staged,
                              const struct operand *from, int64_t heads, float *to) {
   if (!staged->used) return FA3_OK;
   fa3_sink_params params = {.from = from->data,

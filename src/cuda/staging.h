@@ -8,9 +8,10 @@
 #include "cuda/launch.h"
 #include "problem.h"
 
-struct staged {
+/* A place in the workspace, if one is needed. */
+struct reservation {
   bool used;
-  size_t offset; /* in the workspace, which is aligned to 128 bytes there */
+  size_t offset; /* where the workspace is aligned to 128 bytes */
 };
 
 /* Extents of a tensor (batch, row, head, dim). */
@@ -21,16 +22,21 @@ struct extents {
   int64_t dim;
 };
 
+/* As the kernels see them: a packed batch is one. */
+struct extents query_extents(const struct problem *problem, int64_t dim);
+struct extents key_extents(const struct problem *problem, int64_t dim);
+
 /* Whether the copy engine can't take the tensor (of 16 bits) as it is. */
 bool needs_staging(const struct operand *operand, const struct extents *extents);
 
 /* Room at the workspace's end, which moves. FA3_UNSUPPORTED for more than there can be. */
-fa3_status reserve(size_t *workspace_size, struct staged *staged, const char *name, int64_t batch,
-                   int64_t rows, int64_t row_bytes);
+fa3_status reserve(size_t *workspace_size, struct reservation *reservation, const char *name,
+                   int64_t batch, int64_t rows, int64_t row_bytes);
 
 /* For a tensor of 16 bits, if it needs it. */
-fa3_status reserve_if_needed(size_t *workspace_size, struct staged *staged, const char *name,
-                             const struct operand *operand, const struct extents *extents);
+fa3_status reserve_if_needed(size_t *workspace_size, struct reservation *reservation,
+                             const char *name, const struct operand *operand,
+                             const struct extents *extents);
 
 /* What the workspace's size becomes when it may start anywhere, and where it then starts. */
 size_t with_alignment(size_t workspace_size);
@@ -38,12 +44,12 @@ char *align_workspace(void *workspace);
 
 /* The view of an operand's copy in the workspace, which is contiguous; the operand itself if it
  * has none. */
-struct operand staged_operand(const struct operand *operand, const struct staged *staged,
+struct operand staged_operand(const struct operand *operand, const struct reservation *staged,
                               char *workspace, const struct extents *extents);
 
 /* Queues the copy of an input of 16 bits to its place in the workspace; with `negate` of minus
  * the input. */
-fa3_status stage_input(const struct launch *launch, const struct staged *staged,
+fa3_status stage_input(const struct launch *launch, const struct reservation *staged,
                        const struct operand *from, const struct operand *to,
                        const struct extents *extents, bool negate);
 
@@ -54,12 +60,12 @@ struct lengths {
   const int32_t *cu_seqlens; /* may be null, as seqused */
   const int32_t *seqused;
 };
-fa3_status unstage_output(const struct launch *launch, const struct staged *staged,
+fa3_status unstage_output(const struct launch *launch, const struct reservation *staged,
                           const struct operand *from, const struct operand *to,
                           const struct extents *extents, const struct lengths *lengths);
 
 /* Queues the conversion of a number per head to float32. */
-fa3_status stage_head_values(const struct launch *launch, const struct staged *staged,
+fa3_status stage_head_values(const struct launch *launch, const struct reservation *staged,
                              const struct operand *from, int64_t heads, float *to);
 
 #endif

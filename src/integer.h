@@ -1,6 +1,6 @@
 /* Sizes and positions. */
-#ifndef FA3_CPU_INTEGER_H
-#define FA3_CPU_INTEGER_H
+#ifndef FA3_SRC_INTEGER_H
+#define FA3_SRC_INTEGER_H
 
 #include <stdint.h>
 

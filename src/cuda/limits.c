@@ -1,0 +1,37 @@
+#include "cuda/limits.h"
+
+#include <inttypes.h>
+
+#include "error.h"
+#include "kernels/mask.h"
+
+/* With room for a tile beyond the end. */
+#define MAX_ROWS (INT32_MAX - 65536)
+
+fa3_status check_lengths(const struct problem *problem) {
+  const struct {
+    const char *name;
+    char letter;
+    bool packed;
+    int64_t rows;
+    int64_t longest;
+  } sides[] = {{"query", 'q', problem->features & FA3_FEATURE_VARLEN_QUERY, problem->rows_q,
+                problem->max_seqlen_q},
+               {"key", 'k', problem->features & FA3_FEATURE_VARLEN_KEY, problem->rows_k,
+                problem->max_seqlen_k}};
+  for (int i = 0; i < 2; i++) {
+    if (sides[i].packed && sides[i].longest == 0 && sides[i].rows > 0)
+      return set_error(FA3_INVALID_LENGTHS,
+                       "max_seqlen_%c is 0 with cu_seqlens_%c: expected the longest sequence, "
+                       "whose length a GPU's caller has to give",
+                       sides[i].letter, sides[i].letter);
+    if (sides[i].rows > MAX_ROWS)
+      return set_error(FA3_UNSUPPORTED, "%s has %" PRId64 " rows: the CUDA kernels take %d",
+                       sides[i].name, sides[i].rows, MAX_ROWS);
+    if (sides[i].longest > FA3_MAX_SEQLEN)
+      return set_error(FA3_UNSUPPORTED,
+                       "%s has sequences of up to %" PRId64 " rows: the CUDA kernels take %d",
+                       sides[i].name, sides[i].longest, FA3_MAX_SEQLEN);
+  }
+  return FA3_OK;
+}

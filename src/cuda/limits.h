@@ -1,0 +1,13 @@
+/* What every kernel counts in 32 bits, and how far that goes. */
+#ifndef FA3_SRC_CUDA_LIMITS_H
+#define FA3_SRC_CUDA_LIMITS_H
+
+#include "problem.h"
+
+/* Tiles of a grid; with room for a round of tiles beyond the end. */
+#define MAX_TILES (INT32_MAX / 2)
+
+/* That rows and sequences are not too long, and that the caller of a GPU has bounded them. */
+fa3_status check_lengths(const struct problem *problem);
+
+#endif
