@@ -74,12 +74,6 @@ __device__ __forceinline__ void issue_query_gradient(float (&dq)[kQueryColumns /
   wgmma_commit();
 }
 
-__device__ __forceinline__ float2 load_shared_pair(uint32_t address) {
-  float2 x;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address));
-  return x;
-}
-
 // Scores become probabilities. `lse` is the address of the thread's first query's.
 __device__ __forceinline__ void take_exponentials(float (&s)[kTileM / 2], uint32_t lse,
                                                   float scale) {

@@ -56,18 +56,12 @@ __device__ __forceinline__ void release_both(uint32_t barrier) {
   if ((threadIdx.x & 31) < 2) cluster_arrive(cluster_map(barrier, threadIdx.x & 1));
 }
 
-__device__ __forceinline__ float2 load_pair(uint32_t address) {
-  float2 v;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");
-  return v;
-}
-
 // What the thread needs of a tile's lse, or of its D, for some groups of columns.
 __device__ __forceinline__ void load_statistics(float2 (&of)[8], int first, int count,
                                                 uint32_t rows) {
 #pragma unroll
   for (int j = first; j < first + count; ++j)
-    of[j] = load_pair(rows + 32 * j + 8 * (threadIdx.x & 3));
+    of[j] = load_shared_pair(rows + 32 * j + 8 * (threadIdx.x & 3));
 }
 
 // Scores become probabilities; they are packed as an operand, and go to shared memory. In general

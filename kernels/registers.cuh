@@ -92,6 +92,13 @@ __device__ __forceinline__ void unpack_pair(uint32_t pair, float &low, float &hi
 #endif
 }
 
+// PTX ISA, "ld": two neighbouring floats of shared memory.
+__device__ __forceinline__ float2 load_shared_pair(uint32_t address) {
+  float2 x;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address));
+  return x;
+}
+
 // PTX ISA, "stmatrix": four 8x8 matrices of 16-bit values from registers to
 // shared memory; lane i gives the address of row i % 8 of matrix i / 8.
 __device__ __forceinline__ void store_matrices(uint32_t address, uint32_t a, uint32_t b, uint32_t c,
