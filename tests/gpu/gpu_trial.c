@@ -26,16 +26,8 @@ static struct spec random_forward(struct rng *rng) {
   return spec;
 }
 
-int64_t gpu_backward_head_dim(void) {
-  const char *text = getenv("FA3_GPU_BACKWARD_HEAD_DIM");
-  return text ? strtol(text, NULL, 10) : 256;
-}
-
 struct gradient_spec gpu_spec_random(bool backward, struct rng *rng) {
-  struct spec forward = random_forward(rng);
-  const int64_t largest = gpu_backward_head_dim();
-  while (backward && (forward.head_dim > largest || forward.value_head_dim > largest))
-    forward = random_forward(rng);
+  const struct spec forward = random_forward(rng);
   return backward ? gradient_spec_random(&forward, rng)
                   : (struct gradient_spec){.forward = forward};
 }

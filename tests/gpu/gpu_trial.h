@@ -12,10 +12,6 @@ struct gpu_trial {
 
 struct gradient_spec gpu_spec_random(bool backward, struct rng *rng);
 
-/* Of backward calls, the largest head dim to ask for: FA3_GPU_BACKWARD_HEAD_DIM says which while
- * the engine lacks kernels, and the receipt then says so too. */
-int64_t gpu_backward_head_dim(void);
-
 /* Whether the CUDA engine takes calls of such dtypes, head dims and features: FA3_UNSUPPORTED and
  * its reason if not. */
 fa3_status gpu_spec_supported(const struct gradient_spec *spec, bool backward);

@@ -106,7 +106,6 @@ def main(build, receipt):
         "date": datetime.date.today().isoformat(),
         "passed": counts,
         "sanitizers": None,
-        "largest_backward_head_dim": int(os.environ.get("FA3_GPU_BACKWARD_HEAD_DIM", 256)),
         "largest_error_over_fa2": {
             of: max(case[of]["ratio"] for case in cases)
             for of in ("output", "grad_query", "grad_key", "grad_value")
