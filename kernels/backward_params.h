@@ -150,16 +150,19 @@ FA3_SHARED int fa3_backward_slot(const fa3_backward_sequences *sequences, int ba
                                  : batch * sequences->blocks_q;
 }
 
-/* How many heads of keys, over all batches, are in flight together: few enough that their queries
- * and dQ stay in the L2 cache, and so many that few tiles of keys of one head run side by side,
- * each waiting for the one before. */
-FA3_SHARED int fa3_backward_section(const fa3_tile_space *space, int workers,
-                                    int64_t bytes_per_head) {
+/* How many heads of keys, over all batches, are in flight together. Few enough that their queries
+ * and dQ, which every tile of keys reads and adds to, stay in the L2 cache: without a mask the
+ * tiles of a head run at any distance from each other, so all of it is in use at a time. Under a
+ * causal mask they all begin at the same block and follow each other closely; there it takes so
+ * many heads that a tile does not wait for the one before. Sections are equal, or the last one
+ * would have too few. */
+FA3_SHARED int fa3_backward_section(const fa3_tile_space *space, int workers, int tile_m,
+                                    int tile_n, int64_t bytes_per_head) {
   const int64_t all = (int64_t)space->heads * space->batches, cached = (24 << 20) / bytes_per_head;
-  int64_t section = workers / 4;
-  if (section < cached) section = cached;
-  if (section > all) section = all;
-  return section < 1 ? 1 : (int)section;
+  const int64_t least = space->descending ? (int64_t)workers * tile_m / (4 * tile_n) : 4;
+  const int64_t most = cached > least ? cached : least > 1 ? least : 1;
+  const int64_t sections = (all + most - 1) / most;
+  return sections > 1 ? (int)((all + sections - 1) / sections) : all > 1 ? (int)all : 1;
 }
 
 #endif

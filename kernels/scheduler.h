@@ -6,7 +6,9 @@
  * the most keys. Long tiles must not come last, or the others wait for them: so
  * the upper half of the row blocks of all heads goes first, section by section and
  * longest first, then the upper half of what is left, and so on down to the first
- * row block. Workers take turns, or ask a counter for the next index. */
+ * row block. Each time keys and values are read from memory anew, which is dear
+ * where heads are short: of up to four row blocks only the first is kept for later.
+ * Workers take turns, or ask a counter for the next index. */
 #ifndef FA3_SCHEDULER_H
 #define FA3_SCHEDULER_H
 
@@ -21,7 +23,8 @@ typedef struct {
   int heads;  /* heads (of queries, or of keys where query heads are packed) */
   int batches;
   int section;    /* heads, over all batches, that are in flight together */
-  int descending; /* longest first, as above; else block after block, head after head */
+  int descending; /* tiles of a head differ in length, as above; else block after block, head after
+                     head */
 } fa3_tile_space;
 
 typedef struct {
@@ -49,12 +52,13 @@ FA3_SHARED fa3_tile fa3_tile_at(const fa3_tile_space *space, int index) {
     head = index / space->blocks;
     tile.block = index - head * space->blocks;
   } else {
-    int above = space->blocks; /* this phase has the blocks from above / 2 to above - 1 */
-    while (index >= (above - above / 2) * all_heads) {
-      index -= (above - above / 2) * all_heads;
-      above /= 2;
+    const int divisor = space->blocks <= 4 ? 4 : 2;
+    int above = space->blocks; /* this phase has the blocks from above / divisor to above - 1 */
+    while (index >= (above - above / divisor) * all_heads) {
+      index -= (above - above / divisor) * all_heads;
+      above /= divisor;
     }
-    const int phase_blocks = above - above / 2;
+    const int phase_blocks = above - above / divisor;
     const int section_tiles = space->section * phase_blocks;
     const int section = index / section_tiles;
     const int first = section * space->section;
@@ -71,7 +75,7 @@ FA3_SHARED fa3_tile fa3_tile_at(const fa3_tile_space *space, int index) {
 /* The backward pass's tile: `block` is a range of keys, and `heads` counts those of keys. Section
  * by section, the first block of all its heads, then the second of all, and so on: where a tile
  * waits for the one before it in its head, that one was taken long ago. Under a causal mask the
- * first blocks are the longest. `descending` does not matter. */
+ * first blocks are the longest. */
 FA3_SHARED fa3_tile fa3_key_tile_at(const fa3_tile_space *space, int index) {
   const int all_heads = space->heads * space->batches;
   const int section = index / (space->section * space->blocks);

@@ -187,7 +187,8 @@ static fa3_status launch_gradients(const struct call *call) {
   params.tiles = plan->tiles;
   const int workers = call->launch.scope->multiprocessors;
   params.tiles.section =
-      fa3_backward_section(&plan->tiles, workers / call->kernel->cluster, plan->bytes_per_head);
+      fa3_backward_section(&plan->tiles, workers / call->kernel->cluster, call->kernel->tile_q,
+                           call->kernel->tile_k, plan->bytes_per_head);
   params.queries_per_key = (int)(problem->heads_q / problem->heads_k);
   params.slots = plan->slots;
   params.counters = in_workspace(call, &plan->counters);

@@ -40,7 +40,8 @@ static fa3_status plan_tiles(const struct problem *problem, struct backward_plan
   plan->tiles = (fa3_tile_space){.blocks = (int32_t)blocks,
                                  .heads = (int32_t)problem->heads_k,
                                  .batches = (int32_t)problem->batch,
-                                 .section = 1};
+                                 .section = 1,
+                                 .descending = problem->window_right < MASK_UNBOUNDED};
   plan->blocks_q = (int32_t)divide_up(longest_q, kernel->tile_q);
   plan->slots = (int32_t)slots(problem, kernel->tile_q);
   plan->bytes_per_head =

@@ -12,7 +12,7 @@ enum { ROWS = 64 };
 
 /* Bytes of key and value that stay in the L2 cache while other tiles of the same heads use them: a
  * part of Hopper's 50 MB. */
-static const double cache_bytes = 20e6;
+static const double cache_bytes = 10e6;
 
 /* Whether query heads share tiles, and the grid. */
 static fa3_status plan_tiles(const struct problem *problem, struct forward_plan *plan) {
