@@ -39,6 +39,8 @@ __device__ __forceinline__ void load_keys_and_values(const fa3_forward_params &p
     finish_work(base, t);
     // Values run one tile behind the keys, as the consumers use them.
     for (int n = end - 1; n >= begin - 1; --n) {
+      if (n == min(begin, end - 1) && p.next_tile != nullptr && leader)
+        mbarrier_arrive(base + kWorkWanted);
       if (n >= begin) {
         const uint32_t stage = ring_stage<kStages>(key);
         const uint32_t full = base + kKeyFull + 8 * stage;
@@ -73,8 +75,6 @@ __device__ __forceinline__ void load_keys_and_values(const fa3_forward_params &p
       }
       __syncwarp();
     }
-    if (p.next_tile != nullptr && end - begin > kLongTile && leader)
-      mbarrier_arrive(base + kWorkWanted);
   }
 }
 

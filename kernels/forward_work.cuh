@@ -33,7 +33,6 @@ constexpr int kQueryStages = FA3_QUERY_STAGES;  // query tiles held, 1 or 2
 
 constexpr int kRows = 64;      // of a warpgroup
 constexpr int kWorkSlots = 2;  // the tile that is computed, and the next
-constexpr int kLongTile = 16;  // a tile with more tiles of keys is worth being late for
 constexpr int kThreads = 128 * (kWarpgroups + 1);
 constexpr int kConsumerWarps = 4 * kWarpgroups;
 // What the launch allots (168 or 128 for every thread) is all there is to share out.
@@ -157,15 +156,12 @@ __device__ __forceinline__ void schedule(const fa3_forward_params &p, uint32_t b
   const int workers = gridDim.x, worker = blockIdx.x;
   const int total = fa3_tile_count(&p.tiles);
   uint32_t done = 0;
-  uint32_t waits = 0;
-  bool after_long_tile = false;
   for (int round = 0;; ++round) {
     int index = fa3_tile_index(&p.tiles, worker, workers, round);
     bool last = round * workers >= total;
     if (p.next_tile != nullptr && round > 0) {
-      // After a long tile, not before its loads are under way: a tile that is taken
-      // early waits here while others run dry.
-      if (after_long_tile) mbarrier_wait(base + kWorkWanted, waits++ & 1);
+      // A tile that is taken early waits here while others run dry.
+      if (done > 0) mbarrier_wait(base + kWorkWanted, (done - 1) & 1);
       if ((threadIdx.x & 31) == 0) index = workers + atomicAdd(p.next_tile, 1);
       index = __shfl_sync(0xffffffff, index, 0);
       last = index >= total;
@@ -177,7 +173,6 @@ __device__ __forceinline__ void schedule(const fa3_forward_params &p, uint32_t b
       if (w.last) continue;
     }
     w.last = last;
-    after_long_tile = w.tiles.end - w.tiles.begin > kLongTile;
     const uint32_t stage = ring_stage<kWorkSlots>(done);
     mbarrier_wait(base + kWorkEmpty + 8 * stage, ring_parity<kWorkSlots>(done) ^ 1);
     if ((threadIdx.x & 31) == 0) {
