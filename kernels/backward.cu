@@ -348,7 +348,7 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
       wgmma_wait<0>();
       registers_touch(dk);
       registers_touch(dv);
-      mbarrier_arrive_warp(base + kQueryEmpty + 8 * stage);
+      mbarrier_arrive(base + kQueryEmpty + 8 * stage);  // every thread has read statistics
       mbarrier_arrive_warp(base + kOutputEmpty + 8 * stage);
       before = now;
       ++use;
@@ -390,7 +390,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     mbarrier_init(base + kLanded, 1);
     for (int i = 0; i < kStages; ++i) {
       mbarrier_init(base + kQueryFull + 8 * i, 1);
-      mbarrier_init(base + kQueryEmpty + 8 * i, kConsumerWarps);
+      mbarrier_init(base + kQueryEmpty + 8 * i, 32 * kConsumerWarps);
       mbarrier_init(base + kOutputFull + 8 * i, 1);
       mbarrier_init(base + kOutputEmpty + 8 * i, kConsumerWarps);
     }

@@ -56,6 +56,18 @@ __device__ __forceinline__ void release_both(uint32_t barrier) {
   if ((threadIdx.x & 31) < 2) cluster_arrive(cluster_map(barrier, threadIdx.x & 1));
 }
 
+// The same for queries, and each thread has read their statistics, which are the block's own.
+__device__ __forceinline__ void release_queries(uint32_t barrier) {
+  mbarrier_arrive(barrier);
+  release_both(barrier);
+}
+
+// The barrier of this warp and the one that it passes probabilities to; `barrier`: the first
+// warp's.
+__device__ __forceinline__ uint32_t of_warp(uint32_t barrier) {
+  return barrier + (thread_again() & 127) / 32 * 8;
+}
+
 // What the thread needs of a tile's lse, or of its D, for some groups of columns.
 __device__ __forceinline__ void load_statistics(float2 (&of)[8], int first, int count,
                                                 uint32_t rows) {
@@ -118,11 +130,9 @@ __device__ __forceinline__ void make_probabilities(const fa3_backward_params &p,
   for (uint32_t t = 0;; ++t) {
     const work &w = wait_for_work(base, t);
     if (uniform(w.last)) break;
-    const int steps = uniform(w.steps);
-    const bool any = steps > 0;
-    int left = steps, i = uniform(w.blocks.end) - 1;
-    if (any) mbarrier_wait(base + kKeyFull, tiles++ & 1);
-    while (any) {
+    int left = uniform(w.steps), i = uniform(w.blocks.end) - 1;
+    if (left > 0) mbarrier_wait(base + kKeyFull, tiles++ & 1);
+    while (left > 0) {
       const uint32_t query_stage = ring_stage<kQueryStages>(use);
       const uint32_t query_tile =
           tile_descriptor(base + kQueryAt + query_stage * kChunks * kChunkBytes);
@@ -140,32 +150,33 @@ __device__ __forceinline__ void make_probabilities(const fa3_backward_params &p,
       if (left == 1) mbarrier_arrive_warp(base + kKeyEmpty);
       const int thread = thread_again() & 127, warp = thread / 32;
       const uint32_t mine = base + kProbabilitiesAt + warp * kProbabilitiesBytes + thread % 32 * 16;
-      if (left < steps) named_barrier_sync(kBarrierRead + warp, 64);
+      mbarrier_wait(of_warp(base + kProbabilitiesEmpty), (use & 1) ^ 1);
       if (general)
         find_probabilities<true>(p, w, i, s, lse, rows, operand, mine);
       else
         find_probabilities<false>(p, w, i, s, lse, rows, operand, mine);
-      named_barrier_arrive(kBarrierReady + warp, 64);
-      release_both(base + kQueryEmpty + 8 * query_stage);
+      mbarrier_arrive(of_warp(base + kProbabilitiesFull));
+      release_queries(base + kQueryEmpty + 8 * query_stage);
 
       const uint32_t stage = ring_stage<kGradStages>(use);
       const uint32_t tile = tile_descriptor(base + kGradAt + stage * kChunksV * kChunkBytes);
       mbarrier_wait(base + kGradFull + 8 * stage, ring_parity<kGradStages>(use));
       registers_touch(dv);
       wgmma_fence();
-      issue_gradient<kHeadDimV>(dv, operand, tile, left < steps);
+      issue_gradient<kHeadDimV>(dv, operand, tile, left < uniform(w.steps));
       wgmma_wait<0>();
       registers_touch(dv);
       release_both(base + kGradEmpty + 8 * stage);
       ++use;
-      if (--left == 0) break;
+      --left;
       if (--i < w.blocks.begin) i = w.blocks.end - 1;
     }
     const int warp = (thread_again() & 127) / 32;
-    if (any) named_barrier_sync(kBarrierRead + warp, 64);
-    store_rows<kHeadDimV, 64>(
-        p.grad_value, dv, any, 1.0f, base + kProbabilitiesAt + warp * kProbabilitiesBytes,
-        w.key_batch, w.key_row + w.first + warp * 16, w.mask.keys - w.first - warp * 16, w.head);
+    mbarrier_wait(of_warp(base + kProbabilitiesEmpty), (use & 1) ^ 1);
+    store_rows<kHeadDimV, 64>(p.grad_value, dv, uniform(w.steps) > 0, 1.0f,
+                              base + kProbabilitiesAt + warp * kProbabilitiesBytes, w.key_batch,
+                              w.key_row + w.first + warp * 16, w.mask.keys - w.first - warp * 16,
+                              w.head);
     finish_work(base, t);
   }
 }
@@ -215,6 +226,7 @@ __device__ __forceinline__ void make_scores(const fa3_backward_params &p, uint32
     int left = steps, i = uniform(w.blocks.end) - 1;
     if (any) mbarrier_wait(base + kValueFull, tiles++ & 1);
     while (any) {
+      forget(base);
       const uint32_t stage = ring_stage<kGradStages>(use);
       const uint32_t grad_tile = tile_descriptor(base + kGradAt + stage * kChunksV * kChunkBytes);
       const uint32_t query_stage = ring_stage<kQueryStages>(use);
@@ -232,13 +244,13 @@ __device__ __forceinline__ void make_scores(const fa3_backward_params &p, uint32
       if (left == 1) mbarrier_arrive_warp(base + kValueEmpty);
       release_both(base + kGradEmpty + 8 * stage);
 
-      named_barrier_sync(kBarrierReady + warp, 64);
+      mbarrier_wait(of_warp(base + kProbabilitiesFull), use & 1);
       // What a key beyond the sequence's end holds must not matter.
       if (masked)
         find_ds<true>(s, d, rows, operand, probabilities);
       else
         find_ds<false>(s, d, rows, operand, probabilities);
-      named_barrier_arrive(kBarrierRead + warp, 64);
+      mbarrier_arrive(of_warp(base + kProbabilitiesEmpty));
 
       const uint32_t tile = tile_descriptor(base + kQueryAt + query_stage * kChunks * kChunkBytes);
       registers_touch(dk);
@@ -264,7 +276,7 @@ __device__ __forceinline__ void make_scores(const fa3_backward_params &p, uint32
       __syncwarp();
       wgmma_wait<0>();
       registers_touch(dk);
-      release_both(base + kQueryEmpty + 8 * query_stage);
+      release_queries(base + kQueryEmpty + 8 * query_stage);
       ++use;
       if (--left == 0) break;
       if (--i < w.blocks.begin) i = w.blocks.end - 1;
@@ -407,15 +419,19 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads,
     tma_prefetch_map(&p.value);
     for (int i = 0; i < kQueryStages; ++i) {
       mbarrier_init(base + kQueryFull + 8 * i, 1);
-      mbarrier_init(base + kQueryEmpty + 8 * i, 16);  // warps of two roles, of both blocks
+      mbarrier_init(base + kQueryEmpty + 8 * i, 16 + 256);  // and the own block's threads
     }
     for (int i = 0; i < kGradStages; ++i) {
       mbarrier_init(base + kGradFull + 8 * i, 1);
-      mbarrier_init(base + kGradEmpty + 8 * i, 16);
+      mbarrier_init(base + kGradEmpty + 8 * i, 16);  // warps of two roles, of both blocks
     }
     for (int i = 0; i < kDsStages; ++i) {
       mbarrier_init(base + kDsFull + 8 * i, 4);
       mbarrier_init(base + kDsEmpty + 8 * i, 8);
+    }
+    for (int i = 0; i < 4; ++i) {
+      mbarrier_init(base + kProbabilitiesFull + 8 * i, 32);
+      mbarrier_init(base + kProbabilitiesEmpty + 8 * i, 32);
     }
     mbarrier_init(base + kKeyFull, 1);
     mbarrier_init(base + kKeyEmpty, 8);

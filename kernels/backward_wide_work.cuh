@@ -67,7 +67,9 @@ constexpr int kGradFull = kQueryEmpty + 8 * kQueryStages;  // [grad stage]
 constexpr int kGradEmpty = kGradFull + 8 * kGradStages;
 constexpr int kDsFull = kGradEmpty + 8 * kGradStages;  // [ds stage]
 constexpr int kDsEmpty = kDsFull + 8 * kDsStages;
-constexpr int kKeyFull = kDsEmpty + 8 * kDsStages;
+constexpr int kProbabilitiesFull = kDsEmpty + 8 * kDsStages;  // [warp]
+constexpr int kProbabilitiesEmpty = kProbabilitiesFull + 8 * 4;
+constexpr int kKeyFull = kProbabilitiesEmpty + 8 * 4;
 constexpr int kKeyEmpty = kKeyFull + 8;
 constexpr int kValueFull = kKeyEmpty + 8;
 constexpr int kValueEmpty = kValueFull + 8;
@@ -88,10 +90,6 @@ constexpr int kSharedBytes = kWorkAt + kWorkBytes * kWorkSlots;
 constexpr int kSharedBytesByHost =
     FA3_BACKWARD_WIDE_SHARED_BYTES(kHeadDim, kHeadDimV, kGradStages, kDsStages);
 static_assert(kSharedBytes <= kSharedBytesByHost && kSharedBytesByHost <= 232448, "shared memory");
-
-// Named barriers, besides 0 of __syncthreads, of each warp and the one that it passes its
-// probabilities to: they are there; they have been read.
-enum { kBarrierReady = 1, kBarrierRead = 5 };
 
 // Not an instruction: what the compiler has derived from `x` so far is derived again, instead of
 // being kept in registers that are few.
