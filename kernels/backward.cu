@@ -265,14 +265,11 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
       mbarrier_arrive_warp(base + kTurnTaken + 8 * turn);
     };
 
-    int m = end, query_head = w.head * p.queries_per_key;
+    // Block after block, and in each the query heads one after the other: tiles of the same keys'
+    // head keep their distance, where they would meet again at the last block of the next head.
+    int m = end - 1, group = 0;
     query_step before;
     for (int step = 0; step < steps; ++step) {
-      if (m == begin) {
-        m = end;
-        ++query_head;
-      }
-      --m;
       const uint32_t stage = ring_stage<kStages>(use), parity = ring_parity<kStages>(use);
       const uint32_t queries =
           uniform(wgmma_descriptor_low(base + kQueryAt + stage * kQueryBytes, kTileM * kRowBytes));
@@ -304,7 +301,7 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
         }
       }
       const int first_query = m * kTileM + 2 * (lane & 3);
-      const query_step now = {m, query_head, (place_of(stage) & 1) != 0,
+      const query_step now = {m, w.head * p.queries_per_key + group, (place_of(stage) & 1) != 0,
                               (place_of(stage) & 2) != 0};
       uint32_t weights[kTileM / 4], grads[kTileM / 4];
       wgmma_wait<1>();
@@ -352,6 +349,10 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
       mbarrier_arrive_warp(base + kOutputEmpty + 8 * stage);
       before = now;
       ++use;
+      if (++group == p.queries_per_key) {
+        group = 0;
+        --m;
+      }
     }
     mbarrier_arrive_warp(base + kValueEmpty);
     float dq[kQueryColumns / 2];

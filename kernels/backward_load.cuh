@@ -53,9 +53,9 @@ __device__ __forceinline__ void load(const fa3_backward_params &p, uint32_t base
     finish_work(base, t);
     if (w.last) break;
     const int first = w.tile * kTileN;
-    for (int g = 0; g < p.queries_per_key; ++g) {
-      const int head = w.head * p.queries_per_key + g;
-      for (int m = w.blocks.end - 1; m >= w.blocks.begin; --m, ++use) {
+    for (int m = w.blocks.end - 1; m >= w.blocks.begin; --m) {
+      for (int g = 0; g < p.queries_per_key; ++g, ++use) {
+        const int head = w.head * p.queries_per_key + g;
         const uint32_t stage = ring_stage<kStages>(use), parity = ring_parity<kStages>(use) ^ 1;
         const int row = w.place.query_row + m * kTileM;
         const int left = w.place.mask.queries - m * kTileM;

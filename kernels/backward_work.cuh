@@ -198,13 +198,13 @@ __device__ __forceinline__ void grant_turns(const fa3_backward_params &p, uint32
     const int begin = w.blocks.begin, end = w.blocks.end, tile = w.tile;
     const int *counters = p.counters + (int64_t)w.head * p.queries_per_key * p.slots + w.place.slot;
     finish_work(base, t);
-    for (int g = 0; g < p.queries_per_key; ++g, counters += p.slots) {
-      for (int m = end - 1; m >= begin; --m, ++use) {
-        const int before = find_place(mask, m, tile).before;
+    for (int m = end - 1; m >= begin; --m) {
+      const int before = find_place(mask, m, tile).before;
+      for (int g = 0; g < p.queries_per_key; ++g, ++use) {
         const uint32_t turn = ring_stage<kTurns>(use);
         mbarrier_wait(base + kTurnEmpty + 8 * turn, ring_parity<kTurns>(use) ^ 1);
         if ((threadIdx.x & 31) == 0) {
-          while (before > 0 && load_acquire(counters + m) < before) {
+          while (before > 0 && load_acquire(counters + g * p.slots + m) < before) {
           }
           mbarrier_arrive(base + kTurnFull + 8 * turn);
         }
@@ -225,13 +225,13 @@ __device__ __forceinline__ void pass_turns(const fa3_backward_params &p, uint32_
     const int begin = w.blocks.begin, end = w.blocks.end, tile = w.tile;
     int *counters = p.counters + (int64_t)w.head * p.queries_per_key * p.slots + w.place.slot;
     finish_work(base, t);
-    for (int g = 0; g < p.queries_per_key; ++g, counters += p.slots) {
-      for (int m = end - 1; m >= begin; --m, ++use) {
-        const place_in_order place = find_place(mask, m, tile);
+    for (int m = end - 1; m >= begin; --m) {
+      const place_in_order place = find_place(mask, m, tile);
+      for (int g = 0; g < p.queries_per_key; ++g, ++use) {
         const uint32_t turn = ring_stage<kTurns>(use);
         mbarrier_wait(base + kTurnTaken + 8 * turn, ring_parity<kTurns>(use));
         if ((threadIdx.x & 31) == 0) {
-          if (!place.last) store_release(counters + m, place.before + 1);
+          if (!place.last) store_release(counters + g * p.slots + m, place.before + 1);
           mbarrier_arrive(base + kTurnEmpty + 8 * turn);
         }
         __syncwarp();
