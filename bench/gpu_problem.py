@@ -40,7 +40,7 @@ def compare(name, result, expected):
 def scores_of(query, key, rows, causal, window=None):
     """Of one head in float64, masked, for some of its rows."""
     scores = query[rows].double() @ key.double().T / math.sqrt(query.shape[1])
-    column = torch.arange(key.shape[0], device="cuda")[None]
+    column = torch.arange(len(key), device=key.device)[None]
     if causal or window:
         scores.masked_fill_(column > rows[:, None], -math.inf)
     if window:
@@ -62,16 +62,21 @@ def check_output(name, query, key, value, output, causal, window=None):
 
 
 def exact_gradients(query, key, value, grad_output, causal):
-    """Of the last head of the last sequence, in float64."""
-    q, k, v, g = (tensor[-1, :, -1].double() for tensor in (query, key, value, grad_output))
-    scale = 1 / math.sqrt(q.shape[1])
-    grad_q, grad_k, grad_v = (torch.zeros_like(tensor) for tensor in (q, k, v))
-    for rows in torch.arange(q.shape[0], device="cuda").split(ROWS_AT_ONCE):
-        p = torch.softmax(scores_of(q, k, rows, causal), dim=1)
-        grad_v += p.T @ g[rows]
-        ds = p * (g[rows] @ v.T - (g[rows] * (p @ v)).sum(1, keepdim=True)) * scale
-        grad_q[rows] = ds @ k
-        grad_k += ds.T @ q[rows]
+    """Of the last head of each, in the last sequence, in float64: key's and value's are summed over
+    the query heads that share them."""
+    k, v = (tensor[-1, :, -1].double() for tensor in (key, value))
+    grad_k, grad_v = torch.zeros_like(k), torch.zeros_like(v)
+    scale = 1 / math.sqrt(k.shape[1])
+    heads, group = query.shape[2], query.shape[2] // key.shape[2]
+    for head in range(heads - group, heads):
+        q, g = (tensor[-1, :, head].double() for tensor in (query, grad_output))
+        grad_q = torch.zeros_like(q)
+        for rows in torch.arange(len(q), device=q.device).split(ROWS_AT_ONCE):
+            p = torch.softmax(scores_of(q, k, rows, causal), dim=1)
+            grad_v += p.T @ g[rows]
+            ds = p * (g[rows] @ v.T - (g[rows] * (p @ v)).sum(1, keepdim=True)) * scale
+            grad_q[rows] = ds @ k
+            grad_k += ds.T @ q[rows]
     return grad_q, grad_k, grad_v
 
 
