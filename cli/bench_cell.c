@@ -49,10 +49,7 @@ static struct calls cell_calls(const struct bench_cell *cell) {
                                     .flags = cell->causal ? FA3_CAUSAL : 0,
                                     .num_threads = cell->num_threads}};
   if (!cell->backward) return calls;
-  const fa3_tensor lse = {.dtype = FA3_FLOAT32,
-                          .rank = 3,
-                          .shape = {batch, cell->heads, seqlen},
-                          .strides = {cell->heads * seqlen, seqlen, 1}};
+  const fa3_tensor lse = fa3_lse(NULL, batch, cell->heads, seqlen);
   calls.forward.lse = lse;
   calls.backward = (fa3_backward_args){.struct_size = sizeof calls.backward,
                                        .device = cell->device,

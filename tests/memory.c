@@ -82,11 +82,7 @@ static void run(fa3_dtype dtype, int64_t seqlen_q, uint32_t flags) {
   args.key = make_tensor(dtype, SEQLEN, 2);
   args.value = make_tensor(dtype, SEQLEN, 3);
   args.output = make_tensor(dtype, seqlen_q, 4);
-  args.lse = (fa3_tensor){.data = malloc((size_t)seqlen_q * sizeof(float)),
-                          .dtype = FA3_FLOAT32,
-                          .rank = 3,
-                          .shape = {1, 1, seqlen_q},
-                          .strides = {seqlen_q, seqlen_q, 1}};
+  args.lse = fa3_lse(malloc((size_t)seqlen_q * sizeof(float)), 1, 1, seqlen_q);
   args.flags = flags;
   if (flags & FA3_WINDOW) args.window_left = WINDOW;
   assert_int_equal(fa3_forward_workspace(&args, &args.workspace_size), FA3_OK);
@@ -116,11 +112,7 @@ static void run_backward(fa3_dtype dtype) {
                                   &args.output,   &args.grad_output, &args.grad_query,
                                   &args.grad_key, &args.grad_value};
   for (uint32_t i = 0; i < TENSORS; i++) *tensors[i] = make_tensor(dtype, SEQLEN, i + 1);
-  args.lse = (fa3_tensor){.data = malloc((size_t)SEQLEN * sizeof(float)),
-                          .dtype = FA3_FLOAT32,
-                          .rank = 3,
-                          .shape = {1, 1, SEQLEN},
-                          .strides = {SEQLEN, SEQLEN, 1}};
+  args.lse = fa3_lse(malloc((size_t)SEQLEN * sizeof(float)), 1, 1, SEQLEN);
   fa3_forward_args forward = reference_forward_args(&args);
   const size_t bytes =
       TENSORS * (size_t)SEQLEN * HEAD_DIM * fa3_dtype_size(dtype) + (size_t)SEQLEN * sizeof(float);

@@ -34,11 +34,7 @@ static void init_forward(struct call *call, bool packed) {
                             CALL_VALUE_HEAD_DIM);
     args->output = fa3_dense(call->output, FA3_FLOAT32, CALL_BATCH, CALL_SEQLEN_Q, CALL_HEADS_Q,
                              CALL_VALUE_HEAD_DIM);
-    args->lse = (fa3_tensor){.data = call->lse,
-                             .dtype = FA3_FLOAT32,
-                             .rank = 3,
-                             .shape = {CALL_BATCH, CALL_HEADS_Q, CALL_SEQLEN_Q},
-                             .strides = {(int64_t)CALL_HEADS_Q * CALL_SEQLEN_Q, CALL_SEQLEN_Q, 1}};
+    args->lse = fa3_lse(call->lse, CALL_BATCH, CALL_HEADS_Q, CALL_SEQLEN_Q);
     args->cache_batch_index = fa3_vector(call->cache_batch_index, FA3_INT32, CALL_BATCH);
   }
   args->sink = fa3_vector(call->sink, FA3_FLOAT32, CALL_HEADS_Q);

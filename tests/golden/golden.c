@@ -70,10 +70,7 @@ static void run_case(FILE *file) {
   args.output = fa3_dense(NULL, header.dtype, header.batch, header.seqlen_q, header.heads_q,
                           header.value_head_dim);
   const int64_t lse_row = header.seqlen_q;
-  args.lse = (fa3_tensor){.dtype = FA3_FLOAT32,
-                          .rank = 3,
-                          .shape = {header.batch, header.heads_q, lse_row},
-                          .strides = {(int64_t)header.heads_q * lse_row, lse_row, 1}};
+  args.lse = fa3_lse(NULL, header.batch, header.heads_q, lse_row);
   read_tensor(file, &args.query);
   read_tensor(file, &args.key);
   read_tensor(file, &args.value);

@@ -238,11 +238,7 @@ static void check_slice(struct slice *slice, int64_t row) {
                             .flags = FA3_WINDOW,
                             .window_left = WINDOW,
                             .window_right = 0,
-                            .lse = {.data = slice->lse,
-                                    .dtype = FA3_FLOAT32,
-                                    .rank = 3,
-                                    .shape = {1, 1, slice->count},
-                                    .strides = {slice->count, slice->count, 1}}};
+                            .lse = fa3_lse(slice->lse, 1, 1, slice->count)};
   fa3_tensor *tensors[FAR_TENSORS] = {&args.query,    &args.key,         &args.value,
                                       &args.output,   &args.grad_output, &args.grad_query,
                                       &args.grad_key, &args.grad_value};
@@ -268,11 +264,7 @@ static gpu_pointer run_far_calls(const gpu_pointer device[FAR_TENSORS], gpu_poin
                             .flags = FA3_WINDOW,
                             .window_left = WINDOW,
                             .window_right = 0,
-                            .lse = {.data = (void *)lse,
-                                    .dtype = FA3_FLOAT32,
-                                    .rank = 3,
-                                    .shape = {BATCH, MANY_HEADS, ROWS},
-                                    .strides = {(int64_t)MANY_HEADS * ROWS, ROWS, 1}}};
+                            .lse = fa3_lse((void *)lse, BATCH, MANY_HEADS, ROWS)};
   fa3_tensor *tensors[FAR_TENSORS] = {&args.query,    &args.key,         &args.value,
                                       &args.output,   &args.grad_output, &args.grad_query,
                                       &args.grad_key, &args.grad_value};

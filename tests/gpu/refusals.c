@@ -39,11 +39,7 @@ static int open_arena(void **state) {
                                        .output = good.output,
                                        .grad_output = good.output,
                                        .flags = FA3_CAUSAL,
-                                       .lse = {.data = take(1 << 20),
-                                               .dtype = FA3_FLOAT32,
-                                               .rank = 3,
-                                               .shape = {BATCH, HEADS, SEQLEN},
-                                               .strides = {(int64_t)HEADS * SEQLEN, SEQLEN, 1}}};
+                                       .lse = fa3_lse(take(1 << 20), BATCH, HEADS, SEQLEN)};
   fa3_tensor *gradients[] = {&good_gradients.grad_query, &good_gradients.grad_key,
                              &good_gradients.grad_value};
   for (int i = 0; i < 3; i++)

@@ -59,10 +59,7 @@ static struct call call_new(struct run *run, int64_t batch, int64_t seqlen_q, in
   c.args.key = fa3_dense(NULL, dtype, batch, seqlen_k, heads_k, head_dim);
   c.args.value = fa3_dense(NULL, dtype, batch, seqlen_k, heads_k, value_head_dim);
   c.args.output = fa3_dense(NULL, dtype, batch, seqlen_q, heads_q, value_head_dim);
-  c.args.lse = (fa3_tensor){.dtype = FA3_FLOAT32,
-                            .rank = 3,
-                            .shape = {batch, heads_q, seqlen_q},
-                            .strides = {heads_q * seqlen_q, seqlen_q, 1}};
+  c.args.lse = fa3_lse(NULL, batch, heads_q, seqlen_q);
   c.args.grad_output = c.args.output;
   c.args.grad_query = c.args.query;
   c.args.grad_key = c.args.key;

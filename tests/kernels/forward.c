@@ -36,12 +36,8 @@ static struct call call_new(struct run *run, int64_t batch, int64_t seqlen_q, in
                            run->dtype, batch, seqlen_k, heads_k, value_head_dim);
   c.args.output = fa3_dense(guarded_new((size_t)outputs * fa3_dtype_size(run->dtype)), run->dtype,
                             batch, seqlen_q, heads_q, value_head_dim);
-  c.args.lse =
-      (fa3_tensor){.data = guarded_new((size_t)(batch * heads_q * seqlen_q) * sizeof(float)),
-                   .dtype = FA3_FLOAT32,
-                   .rank = 3,
-                   .shape = {batch, heads_q, seqlen_q},
-                   .strides = {heads_q * seqlen_q, seqlen_q, 1}};
+  c.args.lse = fa3_lse(guarded_new((size_t)(batch * heads_q * seqlen_q) * sizeof(float)), batch,
+                       heads_q, seqlen_q);
   return c;
 }
 
