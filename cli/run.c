@@ -112,11 +112,9 @@ static int prepare_gradients(const struct run_options *run, struct files *files)
   const struct source_rules *rules = &run->attention.rules;
   TRY(gradients_read(chosen, rules, &files->operands, &files->gradients));
   TRY(gradients_make(chosen, &files->operands, &files->gradients));
-  if (run->accumulate) {
-    files->gradients.args.flags |= FA3_ACCUMULATE;
-    TRY(gradients_load(chosen, rules, &files->operands, &files->gradients));
-  }
-  return gradients_choose_device(&files->operands, &files->gradients, &run->device);
+  if (!run->accumulate) return 0;
+  files->gradients.args.flags |= FA3_ACCUMULATE;
+  return gradients_load(chosen, rules, &files->operands, &files->gradients);
 }
 
 static int begin_outputs(const struct run_options *run, struct files *files) {
@@ -138,8 +136,10 @@ static int run_files(const struct run_options *run, struct files *files) {
   TRY(device_check(&run->device));
   TRY(operands_read(&run->attention, operands));
   TRY(operands_make_output(operands, run->output_dtype, run->lse || gradients));
-  TRY(gradients ? prepare_gradients(run, files) : operands_choose_device(operands, &run->device));
+  if (gradients) TRY(prepare_gradients(run, files));
   TRY(begin_outputs(run, files));
+  TRY(gradients ? gradients_choose_device(operands, &files->gradients, &run->device)
+                : operands_choose_device(operands, &run->device));
   TRY(attention_run(&operands->args));
   if (gradients) TRY(attention_run_backward(&files->gradients.args));
   return outputs_write(&files->outputs);

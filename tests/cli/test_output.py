@@ -36,7 +36,8 @@ class Output(program.ProgramTest):
                            ("dangling.npy", "a symbolic link to nothing"),
                            ("pipe.npy", "not a regular file"), ("q.npy/o.npy", "Not a directory"),
                            ("/proc/o.npy", "/proc/o.npy: "), ("x" * 300 + ".npy", "too long")):
-            self.refuse(OUTPUT, [name, text], "run", *INPUTS, "--out", name)
+            done = self.refuse(OUTPUT, [name, text], "run", *INPUTS, "--out", name)
+            self.assertNotIn("using", done.stderr)  # nothing was computed for nothing
             # What was begun for the output is gone too.
             self.refuse(OUTPUT, [name, text], "run", *INPUTS, "--out", "o.npy", "--lse", name)
         for name in ("/dev/null", "o", "o.txt", "o.npz", ".npy", ""):
