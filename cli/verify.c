@@ -38,7 +38,10 @@ static const struct argp_option options[] = {
      .arg = "TENSOR",
      .doc = "The output (default: what the device computes)"},
     {.name = "lse", .key = KEY_LSE, .arg = "TENSOR", .doc = "Its log-sum-exp"},
-    {.name = "backward", .key = KEY_BACKWARD, .doc = "Also gradients, which are computed here"},
+    {.name = "backward",
+     .key = KEY_BACKWARD,
+     .doc = "Also gradients, which are computed here; those of files, --grad and its like, go with "
+            "the --out and the --lse that they were computed from"},
     {.name = "rows",
      .key = KEY_ROWS,
      .arg = "N|all",
@@ -58,7 +61,10 @@ static void check(const struct verify_options *verify, struct argp_state *state)
   if (verify->backward && gradients)
     argp_error(state, "--backward computes the gradients, and --grad has them already");
   if (gradients && !(verify->output && verify->lse))
-    argp_error(state, "gradients need the --out and the --lse that they were computed from");
+    argp_error(state,
+               "--grad and its like verify gradients with what they were computed from: %s is "
+               "missing (fa3 run writes it too), or --backward, which computes everything here",
+               verify->output ? "--lse" : "--out");
   if (gradients && (verify->gradients.dtype || verify->gradients.deterministic))
     argp_error(state, "--grad-dtype and --deterministic compute gradients, and --grad has them");
   if (verify->gradients.wanted && !verify->backward && !gradients)

@@ -206,7 +206,8 @@ class Verify(Shared):
     def test_options(self):
         self.make()
         self.succeed("run", *INPUTS, *self.FILES)
-        self.refuse(USAGE, ["--lse"], "verify", *INPUTS, *self.FILES[:2], *self.FILES[4:])
+        self.refuse(USAGE, ["--lse is missing"], "verify", *INPUTS, *self.FILES[:2], *self.FILES[4:])
+        self.refuse(USAGE, ["--out is missing", "or --backward"], "verify", *INPUTS, *self.FILES[4:])
         self.refuse(USAGE, ["--backward"], "verify", *INPUTS, *self.FILES[:4], "--backward")
         self.refuse(USAGE, ["--backward"], "verify", *INPUTS, *self.FILES[4:], "--backward")
         self.refuse(USAGE, ["--backward"], "verify", *INPUTS)
