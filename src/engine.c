@@ -23,7 +23,10 @@ const struct engine *engine_for(fa3_device_type type) {
 
 int32_t fa3_device_count(fa3_device_type type) {
   const struct engine *engine = find_engine(type);
-  return engine ? engine->device_count() : 0;
+  const struct error_message before = error_keep();
+  int32_t count = engine ? engine->device_count() : 0;
+  error_put_back(&before);
+  return count;
 }
 
 /* The engine, if the device's index can be one. */
@@ -45,7 +48,9 @@ fa3_status fa3_get_device_info(fa3_device device, fa3_device_info *info) {
   const struct engine *engine;
   TRY(find_device(device, &engine));
   fa3_device_info ours = {0};
+  const struct error_message before = error_keep();
   TRY(engine->device_info(device.index, &ours));
+  error_put_back(&before);
   return struct_write("info", info, &ours, sizeof ours, sizeof ours);
 }
 
@@ -61,7 +66,9 @@ fa3_status fa3_get_kernel_info(int32_t index, fa3_kernel_info *info) {
     int32_t count = engines[e]->kernel_count();
     if (row < count) {
       fa3_kernel_info ours = {0};
+      const struct error_message before = error_keep();
       engines[e]->kernel_info(row, &ours);
+      error_put_back(&before);
       strncpy(ours.engine, engines[e]->name, sizeof ours.engine - 1);
       return struct_write("info", info, &ours, sizeof ours, sizeof ours);
     }

@@ -3,18 +3,26 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-static _Thread_local char last_error[512];
+static _Thread_local struct error_message last_error;
 
 fa3_status set_error(fa3_status status, const char *format, ...) {
   va_list arguments;
   va_start(arguments, format);
-  vsnprintf(last_error, sizeof last_error, format, arguments);
+  vsnprintf(last_error.text, sizeof last_error.text, format, arguments);
   va_end(arguments);
   return status;
 }
 
-const char *fa3_last_error(void) {
+struct error_message error_keep(void) {
   return last_error;
+}
+
+void error_put_back(const struct error_message *before) {
+  last_error = *before;
+}
+
+const char *fa3_last_error(void) {
+  return last_error.text;
 }
 
 const char *fa3_status_name(fa3_status status) {

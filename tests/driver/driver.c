@@ -25,8 +25,12 @@ static void check_message(const char *function) {
 static void test_answers(void **state) {
   (void)state;
   assert_int_equal(fa3_device_count(9), 0);
-  assert_string_equal(fa3_last_error(), ""); /* to count is not to fail */
   assert_int_equal(fa3_device_count(FA3_CUDA), gpu_count);
+  for (int32_t i = 0; i < fa3_kernel_count(); i++) {
+    fa3_kernel_info kernel = {.struct_size = sizeof kernel};
+    assert_int_equal(fa3_get_kernel_info(i, &kernel), FA3_OK);
+  }
+  assert_string_equal(fa3_last_error(), ""); /* to count and to describe is not to fail */
   fa3_status status = fa3_prepare((fa3_device){FA3_CUDA, gpu_index});
   assert_string_equal(fa3_status_name(status), status_name);
   check_message("fa3_prepare");
