@@ -34,10 +34,10 @@ static fa3_forward_args forward_of(const fa3_backward_args *args) {
                             .workspace_size = args->workspace_size};
 }
 
-/* A tensor of another one's shape. */
+/* A tensor of another one's shape, which `lengths` packs. */
 static fa3_status read_like(const char *name, const fa3_tensor *tensor, const char *model_name,
-                            const fa3_tensor *model, struct operand *operand) {
-  TRY(check_operand(name, tensor, model->rank == 3));
+                            const fa3_tensor *model, const char *lengths, struct operand *operand) {
+  TRY(check_operand(name, tensor, model->rank == 3, lengths));
   for (int d = 0; d < model->rank; d++)
     TRY(check_extent(name, tensor, d, model->shape[d], model_name));
   *operand = make_operand(tensor);
@@ -46,22 +46,22 @@ static fa3_status read_like(const char *name, const fa3_tensor *tensor, const ch
 
 /* The gradient of an input: where it goes. */
 static fa3_status read_gradient(const char *name, const fa3_tensor *tensor, const char *model_name,
-                                const fa3_tensor *model, struct operand *operand) {
-  TRY(read_like(name, tensor, model_name, model, operand));
-  if (tensor->dtype != model->dtype && tensor->dtype != FA3_FLOAT32)
-    return set_error(FA3_INVALID_DTYPE, "%s.dtype is %d: expected FA3_FLOAT32 or %s dtype", name,
-                     tensor->dtype, model_name);
+                                const fa3_tensor *model, const char *lengths,
+                                struct operand *operand) {
+  TRY(read_like(name, tensor, model_name, model, lengths, operand));
+  TRY(check_computed_dtype(name, tensor, model_name, model->dtype));
   return check_output_strides(name, tensor);
 }
 
 static fa3_status set_gradients(const fa3_backward_args *args, struct problem *problem) {
-  TRY(read_like("grad_output", &args->grad_output, "output's", &args->output,
+  TRY(read_like("grad_output", &args->grad_output, "output's", &args->output, "cu_seqlens_q",
                 &problem->grad_output));
-  TRY(check_dtype("grad_output", &args->grad_output, args->output.dtype));
-  TRY(read_gradient("grad_query", &args->grad_query, "query's", &args->query,
+  TRY(check_same_dtype("grad_output", &args->grad_output, "output's", args->output.dtype));
+  TRY(read_gradient("grad_query", &args->grad_query, "query's", &args->query, "cu_seqlens_q",
                     &problem->grad_query));
-  TRY(read_gradient("grad_key", &args->grad_key, "key's", &args->key, &problem->grad_key));
-  TRY(read_gradient("grad_value", &args->grad_value, "value's", &args->value,
+  TRY(read_gradient("grad_key", &args->grad_key, "key's", &args->key, "cu_seqlens_k",
+                    &problem->grad_key));
+  TRY(read_gradient("grad_value", &args->grad_value, "value's", &args->value, "cu_seqlens_k",
                     &problem->grad_value));
   if (!tensor_absent(&args->grad_lse)) {
     TRY(read_row_values("grad_lse", &args->grad_lse, problem, &problem->grad_lse));
@@ -71,8 +71,7 @@ static fa3_status set_gradients(const fa3_backward_args *args, struct problem *p
     if (tensor_absent(&args->sink))
       return set_error(FA3_INVALID_FLAGS, "grad_sink is given without sink");
     TRY(read_head_values("grad_sink", &args->grad_sink, problem, &problem->grad_sink));
-    if (args->grad_sink.dtype != FA3_FLOAT32)
-      TRY(check_dtype("grad_sink", &args->grad_sink, args->sink.dtype));
+    TRY(check_computed_dtype("grad_sink", &args->grad_sink, "sink's", args->sink.dtype));
   }
   return FA3_OK;
 }

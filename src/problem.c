@@ -91,10 +91,13 @@ static void set_mask(const fa3_forward_args *args, struct problem *problem) {
 static fa3_status set_operands(const fa3_forward_args *args, struct problem *problem) {
   bool packed_q = problem->features & FA3_FEATURE_VARLEN_QUERY;
   bool packed_k = problem->features & FA3_FEATURE_VARLEN_KEY;
-  TRY(check_operand("query", &args->query, packed_q));
-  TRY(check_operand("key", &args->key, packed_k));
-  TRY(check_operand("value", &args->value, packed_k));
-  TRY(check_operand("output", &args->output, packed_q));
+  TRY(check_operand("query", &args->query, packed_q, "cu_seqlens_q"));
+  TRY(check_operand("key", &args->key, packed_k, "cu_seqlens_k"));
+  TRY(check_operand("value", &args->value, packed_k, "cu_seqlens_k"));
+  TRY(check_operand("output", &args->output, packed_q, "cu_seqlens_q"));
+  TRY(check_same_dtype("key", &args->key, "query's", args->query.dtype));
+  TRY(check_same_dtype("value", &args->value, "query's", args->query.dtype));
+  TRY(check_computed_dtype("output", &args->output, "query's", args->query.dtype));
 
   int row_q = packed_q ? 0 : 1;
   int row_k = packed_k ? 0 : 1;

@@ -119,6 +119,23 @@ fa3_status check_dtype(const char *name, const fa3_tensor *tensor, fa3_dtype exp
                    tensor->dtype, dtype_name(tensor->dtype), dtype_name(expected));
 }
 
+fa3_status check_same_dtype(const char *name, const fa3_tensor *tensor, const char *whose,
+                            fa3_dtype expected) {
+  if (tensor->dtype == expected) return FA3_OK;
+  return set_error(FA3_INVALID_DTYPE, "%s.dtype is %" PRId32 " (%s): expected %s, %s", name,
+                   tensor->dtype, dtype_name(tensor->dtype), whose, dtype_name(expected));
+}
+
+fa3_status check_computed_dtype(const char *name, const fa3_tensor *tensor, const char *whose,
+                                fa3_dtype expected) {
+  if (tensor->dtype == FA3_FLOAT32) return FA3_OK;
+  if (tensor->dtype == expected || expected == FA3_FLOAT32)
+    return check_same_dtype(name, tensor, whose, expected);
+  return set_error(FA3_INVALID_DTYPE,
+                   "%s.dtype is %" PRId32 " (%s): expected %s, %s, or FA3_FLOAT32", name,
+                   tensor->dtype, dtype_name(tensor->dtype), whose, dtype_name(expected));
+}
+
 fa3_status check_pointer(const char *name, const void *data, fa3_dtype dtype, bool empty) {
   if (empty) return FA3_OK;
   if (!data) return set_error(FA3_INVALID_POINTER, "%s.data is null", name);

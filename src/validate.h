@@ -25,6 +25,12 @@ fa3_status check_extent(const char *name, const fa3_tensor *tensor, int dimensio
 
 fa3_status check_dtype(const char *name, const fa3_tensor *tensor, fa3_dtype expected);
 
+/* The dtype of another tensor, `whose`; or, of what is computed, float32. */
+fa3_status check_same_dtype(const char *name, const fa3_tensor *tensor, const char *whose,
+                            fa3_dtype expected);
+fa3_status check_computed_dtype(const char *name, const fa3_tensor *tensor, const char *whose,
+                                fa3_dtype expected);
+
 /* Present and aligned to its element, unless there are no elements. */
 fa3_status check_pointer(const char *name, const void *data, fa3_dtype dtype, bool empty);
 

@@ -305,11 +305,24 @@ static void test_unsupported(void **state) {
   REFUSED_BACKWARD((args->value.shape[3] = args->output.shape[3] = args->grad_output.shape[3] =
                         args->grad_value.shape[3] = 20),
                    FA3_UNSUPPORTED, "20");
-  REFUSED(args->key.dtype = FA3_FLOAT16, FA3_UNSUPPORTED, "key");
-  REFUSED(args->value.dtype = FA3_BFLOAT16, FA3_UNSUPPORTED, "value");
-  REFUSED_FORWARD(args->output.dtype = FA3_FLOAT16, FA3_UNSUPPORTED, "output");
-  REFUSED_BACKWARD(args->output.dtype = args->grad_output.dtype = FA3_FLOAT16, FA3_UNSUPPORTED,
-                   "output");
+}
+
+/* What goes together in a packed batch: the message names the other argument. */
+static void test_ranks(void **state) {
+  (void)state;
+  const fa3_tensor absent = {0};
+  REFUSED_PACKED(args->cu_seqlens_q = absent, FA3_INVALID_SHAPE, "query.rank is 3: expected 4",
+                 "cu_seqlens_q");
+  REFUSED_PACKED(args->cu_seqlens_k = absent, FA3_INVALID_SHAPE, "key.rank is 3: expected 4",
+                 "cu_seqlens_k");
+}
+
+static void test_dtypes_that_do_not_match(void **state) {
+  (void)state;
+  REFUSED(args->key.dtype = FA3_FLOAT16, FA3_INVALID_DTYPE, "key.dtype is 2", "query's");
+  REFUSED(args->value.dtype = FA3_BFLOAT16, FA3_INVALID_DTYPE, "value.dtype is 3", "query's");
+  REFUSED(args->output.dtype = FA3_FLOAT16, FA3_INVALID_DTYPE, "output.dtype is 2", "query's");
+  REFUSED(args->sink.dtype = FA3_FLOAT16, FA3_INVALID_DTYPE, "sink.dtype is 2", "query's");
 }
 
 /* The same call in float16, whose sink stays in float32. */
@@ -408,6 +421,8 @@ int main(void) {
       cmocka_unit_test(test_shapes_without_heads),
       cmocka_unit_test(test_sizes_that_overflow),
       cmocka_unit_test(test_unsupported),
+      cmocka_unit_test(test_ranks),
+      cmocka_unit_test(test_dtypes_that_do_not_match),
       cmocka_unit_test(test_lengths),
       cmocka_unit_test(test_gradients),
       cmocka_unit_test(test_taken),

@@ -160,7 +160,7 @@ static void set_dtype(fa3_forward_args *args, fa3_dtype dtype) {
 static void test_support(void **state) {
   (void)state;
   REFUSED(set_dtype(args, FA3_FLOAT32), FA3_UNSUPPORTED, "FA3_BFLOAT16");
-  REFUSED(args->key.dtype = FA3_FLOAT16, FA3_UNSUPPORTED, "key");
+  REFUSED(args->key.dtype = FA3_FLOAT16, FA3_INVALID_DTYPE, "key");
   REFUSED(args->output.dtype = FA3_FLOAT32, FA3_UNSUPPORTED, "output");
   REFUSED(args->num_threads = 2, FA3_INVALID_THREADS, "num_threads");
   REFUSED(args->device.index = 1000, FA3_INVALID_DEVICE, "device.index");
