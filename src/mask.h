@@ -24,8 +24,15 @@ struct key_range {
   int64_t end;
 };
 
-static inline int64_t mask_clamp(int64_t key, int64_t seqlen_k) {
-  return key < 0 ? 0 : key > seqlen_k ? seqlen_k : key;
+/* And of queries. */
+struct query_range {
+  int64_t begin;
+  int64_t end;
+};
+
+/* A position as the bound of a range in a sequence. */
+static inline int64_t mask_clamp(int64_t position, int64_t seqlen) {
+  return position < 0 ? 0 : position > seqlen ? seqlen : position;
 }
 
 /* The keys that query i sees. */
@@ -50,6 +57,19 @@ static inline struct key_range mask_visible(const struct mask *mask, int64_t fir
 /* The keys that every query of rows [first, last] sees: tiles inside need no mask. */
 static inline struct key_range mask_full(const struct mask *mask, int64_t first, int64_t last) {
   struct key_range range = {mask_row(mask, last).begin, mask_row(mask, first).end};
+  if (range.end < range.begin) range.end = range.begin;
+  return range;
+}
+
+/* The queries of seqlen_q that see at least one key of [first, last]: mask_visible from the keys'
+ * side. */
+static inline struct query_range mask_seeing(const struct mask *mask, int64_t seqlen_q,
+                                             int64_t first, int64_t last) {
+  struct query_range range = {0, seqlen_q};
+  if (mask->right < MASK_UNBOUNDED)
+    range.begin = mask_clamp(first - mask->diagonal - mask->right, seqlen_q);
+  if (mask->left < MASK_UNBOUNDED)
+    range.end = mask_clamp(last - mask->diagonal + mask->left + 1, seqlen_q);
   if (range.end < range.begin) range.end = range.begin;
   return range;
 }

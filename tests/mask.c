@@ -48,6 +48,26 @@ static void check_rows(const struct mask *mask, int64_t first, int64_t last) {
   }
 }
 
+/* Of the queries [0, seqlen_q), mask_seeing holds every one that sees any key of [first, last] and
+ * ends at queries that see one. */
+static void check_keys(const struct mask *mask, int64_t seqlen_q, int64_t first, int64_t last) {
+  struct query_range seeing = mask_seeing(mask, seqlen_q, first, last);
+  assert_true(0 <= seeing.begin && seeing.begin <= seeing.end && seeing.end <= seqlen_q);
+  int64_t lowest = -1, highest = -1;
+  for (int64_t i = 0; i < seqlen_q; i++) {
+    bool any = false;
+    for (int64_t j = first; j <= last; j++) any = any || sees(mask, i, j);
+    if (any && lowest < 0) lowest = i;
+    if (any) highest = i;
+  }
+  if (lowest < 0) {
+    assert_int_equal(seeing.begin, seeing.end);
+  } else {
+    assert_int_equal(seeing.begin, lowest);
+    assert_int_equal(seeing.end, highest + 1);
+  }
+}
+
 static void check_mask(const struct mask *mask) {
   enum { ROWS = 6 };
   for (int64_t first = 0; first < ROWS; first++) {
@@ -57,6 +77,8 @@ static void check_mask(const struct mask *mask) {
       assert_int_equal(in_range(row, j), sees(mask, first, j));
     for (int64_t last = first; last < ROWS; last++) check_rows(mask, first, last);
   }
+  for (int64_t first = 0; first < mask->seqlen_k; first++)
+    for (int64_t last = first; last < mask->seqlen_k; last++) check_keys(mask, ROWS, first, last);
 }
 
 static void test_every_small_mask(void **state) {

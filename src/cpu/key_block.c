@@ -86,34 +86,20 @@ static int64_t whole_depth(const struct routines *routines, int64_t elements) {
   return round_up(divide_up(elements, routines->elements_per_word), routines->depth_step);
 }
 
-/* A half-open range of queries or of a tile's rows. */
-struct range {
+/* A half-open range of a tile's rows. */
+struct row_range {
   int64_t begin;
   int64_t end;
 };
 
-static int64_t clamp(int64_t value, int64_t most) {
-  return larger(0, smaller(value, most));
-}
-
-/* The queries that see at least one key of [first, last]: mask_visible with the roles exchanged. */
-static struct range queries_seeing(const struct sequence *sequence, int64_t first, int64_t last) {
-  const struct mask *mask = &sequence->mask;
-  struct range range = {0, sequence->seqlen_q};
-  if (mask->right < MASK_UNBOUNDED)
-    range.begin = clamp(first - mask->diagonal - mask->right, sequence->seqlen_q);
-  if (mask->left < MASK_UNBOUNDED)
-    range.end = clamp(last - mask->diagonal + mask->left + 1, sequence->seqlen_q);
-  range.end = larger(range.begin, range.end);
-  return range;
-}
-
-static struct range rows_seeing(const struct key_block *block, const struct query_tile *tile,
-                                int64_t first, int64_t last) {
+/* The rows whose queries see at least one key of [first, last]. */
+static struct row_range rows_seeing(const struct key_block *block, const struct query_tile *tile,
+                                    int64_t first, int64_t last) {
   const int64_t group = group_size(block->tiles->problem);
-  struct range queries = queries_seeing(&block->sequence, first, last);
-  return (struct range){clamp(queries.begin * group - tile->first_row, tile->rows),
-                        clamp(queries.end * group - tile->first_row, tile->rows)};
+  const struct query_range queries =
+      mask_seeing(&block->sequence.mask, block->sequence.seqlen_q, first, last);
+  return (struct row_range){mask_clamp(queries.begin * group - tile->first_row, tile->rows),
+                            mask_clamp(queries.end * group - tile->first_row, tile->rows)};
 }
 
 static char *key_row(const struct key_block *block, const struct operand *operand, int64_t key) {
@@ -177,9 +163,9 @@ static void mask_strip(const struct key_block *block, const struct query_tile *t
                        int64_t keys, int64_t begin, int64_t columns) {
   for (int64_t k = 0; k < keys; k++) {
     float *scores = block->scratch.scores + k * TILE_Q;
-    const struct range seen = rows_seeing(block, tile, key + k, key + k);
-    const int64_t first = clamp(seen.begin - begin, columns);
-    const int64_t end = larger(clamp(seen.end - begin, columns), first);
+    const struct row_range seen = rows_seeing(block, tile, key + k, key + k);
+    const int64_t first = mask_clamp(seen.begin - begin, columns);
+    const int64_t end = larger(mask_clamp(seen.end - begin, columns), first);
     for (int64_t i = 0; i < first; i++) scores[i] = -INFINITY;
     for (int64_t i = end; i < columns; i++) scores[i] = -INFINITY;
   }
@@ -194,7 +180,7 @@ static void attend_strip(const struct key_block *block, const struct query_tile 
   const int64_t panel = routines->panel, pair = routines->elements_per_word;
   const int64_t first = block->key + strip, last = first + keys - 1;
 
-  const struct range seen = rows_seeing(block, tile, first, last);
+  const struct row_range seen = rows_seeing(block, tile, first, last);
   if (seen.begin >= seen.end) return;
   const int64_t begin = round_down(seen.begin, panel);
   const int64_t columns = round_up(seen.end - begin, panel);
@@ -223,8 +209,8 @@ static void attend_strip(const struct key_block *block, const struct query_tile 
       routines->cap(scratch->scores + k * TILE_Q, columns, scale, problem->softcap);
     scale = 1;
   }
-  const struct range full = {rows_seeing(block, tile, last, last).begin,
-                             rows_seeing(block, tile, first, first).end};
+  const struct row_range full = {rows_seeing(block, tile, last, last).begin,
+                                 rows_seeing(block, tile, first, first).end};
   if (full.begin > begin || full.end < smaller(begin + columns, tile->rows))
     mask_strip(block, tile, first, keys, begin, columns);
   routines->gradient(&(struct gradient_step){
@@ -323,7 +309,8 @@ static void attend_tile(const struct key_block *block, const struct query_tile *
 static void store_row(const struct key_block *block, const struct operand *gradient, int64_t key,
                       const float *sums, int64_t width, float factor) {
   const struct routines *routines = block->tiles->routines;
-  const struct range seeing = queries_seeing(&block->sequence, key, key);
+  const struct query_range seeing =
+      mask_seeing(&block->sequence.mask, block->sequence.seqlen_q, key, key);
   void *to = key_row(block, gradient, key);
   if (seeing.begin < seeing.end)
     (block->tiles->problem->accumulate ? routines->add_row : routines->store_row)(
@@ -351,8 +338,8 @@ void key_block_run(struct key_block *block) {
   const struct sizes sizes = sizes_of(tiles->problem, routines);
   begin_block(block, &sizes);
   if (routines->enter) routines->enter();
-  const struct range seeing =
-      queries_seeing(&block->sequence, block->key, block->key + block->keys - 1);
+  const struct query_range seeing = mask_seeing(&block->sequence.mask, block->sequence.seqlen_q,
+                                                block->key, block->key + block->keys - 1);
   const int64_t group = group_size(tiles->problem);
   const int64_t first_row = round_down(seeing.begin * group, TILE_Q);
   for (int64_t row = round_up(seeing.end * group, TILE_Q) - TILE_Q;
