@@ -1,7 +1,6 @@
 /* fa3_forward or fa3_backward on a GPU, on random requests of every kind, against the float64
  * reference; each call is made twice and must give the same bits.
  *   FA3_TEST_SEED repeats a run, FA3_TEST_TRIAL one trial of it, FA3_GPU_TRIALS says how many. */
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +9,7 @@
 
 #include "gpu_trial.h"
 #include "test.h"
+#include "trials.h"
 
 enum { TRIALS = 3000, MAX_PROCESSES = 16 };
 
@@ -17,8 +17,6 @@ static const size_t arena_bytes = (size_t)512 << 20;
 static const double pairs = 60000; /* products of a query and a key that one trial may compare */
 
 static bool backward;
-static double worst[FA3_BFLOAT16 + 1]; /* error as a fraction of its bound, by dtype */
-static char under_way[800];            /* the trial; empty between trials */
 static int trials = TRIALS;
 static int process, processes = 1; /* the trials are shared out */
 static int refused;
@@ -28,10 +26,12 @@ static void run(uint64_t number) {
   static struct gpu_trial trial;
   struct rng rng = rng_for(number);
   const struct gradient_spec spec = gpu_spec_random(backward, &rng);
-  int length = snprintf(under_way, sizeof under_way, "FA3_TEST_TRIAL=%" PRIu64 ": ", number);
-  gradient_spec_print(&spec, under_way + length, sizeof under_way - (size_t)length);
+  gradient_spec_print(&spec, trials_begin(number), TRIALS_TEXT);
   if (gpu_spec_supported(&spec, backward)) {
-    if (!refused++) printf("refused: %s\n%s\n", fa3_last_error(), under_way);
+    if (!refused++) {
+      printf("refused: %s\n", fa3_last_error());
+      trials_print(NULL);
+    }
     return;
   }
   gpu_trial_new(&trial, &spec, backward, &arena, NULL, &rng);
@@ -39,37 +39,24 @@ static void run(uint64_t number) {
   mirror_run(&trial.mirror);
   mirror_download(&trial.mirror);
   double ratio = gpu_trial_check(&trial, &rng, pairs);
-  if (ratio > worst[spec.forward.dtype]) worst[spec.forward.dtype] = ratio;
   char *outputs = mirror_copy_outputs(&trial.mirror);
   mirror_repeat(&trial.mirror, outputs);
   free(outputs);
   gpu_trial_free(&trial);
+  trials_end(spec.forward.dtype, ratio);
 }
 
 static void test_random_trials(void **state) {
   (void)state;
-  const char *only = getenv("FA3_TEST_TRIAL");
   arena = gpu_arena_new(arena_bytes);
-  if (only)
-    run(strtoull(only, NULL, 0));
-  else
-    for (int number = process; number < trials; number += processes) run((uint64_t)number);
-  under_way[0] = 0;
-  printf("largest error as a fraction of its bound: float16 %.3f, bfloat16 %.3f\n",
-         worst[FA3_FLOAT16], worst[FA3_BFLOAT16]);
+  trials_run(run, process, processes, trials);
   if (refused) fail_msg("%d trials were refused", refused);
-}
-
-static int print_trial(void **state) {
-  (void)state;
-  if (under_way[0]) printf("%s\n", under_way);
-  return 0;
 }
 
 static int run_share(void) {
   if (!gpu_open()) return TEST_SKIPPED;
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test_teardown(test_random_trials, print_trial),
+      cmocka_unit_test_teardown(test_random_trials, trials_print),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
