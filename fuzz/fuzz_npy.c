@@ -4,6 +4,7 @@
 
 #include "failure.h"
 #include "npy.h"
+#include "reader.h"
 #include "target.h"
 
 static void check_written(const struct stored_tensor *tensor) {

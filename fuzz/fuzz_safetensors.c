@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "failure.h"
+#include "reader.h"
 #include "safetensors.h"
 #include "target.h"
 

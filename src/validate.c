@@ -32,14 +32,29 @@ static const char *dtype_name(fa3_dtype dtype) {
 }
 
 /* Offsets in bytes must fit ptrdiff_t with room to add a tile. */
+static const int64_t largest_offset = INT64_MAX / 16;
+
+/* Of an expanded tensor, or one without elements, the extents may multiply to more than memory
+ * holds; what is counted by them must not overflow. */
+static fa3_status check_count(const char *name, const fa3_tensor *tensor) {
+  int64_t count = 1;
+  for (int d = 0; d < tensor->rank; d++) {
+    if (tensor->shape[d] > 1 &&
+        (__builtin_mul_overflow(count, tensor->shape[d], &count) || count > largest_offset))
+      return set_error(FA3_INVALID_SHAPE,
+                       "%s.shape[%d] is %" PRId64 ": the number of elements overflows", name, d,
+                       tensor->shape[d]);
+  }
+  return FA3_OK;
+}
+
 static fa3_status check_reach(const char *name, const fa3_tensor *tensor) {
-  const int64_t limit = INT64_MAX / 16;
   int64_t reach = 0;
   for (int d = 0; d < tensor->rank; d++) {
     if (tensor->shape[d] == 0) return FA3_OK;
     int64_t step;
     if (__builtin_mul_overflow(tensor->shape[d] - 1, tensor->strides[d], &step) ||
-        __builtin_add_overflow(reach, step, &reach) || reach > limit)
+        __builtin_add_overflow(reach, step, &reach) || reach > largest_offset)
       return set_error(FA3_INVALID_STRIDE,
                        "%s.strides[%d] is %" PRId64 " with shape[%d] = %" PRId64
                        ": the last element's offset overflows",
@@ -79,6 +94,7 @@ fa3_status check_tensor(const char *name, const fa3_tensor *tensor, int32_t rank
                        "%s.strides[%d] is %" PRId64 ": expected 0 beyond rank %" PRId32, name, d,
                        tensor->strides[d], rank);
   }
+  TRY(check_count(name, tensor));
   return check_reach(name, tensor);
 }
 

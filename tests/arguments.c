@@ -288,6 +288,12 @@ static void test_sizes_that_overflow(void **state) {
   REFUSED_BACKWARD((args->grad_key.strides[0] = INT64_MAX / 2), FA3_INVALID_STRIDE,
                    "grad_key.strides");
   REFUSED((args->lse.strides[0] = INT64_MAX - 1), FA3_INVALID_STRIDE, "lse.strides");
+  /* Expanded or empty, so that no offset is far. */
+  REFUSED((args->key.shape[0] = args->key.shape[1] = huge,
+           memset(args->key.strides, 0, 2 * sizeof *args->key.strides)),
+          FA3_INVALID_SHAPE, "key.shape[1]", "overflows");
+  REFUSED((args->query.shape[0] = args->query.shape[2] = huge, args->query.shape[1] = 0),
+          FA3_INVALID_SHAPE, "query.shape[2]", "overflows");
 }
 
 /* What the tables of the engines don't have is unsupported, not invalid. */
@@ -350,6 +356,21 @@ static void test_gradients(void **state) {
                    "grad_sink.dtype");
   REFUSED_BACKWARD((args->key.shape[0] = args->value.shape[0] = 3), FA3_INVALID_SHAPE,
                    "key.shape[0]", "3");
+}
+
+/* Bounds that no sequence comes near. */
+static void test_large_bounds(void **state) {
+  (void)state;
+  for (int p = 0; p < PASSES; p++) {
+    size_t near = 0, far = 0;
+    call_init(&call, true);
+    assert_int_equal(passes[p]->workspace(&call, &near), FA3_OK);
+    call.forward.max_seqlen_q = call.backward.max_seqlen_q = INT64_MAX;
+    call.forward.max_seqlen_k = call.backward.max_seqlen_k = INT64_MAX;
+    assert_int_equal(passes[p]->workspace(&call, &far), FA3_OK);
+    assert_int_equal(far, near);
+    if (passes[p]->run(&call)) fail_msg("%s", fa3_last_error());
+  }
 }
 
 /* What a backward call may leave out, or have otherwise than the others here. */
@@ -424,6 +445,7 @@ int main(void) {
       cmocka_unit_test(test_ranks),
       cmocka_unit_test(test_dtypes_that_do_not_match),
       cmocka_unit_test(test_lengths),
+      cmocka_unit_test(test_large_bounds),
       cmocka_unit_test(test_gradients),
       cmocka_unit_test(test_taken),
   };

@@ -22,10 +22,11 @@ enum {
 /* Blocks of equal size: as few as fit the scratch, but enough for all threads. */
 static int64_t choose_tile_k(const struct problem *problem, const struct routines *routines,
                              int32_t num_threads) {
-  int64_t heads = larger(problem->batch * problem->heads_k, 1);
-  int64_t keys = larger(problem->max_seqlen_k ? problem->max_seqlen_k : problem->rows_k, 1);
-  int64_t blocks = larger(divide_up(keys, key_block_largest(problem, routines)),
-                          divide_up((int64_t)BLOCKS_PER_THREAD * num_threads, heads));
+  int64_t wanted = (int64_t)BLOCKS_PER_THREAD * num_threads;
+  int64_t heads = larger(smaller(problem->batch, wanted) * smaller(problem->heads_k, wanted), 1);
+  int64_t keys = larger(longest_sequence(problem->max_seqlen_k, problem->rows_k), 1);
+  int64_t blocks =
+      larger(divide_up(keys, key_block_largest(problem, routines)), divide_up(wanted, heads));
   return round_up(larger(divide_up(keys, blocks), SMALLEST_TILE_K), routines->strip);
 }
 

@@ -3,6 +3,7 @@
 #define FA3_CPU_ELEMENT_H
 
 #include "half.h"
+#include "integer.h"
 #include "problem.h"
 
 static inline int64_t element_size(const struct operand *operand) {
@@ -37,6 +38,11 @@ static inline void store_head_value(const struct operand *values, int64_t head, 
  * keys and values: row r is query r / group of the group's head r % group. */
 static inline int64_t group_size(const struct problem *problem) {
   return problem->heads_q / problem->heads_k; /* there is at least one head */
+}
+
+/* A bound of a sequence's length; the caller's, `max_seqlen`, is 0 if not given and may be any. */
+static inline int64_t longest_sequence(int64_t max_seqlen, int64_t rows) {
+  return max_seqlen ? smaller(max_seqlen, rows) : rows;
 }
 
 #endif

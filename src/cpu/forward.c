@@ -93,11 +93,11 @@ static int64_t choose_tile_q(const struct problem *problem, const struct routine
                              int32_t num_threads) {
   struct scratch scratch;
   scratch_widths(problem, routines, &scratch);
-  int64_t heads = larger(problem->batch * problem->heads_k, 1);
-  int64_t seqlen = problem->max_seqlen_q ? problem->max_seqlen_q : problem->rows_q;
+  int64_t wanted = (int64_t)BLOCKS_PER_THREAD * num_threads;
+  int64_t heads = larger(smaller(problem->batch, wanted) * smaller(problem->heads_k, wanted), 1);
+  int64_t seqlen = longest_sequence(problem->max_seqlen_q, problem->rows_q);
   int64_t rows = larger(seqlen * group_size(problem), 1);
-  int64_t blocks = larger(divide_up(rows, largest_tile_q(&scratch)),
-                          divide_up((int64_t)BLOCKS_PER_THREAD * num_threads, heads));
+  int64_t blocks = larger(divide_up(rows, largest_tile_q(&scratch)), divide_up(wanted, heads));
   return round_up(divide_up(rows, blocks), routines->strip);
 }
 

@@ -1,4 +1,4 @@
-#include "target.h"
+#include "reader.h"
 
 #include <stdlib.h>
 #include <string.h>
