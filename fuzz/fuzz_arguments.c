@@ -93,11 +93,10 @@ static void run_call(const uint8_t *contents, size_t size) {
   int count;
   fa3_tensor *list = tensors(&count);
   for (int i = 0; i < count; i++) {
-    const size_t bytes = (size_t)bytes_of(&list[i]);
-    if (list[i].rank == 0) continue; /* absent */
-    char *memory = list[i].data = malloc(bytes);
-    if (!memory) abort();
-    for (size_t b = 0; b < bytes; b++) memory[b] = size ? (char)contents[b % size] : 0;
+    const size_t bytes = list[i].rank ? (size_t)bytes_of(&list[i]) : 0;
+    uint8_t *memory = list[i].data = bytes ? malloc(bytes) : NULL;
+    if (bytes && !memory) abort();
+    for (size_t b = 0; b < bytes; b++) memory[b] = size ? contents[b % size] : 0;
   }
   void **workspace = backward ? &args.backward.workspace : &args.forward.workspace;
   size_t *bytes = backward ? &args.backward.workspace_size : &args.forward.workspace_size;
