@@ -26,6 +26,11 @@
  *   back.grad_query = fa3_dense(grad_query, FA3_BFLOAT16, batch, seqlen, heads, head_dim);
  *   ... grad_key, grad_value; then workspace and call as above ...
  *
+ * On a GPU tensors and workspace are in its memory, and the work is queued:
+ *
+ *   args.device = (fa3_device){FA3_CUDA, 0};
+ *   args.stream = stream;
+ *
  * Rules that hold for every function:
  *
  * - A call returns a status; fa3_last_error() explains the last failure on this thread.
