@@ -2,8 +2,8 @@
 
 #include <stdlib.h>
 
-#include "library.h"
 #include "failure.h"
+#include "library.h"
 #include "progress.h"
 #include "slice.h"
 #include "upload.h"

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "library.h"
 #include "attention.h"
 #include "comparison.h"
 #include "cuda.h"
@@ -13,6 +12,7 @@
 #include "failure.h"
 #include "gradient_comparison.h"
 #include "half.h"
+#include "library.h"
 #include "random.h"
 #include "upload.h"
 

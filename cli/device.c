@@ -4,9 +4,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "library.h"
 #include "cuda.h"
 #include "failure.h"
+#include "library.h"
 #include "numbers.h"
 
 enum { KEY_DEVICE = 0x400, KEY_THREADS };

@@ -111,9 +111,7 @@ static int load(const char *source, const struct source_rules *rules,
   struct loaded_tensor *tensor = &gradients->tensors[gradient];
   loaded_tensor_free(tensor);
   TRY(loaded_tensor_read(source, rules, gradient_tensor_names[gradient], tensor));
-  if (tensor->dtype != model->dtype && tensor->dtype != FA3_FLOAT32)
-    return fail(EXIT_INPUT, "%s: its elements are %s: expected fp32, or %s as in %s",
-                tensor->origin, dtype_name(tensor->dtype), dtype_name(model->dtype), model->origin);
+  TRY(loaded_tensor_check_dtype(tensor, model));
   TRY(loaded_tensor_check_shape(tensor, model));
   set_view(operands, gradient, gradients);
   return 0;

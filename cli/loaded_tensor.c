@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "dtype.h"
 #include "failure.h"
 #include "npy.h"
 #include "path.h"
@@ -103,6 +104,14 @@ int loaded_tensor_check_float(const struct loaded_tensor *tensor) {
     return 0;
   return fail(EXIT_INPUT, "%s: its elements are integers: expected fp32, fp16 or bf16",
               tensor->origin);
+}
+
+int loaded_tensor_check_dtype(const struct loaded_tensor *tensor,
+                              const struct loaded_tensor *model) {
+  if (tensor->dtype == FA3_FLOAT32 || tensor->dtype == model->dtype) return 0;
+  return fail(EXIT_INPUT, "%s: its elements are %s: expected %s, as in %s%s", tensor->origin,
+              dtype_name(tensor->dtype), dtype_name(model->dtype), model->origin,
+              model->dtype == FA3_FLOAT32 ? "" : ", or fp32");
 }
 
 int loaded_tensor_check_shape(const struct loaded_tensor *tensor,

@@ -33,8 +33,11 @@ int loaded_tensor_read_data(const struct input_file *file, const struct stored_t
 /* Zeros, for a tensor that has its dtype and shape; `what` it is, if they do not fit. */
 int loaded_tensor_make(struct loaded_tensor *tensor, const char *what);
 
-/* Fails unless the elements are floating point, or the shapes are the same. */
+/* Fails unless the elements are floating point; are float32 or the model's; or the shapes are the
+ * same. */
 int loaded_tensor_check_float(const struct loaded_tensor *tensor);
+int loaded_tensor_check_dtype(const struct loaded_tensor *tensor,
+                              const struct loaded_tensor *model);
 int loaded_tensor_check_shape(const struct loaded_tensor *tensor,
                               const struct loaded_tensor *expected);
 

@@ -6,10 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "library.h"
 #include "dtype.h"
 #include "failure.h"
 #include "lengths.h"
+#include "library.h"
 
 static const struct {
   const char *field; /* of fa3_forward_args, and in the library's messages */
@@ -127,9 +127,7 @@ static int check_sink(const struct operands *operands) {
   const struct loaded_tensor *query = &operands->loaded[QUERY];
   const fa3_tensor *view = &operands->args.query;
   TRY(loaded_tensor_check_float(sink));
-  if (sink->dtype != FA3_FLOAT32 && sink->dtype != query->dtype)
-    return fail(EXIT_INPUT, "%s: its elements are %s: expected fp32, or %s as in %s", sink->origin,
-                dtype_name(sink->dtype), dtype_name(query->dtype), query->origin);
+  TRY(loaded_tensor_check_dtype(sink, query));
   return check_count(sink, view->shape[view->rank - 2], "one for each query head");
 }
 

@@ -47,8 +47,11 @@ class Mismatched(program.ProgramTest):
                          v=random_qkv(dtype=bfloat16)[2])
         self.refuse_with(["q.npy: its elements are integers: expected"],
                          q=np.zeros((2, 5, 4, 16), np.int32))
-        self.refuse_with(["sink.npy: its elements are fp16: expected fp32, or fp32 as in q.npy"],
+        self.refuse_with(["sink.npy: its elements are fp16: expected fp32, as in q.npy"],
                          "--sink", "sink.npy", sink=np.zeros(4, np.float16))
+        self.refuse_with(["sink.npy: its elements are bf16: expected fp16, as in q.npy, or fp32"],
+                         "--sink", "sink.npy", "--bf16", sink=np.zeros(4, bfloat16),
+                         **dict(zip("qkv", random_qkv(dtype=np.float16))))
         self.refuse_with(["n.npy: its elements are floating point"], "--seqused-k", "n.npy",
                          n=np.zeros(2, np.float32))
 
