@@ -6,9 +6,10 @@
 // A consumer warpgroup keeps its scores, probabilities and output in registers:
 //
 //   issue S(n) = Q K(n)^T            the matrix unit works on both products while
+//   rescale O if the reference moved
 //   issue O += P(n+1) V(n+1)         the warpgroup waits for the first,
 //   wait S(n); softmax S(n) -> P(n)  and on the second during the softmax
-//   wait O; rescale O if the reference moved
+//   wait O
 //
 // The warpgroups take turns at issuing (named barriers), so that one's softmax
 // falls in the time of the other's products. Keys are visited from the last tile
@@ -31,6 +32,10 @@ __device__ __forceinline__ void pass_turn(int warpgroup) {
 // How many of a thread's scores become exponentials before the wait for the product
 // that runs meanwhile.
 constexpr int kAhead = kTileN / 4;
+
+// Whether references move only if they have to. With three warpgroups the multiplications hide
+// behind the other two.
+constexpr bool kLazyRescale = kWarpgroups < 3;
 
 constexpr uint32_t kDescriptorHigh = wgmma_descriptor_high<kRowBytes>();
 
@@ -169,6 +174,9 @@ __device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t bas
   enum { kNothing, kProduct, kStore } pending = kNothing;
   // Whether O holds a product of its tile already.
   bool accumulate = false;
+  // Whether O is to be multiplied by `factor` before the pending product.
+  bool grown = false;
+  float factor[2] = {1.0f, 1.0f};
   // Key tiles at the end of the tile before that this warpgroup does not need.
   int left_over = 0;
 
@@ -195,6 +203,10 @@ __device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t bas
   auto value_tile = [&](uint32_t use) {
     return wgmma_descriptor_low(base + kValueAt + ring_stage<kStages>(use) * kValueBytes,
                                 kTileN * kRowBytes);
+  };
+  auto rescale_output = [&]() {
+#pragma unroll
+    for (int i = 0; i < kHeadDimV / 2; ++i) o[i] *= factor[i / 2 % 2];
   };
   // A tile of keys that only other rows see: hand it back, and keep the turns in step.
   auto pass_over = [&]() {
@@ -223,6 +235,7 @@ __device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t bas
       if (pending == kProduct) {
         const uint32_t v = uniform(value_tile(used - 1));
         wait_value(used - 1);
+        if (kLazyRescale && grown) rescale_output();
         registers_touch(o);
         wgmma_fence();
         issue_output(o, probabilities, v, accumulate);
@@ -254,7 +267,7 @@ __device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t bas
     }
     left_over = own_begin - tiles_begin;
 
-    float s[kTileN / 2], factor[2];
+    float s[kTileN / 2];
     uint32_t next_key = key_tile(used), next_value = value_tile(used - 1);
     auto adjust_scores = [&](const fa3_range &whole) {
       if (FA3_SOFTCAP && p.softcap_log2 != 0.0f) cap_scores(s, p.softcap_log2);
@@ -278,8 +291,13 @@ __device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t bas
       wgmma_fence();
       issue_scores(s, query_tile, k);
       if (product) wait_value(used - 1);
+      if (kLazyRescale) {
+        if (grown) rescale_output();
+        registers_touch(o);
+      }
       wgmma_fence();
       issue_output(o, probabilities, v, accumulate);
+      if (kLazyRescale) softmax_set_bounds(rows);
       // Not known to the compiler, or it keeps what it could derive from it, and
       // spills; and then what it could derive in time, it derives too late.
       asm volatile("" : "+r"(used));
@@ -300,18 +318,15 @@ __device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t bas
       registers_touch(o);
       if (release) release_value(used - 2);
     };
-    auto rescale_output = [&]() {
-#pragma unroll
-      for (int i = 0; i < kHeadDimV / 2; ++i) o[i] *= factor[i / 2 % 2];
-    };
     // Without a product to do, it multiplies what is there, and nobody looks.
     take_step(pending == kProduct, true);
+    grown = false;
     float top[2];
     thread_maxima_by_integers(s, top);
     correct_maxima(s, top);
-    softmax_follow(top, rows, p.scale_log2, factor);
-    if (kLazyRescale) softmax_note_rounding(top, rows, p.scale_log2);
-    softmax_exponentials<0, kTileN / 2>(s, rows, p.scale_log2);
+    softmax_follow<false>(top, rows, p.scale_log2, factor);
+    softmax_exponents<0, kTileN / 2>(s, rows, p.scale_log2);
+    softmax_exponentials<0, kTileN / 2>(s, rows);
     if (pending == kProduct) {
       wait_for_output(true);
       pack_probabilities(probabilities, s);
@@ -329,29 +344,30 @@ __device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t bas
       thread_maxima_by_integers(s, top);
       if (!kLazyRescale) {
         correct_maxima(s, top);
-        softmax_follow(top, rows, p.scale_log2, factor);
-        softmax_exponentials<0, kTileN / 2>(s, rows, p.scale_log2);
+        softmax_follow<false>(top, rows, p.scale_log2, factor);
+        softmax_exponents<0, kTileN / 2>(s, rows, p.scale_log2);
+        softmax_exponentials<0, kTileN / 2>(s, rows);
         wait_for_output(true);
         rescale_output();
         pack_probabilities(probabilities, s);
         return;
       }
-      bool grown = false;
+      grown = false;
       if (softmax_outgrown(top, rows, p.scale_log2)) {
         correct_maxima(s, top);
-        grown = softmax_follow(top, rows, p.scale_log2, factor);
+        grown = softmax_follow<true>(top, rows, p.scale_log2, factor);
       }
-      softmax_exponentials<0, kAhead>(s, rows, p.scale_log2);
-      // The assembler moves a wait up as far as it can, above the exponentials that
-      // are to run beside the product, but not across a branch.
-      if (grown) {
-        wait_for_output(true);
-        rescale_output();
-      } else {
-        wait_for_output(true);
-      }
-      softmax_note_rounding(top, rows, p.scale_log2);
-      softmax_exponentials<kAhead, kTileN / 2>(s, rows, p.scale_log2);
+      softmax_exponents<0, kTileN / 2>(s, rows, p.scale_log2);
+      softmax_exponentials<0, kAhead>(s, rows);
+      // The compiler would put off what does not need the product, and the assembler moves the
+      // wait up as far as it can, above the exponentials that are to run beside the product,
+      // but not across a branch. What this one waits for is there already; the assembler does
+      // not know, and cannot make it a predicate.
+      registers_touch(rows.sum);
+      registers_touch(s);
+      if (grown) wait_value(used - 2);
+      wait_for_output(true);
+      softmax_exponentials<kAhead, kTileN / 2>(s, rows);
       pack_probabilities(probabilities, s);
     };
     // Most tiles need no mask: a loop of their own, without the question.

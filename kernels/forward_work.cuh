@@ -2,11 +2,6 @@
 #ifndef FA3_FORWARD_WORK_CUH
 #define FA3_FORWARD_WORK_CUH
 
-// With three warpgroups the multiplications hide behind the other two.
-#ifndef FA3_RESCALE_THRESHOLD
-#define FA3_RESCALE_THRESHOLD (FA3_WARPGROUPS == 3 ? 0.0f : 3.0f)
-#endif
-
 #include "forward_params.h"
 #include "mask.h"
 #include "mbarrier.cuh"

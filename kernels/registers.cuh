@@ -45,6 +45,11 @@ __device__ __forceinline__ int uniform(int x) {
   return __shfl_sync(0xffffffff, x, 0);
 }
 
+// PTX ISA, "vote": whether any of four neighbouring lanes, which share rows of a product, says so.
+__device__ __forceinline__ bool any_of_quad(bool x) {
+  return (__ballot_sync(0xffffffff, x) >> (threadIdx.x & 28) & 15) != 0;
+}
+
 // PTX ISA, "griddepcontrol": with programmatic dependent launch, wait until the
 // kernels before this one are done and their writes visible. Returns at once
 // when the launch did not ask for it.
@@ -56,6 +61,13 @@ __device__ __forceinline__ void wait_for_prior_grids(void) {
 __device__ __forceinline__ float exp2_unit(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// PTX ISA, "lg2": log2(0) is -inf. Volatile, so that it stays where others hide its latency.
+__device__ __forceinline__ float log2_unit(float x) {
+  float y;
+  asm volatile("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
@@ -77,19 +89,6 @@ __device__ __forceinline__ uint32_t pack_pair(float low, float high) {
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
 #endif
   return pair;
-}
-
-// The two floats of a packed pair, from low and high half.
-__device__ __forceinline__ void unpack_pair(uint32_t pair, float &low, float &high) {
-#if FA3_BF16
-  low = __uint_as_float(pair << 16);
-  high = __uint_as_float(pair & 0xffff0000);
-#else
-  asm("{\n\t.reg .b16 a, b;\n\tmov.b32 {a, b}, %2;\n\t"
-      "cvt.f32.f16 %0, a;\n\tcvt.f32.f16 %1, b;\n\t}"
-      : "=f"(low), "=f"(high)
-      : "r"(pair));
-#endif
 }
 
 // PTX ISA, "ld": two neighbouring floats of shared memory.

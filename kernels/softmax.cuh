@@ -9,14 +9,6 @@
 #include "mask.h"
 #include "registers.cuh"
 
-// The reference that exponents are taken against follows the row's maximum only
-// when that has outgrown it by more than this (in powers of two). Until then the
-// output needs no rescaling, and a probability is at most 2 to that power.
-#ifndef FA3_RESCALE_THRESHOLD
-#define FA3_RESCALE_THRESHOLD 0.0f
-#endif
-constexpr bool kLazyRescale = FA3_RESCALE_THRESHOLD > 0.0f;
-
 // A row that has seen no key. Finite, so that a masked score (-inf) less this is
 // still -inf, and below any score.
 #define FA3_NO_REFERENCE (-1.7e38f)
@@ -24,7 +16,7 @@ constexpr bool kLazyRescale = FA3_RESCALE_THRESHOLD > 0.0f;
 struct softmax_rows {
   float reference[2];  // in powers of two
   float sum[2];        // this thread's columns alone, until the end
-  float rounding[2];   // what has been added to the greatest probabilities; likewise
+  float bound[2];      // the greatest maximum of this thread that the reference need not follow
 };
 
 // Scores become -inf where the thread's row does not see the key. `column` is the
@@ -99,15 +91,30 @@ __device__ __forceinline__ void thread_maxima_by_integers(const float (&s)[kCoun
   }
 }
 
-// Whether a score of the warp's may have outgrown its row's reference: without a word
-// between the threads of a row, for most tiles have none.
+// A reference need not follow each new maximum: then what was summed before is rescaled less
+// often, and probabilities are at most 2 to kLargestLag. But where the maximum is the reference,
+// its probability is exactly 1. Any other is rounded for the second product, and where one
+// outweighs the rest, that is the largest error of all: so the reference also follows a maximum
+// whose probability would be a larger part of what its thread has summed than kLargestShare.
+constexpr float kLargestLag = 3.0f;
+constexpr float kLargestShare = 0.2f;
+
+__device__ __forceinline__ void softmax_set_bounds(softmax_rows &rows) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r)
+    rows.bound[r] =
+        rows.reference[r] + fminf(fmaxf(log2_unit(rows.sum[r] * kLargestShare), 0.0f), kLargestLag);
+}
+
+// Whether a score of the warp's may be beyond its row's bound: without a word between the
+// threads of a row, for most tiles have none.
 __device__ __forceinline__ bool softmax_outgrown(const float (&top)[2], const softmax_rows &rows,
                                                  float scale) {
   bool outgrown = false;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const float bound = __int_as_float(max(__float_as_int(top[r]), 0));
-    outgrown |= !(bound * scale <= rows.reference[r] + FA3_RESCALE_THRESHOLD);  // also for NaN
+    const float greatest = __int_as_float(max(__float_as_int(top[r]), 0));
+    outgrown |= !(greatest * scale <= rows.bound[r]);  // also for NaN
   }
   return __any_sync(0xffffffff, outgrown);
 }
@@ -120,8 +127,10 @@ __device__ __forceinline__ void correct_maxima(const float (&s)[kCount], float (
 }
 
 // The references follow the rows' maxima, of which each thread has those of its own
-// scores. Returns whether any row of the warp took a new one; then what was summed
-// before is to be multiplied by `factor`.
+// scores: each that is greater, or (lazily) where one is beyond its thread's bound; what a row
+// does depends on that row alone. Returns whether any row of the warp took a new one; then
+// what was summed before is to be multiplied by `factor`.
+template <bool kLazy>
 __device__ __forceinline__ bool softmax_follow(const float (&top)[2], softmax_rows &rows,
                                                float scale, float (&factor)[2]) {
   bool grown = false;
@@ -130,42 +139,35 @@ __device__ __forceinline__ bool softmax_follow(const float (&top)[2], softmax_ro
     float m = max_nan(top[r], __shfl_xor_sync(0xffffffff, top[r], 1));
     m = max_nan(m, __shfl_xor_sync(0xffffffff, m, 2));
     const float m0 = m * scale;
+    bool follows = !(m0 <= rows.reference[r]);  // also for NaN
+    if (kLazy) follows = any_of_quad(!(top[r] * scale <= rows.bound[r]));
     factor[r] = 1.0f;
-    if (!(m0 <= rows.reference[r] + FA3_RESCALE_THRESHOLD)) {  // also for NaN
+    if (follows) {
       factor[r] = exp2_unit(rows.reference[r] - m0);
       rows.reference[r] = m0;
       grown = true;
     }
     rows.sum[r] *= factor[r];
-    if (kLazyRescale) rows.rounding[r] *= factor[r];
   }
   return __any_sync(0xffffffff, grown);
 }
 
-// The greatest probability of a row, once it is rounded for the second product, is no
-// longer what the sum has, unless it is 1. Where it outweighs the others, that would
-// be the largest error of all: so the rounding of each thread's greatest is noted,
-// for the division.
-__device__ __forceinline__ void softmax_note_rounding(const float (&top)[2], softmax_rows &rows,
-                                                      float scale) {
-  float exact[2], rounded[2];
+// Scores kBegin to kEnd become exponents of 2, against the row's reference.
+template <int kBegin, int kEnd, int kCount>
+__device__ __forceinline__ void softmax_exponents(float (&s)[kCount], const softmax_rows &rows,
+                                                  float scale) {
 #pragma unroll
-  for (int r = 0; r < 2; ++r) exact[r] = exp2_unit(fmaf(top[r], scale, -rows.reference[r]));
-  unpack_pair(pack_pair(exact[0], exact[1]), rounded[0], rounded[1]);
-#pragma unroll
-  for (int r = 0; r < 2; ++r) rows.rounding[r] += rounded[r] - exact[r];
+  for (int i = kBegin; i < kEnd; ++i) s[i] = fmaf(s[i], scale, -rows.reference[i / 2 % 2]);
 }
 
-// Scores kBegin to kEnd become probabilities (against the row's reference, not yet
-// divided by the sum).
+// Exponents kBegin to kEnd become probabilities (not yet divided by the sum).
 template <int kBegin, int kEnd, int kCount>
-__device__ __forceinline__ void softmax_exponentials(float (&s)[kCount], softmax_rows &rows,
-                                                     float scale) {
+__device__ __forceinline__ void softmax_exponentials(float (&s)[kCount], softmax_rows &rows) {
   float second[2] = {0.0f, 0.0f};  // sums that take turns with the rows', for speed
 #pragma unroll
   for (int i = kBegin; i < kEnd; ++i) {
     const int r = i / 2 % 2;
-    s[i] = exp2_unit(fmaf(s[i], scale, -rows.reference[r]));
+    s[i] = exp2_unit(s[i]);
     (i / 4 % 2 ? second : rows.sum)[r] += s[i];
   }
 #pragma unroll
@@ -179,8 +181,9 @@ __device__ __forceinline__ bool softmax_scores(float (&s)[kCount], softmax_rows 
                                                float (&factor)[2]) {
   float top[2];
   thread_maxima(s, top);
-  const bool grown = softmax_follow(top, rows, scale, factor);
-  softmax_exponentials<0, kCount>(s, rows, scale);
+  const bool grown = softmax_follow<false>(top, rows, scale, factor);
+  softmax_exponents<0, kCount>(s, rows, scale);
+  softmax_exponentials<0, kCount>(s, rows);
   return grown;
 }
 
@@ -188,13 +191,9 @@ __device__ __forceinline__ bool softmax_scores(float (&s)[kCount], softmax_rows 
 // the average, returns the log-sum-exp. The sink is a logit without a value.
 __device__ __forceinline__ float softmax_finish(const softmax_rows &rows, int r, const float *sink,
                                                 float &factor) {
-  float sum = rows.sum[r], rounding = rows.rounding[r];
+  float sum = rows.sum[r];
   sum += __shfl_xor_sync(0xffffffff, sum, 1);
   sum += __shfl_xor_sync(0xffffffff, sum, 2);
-  if (kLazyRescale) {
-    rounding += __shfl_xor_sync(0xffffffff, rounding, 1);
-    rounding += __shfl_xor_sync(0xffffffff, rounding, 2);
-  }
   float reference = rows.reference[r], shift = 1.0f;
   if (sink != nullptr) {
     const float logit = *sink * 1.44269504f;
@@ -203,7 +202,7 @@ __device__ __forceinline__ float softmax_finish(const softmax_rows &rows, int r,
     sum = sum * shift + exp2_unit(logit - top);
     reference = top;
   }
-  factor = sum == 0.0f ? 0.0f : __fdividef(shift, sum + rounding * shift);
+  factor = sum == 0.0f ? 0.0f : __fdividef(shift, sum);
   return sum == 0.0f ? -INFINITY : (reference + __log2f(sum)) * 0.69314718f;
 }
 

@@ -24,9 +24,12 @@ SEQLEN, HEADS = 4096, 8
 NAMES = ("output", "grad_query", "grad_key", "grad_value")
 # Gradients are rounded where FlashAttention-2 rounds them; what remains is the order of sums. The
 # output differs in one place: FlashAttention-2 has a row's greatest probability as exactly 1, the
-# forward kernel rounds it like the others where its reference lags behind (kernels/softmax.cuh).
-# Of normal scores over 4096 keys that one has 4% of the squares' sum, so 2% of the error.
-LARGEST_RATIO = {"output": 1.05, "grad_query": 1.02, "grad_key": 1.02, "grad_value": 1.02}
+# forward kernel rounds it like the others unless it is a large part of its row's sum
+# (kernels/softmax.cuh). On inputs with outliers, where it often is, that costs up to 0.6%. Of normal
+# scores the greatest is a small part of the sum, but over 4096 keys it has 5% of the sum of squares,
+# which is what counts: 2.2% to 2.8% of the error.
+LARGEST_RATIO = {"output": 1.01, "grad_query": 1.02, "grad_key": 1.02, "grad_value": 1.02}
+LARGEST_RATIO_NORMAL = {**LARGEST_RATIO, "output": 1.04}
 CUDA, CAUSAL = 1, 1
 
 
@@ -116,6 +119,11 @@ def compare(library, dtype, head_dim, outliers, causal):
     return case
 
 
+def within_limits(case):
+    limits = LARGEST_RATIO if case["outliers"] else LARGEST_RATIO_NORMAL
+    return all(case[name]["ratio"] <= limits[name] for name in NAMES)
+
+
 def row(case):
     inputs = "outliers" if case["outliers"] else "normal"
     mask = "causal" if case["causal"] else "full"
@@ -138,11 +146,11 @@ def main(path, results=None):
         print(row(cases[-1]), flush=True)
     if results:
         pathlib.Path(results).write_text(json.dumps(cases, indent=2) + "\n")
-    larger = [c for c in cases if not all(c[name]["ratio"] <= LARGEST_RATIO[name] for name in NAMES)]
+    larger = [case for case in cases if not within_limits(case)]
     if larger:
         print(
             f"failed: {len(larger)} of {len(cases)} cases are above these parts of FA2's error:"
-            f" {LARGEST_RATIO}"
+            f" {LARGEST_RATIO} with outliers, {LARGEST_RATIO_NORMAL} without"
         )
         return 1
     print(f"passed: {len(cases)} cases")
