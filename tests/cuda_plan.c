@@ -95,7 +95,7 @@ static void test_backward_plans(void **state) {
           assert_true((int64_t)plan.blocks_q * kernel->tile_q >= lengths[q]);
           assert_true(plan.slots >= 2 * plan.blocks_q);
           const int section = fa3_backward_section(&plan.tiles, 132, kernel->tile_q, kernel->tile_k,
-                                                   plan.bytes_per_head);
+                                                   1, plan.bytes_per_head);
           assert_true(section >= 1 && section <= plan.tiles.heads * plan.tiles.batches);
         }
 }
