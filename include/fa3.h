@@ -124,9 +124,9 @@ FA3_API size_t fa3_dtype_size(fa3_dtype dtype);
  * null where there are no elements. Strides are in elements and never negative; the last
  * dimension is contiguous (stride 1) where its extent is above 1. Every other stride is free:
  * 0 (an expanded tensor) for inputs, anything for dimensions of extent 1. An output's
- * strides must keep its elements apart, and its memory is no other tensor's of the call. `data` is
- * aligned to its element. Inputs are only read. Entries of shape and strides from `rank` on, and
- * `reserved`, are zero. */
+ * strides must keep its elements apart, and its memory must be no other tensor's of the call, which
+ * nothing checks. `data` is aligned to its element. Inputs are only read. Entries of shape and
+ * strides from `rank` on, and `reserved`, are zero. */
 typedef struct fa3_tensor {
   void *data;
   fa3_dtype dtype;
@@ -147,8 +147,10 @@ FA3_API fa3_tensor fa3_packed(void *data, fa3_dtype dtype, int64_t total, int64_
 /* A contiguous vector, for lengths and sinks. */
 FA3_API fa3_tensor fa3_vector(void *data, fa3_dtype dtype, int64_t extent);
 
-/* A contiguous float32 (batch, heads, seqlen) tensor, for lse and its gradient. */
+/* A contiguous float32 (batch, heads, seqlen) tensor, for lse and its gradient; and that of a
+ * packed batch, (heads, total). */
 FA3_API fa3_tensor fa3_lse(void *data, int64_t batch, int64_t heads, int64_t seqlen);
+FA3_API fa3_tensor fa3_packed_lse(void *data, int64_t heads, int64_t total);
 
 /* Describes a DLPack tensor (a `const DLTensor *`, DLPack 1.x layout) in place; nothing is
  * copied. FA3_INVALID_DTYPE for a dtype or lane count that libfa3 does not have,

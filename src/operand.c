@@ -33,8 +33,9 @@ fa3_status check_operand(const char *name, const fa3_tensor *tensor, bool packed
     return set_error(FA3_INVALID_POINTER, "%s is absent: it is needed", name);
   if (!dtype_is_float(tensor->dtype))
     return set_error(FA3_INVALID_DTYPE,
-                     "%s.dtype is %" PRId32 ": expected FA3_FLOAT32, FA3_FLOAT16 or FA3_BFLOAT16",
-                     name, tensor->dtype);
+                     "%s.dtype is %" PRId32
+                     " (%s): expected FA3_FLOAT32, FA3_FLOAT16 or FA3_BFLOAT16",
+                     name, tensor->dtype, dtype_name(tensor->dtype));
   TRY(check_rank(name, tensor, 3, packed, lengths));
   TRY(check_tensor(name, tensor, tensor->rank));
   int last = tensor->rank - 1;

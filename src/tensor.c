@@ -54,6 +54,12 @@ fa3_tensor fa3_lse(void *data, int64_t batch, int64_t heads, int64_t seqlen) {
   return tensor;
 }
 
+fa3_tensor fa3_packed_lse(void *data, int64_t heads, int64_t total) {
+  fa3_tensor tensor = {.data = data, .dtype = FA3_FLOAT32, .rank = 2, .shape = {heads, total}};
+  make_contiguous(&tensor);
+  return tensor;
+}
+
 /* The stable part of DLPack's ABI (dlpack.h, version 1.x), declared here so that callers need no
  * header of ours beyond fa3.h and we need none of theirs. */
 struct dlpack_tensor {

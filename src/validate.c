@@ -14,7 +14,7 @@ bool dtype_is_float(fa3_dtype dtype) {
   return dtype == FA3_FLOAT32 || dtype == FA3_FLOAT16 || dtype == FA3_BFLOAT16;
 }
 
-static const char *dtype_name(fa3_dtype dtype) {
+const char *dtype_name(fa3_dtype dtype) {
   switch (dtype) {
     case FA3_FLOAT32:
       return "FA3_FLOAT32";

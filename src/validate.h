@@ -23,6 +23,9 @@ fa3_status check_output_strides(const char *name, const fa3_tensor *tensor);
 fa3_status check_extent(const char *name, const fa3_tensor *tensor, int dimension, int64_t expected,
                         const char *what);
 
+/* "FA3_FLOAT16", or "no dtype". */
+const char *dtype_name(fa3_dtype dtype);
+
 fa3_status check_dtype(const char *name, const fa3_tensor *tensor, fa3_dtype expected);
 
 /* The dtype of another tensor, `whose`; or, of what is computed, float32. */

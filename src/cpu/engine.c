@@ -10,6 +10,7 @@
 #include "error.h"
 #include "forward.h"
 #include "level.h"
+#include "validate.h"
 
 enum { SMALLEST_HEAD_DIM = 8, LARGEST_HEAD_DIM = 256, HEAD_DIM_STEP = 8 };
 
@@ -77,13 +78,15 @@ static fa3_status supports(const fa3_capability *capability) {
   fa3_dtype dtype = capability->query_dtype;
   if (!is_input_dtype(dtype))
     return set_error(FA3_UNSUPPORTED,
-                     "query_dtype is %d: expected FA3_FLOAT32, FA3_FLOAT16 or FA3_BFLOAT16", dtype);
+                     "query_dtype is %d (%s): expected FA3_FLOAT32, FA3_FLOAT16 or FA3_BFLOAT16",
+                     dtype, dtype_name(dtype));
   if (capability->key_dtype != dtype || capability->value_dtype != dtype)
-    return set_error(FA3_UNSUPPORTED, "key_dtype is %d and value_dtype is %d: expected query's, %d",
-                     capability->key_dtype, capability->value_dtype, dtype);
+    return set_error(FA3_UNSUPPORTED, "key_dtype is %s and value_dtype is %s: expected query's, %s",
+                     dtype_name(capability->key_dtype), dtype_name(capability->value_dtype),
+                     dtype_name(dtype));
   if (capability->output_dtype != dtype && capability->output_dtype != FA3_FLOAT32)
-    return set_error(FA3_UNSUPPORTED, "output_dtype is %d: expected query's (%d) or FA3_FLOAT32",
-                     capability->output_dtype, dtype);
+    return set_error(FA3_UNSUPPORTED, "output_dtype is %s: expected query's, %s, or FA3_FLOAT32",
+                     dtype_name(capability->output_dtype), dtype_name(dtype));
   fa3_status status = check_head_dim("head_dim", capability->head_dim);
   return status ? status : check_head_dim("value_head_dim", capability->value_head_dim);
 }

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "cuda/kernels.h"
 #include "error.h"
 
 /* cuGetProcAddress_v2, and the tensor maps that Hopper kernels need, are there from CUDA 12.0
@@ -49,8 +50,12 @@ static void load(void) {
   /* Never closed: the driver keeps threads and state of its own until the process ends. */
   void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (!library) {
-    refuse(FA3_NO_DRIVER,
-           "no NVIDIA driver: libcuda.so.1 was not found; install the driver, or use the CPU");
+    refuse(
+        FA3_NO_DRIVER,
+        kernels_compiled()
+            ? "no NVIDIA driver: libcuda.so.1 was not found; install the driver, or use the CPU"
+            : "no NVIDIA driver: libcuda.so.1 was not found, and this build has no CUDA kernels; "
+              "build it where nvcc is and install the driver, or use the CPU");
     return;
   }
   /* Present in every driver since CUDA 2.2, so it can speak for one that is too old. */

@@ -10,6 +10,7 @@
 #include "cuda/forward.h"
 #include "cuda/kernels.h"
 #include "error.h"
+#include "validate.h"
 
 static fa3_status prepare(int32_t index) {
   const struct cuda_device *device;
@@ -23,10 +24,8 @@ static fa3_status supports(const fa3_capability *capability) {
   fa3_dtype dtype = capability->query_dtype;
   if (dtype != FA3_FLOAT16 && dtype != FA3_BFLOAT16)
     return set_error(FA3_UNSUPPORTED,
-                     "query's dtype is %" PRId32
-                     ": the CUDA kernels take FA3_FLOAT16 and "
-                     "FA3_BFLOAT16",
-                     dtype);
+                     "query's dtype is %s: the CUDA kernels take FA3_FLOAT16 and FA3_BFLOAT16",
+                     dtype_name(dtype));
   const struct {
     const char *name;
     fa3_dtype dtype;
@@ -36,9 +35,8 @@ static fa3_status supports(const fa3_capability *capability) {
   for (int i = 0; i < 3; i++)
     if (others[i].dtype != dtype)
       return set_error(FA3_UNSUPPORTED,
-                       "%s's dtype is %" PRId32 " and query's %" PRId32
-                       ": the CUDA kernels take one dtype for all",
-                       others[i].name, others[i].dtype, dtype);
+                       "%s's dtype is %s and query's %s: the CUDA kernels take one dtype for all",
+                       others[i].name, dtype_name(others[i].dtype), dtype_name(dtype));
   if (capability->head_dim < 8 || capability->head_dim % 8 || capability->value_head_dim < 8 ||
       capability->value_head_dim % 8)
     return set_error(FA3_UNSUPPORTED,

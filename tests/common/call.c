@@ -16,11 +16,7 @@ static void init_forward(struct call *call, bool packed) {
     args->value = fa3_packed(call->value, FA3_FLOAT32, total_k, CALL_HEADS_K, CALL_VALUE_HEAD_DIM);
     args->output =
         fa3_packed(call->output, FA3_FLOAT32, total_q, CALL_HEADS_Q, CALL_VALUE_HEAD_DIM);
-    args->lse = (fa3_tensor){.data = call->lse,
-                             .dtype = FA3_FLOAT32,
-                             .rank = 2,
-                             .shape = {CALL_HEADS_Q, total_q},
-                             .strides = {total_q, 1}};
+    args->lse = fa3_packed_lse(call->lse, CALL_HEADS_Q, total_q);
     args->cu_seqlens_q = fa3_vector(call->cu_seqlens_q, FA3_INT32, CALL_BATCH + 1);
     args->cu_seqlens_k = fa3_vector(call->cu_seqlens_k, FA3_INT32, CALL_BATCH + 1);
     args->max_seqlen_q = CALL_SEQLEN_Q;
