@@ -43,6 +43,7 @@ void comparison_add(struct error_statistics *statistics, double value, double ex
   }
   if (ratio > statistics->worst_ratio) statistics->worst_ratio = ratio;
   statistics->outside += !inside;
+  statistics->nan += isnan(value) && isnan(expected);
 }
 
 static void compare_row(void *context, int64_t batch, int64_t head, int64_t row) {

@@ -13,6 +13,7 @@ enum { COMPARISON_MAX_HEAD_DIM = 256 };
 struct error_statistics {
   int64_t count;
   int64_t outside; /* further off than the bound, or not finite where the reference is */
+  int64_t nan;     /* NaN where the reference is: no error */
   double max_error;
   double sum_squares;
   double worst_ratio;

@@ -118,6 +118,8 @@ static void print_statistics(const char *what, const struct error_statistics *st
          statistics->outside ? "first beyond" : "closest to", statistics->worst.error,
          statistics->worst.bound, statistics->worst.batch, statistics->worst.row,
          statistics->worst.head, statistics->worst.column);
+  if (statistics->nan)
+    printf("         %" PRId64 " values are NaN, as they should be\n", statistics->nan);
 }
 
 static int judge(const char *what, const struct loaded_tensor *tensor,
@@ -246,8 +248,9 @@ int command_verify(int argc, char **argv) {
       "it "
       "is computed here, on the device, and its log-sum-exp too. The bound of "
       "each value follows from the inputs and from what rounding in float32, and in the inputs' "
-      "and the output's dtypes, can do at most. The exit code is 0 if every value checked is "
-      "within its bound, and 1 if one is not, or is NaN.",
+      "and the output's dtypes, can do at most. Where inputs that are not finite make the reference "
+      "NaN, NaN is right, and nothing else. The exit code is 0 if every value checked is right, and "
+      "1 if one is not.",
       children,
       NULL,
       NULL};

@@ -21,6 +21,7 @@ class Verify(program.ProgramTest):
                                 "--rows", "all")
             self.assertIn("rows     40 of 40", done.stdout)
             self.assertIn("verdict  correct", done.stdout)
+            self.assertNotIn("NaN", done.stdout)
 
     def test_own_outputs(self):
         for dtype in (np.float32, np.float16, bfloat16):
@@ -90,7 +91,10 @@ class Verify(program.ProgramTest):
         with np.errstate(invalid="ignore"):
             output, _ = batched(query, key, value)
         self.save(q=query, k=key, v=value, o=output.astype(np.float32))
-        self.succeed("verify", *INPUTS, "--out", "o.npy", "--rows", "all")
+        done = self.succeed("verify", *INPUTS, "--out", "o.npy", "--rows", "all")
+        # Column 5 of the two query heads that share key head 1, in each row of sequence 0.
+        self.assertEqual(np.isnan(output).sum(), 10)
+        self.assertIn("\n         10 values are NaN, as they should be\n", done.stdout)
         self.save(o=np.nan_to_num(output).astype(np.float32))
         self.refuse(DIFFERS, ["column 5 is 0, expected nan"], "verify", *INPUTS, "--out", "o.npy",
                     "--rows", "all")
