@@ -131,12 +131,28 @@ static int check_sink(const struct operands *operands) {
   return check_count(sink, view->shape[view->rank - 2], "one for each query head");
 }
 
+/* Without its starts a tensor of three dimensions is one sequence: not what the other side's
+ * starts say. */
+static int check_starts_missing(const struct operands *operands, enum operand tensor,
+                                enum operand own, enum operand other) {
+  const struct loaded_tensor *starts = &operands->loaded[other];
+  if (operands->loaded[own].rank || operands->loaded[tensor].rank == 4) return 0;
+  if (starts->rank != 1 || starts->shape[0] <= 2) return 0;
+  return fail(EXIT_INPUT,
+              "%s: has 3 dimensions, and %s is missing: expected %" PRId64 " sequences, as in %s",
+              operands->loaded[tensor].origin, kinds[own].option, starts->shape[0] - 1,
+              starts->origin);
+}
+
 static int read_vectors(struct operands *operands) {
   const struct loaded_tensor *starts_q = &operands->loaded[CU_SEQLENS_Q];
   const fa3_tensor *query = &operands->args.query;
   if (starts_q->rank && (starts_q->rank != 1 || starts_q->shape[0] < 1))
     return fail(EXIT_INPUT, "%s: expected where each sequence begins, and the total",
                 starts_q->origin);
+  TRY(check_starts_missing(operands, QUERY, CU_SEQLENS_Q, CU_SEQLENS_K));
+  if (!operands->loaded[CACHE_BATCH_INDEX].rank)
+    TRY(check_starts_missing(operands, KEY, CU_SEQLENS_K, CU_SEQLENS_Q));
   int64_t batch = starts_q->rank ? starts_q->shape[0] - 1 : query->shape[0];
   for (int i = SINK; i < OPERANDS; i++) {
     const struct loaded_tensor *loaded = &operands->loaded[i];

@@ -90,6 +90,12 @@ class Mismatched(program.ProgramTest):
                 "v": np.stack([value] * (starts.count(",")))})
         self.refuse_with(["--cu-seqlens-k: has 2 elements: expected 3"], "--cu-seqlens-q", "0,2,5", "--cu-seqlens-k", "0,7",
                          **packed)
+        for tensor, missing, other in (("k", "--cu-seqlens-k", "--cu-seqlens-q"),
+                                       ("q", "--cu-seqlens-q", "--cu-seqlens-k")):
+            text = f"{tensor}.npy: has 3 dimensions, and {missing} is missing: expected 3 sequences"
+            self.refuse_with([f"{text}, as in {other}"], other, "0,2,3,5", **packed)
+            self.refuse_with([f"{text}, as in n.npy"], other, "n.npy", n=np.array([0, 2, 3, 5]),
+                             **packed)
         self.refuse_with(["q.npy: has 4 dimensions: expected 3, because of --cu-seqlens-q"],
                          "--cu-seqlens-q", "0,5")
         self.refuse_with(["n.npy"], "--cu-seqlens-q", "n.npy", n=np.zeros(0, np.int32), **packed)
