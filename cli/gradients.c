@@ -67,7 +67,9 @@ static int read_grad_lse(const char *source, const struct source_rules *rules,
   static const char *const names[] = {"grad_lse", "dlse", NULL};
   struct loaded_tensor *tensor = &gradients->grad_lse;
   const struct loaded_tensor expected = operands_lse_shape(operands);
-  TRY(loaded_tensor_read(source, rules, names, tensor));
+  struct source_rules only_float32 = *rules;
+  only_float32.elements = "float32";
+  TRY(loaded_tensor_read(source, &only_float32, names, tensor));
   if (tensor->dtype != FA3_FLOAT32)
     return fail(EXIT_INPUT, "%s: its elements are not fp32", tensor->origin);
   TRY(loaded_tensor_check_shape(tensor, &expected));

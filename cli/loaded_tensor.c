@@ -15,19 +15,20 @@
 enum { ALIGNMENT = 64 /* a cache line: vector loads do not straddle two */ };
 
 static const char container_separator[] = ".safetensors:";
+static const char floating_point[] = "float32, float16 or bfloat16";
 
 int loaded_tensor_read_data(const struct input_file *file, const struct stored_tensor *stored,
                             const struct source_rules *rules, struct loaded_tensor *tensor) {
   const char *origin = tensor->origin;
   if (stored->untyped && !rules->untyped_is_bfloat16)
     return fail(EXIT_INPUT,
-                "%s: its 2-byte elements have no type ('%s'): if they are bfloat16, as ml_dtypes "
+                "%s: its 2-byte elements have no type (%s): if they are bfloat16, as ml_dtypes "
                 "saves them, say --bf16",
                 origin, stored->dtype_name);
   tensor->dtype = stored->untyped ? FA3_BFLOAT16 : stored->dtype;
   if (!tensor->dtype)
-    return fail(EXIT_INPUT, "%s: its elements are %s: expected F32, F16, BF16, I32 or I64", origin,
-                stored->dtype_name);
+    return fail(EXIT_INPUT, "%s: its elements are %s: expected %s", origin, stored->dtype_name,
+                rules->elements ? rules->elements : floating_point);
   if (stored->rank > STORED_MAX_RANK)
     return fail(EXIT_INPUT, "%s: has more than %d dimensions", origin, STORED_MAX_RANK);
   tensor->rank = stored->rank;
@@ -47,7 +48,8 @@ static int read_npy(const char *path, const struct source_rules *rules,
   TRY(input_file_open(path, &file));
   (void)snprintf(tensor->origin, sizeof tensor->origin, "%s", path);
   int code = npy_read(&file, &stored);
-  if (!code) code = loaded_tensor_read_data(&file, &stored, rules, tensor);
+  /* Other elements it refuses too, and says what is expected here. */
+  if (!code || stored.other) code = loaded_tensor_read_data(&file, &stored, rules, tensor);
   input_file_close(&file);
   return code;
 }
@@ -102,8 +104,8 @@ int loaded_tensor_make(struct loaded_tensor *tensor, const char *what) {
 int loaded_tensor_check_float(const struct loaded_tensor *tensor) {
   if (tensor->dtype == FA3_FLOAT32 || tensor->dtype == FA3_FLOAT16 || tensor->dtype == FA3_BFLOAT16)
     return 0;
-  return fail(EXIT_INPUT, "%s: its elements are integers: expected fp32, fp16 or bf16",
-              tensor->origin);
+  return fail(EXIT_INPUT, "%s: its elements are integers: expected %s", tensor->origin,
+              floating_point);
 }
 
 int loaded_tensor_check_dtype(const struct loaded_tensor *tensor,

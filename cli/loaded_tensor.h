@@ -17,6 +17,7 @@ struct loaded_tensor {
 struct source_rules {
   const char *container;    /* the .safetensors file that ":name" means, or null */
   bool untyped_is_bfloat16; /* what to make of .npy's '<V2' */
+  const char *elements;     /* what they may be, for messages; null: floating point ones */
 };
 
 /* `source` is FILE.npy, FILE.safetensors, FILE.safetensors:NAME, or :NAME in the rules' container;

@@ -19,6 +19,14 @@ static const struct {
     {"<f4", FA3_FLOAT32, false}, {"<f2", FA3_FLOAT16, false}, {"<V2", 0, true}, {"|V2", 0, true},
     {"<i4", FA3_INT32, false},   {"<i8", FA3_INT64, false}};
 
+/* NumPy's names of what else is common. */
+static const struct {
+  const char *descr;
+  const char *name;
+} others[] = {{"<f8", "float64"}, {"|b1", "bool"},      {"|i1", "int8"},       {"|u1", "uint8"},
+              {"<i2", "int16"},   {"<u2", "uint16"},    {"<u4", "uint32"},     {"<u8", "uint64"},
+              {"|O", "object"},   {"<c8", "complex64"}, {"<c16", "complex128"}};
+
 /* The header is a Python dict literal; this walks it. */
 struct cursor {
   const char *path;
@@ -97,19 +105,24 @@ static int read_shape(struct cursor *cursor, struct stored_tensor *tensor) {
 }
 
 static int read_descr(struct cursor *cursor, struct stored_tensor *tensor) {
-  TRY(read_string(cursor, "a simple type as 'descr'", tensor->dtype_name,
-                  sizeof tensor->dtype_name));
+  char descr[24];
+  TRY(read_string(cursor, "a simple type as 'descr'", descr, sizeof descr));
+  (void)snprintf(tensor->dtype_name, sizeof tensor->dtype_name, "'%s'", descr);
   for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++) {
-    if (strcmp(tensor->dtype_name, dtypes[i].descr) != 0) continue;
+    if (strcmp(descr, dtypes[i].descr) != 0) continue;
     tensor->dtype = dtypes[i].dtype;
     tensor->untyped = dtypes[i].untyped;
     return 0;
   }
-  if (tensor->dtype_name[0] == '>')
-    return fail(EXIT_INPUT, "%s: its elements are big-endian ('%s'): expected little-endian",
+  if (descr[0] == '>')
+    return fail(EXIT_INPUT, "%s: its elements are big-endian (%s): expected little-endian",
                 cursor->path, tensor->dtype_name);
-  return fail(EXIT_INPUT, "%s: its elements are '%s': expected '<f4', '<f2', '<V2', '<i4' or '<i8'",
-              cursor->path, tensor->dtype_name);
+  for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
+    if (strcmp(descr, others[i].descr) == 0)
+      (void)snprintf(tensor->dtype_name, sizeof tensor->dtype_name, "%s ('%s')", others[i].name,
+                     descr);
+  tensor->other = true;
+  return fail(EXIT_INPUT, "%s: its elements are %s", cursor->path, tensor->dtype_name);
 }
 
 static int read_order(struct cursor *cursor) {

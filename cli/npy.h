@@ -7,7 +7,8 @@
 #include "input_file.h"
 #include "stored_tensor.h"
 
-/* Reads and checks the header, strictly: what follows it is the array and nothing else. */
+/* Reads and checks the header, strictly: what follows it is the array and nothing else. Where it
+ * fails because the library has no such elements, `other` and `dtype_name` are set. */
 int npy_read(const struct input_file *file, struct stored_tensor *tensor);
 
 /* The header of an array, in `buffer`; returns its size. bfloat16 is written as ml_dtypes does it:

@@ -189,10 +189,12 @@ static int read_files(const struct verify_options *verify, struct operands *oper
   static const char *const output_names[] = {"output", "out", "o", NULL};
   static const char *const lse_names[] = {"lse", NULL};
   const struct source_rules *rules = &verify->attention.rules;
+  struct source_rules only_float32 = *rules;
+  only_float32.elements = "float32";
   TRY(loaded_tensor_read(verify->output, rules, output_names, &operands->output));
   TRY(operands_check_output(operands));
   if (!verify->lse) return 0;
-  TRY(loaded_tensor_read(verify->lse, rules, lse_names, &operands->lse));
+  TRY(loaded_tensor_read(verify->lse, &only_float32, lse_names, &operands->lse));
   TRY(operands_check_lse(operands));
   if (!verify->gradients.wanted) return 0;
   TRY(gradients_read(&verify->gradients, rules, operands, gradients));
@@ -248,8 +250,10 @@ int command_verify(int argc, char **argv) {
       "it "
       "is computed here, on the device, and its log-sum-exp too. The bound of "
       "each value follows from the inputs and from what rounding in float32, and in the inputs' "
-      "and the output's dtypes, can do at most. Where inputs that are not finite make the reference "
-      "NaN, NaN is right, and nothing else. The exit code is 0 if every value checked is right, and "
+      "and the output's dtypes, can do at most. Where inputs that are not finite make the "
+      "reference "
+      "NaN, NaN is right, and nothing else. The exit code is 0 if every value checked is right, "
+      "and "
       "1 if one is not.",
       children,
       NULL,

@@ -40,10 +40,10 @@ NPY = {
         npy(shape="(-8,)"), npy(shape="(8.0,)"), npy(shape="(8L,)"), npy(shape="(1, 8 8)"),
     ],
     "big-endian ('>f4')": [npy(descr="'>f4'")],
-    "its elements are '<f8': expected": [npy(descr="'<f8'", size=64)],
+    "its elements are float64 ('<f8'): expected float32, float16 or bfloat16": [npy(descr="'<f8'", size=64)],
     "its elements are '<f4, ': expected": [npy(descr="'<f4")],
-    "its elements are '|b1'": [npy(descr="'|b1'", size=8)],
-    "its elements are '|O'": [npy(descr="'|O'", size=64)],
+    "its elements are bool ('|b1'): expected": [npy(descr="'|b1'", size=8)],
+    "its elements are object ('|O'): expected": [npy(descr="'|O'", size=64)],
     "is in Fortran order": [npy(order="True")],
     "more than 4 dimensions": [npy(shape="(1, 1, 1, 1, 8)")],
     "an extent of its shape overflows": [npy(shape="(9223372036854775808,)")],
@@ -114,7 +114,7 @@ SAFETENSORS = {
     "holds 33 bytes of data, its tensors need only 32": [
         container({"q": tensor(0, 32)}, b"\0" * 33)],
     "has no tensor 'query' or 'q'": [container({}), container({"Q": tensor(0, 32)}, b"\0" * 32)],
-    "tensor 'q': its elements are F64: expected": [lone(dtype="F64", shape=[4])],
+    "tensor 'q': its elements are F64: expected float32, float16 or bfloat16": [lone(dtype="F64", shape=[4])],
     "tensor 'q': its elements are BOOL: expected": [lone(dtype="BOOL", shape=[32])],
     "tensor 'q': has more than 4 dimensions": [lone(shape=[1, 1, 1, 1, 8])],
 }

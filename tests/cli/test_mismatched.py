@@ -52,8 +52,17 @@ class Mismatched(program.ProgramTest):
         self.refuse_with(["sink.npy: its elements are bf16: expected fp16, as in q.npy, or fp32"],
                          "--sink", "sink.npy", "--bf16", sink=np.zeros(4, bfloat16),
                          **dict(zip("qkv", random_qkv(dtype=np.float16))))
-        self.refuse_with(["n.npy: its elements are floating point"], "--seqused-k", "n.npy",
-                         n=np.zeros(2, np.float32))
+        self.refuse_with(["n.npy: its elements are floating point: expected int32 or int64"],
+                         "--seqused-k", "n.npy", n=np.zeros(2, np.float32))
+        self.refuse_with(["n.npy: its elements are float64 ('<f8'): expected int32 or int64"],
+                         "--seqused-k", "n.npy", n=np.zeros(2))
+        self.refuse_with(["n.npy: its elements are uint8 ('|u1'): expected int32 or int64"],
+                         "--diagonal", "n.npy", "--causal", n=np.zeros(2, np.uint8))
+        for name in "kv":
+            self.refuse_with([f"{name}.npy: its elements are float64 ('<f8'): expected float32, "
+                              "float16 or bfloat16"], **{name: np.zeros((2, 7, 2, 16))})
+        self.refuse_with(["sink.npy: its elements are complex128 ('<c16'): expected float32, "],
+                         "--sink", "sink.npy", sink=np.zeros(4, np.complex128))
 
     def test_vectors(self):
         self.refuse_with(["sink.npy: has 3 elements: expected 4, one for each query head"], "--sink",

@@ -175,6 +175,10 @@ class Verify(program.ProgramTest):
                     *INPUTS, "--out", "o.npy", "--lse", "flat.npy")
         self.refuse(INPUT, ["o.npy: its shape"], "verify", *INPUTS, "--out", "o.npy", "--lse",
                     "o.npy")
+        self.save(wide=lse.astype(np.float64))
+        done = self.refuse(INPUT, ["wide.npy: its elements are float64 ('<f8'): expected float32"],
+                           "verify", *INPUTS, "--out", "o.npy", "--lse", "wide.npy")
+        self.assertTrue(done.stderr.endswith(": expected float32\n"), done.stderr)
         self.refuse(INPUT, ["ints.npy: its elements are integers"], "verify", *INPUTS, "--out",
                     "ints.npy")
         self.refuse(USAGE, ["--lse needs --out"], "verify", *INPUTS, "--lse", "lse.npy")
