@@ -75,7 +75,7 @@ static int resolve_new(const char *path, char target[PATH_MAX]) {
     memcpy(folder, path, (size_t)(slash - path) + 1);
     folder[slash - path + 1] = '\0';
   }
-  if (!realpath(folder, target)) return fail(EXIT_OUTPUT, "%s: %m", path);
+  if (!realpath(folder, target)) return fail(EXIT_OUTPUT, "%s: this output's folder: %m", path);
   size_t length = strlen(target);
   if (length + 1 + strlen(base) >= PATH_MAX)
     return fail(EXIT_OUTPUT, "%s: the name is too long", path);

@@ -32,7 +32,7 @@ class Output(program.ProgramTest):
         (self.folder / "folder.npy").mkdir()
         os.symlink("nothing", self.path("dangling.npy"))
         os.mkfifo(self.path("pipe.npy"))
-        for name, text in (("none/o.npy", "No such file"), ("folder.npy", "not a regular file"),
+        for name, text in (("none/o.npy", "this output's folder: No such file"), ("folder.npy", "not a regular file"),
                            ("dangling.npy", "a symbolic link to nothing"),
                            ("pipe.npy", "not a regular file"), ("q.npy/o.npy", "Not a directory"),
                            ("/proc/o.npy", "/proc/o.npy: "), ("x" * 300 + ".npy", "too long")):
