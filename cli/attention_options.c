@@ -27,11 +27,14 @@ static const struct argp_option options[] = {
      .doc = "Take untyped 2-byte .npy elements ('<V2'), which is how ml_dtypes saves them, as "
             "bfloat16"},
     {.doc = "Masks and scores:", .group = 2},
-    {.name = "causal", .key = KEY_CAUSAL, .doc = "No query sees a later key; the last ones meet"},
+    {.name = "causal",
+     .key = KEY_CAUSAL,
+     .doc = "Query i sees key j if j <= i + seqlen_k - seqlen_q: the last query sees the last key"},
     {.name = "window",
      .key = KEY_WINDOW,
      .arg = "LEFT,RIGHT",
-     .doc = "How many keys a query sees on either side of its own; -1: all"},
+     .doc = "How many keys a query sees on either side of its own, which is counted as for "
+            "--causal; -1: all"},
     {.name = "scale",
      .key = KEY_SCALE,
      .arg = "X",
@@ -72,7 +75,8 @@ static const struct argp_option options[] = {
     {.name = "diagonal",
      .key = KEY_SOURCES + DIAGONAL,
      .arg = "LIST",
-     .doc = "Each sequence's causal and window diagonal, in place of seqlen_k - seqlen_q"},
+     .doc = "Each sequence's causal and window diagonal, in place of seqlen_k - seqlen_q; "
+            "with --causal or --window"},
     {0}};
 
 static void parse_window(const char *text, struct attention_options *attention,

@@ -19,14 +19,24 @@ static const struct argp_option options[] = {
     {.name = "grad",
      .key = KEY_ALL,
      .arg = "FILE",
-     .doc = "A .safetensors file for the gradients of query, key, value and sink"},
+     .doc = "The .safetensors file with the gradients of query, key, value and sink: fa3 run "
+            "writes it, fa3 verify reads it"},
     {.name = "grad-query",
      .key = KEY_FILES + GRAD_QUERY,
      .arg = "FILE",
-     .doc = "For query's alone, also a .npy file"},
-    {.name = "grad-key", .key = KEY_FILES + GRAD_KEY, .arg = "FILE", .doc = "For key's"},
-    {.name = "grad-value", .key = KEY_FILES + GRAD_VALUE, .arg = "FILE", .doc = "For value's"},
-    {.name = "grad-sink", .key = KEY_FILES + GRAD_SINK, .arg = "FILE", .doc = "For the sink's"},
+     .doc = "The file with query's gradient alone; it may be a .npy"},
+    {.name = "grad-key",
+     .key = KEY_FILES + GRAD_KEY,
+     .arg = "FILE",
+     .doc = "The file with key's gradient alone"},
+    {.name = "grad-value",
+     .key = KEY_FILES + GRAD_VALUE,
+     .arg = "FILE",
+     .doc = "The file with value's gradient alone"},
+    {.name = "grad-sink",
+     .key = KEY_FILES + GRAD_SINK,
+     .arg = "FILE",
+     .doc = "The file with the sink's gradient alone"},
     {.name = "grad-output",
      .key = KEY_GRAD_OUTPUT,
      .arg = "TENSOR",
@@ -81,6 +91,16 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
 }
 
 const struct argp gradient_argp = {.options = options, .parser = parse};
+
+void gradient_options_check(const struct gradient_options *chosen,
+                            const struct attention_options *attention, struct argp_state *state) {
+  if (attention->sources[CACHE_BATCH_INDEX])
+    argp_error(state, "--cache-batch-index: gradients do not go with it");
+  if (chosen->files[GRAD_SINK] && !attention->sources[SINK])
+    argp_error(state, "--grad-sink: there is no --sink");
+  if (!chosen->grad_output && !attention->rules.container)
+    argp_error(state, "--grad-output is missing, and there is no --in");
+}
 
 const char *gradient_file(const struct gradient_options *chosen, enum gradient gradient) {
   return chosen->files[gradient] ? chosen->files[gradient] : chosen->all;

@@ -6,7 +6,7 @@
 #include <argp.h>
 #include <stdbool.h>
 
-#include "fa3.h"
+#include "attention_options.h"
 
 enum gradient { GRAD_QUERY, GRAD_KEY, GRAD_VALUE, GRAD_SINK, GRADIENTS };
 
@@ -22,6 +22,11 @@ struct gradient_options {
 
 /* A child of a command's argp; its input is a struct gradient_options. */
 extern const struct argp gradient_argp;
+
+/* Refuses what keeps gradients from being computed or verified: no gradient of the output, and
+ * options that do not go with them. */
+void gradient_options_check(const struct gradient_options *chosen,
+                            const struct attention_options *attention, struct argp_state *state);
 
 /* Where a gradient goes or is; null: nowhere. */
 const char *gradient_file(const struct gradient_options *chosen, enum gradient gradient);

@@ -79,12 +79,6 @@ static int read_grad_lse(const char *source, const struct source_rules *rules,
 
 int gradients_read(const struct gradient_options *chosen, const struct source_rules *rules,
                    const struct operands *operands, struct gradients *gradients) {
-  if (operands->loaded[CACHE_BATCH_INDEX].rank)
-    return fail(EXIT_USAGE, "--cache-batch-index: gradients do not go with it");
-  if (chosen->files[GRAD_SINK] && !operands->loaded[SINK].rank)
-    return fail(EXIT_USAGE, "--grad-sink: there is no --sink");
-  if (!chosen->grad_output && !rules->container)
-    return fail(EXIT_USAGE, "--grad-output is missing, and there is no --in");
   gradients->args = backward_of(&operands->args);
   if (chosen->deterministic) gradients->args.flags |= FA3_DETERMINISTIC;
   TRY(read_grad_output(chosen->grad_output, rules, operands, gradients));

@@ -12,7 +12,8 @@ struct gradients {
   fa3_backward_args args; /* views of the above and of the operands */
 };
 
-/* Reads what the gradients start from, for operands that have an output and an lse. */
+/* Reads what the gradients start from, which gradient_options_check has found to be named, for
+ * operands that have an output and an lse. */
 int gradients_read(const struct gradient_options *chosen, const struct source_rules *rules,
                    const struct operands *operands, struct gradients *gradients);
 

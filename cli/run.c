@@ -58,6 +58,7 @@ static void check(const struct run_options *run, struct argp_state *state) {
   if (!run->output && !gradients) argp_error(state, "--out is missing");
   if ((run->gradients.wanted || run->accumulate) && !gradients)
     argp_error(state, "--grad, which says where the gradients go, is missing");
+  if (gradients) gradient_options_check(&run->gradients, &run->attention, state);
   if (run->accumulate && run->gradients.dtype)
     argp_error(state, "--accumulate takes the dtype that the files have: not with --grad-dtype");
   const char *outputs[2 + GRADIENTS] = {run->output, run->lse};
@@ -151,14 +152,15 @@ int command_run(int argc, char **argv) {
   static const struct argp argp = {
       options,
       parse,
-      NULL,
+      "--q TENSOR --k TENSOR --v TENSOR --out FILE\n--in FILE --out FILE",
       "Compute attention on tensors in files: softmax(scale * query * key^T + mask) * value\v"
       "TENSOR is FILE.npy, FILE.safetensors:NAME, or :NAME in the --in file. Without a name it is "
       "the tensor called as the option: query or q, key or k, value or v, sink, cu_seqlens_q...\n"
       "\n"
       "With --grad the gradients of query, key, value and sink are computed too, from the "
       "output's, "
-      "which is --grad-output or the tensor grad_output of the --in file.\n"
+      "which is --grad-output or the tensor grad_output of the --in file. --out may then be left "
+      "out.\n"
       "\n"
       "No output is left half-written: it gets its name when it is complete. It may have the name "
       "of an input.",

@@ -37,16 +37,17 @@ static const struct argp_option options[] = {
      .key = KEY_OUT,
      .arg = "TENSOR",
      .doc = "The output (default: what the device computes)"},
-    {.name = "lse", .key = KEY_LSE, .arg = "TENSOR", .doc = "Its log-sum-exp"},
+    {.name = "lse", .key = KEY_LSE, .arg = "TENSOR", .doc = "The output's log-sum-exp"},
     {.name = "backward",
      .key = KEY_BACKWARD,
-     .doc = "Also gradients, which are computed here; those of files, --grad and its like, go with "
-            "the --out and the --lse that they were computed from"},
+     .doc = "Also gradients, which are computed here from --grad-output, or the tensor grad_output "
+            "of the --in file; those of files, --grad and its like, go with the --out and the "
+            "--lse that they were computed from"},
     {.name = "rows",
      .key = KEY_ROWS,
      .arg = "N|all",
      .doc = "How many rows to compute in float64, spread over all (default: 128)"},
-    {.name = "seed", .key = KEY_SEED, .arg = "N", .doc = "Which ones (default: 1)"},
+    {.name = "seed", .key = KEY_SEED, .arg = "N", .doc = "Which rows (default: 1)"},
     {0}};
 
 static void check(const struct verify_options *verify, struct argp_state *state) {
@@ -69,6 +70,8 @@ static void check(const struct verify_options *verify, struct argp_state *state)
     argp_error(state, "--grad-dtype and --deterministic compute gradients, and --grad has them");
   if (verify->gradients.wanted && !verify->backward && !gradients)
     argp_error(state, "gradients: expected --backward to compute them, or --grad to read them");
+  if (verify->backward || gradients)
+    gradient_options_check(&verify->gradients, &verify->attention, state);
 }
 
 static error_t parse(int key, char *arg, struct argp_state *state) {
@@ -244,7 +247,7 @@ int command_verify(int argc, char **argv) {
   static const struct argp argp = {
       options,
       parse,
-      NULL,
+      "--q TENSOR --k TENSOR --v TENSOR [--out TENSOR]\n--in FILE [--out TENSOR]",
       "Compare an attention output with a float64 reference, on a sample of its rows\v"
       "Give the inputs and masks that the output was computed with, as to fa3 run; without --out "
       "it "

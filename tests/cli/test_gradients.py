@@ -151,12 +151,12 @@ class Gradients(Shared):
         self.refuse(USAGE, ["--grad g.npy: expected a .safetensors file"], "run", *INPUTS, "--grad",
                     "g.npy")
         self.refuse(USAGE, ["g.txt: expected a name"], "run", *INPUTS, "--grad-key", "g.txt")
-        self.refuse(USAGE, ["--grad-output is missing"], "run", *INPUTS[:-2], "--grad",
+        self.refuse(USAGE, ["fa3 run: --grad-output is missing"], "run", *INPUTS[:-2], "--grad",
                     "g.safetensors")
         self.refuse(USAGE, ["--grad-dtype"], *run, "--grad-dtype", "bf16")
         self.refuse(USAGE, ["--accumulate"], *run, "--accumulate", "--grad-dtype", "fp32")
-        self.refuse(USAGE, ["--grad-sink: there is no --sink"], *run, "--grad-sink", "s.npy")
-        self.refuse(USAGE, ["--cache-batch-index"], *run, "--cache-batch-index", "0,1")
+        self.refuse(USAGE, ["fa3 run: --grad-sink: there is no --sink"], *run, "--grad-sink", "s.npy")
+        self.refuse(USAGE, ["fa3 run: --cache-batch-index"], *run, "--cache-batch-index", "0,1")
         self.refuse(INPUT, ["short.npy: its shape is (2, 4, 4, 24): expected (2, 5, 4, 24)"], *run,
                     "--grad-output", "short.npy")
         self.refuse(INPUT, ["half.npy: its elements are fp16: expected fp32, as the output's are"],
@@ -212,6 +212,10 @@ class Verify(Shared):
         self.refuse(USAGE, ["--backward"], "verify", *INPUTS, *self.FILES[4:], "--backward")
         self.refuse(USAGE, ["--backward"], "verify", *INPUTS)
         self.refuse(USAGE, ["--deterministic"], "verify", *INPUTS, *self.FILES, "--deterministic")
+        for options in ("--backward",), self.FILES:
+            done = self.refuse(USAGE, ["fa3 verify: --grad-output is missing, and there is no --in"],
+                               "verify", *INPUTS[:-2], *options)
+            self.assertIn("\nTry `fa3 verify --help' ", done.stderr)
 
 
 program.main()
