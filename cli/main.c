@@ -35,6 +35,17 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
   return 0;
 }
 
+/* -h, help and help COMMAND are other words for --help. */
+static void translate_help(int argc, char **argv) {
+  static char option[] = "--help";
+  for (int i = 1; i < argc && i <= 2; i++) {
+    if (strcmp(argv[i], "-h") == 0) argv[i] = option;
+  }
+  if (argc < 2 || strcmp(argv[1], "help") != 0) return;
+  argv[1] = argc > 2 ? argv[2] : option;
+  if (argc > 2) argv[2] = option;
+}
+
 static int end(int code) {
   /* A full disk or a closed pipe behind stdout is a failure too. */
   const bool failed_before = ferror(stdout);
@@ -72,6 +83,7 @@ int main(int argc, char **argv) {
       NULL,
       NULL};
   int first = 0;
+  translate_help(argc, argv);
   argp_err_exit_status = EXIT_USAGE;
   argp_program_version_hook = print_version;
   if (argp_parse(&argp, argc, argv, ARGP_IN_ORDER, NULL, &first)) return EXIT_USAGE;

@@ -22,6 +22,26 @@ class Help(program.ProgramTest):
         for code in range(7):
             self.assertRegex(text, rf"\n  {code}  ")
 
+    def test_usage_says_what_is_needed(self):
+        text = self.succeed("run", "--help").stdout
+        self.assertTrue(text.startswith(
+            "Usage: fa3 run [OPTION...] --q TENSOR --k TENSOR --v TENSOR --out FILE\n"
+            "  or:  fa3 run [OPTION...] --in FILE --out FILE\n"), text)
+        text = self.succeed("verify", "--help").stdout
+        self.assertTrue(text.startswith(
+            "Usage: fa3 verify [OPTION...] --q TENSOR --k TENSOR --v TENSOR [--out TENSOR]\n"
+            "  or:  fa3 verify [OPTION...] --in FILE [--out TENSOR]\n"), text)
+
+    def test_help_by_other_words(self):
+        text = self.succeed("--help").stdout
+        for words in ("-h",), ("help",), ("help", "-h"):
+            self.assertEqual(self.succeed(*words).stdout, text)
+        for command in COMMANDS:
+            text = self.succeed(command, "--help").stdout
+            for words in (command, "-h"), ("help", command):
+                self.assertEqual(self.succeed(*words).stdout, text)
+        self.refuse(USAGE, ["no command 'runs'"], "help", "runs")
+
     def test_every_group_has_options(self):
         for command in COMMANDS:
             for heading in re.findall(r"\n [A-Z].*:\n(.*)\n", self.succeed(command, "--help").stdout):
