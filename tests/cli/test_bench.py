@@ -31,7 +31,9 @@ class Bench(program.ProgramTest):
         lines = self.succeed(*SMALL, "--dtype", "fp32", "--threads", "1").stdout.splitlines()
         self.assertIn("1 threads; median of 3 runs", lines[0])
         self.assertEqual(lines[2].split()[:3], ["dtype", "batch", "seqlen"])
-        self.assertEqual([line.split()[:7] for line in lines[3:]],
+        self.assertEqual(lines[-2], "")
+        self.assertIn("checked against float64", lines[-1])
+        self.assertEqual([line.split()[:7] for line in lines[3:-2]],
                          [["fp32", "2", str(seqlen), "4", "4", str(head_dim), "no"]
                           for head_dim in (16, 32) for seqlen in (40, 64)])
 

@@ -128,7 +128,7 @@ class Terminal(program.ProgramTest):
 
         self.show_bar("bench", (lambda repeat=repeat: bench(repeat) for repeat in (5, 20, 100)))
         self.assertNotIn("%,", self.stdout)
-        self.assertEqual(len(self.stdout.splitlines()), 5)
+        self.assertEqual(len(self.stdout.splitlines()), 7)
 
     def test_short_work_has_no_bar(self):
         self.make_inputs(1, 8, 1)
