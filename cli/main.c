@@ -46,12 +46,17 @@ static void translate_help(int argc, char **argv) {
   if (argc > 2) argv[2] = option;
 }
 
-static int end(int code) {
+/* `name` is the command's, in what is said of wrong options: as argp says it. */
+static int end(int code, const char *name) {
   /* A full disk or a closed pipe behind stdout is a failure too. */
   const bool failed_before = ferror(stdout);
   if (fflush(stdout) && !code) code = fail(EXIT_OUTPUT, "standard output: %m");
   if (failed_before && !code) code = fail(EXIT_OUTPUT, "standard output: not all was written");
-  if (code) (void)fprintf(stderr, "fa3: %s\n", failure_text());
+  if (code == EXIT_USAGE)
+    (void)fprintf(stderr, "%s: %s\nTry `%s --help' or `%s --usage' for more information.\n", name,
+                  failure_text(), name, name);
+  else if (code)
+    (void)fprintf(stderr, "fa3: %s\n", failure_text());
   return code;
 }
 
@@ -90,7 +95,8 @@ int main(int argc, char **argv) {
   for (int i = 0; i < COMMANDS; i++) {
     if (strcmp(argv[first], commands[i].name) != 0) continue;
     argv[first] = (char *)commands[i].full_name;
-    return end(commands[i].run(argc - first, argv + first));
+    return end(commands[i].run(argc - first, argv + first), commands[i].full_name);
   }
-  return end(fail(EXIT_USAGE, "no command '%s': expected run, verify, bench or info", argv[first]));
+  return end(fail(EXIT_USAGE, "no command '%s': expected run, verify, bench or info", argv[first]),
+             "fa3");
 }

@@ -61,6 +61,17 @@ class Help(program.ProgramTest):
             self.refuse(USAGE, [f"fa3 {command}: ", "--nothing"], command, "--nothing")
             self.refuse(USAGE, [f"fa3 {command}: Too many arguments"], command, "word")
 
+    def test_wrong_options_have_one_form(self):
+        """Whether argp finds them or what comes after it."""
+        inputs = ("run", "--q", "q.npy", "--k", "k.npy", "--v", "v.npy", "--out", "o.npy")
+        for name, arguments in (("fa3", ("runs",)), ("fa3", ("--nothing",)),
+                                ("fa3 run", ("run",)), ("fa3 run", ("run", "--q", ":q", *inputs[3:])),
+                                ("fa3 bench", ("bench", "--heads", "4", "--heads-k", "3")),
+                                ("fa3 verify", ("verify", "--in", "in.safetensors", "--rows", "0"))):
+            done = self.refuse(USAGE, [f"{name}: "], *arguments)
+            self.assertEqual(done.stderr.splitlines()[-1], f"Try `{name} --help' or `{name} --usage' "
+                             "for more information.")
+
     def test_missing_options(self):
         self.refuse(USAGE, ["--q is missing, and there is no --in"], "run", "--out", "o.npy")
         self.refuse(USAGE, ["--v is missing"], "run", "--q", "q.npy", "--k", "k.npy", "--out",
