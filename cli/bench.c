@@ -237,8 +237,7 @@ static void report_cell(const struct report *report, const struct bench_cell *ce
 
 static int report_end(struct report *report) {
   if (!report->json) {
-    printf(
-        "\nchecked against float64 on a sample of rows, before it was timed: within the bounds\n");
+    printf("\neach result was checked against float64 on a sample of rows: within its bound\n");
     return 0;
   }
   char *json = yyjson_mut_write(report->document, YYJSON_WRITE_PRETTY_TWO_SPACES, NULL);
