@@ -151,7 +151,7 @@ class CudaKernels(CudaTest):
         self.assertEqual(done.stdout, "")
         done = self.succeed(*SMALL, "--dtype", "bf16,fp32", env=gpu())
         self.assertRegex(done.stderr, r"^fa3: using cpu \(.*\), not cuda:0: query's dtype")
-        self.assertEqual(len(done.stdout.splitlines()), 5)
+        self.assertEqual(len(done.stdout.splitlines()), 7)
 
 
 program.main()
