@@ -254,10 +254,8 @@ int command_verify(int argc, char **argv) {
       "is computed here, on the device, and its log-sum-exp too. The bound of "
       "each value follows from the inputs and from what rounding in float32, and in the inputs' "
       "and the output's dtypes, can do at most. Where inputs that are not finite make the "
-      "reference "
-      "NaN, NaN is right, and nothing else. The exit code is 0 if every value checked is right, "
-      "and "
-      "1 if one is not.",
+      "reference NaN, NaN is right, and nothing else. The exit code is 0 if every value checked "
+      "is right, and 1 if one is not.",
       children,
       NULL,
       NULL};
