@@ -17,11 +17,9 @@ const char *library_message(void) {
   static const struct {
     const char *theirs;
     const char *ours;
-  } words[] = {{"FA3_FLOAT32", "fp32"},         {"FA3_FLOAT16", "fp16"},
-               {"FA3_BFLOAT16", "bf16"},        {"dtype is 1", "dtype is fp32"},
-               {"dtype is 2", "dtype is fp16"}, {"dtype is 3", "dtype is bf16"},
-               {"query's 1:", "query's fp32:"}, {"query's 2:", "query's fp16:"},
-               {"query's 3:", "query's bf16:"}};
+  } words[] = {{"1 (FA3_FLOAT32)", "fp32"},  {"2 (FA3_FLOAT16)", "fp16"},
+               {"3 (FA3_BFLOAT16)", "bf16"}, {"FA3_FLOAT32", "fp32"},
+               {"FA3_FLOAT16", "fp16"},      {"FA3_BFLOAT16", "bf16"}};
   static char message[1024];
   size_t length = 0;
   for (const char *at = fa3_last_error(); *at && length + 16 < sizeof message;) {
