@@ -99,7 +99,7 @@ typedef struct {
   fa3_tensor_map query, grad_output, key, value;
   fa3_backward_sequences sequences;
   fa3_gradient grad_query, grad_key, grad_value;
-  fa3_tile_space tiles; /* blocks: of tile_n keys; heads of keys; section: fa3_backward_section */
+  fa3_tile_space tiles; /* blocks: of tile_n keys; heads of keys */
   int queries_per_key;  /* heads_q / heads_k */
   int slots;
   int *counters;
@@ -148,23 +148,6 @@ FA3_SHARED int fa3_backward_slot(const fa3_backward_sequences *sequences, int ba
                                  int first_row) {
   return sequences->cu_seqlens_q ? first_row / sequences->tile_m + batch
                                  : batch * sequences->blocks_q;
-}
-
-/* How many heads of keys, over all batches, are in flight together. Few enough that their queries
- * and dQ, which every tile of keys reads and adds to, stay in the L2 cache: without a mask the
- * tiles of a head run at any distance from each other, so all of it is in use at a time. Under a
- * causal mask they all begin at the same block and follow each other closely; there it takes so
- * many heads that a tile does not wait for the one before: the fewer, the more steps there are to a
- * block of rows, of which `heads_in_turn` query heads have one each. Sections are equal, or the
- * last one would have too few. */
-FA3_SHARED int fa3_backward_section(const fa3_tile_space *space, int workers, int tile_m,
-                                    int tile_n, int heads_in_turn, int64_t bytes_per_head) {
-  const int64_t all = (int64_t)space->heads * space->batches, cached = (24 << 20) / bytes_per_head;
-  const int64_t chain = (int64_t)workers * tile_m / ((int64_t)4 * tile_n * heads_in_turn);
-  const int64_t least = space->descending ? chain : 4;
-  const int64_t most = cached > least ? cached : least > 1 ? least : 1;
-  const int64_t sections = (all + most - 1) / most;
-  return sections > 1 ? (int)((all + sections - 1) / sections) : all > 1 ? (int)all : 1;
 }
 
 #endif

@@ -39,6 +39,7 @@ __device__ __forceinline__ void load_keys_and_values(const fa3_forward_params &p
     finish_work(base, t);
     // Values run one tile behind the keys, as the consumers use them.
     for (int n = end - 1; n >= begin - 1; --n) {
+      // The last keys: what the scheduling warp does now is done when they are used.
       if (n == min(begin, end - 1) && p.next_tile != nullptr && leader)
         mbarrier_arrive(base + kWorkWanted);
       if (n >= begin) {

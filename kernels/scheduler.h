@@ -22,9 +22,9 @@ typedef struct {
   int blocks; /* row blocks of a head */
   int heads;  /* heads (of queries, or of keys where query heads are packed) */
   int batches;
-  int section;    /* heads, over all batches, that are in flight together */
-  int descending; /* tiles of a head differ in length, as above; else block after block, head after
-                     head */
+  int section; /* heads, over all batches, that are in flight together */
+  int uneven;  /* tiles of a head differ in length: longest first, as above; else block after block,
+                  head after head */
 } fa3_tile_space;
 
 typedef struct {
@@ -40,7 +40,7 @@ FA3_SHARED int fa3_tile_count(const fa3_tile_space *space) {
  * where tiles get shorter, so that the longest of one goes with the shortest of
  * the next. */
 FA3_SHARED int fa3_tile_index(const fa3_tile_space *space, int worker, int workers, int round) {
-  const int turned = space->descending && (round & 1);
+  const int turned = space->uneven && (round & 1);
   return round * workers + (turned ? workers - 1 - worker : worker);
 }
 
@@ -48,7 +48,7 @@ FA3_SHARED fa3_tile fa3_tile_at(const fa3_tile_space *space, int index) {
   const int all_heads = space->heads * space->batches;
   fa3_tile tile;
   int head;
-  if (!space->descending) {
+  if (!space->uneven) {
     head = index / space->blocks;
     tile.block = index - head * space->blocks;
   } else {

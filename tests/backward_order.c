@@ -95,30 +95,11 @@ static void test_slots(void **state) {
   }
 }
 
-/* As many heads as the cache holds, or as it takes that none waits for another; in equal parts. */
-static void test_section(void **state) {
-  (void)state;
-  const int64_t much = INT64_C(1) << 40, megabyte = 1 << 20;
-  const fa3_tile_space full = {4, 16, 8, 0, 0}, causal = {4, 16, 8, 0, 1};
-  const fa3_tile_space none = {4, 0, 8, 0, 1};
-  assert_int_equal(fa3_backward_section(&full, 132, 64, 128, 1, 1), 128);
-  assert_int_equal(fa3_backward_section(&full, 132, 64, 128, 1, megabyte),
-                   22); /* of 128, by sixes */
-  assert_int_equal(fa3_backward_section(&full, 132, 64, 128, 1, much), 4);
-  assert_int_equal(fa3_backward_section(&causal, 132, 64, 128, 1, 1), 128);
-  assert_int_equal(fa3_backward_section(&causal, 132, 64, 128, 1, much), 16);
-  assert_int_equal(fa3_backward_section(&causal, 132, 128, 128, 1, much), 32); /* 33 at most */
-  assert_int_equal(fa3_backward_section(&causal, 132, 64, 128, 4, much), 4);
-  assert_int_equal(fa3_backward_section(&causal, 1, 64, 128, 1, much), 1);
-  assert_int_equal(fa3_backward_section(&none, 132, 64, 128, 1, much), 1);
-}
-
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_tiles_and_blocks_agree),
       cmocka_unit_test(test_tile_order),
       cmocka_unit_test(test_slots),
-      cmocka_unit_test(test_section),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

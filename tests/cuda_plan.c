@@ -94,10 +94,36 @@ static void test_backward_plans(void **state) {
           assert_true((int64_t)plan.tiles.blocks * kernel->tile_k >= lengths[k]);
           assert_true((int64_t)plan.blocks_q * kernel->tile_q >= lengths[q]);
           assert_true(plan.slots >= 2 * plan.blocks_q);
-          const int section = fa3_backward_section(&plan.tiles, 132, kernel->tile_q, kernel->tile_k,
-                                                   1, plan.bytes_per_head);
+          const int section = backward_section(&plan, 132);
           assert_true(section >= 1 && section <= plan.tiles.heads * plan.tiles.batches);
         }
+}
+
+static int32_t section_of(int64_t head_dim, bool causal, int64_t bytes_per_head,
+                          int32_t heads_in_turn, int32_t heads, int multiprocessors) {
+  struct backward_plan plan = {
+      .tiles = {.blocks = 4, .heads = heads, .batches = 8, .uneven = causal},
+      .heads_in_turn = heads_in_turn,
+      .bytes_per_head = bytes_per_head};
+  assert_int_equal(find_backward_kernel(FA3_BFLOAT16, head_dim, head_dim, false, &plan.kernel),
+                   FA3_OK);
+  return backward_section(&plan, multiprocessors);
+}
+
+/* As many heads as the cache holds, or as it takes that none waits for another; in equal parts. */
+static void test_backward_section(void **state) {
+  (void)state;
+  const int64_t much = INT64_C(1) << 40, megabyte = 1 << 20;
+  assert_int_equal(section_of(128, false, 1, 1, 16, 132), 128);
+  assert_int_equal(section_of(128, false, megabyte, 1, 16, 132), 22); /* of 128, by sixes */
+  assert_int_equal(section_of(128, false, much, 1, 16, 132), 4);
+  assert_int_equal(section_of(128, true, 1, 1, 16, 132), 128);
+  assert_int_equal(section_of(128, true, much, 1, 16, 132), 16);
+  assert_int_equal(section_of(64, true, much, 1, 16, 132), 32); /* 33 at most */
+  assert_int_equal(section_of(256, true, much, 1, 16, 132), 8); /* two SMs a tile */
+  assert_int_equal(section_of(128, true, much, 4, 16, 132), 4); /* groups of four */
+  assert_int_equal(section_of(128, true, much, 1, 16, 1), 1);
+  assert_int_equal(section_of(128, true, much, 1, 0, 132), 1);
 }
 
 /* Few queries: the query heads of a key head share tiles, whatever their number. */
@@ -174,8 +200,8 @@ static void test_every_tile_once(void **state) {
     for (int heads = 1; heads <= 3; heads++)
       for (int batches = 1; batches <= 3; batches++)
         for (int section = 1; section <= heads * batches; section++)
-          for (int descending = 0; descending < 2; descending++) {
-            const fa3_tile_space space = {blocks, heads, batches, section, descending};
+          for (int uneven = 0; uneven < 2; uneven++) {
+            const fa3_tile_space space = {blocks, heads, batches, section, uneven};
             int total = fa3_tile_count(&space);
             assert_int_equal(total, blocks * heads * batches);
             for (int workers = 1; workers <= total + 1; workers += 1 + workers / 3) {
@@ -261,11 +287,17 @@ static void test_tiles_cover_the_mask(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_every_head_dim),  cmocka_unit_test(test_kernels_fit),
-      cmocka_unit_test(test_backward_plans),  cmocka_unit_test(test_packing),
-      cmocka_unit_test(test_staging),         cmocka_unit_test(test_limits),
-      cmocka_unit_test(test_every_tile_once), cmocka_unit_test(test_long_tiles_first),
-      cmocka_unit_test(test_masks_agree),     cmocka_unit_test(test_tiles_cover_the_mask),
+      cmocka_unit_test(test_every_head_dim),
+      cmocka_unit_test(test_kernels_fit),
+      cmocka_unit_test(test_backward_plans),
+      cmocka_unit_test(test_backward_section),
+      cmocka_unit_test(test_packing),
+      cmocka_unit_test(test_staging),
+      cmocka_unit_test(test_limits),
+      cmocka_unit_test(test_every_tile_once),
+      cmocka_unit_test(test_long_tiles_first),
+      cmocka_unit_test(test_masks_agree),
+      cmocka_unit_test(test_tiles_cover_the_mask),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -186,11 +186,8 @@ static fa3_status launch_gradients(const struct call *call) {
       make_gradient(&problem->grad_value, &call->value_extents, problem->accumulate);
   params.tiles = plan->tiles;
   const int workers = call->launch.scope->multiprocessors;
+  params.tiles.section = backward_section(plan, workers);
   params.queries_per_key = (int)(problem->heads_q / problem->heads_k);
-  /* backward_wide.cu, in clusters, is done with a query head before it takes the next. */
-  params.tiles.section = fa3_backward_section(
-      &plan->tiles, workers / call->kernel->cluster, call->kernel->tile_q, call->kernel->tile_k,
-      call->kernel->cluster > 1 ? 1 : params.queries_per_key, plan->bytes_per_head);
   params.slots = plan->slots;
   params.counters = in_workspace(call, &plan->counters);
   params.rows = in_workspace(call, &plan->rows);

@@ -11,6 +11,14 @@
  * a kernel with another tile. */
 enum { SMALLEST_TILE_M = 64, LARGEST_TILE_M = 128 };
 
+/* What a section of heads keeps in the L2 cache, and heads that it has whatever their size.
+ * Measured: docs/notes/hopper-backward.md. */
+enum { CACHE_BYTES = 24 << 20, LEAST_HEADS = 4 };
+
+/* Tiles of a head that follow each other without waiting, where a step has as many queries as a
+ * tile has keys. */
+enum { TILES_IN_CHAIN = 4 };
+
 /* Where a grid's second and third dimension end. */
 #define MAX_GRID 65535
 
@@ -41,7 +49,9 @@ static fa3_status plan_tiles(const struct problem *problem, struct backward_plan
                                  .heads = (int32_t)problem->heads_k,
                                  .batches = (int32_t)problem->batch,
                                  .section = 1,
-                                 .descending = problem->window_right < MASK_UNBOUNDED};
+                                 .uneven = problem->window_right < MASK_UNBOUNDED};
+  /* backward_wide.cu, in clusters, is done with a query head before it takes the next. */
+  plan->heads_in_turn = kernel->cluster > 1 ? 1 : (int32_t)group;
   plan->blocks_q = (int32_t)divide_up(longest_q, kernel->tile_q);
   plan->slots = (int32_t)slots(problem, kernel->tile_q);
   plan->bytes_per_head =
@@ -92,4 +102,15 @@ fa3_status plan_backward(const struct problem *problem, struct backward_plan *pl
   TRY(check_lengths(problem));
   TRY(plan_tiles(problem, plan));
   return plan_workspace(problem, plan);
+}
+
+int32_t backward_section(const struct backward_plan *plan, int multiprocessors) {
+  const struct backward_kernel *kernel = &backward_kernels[plan->kernel];
+  const int64_t all = (int64_t)plan->tiles.heads * plan->tiles.batches;
+  const int64_t workers = multiprocessors / kernel->cluster;
+  const int64_t chain =
+      workers * kernel->tile_q / ((int64_t)TILES_IN_CHAIN * kernel->tile_k * plan->heads_in_turn);
+  const int64_t least = plan->tiles.uneven ? chain : LEAST_HEADS;
+  const int64_t most = larger(larger(CACHE_BYTES / plan->bytes_per_head, least), 1);
+  return (int32_t)larger(divide_up(all, larger(divide_up(all, most), 1)), 1);
 }

@@ -6,8 +6,9 @@
 #include "kernels/backward_params.h"
 
 struct backward_plan {
-  int32_t kernel;       /* row of backward_kernels */
-  fa3_tile_space tiles; /* its section depends on the GPU */
+  int32_t kernel;        /* row of backward_kernels */
+  fa3_tile_space tiles;  /* its section depends on the GPU: backward_section */
+  int32_t heads_in_turn; /* query heads that take a block of rows one after the other */
   int32_t blocks_q;
   int32_t slots;
   /* What a head of keys reads and writes again and again. */
@@ -28,5 +29,13 @@ struct backward_plan {
 
 /* FA3_UNSUPPORTED or FA3_INVALID_LENGTHS, with the reason, for what no kernel can do. */
 fa3_status plan_backward(const struct problem *problem, struct backward_plan *plan);
+
+/* How many heads of keys, over all batches, are in flight together. Few enough that their queries
+ * and dQ, which every tile of keys reads and adds to, stay in the L2 cache: without a mask the
+ * tiles of a head run at any distance from each other, so all of it is in use at a time. Under a
+ * causal mask they all begin at the same block and follow each other closely; there it takes so
+ * many heads that a tile does not wait for the one before: the fewer, the more steps there are to a
+ * block of rows. Sections are equal, or the last one would have too few. */
+int32_t backward_section(const struct backward_plan *plan, int multiprocessors);
 
 #endif

@@ -49,7 +49,7 @@ static fa3_status plan_tiles(const struct problem *problem, struct forward_plan 
                                  .section = section >= (double)all_heads
                                                 ? (int32_t)larger(all_heads, 1)
                                                 : (int32_t)larger((int64_t)section, 1),
-                                 .descending = problem->window_right < MASK_UNBOUNDED};
+                                 .uneven = problem->window_right < MASK_UNBOUNDED};
   return FA3_OK;
 }
 
@@ -61,8 +61,7 @@ static fa3_status plan_staging(const struct problem *problem, struct forward_pla
   size_t *size = &plan->workspace_size;
   plan->negate = problem->scale < 0;
   /* Tiles of unequal length go to whoever is free. */
-  if (plan->tiles.descending)
-    TRY(reserve(size, &plan->next_tile, "a counter", 1, 1, sizeof(uint32_t)));
+  if (plan->tiles.uneven) TRY(reserve(size, &plan->next_tile, "a counter", 1, 1, sizeof(uint32_t)));
   if (plan->negate)
     TRY(reserve(size, &plan->query, "query", query.batch, query.rows, 2 * query.heads * query.dim));
   else
