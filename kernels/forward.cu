@@ -318,15 +318,19 @@ __device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t bas
       registers_touch(o);
       if (release) release_value(used - 2);
     };
+    // The softmax with references that follow every greater maximum.
+    auto follow_scores = [&]() {
+      float top[2];
+      thread_maxima_by_integers(s, top);
+      correct_maxima(s, top);
+      softmax_follow<false>(top, rows, p.scale_log2, factor);
+      softmax_exponents<0, kTileN / 2>(s, rows, p.scale_log2);
+      softmax_exponentials<0, kTileN / 2>(s, rows);
+    };
     // Without a product to do, it multiplies what is there, and nobody looks.
     take_step(pending == kProduct, true);
     grown = false;
-    float top[2];
-    thread_maxima_by_integers(s, top);
-    correct_maxima(s, top);
-    softmax_follow<false>(top, rows, p.scale_log2, factor);
-    softmax_exponents<0, kTileN / 2>(s, rows, p.scale_log2);
-    softmax_exponentials<0, kTileN / 2>(s, rows);
+    follow_scores();
     if (pending == kProduct) {
       wait_for_output(true);
       pack_probabilities(probabilities, s);
@@ -341,17 +345,15 @@ __device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t bas
     auto next_step = [&](bool adjust) {
       take_step(true, adjust);
       accumulate = true;
-      thread_maxima_by_integers(s, top);
       if (!kLazyRescale) {
-        correct_maxima(s, top);
-        softmax_follow<false>(top, rows, p.scale_log2, factor);
-        softmax_exponents<0, kTileN / 2>(s, rows, p.scale_log2);
-        softmax_exponentials<0, kTileN / 2>(s, rows);
+        follow_scores();
         wait_for_output(true);
         rescale_output();
         pack_probabilities(probabilities, s);
         return;
       }
+      float top[2];
+      thread_maxima_by_integers(s, top);
       grown = false;
       if (softmax_outgrown(top, rows, p.scale_log2)) {
         correct_maxima(s, top);
