@@ -52,7 +52,7 @@ static int read_grad_output(const char *source, const struct source_rules *rules
   static const char *const names[] = {"grad_output", "dout", "do", NULL};
   struct loaded_tensor *tensor = &gradients->grad_output;
   const struct loaded_tensor expected = operands_output_shape(operands);
-  TRY(loaded_tensor_read(source, rules, names, tensor));
+  TRY(loaded_tensor_read(source, rules, names, floating_point_elements, tensor));
   TRY(loaded_tensor_check_float(tensor));
   if (tensor->dtype != operands->output.dtype)
     return fail(EXIT_INPUT, "%s: its elements are %s: expected %s, as the output's are",
@@ -67,9 +67,7 @@ static int read_grad_lse(const char *source, const struct source_rules *rules,
   static const char *const names[] = {"grad_lse", "dlse", NULL};
   struct loaded_tensor *tensor = &gradients->grad_lse;
   const struct loaded_tensor expected = operands_lse_shape(operands);
-  struct source_rules only_float32 = *rules;
-  only_float32.elements = "float32";
-  TRY(loaded_tensor_read(source, &only_float32, names, tensor));
+  TRY(loaded_tensor_read(source, rules, names, "float32", tensor));
   if (tensor->dtype != FA3_FLOAT32)
     return fail(EXIT_INPUT, "%s: its elements are not fp32", tensor->origin);
   TRY(loaded_tensor_check_shape(tensor, &expected));
@@ -106,7 +104,8 @@ static int load(const char *source, const struct source_rules *rules,
   const struct loaded_tensor *model = &operands->loaded[operand_of[gradient]];
   struct loaded_tensor *tensor = &gradients->tensors[gradient];
   loaded_tensor_free(tensor);
-  TRY(loaded_tensor_read(source, rules, gradient_tensor_names[gradient], tensor));
+  TRY(loaded_tensor_read(source, rules, gradient_tensor_names[gradient], floating_point_elements,
+                         tensor));
   TRY(loaded_tensor_check_dtype(tensor, model));
   TRY(loaded_tensor_check_shape(tensor, model));
   set_view(operands, gradient, gradients);

@@ -58,18 +58,17 @@ static int widen(struct loaded_tensor *lengths) {
 
 int lengths_read(const char *source, const struct source_rules *rules, const char *const *names,
                  const char *option, fa3_dtype dtype, struct loaded_tensor *lengths) {
-  struct source_rules integers = *rules;
-  integers.elements = "int32 or int64";
+  static const char integers[] = "int32 or int64";
   bool list = source[strspn(source, "-0123456789,")] == '\0';
   if (list)
     TRY(read_list(source, option, lengths));
   else
-    TRY(loaded_tensor_read(source, &integers, names, lengths));
+    TRY(loaded_tensor_read(source, rules, names, integers, lengths));
   if (lengths->dtype == dtype) return 0;
   if (lengths->dtype == FA3_INT64) return narrow(lengths);
   if (lengths->dtype == FA3_INT32) return widen(lengths);
   return fail(EXIT_INPUT, "%s: its elements are floating point: expected %s", lengths->origin,
-              integers.elements);
+              integers);
 }
 
 static int check_entry(const struct loaded_tensor *lengths, int64_t index, int64_t min,

@@ -15,10 +15,11 @@
 enum { ALIGNMENT = 64 /* a cache line: vector loads do not straddle two */ };
 
 static const char container_separator[] = ".safetensors:";
-static const char floating_point[] = "float32, float16 or bfloat16";
+const char floating_point_elements[] = "float32, float16 or bfloat16";
 
 int loaded_tensor_read_data(const struct input_file *file, const struct stored_tensor *stored,
-                            const struct source_rules *rules, struct loaded_tensor *tensor) {
+                            const struct source_rules *rules, const char *elements,
+                            struct loaded_tensor *tensor) {
   const char *origin = tensor->origin;
   if (stored->untyped && !rules->untyped_is_bfloat16)
     return fail(EXIT_INPUT,
@@ -28,7 +29,7 @@ int loaded_tensor_read_data(const struct input_file *file, const struct stored_t
   tensor->dtype = stored->untyped ? FA3_BFLOAT16 : stored->dtype;
   if (!tensor->dtype)
     return fail(EXIT_INPUT, "%s: its elements are %s: expected %s", origin, stored->dtype_name,
-                rules->elements ? rules->elements : floating_point);
+                elements);
   if (stored->rank > STORED_MAX_RANK)
     return fail(EXIT_INPUT, "%s: has more than %d dimensions", origin, STORED_MAX_RANK);
   tensor->rank = stored->rank;
@@ -41,7 +42,7 @@ int loaded_tensor_read_data(const struct input_file *file, const struct stored_t
   return input_file_read(file, stored->offset, tensor->data, (size_t)stored->size);
 }
 
-static int read_npy(const char *path, const struct source_rules *rules,
+static int read_npy(const char *path, const struct source_rules *rules, const char *elements,
                     struct loaded_tensor *tensor) {
   struct input_file file;
   struct stored_tensor stored;
@@ -49,13 +50,15 @@ static int read_npy(const char *path, const struct source_rules *rules,
   (void)snprintf(tensor->origin, sizeof tensor->origin, "%s", path);
   int code = npy_read(&file, &stored);
   /* Other elements it refuses too, and says what is expected here. */
-  if (!code || stored.other) code = loaded_tensor_read_data(&file, &stored, rules, tensor);
+  if (!code || stored.other)
+    code = loaded_tensor_read_data(&file, &stored, rules, elements, tensor);
   input_file_close(&file);
   return code;
 }
 
 static int read_safetensors(const char *path, const struct source_rules *rules,
-                            const char *const *names, struct loaded_tensor *tensor) {
+                            const char *const *names, const char *elements,
+                            struct loaded_tensor *tensor) {
   struct input_file file;
   struct stored_tensor stored;
   const char *name = NULL;
@@ -63,20 +66,21 @@ static int read_safetensors(const char *path, const struct source_rules *rules,
   int code = safetensors_find(&file, names, &name, &stored);
   if (!code) {
     (void)snprintf(tensor->origin, sizeof tensor->origin, "%.400s: tensor '%.90s'", path, name);
-    code = loaded_tensor_read_data(&file, &stored, rules, tensor);
+    code = loaded_tensor_read_data(&file, &stored, rules, elements, tensor);
   }
   input_file_close(&file);
   return code;
 }
 
 int loaded_tensor_read(const char *source, const struct source_rules *rules,
-                       const char *const *names, struct loaded_tensor *tensor) {
+                       const char *const *names, const char *elements,
+                       struct loaded_tensor *tensor) {
   char path[PATH_MAX];
   memset(tensor, 0, sizeof *tensor);
-  if (!source) return read_safetensors(rules->container, rules, names, tensor);
-  if (path_has_suffix(source, ".npy")) return read_npy(source, rules, tensor);
+  if (!source) return read_safetensors(rules->container, rules, names, elements, tensor);
+  if (path_has_suffix(source, ".npy")) return read_npy(source, rules, elements, tensor);
   if (path_has_suffix(source, ".safetensors"))
-    return read_safetensors(source, rules, names, tensor);
+    return read_safetensors(source, rules, names, elements, tensor);
 
   const char *separator = strstr(source, container_separator);
   const char *named[] = {source + 1, NULL};
@@ -86,13 +90,13 @@ int loaded_tensor_read(const char *source, const struct source_rules *rules,
     memcpy(path, source, length);
     path[length] = '\0';
     named[0] = source + length + 1;
-    return read_safetensors(path, rules, named, tensor);
+    return read_safetensors(path, rules, named, elements, tensor);
   }
   if (source[0] != ':')
     return fail(EXIT_INPUT, "%s: its name ends neither in .npy nor in .safetensors", source);
   if (!rules->container)
     return fail(EXIT_USAGE, "%s: names a tensor of the --in file, but there is no --in", source);
-  return read_safetensors(rules->container, rules, named, tensor);
+  return read_safetensors(rules->container, rules, named, elements, tensor);
 }
 
 int loaded_tensor_make(struct loaded_tensor *tensor, const char *what) {
@@ -105,7 +109,7 @@ int loaded_tensor_check_float(const struct loaded_tensor *tensor) {
   if (tensor->dtype == FA3_FLOAT32 || tensor->dtype == FA3_FLOAT16 || tensor->dtype == FA3_BFLOAT16)
     return 0;
   return fail(EXIT_INPUT, "%s: its elements are integers: expected %s", tensor->origin,
-              floating_point);
+              floating_point_elements);
 }
 
 int loaded_tensor_check_dtype(const struct loaded_tensor *tensor,

@@ -17,19 +17,21 @@ struct loaded_tensor {
 struct source_rules {
   const char *container;    /* the .safetensors file that ":name" means, or null */
   bool untyped_is_bfloat16; /* what to make of .npy's '<V2' */
-  const char *elements;     /* what they may be, for messages; null: floating point ones */
 };
 
 /* `source` is FILE.npy, FILE.safetensors, FILE.safetensors:NAME, or :NAME in the rules' container;
  * null is that container. Without a name the first of `names` (ended by a null) that is there
- * counts. */
+ * counts. `elements` says in a message what they may be; the caller checks it. */
+extern const char floating_point_elements[];
 int loaded_tensor_read(const char *source, const struct source_rules *rules,
-                       const char *const *names, struct loaded_tensor *tensor);
+                       const char *const *names, const char *elements,
+                       struct loaded_tensor *tensor);
 
 /* The second half of that: the data of a tensor whose header has been read. `tensor` has its
  * origin, and nothing else yet. */
 int loaded_tensor_read_data(const struct input_file *file, const struct stored_tensor *stored,
-                            const struct source_rules *rules, struct loaded_tensor *tensor);
+                            const struct source_rules *rules, const char *elements,
+                            struct loaded_tensor *tensor);
 
 /* Zeros, for a tensor that has its dtype and shape; `what` it is, if they do not fit. */
 int loaded_tensor_make(struct loaded_tensor *tensor, const char *what);

@@ -177,7 +177,7 @@ static int read_all(const struct attention_options *options, struct operands *op
                        i == DIAGONAL ? FA3_INT64 : FA3_INT32, &operands->loaded[i]));
     else
       TRY(loaded_tensor_read(options->sources[i], &options->rules, kinds[i].names,
-                             &operands->loaded[i]));
+                             floating_point_elements, &operands->loaded[i]));
   }
   return 0;
 }

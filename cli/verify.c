@@ -192,12 +192,11 @@ static int read_files(const struct verify_options *verify, struct operands *oper
   static const char *const output_names[] = {"output", "out", "o", NULL};
   static const char *const lse_names[] = {"lse", NULL};
   const struct source_rules *rules = &verify->attention.rules;
-  struct source_rules only_float32 = *rules;
-  only_float32.elements = "float32";
-  TRY(loaded_tensor_read(verify->output, rules, output_names, &operands->output));
+  TRY(loaded_tensor_read(verify->output, rules, output_names, floating_point_elements,
+                         &operands->output));
   TRY(operands_check_output(operands));
   if (!verify->lse) return 0;
-  TRY(loaded_tensor_read(verify->lse, &only_float32, lse_names, &operands->lse));
+  TRY(loaded_tensor_read(verify->lse, rules, lse_names, "float32", &operands->lse));
   TRY(operands_check_lse(operands));
   if (!verify->gradients.wanted) return 0;
   TRY(gradients_read(&verify->gradients, rules, operands, gradients));

@@ -21,7 +21,7 @@ void check_tensor(const struct input_file *file, const struct stored_tensor *ten
   const struct source_rules rules = {.untyped_is_bfloat16 = true};
   struct loaded_tensor loaded = {.origin = "input"};
   if (tensor->offset > file->size || tensor->size > file->size - tensor->offset) abort();
-  int code = loaded_tensor_read_data(file, tensor, &rules, &loaded);
+  int code = loaded_tensor_read_data(file, tensor, &rules, floating_point_elements, &loaded);
   if (!code) {
     uint64_t size = (uint64_t)loaded_tensor_elements(&loaded) * fa3_dtype_size(loaded.dtype);
     if (size != tensor->size || !loaded.data != !size) abort();

@@ -9,6 +9,7 @@
 
 #include "cpu/forward.h"
 #include "kernels.h"
+#include "call_shape.h"
 #include "reference.h"
 
 enum { TENSORS = 9 };
@@ -49,12 +50,17 @@ static void run_forward(const struct call *c) {
   guarded_free(workspace);
 }
 
-static struct call call_new(struct run *run, int64_t batch, int64_t seqlen_q, int64_t seqlen_k,
-                            int64_t heads_k, int64_t group, int64_t head_dim,
-                            int64_t value_head_dim) {
-  const int64_t heads_q = heads_k * group;
+static struct call call_new(struct run *run, const struct call_shape *shape) {
+  const int64_t batch = shape->batch, seqlen_q = shape->seqlen_q, seqlen_k = shape->seqlen_k;
+  const int64_t heads_k = shape->heads_k, heads_q = heads_k * shape->group;
+  const int64_t head_dim = shape->head_dim, value_head_dim = shape->value_head_dim;
   const fa3_dtype dtype = run->dtype;
-  struct call c = {.routines = run->routines, .args = {.struct_size = sizeof c.args}};
+  struct call c = {.routines = run->routines,
+                   .args = {.struct_size = sizeof c.args,
+                            .flags = shape->flags,
+                            .window_left = shape->window_left,
+                            .window_right = shape->window_right,
+                            .softcap = shape->softcap}};
   c.args.query = fa3_dense(NULL, dtype, batch, seqlen_q, heads_q, head_dim);
   c.args.key = fa3_dense(NULL, dtype, batch, seqlen_k, heads_k, head_dim);
   c.args.value = fa3_dense(NULL, dtype, batch, seqlen_k, heads_k, value_head_dim);
@@ -147,24 +153,10 @@ static bool check_threads(struct run *run, struct call *c) {
   return good;
 }
 
-static int64_t random_length(struct rng *rng) {
-  int64_t edge = RNG_PICK(rng, 1, 24, 32, 48, 96, 192, 288, 384);
-  int64_t length = edge + rng_between(rng, -1, 1);
-  return length > 0 ? length : 1;
-}
-
 static bool check(struct run *run) {
   struct rng *rng = &run->rng;
-  struct call c = call_new(run, rng_between(rng, 1, 2), random_length(rng), random_length(rng),
-                           rng_between(rng, 1, 2), RNG_PICK(rng, 1, 1, 3, 4),
-                           8 * rng_between(rng, 1, 32), 8 * rng_between(rng, 1, 32));
-  c.args.flags = rng_chance(rng, 0.5) ? FA3_CAUSAL : 0;
-  if (rng_chance(rng, 0.3)) {
-    c.args.flags |= FA3_WINDOW;
-    c.args.window_left = rng_between(rng, 0, 300);
-    c.args.window_right = rng_between(rng, -1, 300);
-  }
-  c.args.softcap = rng_chance(rng, 0.2) ? 20 : 0;
+  const struct call_shape shape = random_call_shape(rng);
+  struct call c = call_new(run, &shape);
   run_forward(&c);
   call_plan(&c, (int32_t)rng_between(rng, 1, 3));
   call_run(&c);
@@ -180,7 +172,14 @@ static bool check(struct run *run) {
 
 static void bench(struct run *run) {
   for (int64_t head_dim = 64; head_dim <= 128; head_dim *= 2) {
-    struct call c = call_new(run, 1, 1024, 1024, 8, 1, head_dim, head_dim);
+    const struct call_shape shape = {.batch = 1,
+                                     .seqlen_q = 1024,
+                                     .seqlen_k = 1024,
+                                     .heads_k = 8,
+                                     .group = 1,
+                                     .head_dim = head_dim,
+                                     .value_head_dim = head_dim};
+    struct call c = call_new(run, &shape);
     run_forward(&c);
     call_plan(&c, 0);
     report(run, head_dim == 64 ? "8x1024x64" : "8x1024x128", call_run, &c,
