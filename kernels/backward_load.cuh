@@ -4,21 +4,6 @@
 
 #include "backward_work.cuh"
 
-// Zeros in place of the rows that follow a sequence's end: what enters a product with them is 0,
-// but 0 * NaN would be NaN.
-template <int kTileRows>
-__device__ __forceinline__ void clear_rows(uint32_t tile, int first) {
-  constexpr int kUnits = kRowBytes / 16;
-  for (int c = 0; c < kChunks; ++c)
-    for (int i = first * kUnits + (threadIdx.x & 31); i < kTileRows * kUnits; i += 32)
-      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(
-                       tile + c * kTileRows * kRowBytes + i * 16),
-                   "r"(0)
-                   : "memory");
-  fence_proxy_async();
-  __syncwarp();
-}
-
 // Fills the buffer `to`, which is free. `rows_left`: those from `row` on that are in the sequence;
 // what follows is cleared. `extra_bytes` more will report to `full`.
 template <int kTileRows>
@@ -38,7 +23,7 @@ __device__ __forceinline__ void load_tile(uint32_t base, uint32_t to, const fa3_
     __syncwarp();
     mbarrier_wait(base + kLanded, landed & 1);
     ++landed;
-    clear_rows<kTileRows>(to, rows_left);
+    clear_rows<kChunks, kTileRows, kRowBytes>(to, rows_left);
     if (leader) mbarrier_arrive_expect(full, extra_bytes);
   }
   __syncwarp();

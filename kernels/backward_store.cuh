@@ -31,20 +31,13 @@ __device__ __forceinline__ void store_zeros(const fa3_gradient &g, int batch, in
     }
 }
 
-// The thread's index, read anew: nothing that follows from it is computed early and kept.
-__device__ __forceinline__ int thread_index(void) {
-  int x;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
-  return x;
-}
-
 // Stores a warpgroup's 64 rows of kColumns, times `factor`. Rows from `rows` on are not stored, nor
 // columns left of `from`.
 template <int kColumns>
 __device__ __forceinline__ void store_rows(const fa3_gradient &g, const float (&x)[kColumns / 2],
                                            float factor, int batch, int first_row, int rows,
                                            int head, int column, int from) {
-  const int thread = thread_index() & 127, lane = thread & 3;
+  const int thread = thread_again() & 127, lane = thread & 3;
   const int row = thread / 32 * 16 + thread % 32 / 4;  // and the one eight below
   const bool packed = !g.is_float && !g.accumulate && g.vectors;
 #pragma unroll

@@ -23,21 +23,6 @@ __device__ __forceinline__ void load_share(uint32_t to, const fa3_tensor_map *ma
       tma_load_both_4d(to + c * kChunkBytes, map, full, c * kChunk, row, head, batch);
 }
 
-// Zeros in place of what follows the sequence's last row: what it is multiplied by is 0,
-// but 0 * NaN would be NaN.
-template <int kChunksOfTile>
-__device__ __forceinline__ void clear_rows(uint32_t tile, int first) {
-  constexpr int kUnits = kRowBytes / 16;
-  if (first < 0) first = 0;
-  for (int c = 0; c < kChunksOfTile; ++c)
-    for (int i = first * kUnits + (threadIdx.x & 31); i < 64 * kUnits; i += 32)
-      asm volatile(
-          "st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(tile + c * kChunkBytes + i * 16), "r"(0)
-          : "memory");
-  fence_proxy_async();
-  __syncwarp();
-}
-
 // Keys, and for every query head of the group tiles of queries with their statistics.
 __device__ __forceinline__ void load_queries(const fa3_backward_params &p, uint32_t base) {
   const bool leader = elect_one();
@@ -76,7 +61,7 @@ __device__ __forceinline__ void load_queries(const fa3_backward_params &p, uint3
         if (overrun) {
           __syncwarp();
           mbarrier_wait(base + kQueryLanded, query_landed++ & 1);
-          clear_rows<kChunks>(to, queries - i * kRows);
+          clear_rows<kChunks, kRows, kRowBytes>(to, max(queries - i * kRows, 0));
           if (leader) mbarrier_arrive(full);
         }
         ++query;
@@ -100,8 +85,8 @@ __device__ __forceinline__ void load_queries(const fa3_backward_params &p, uint3
           if (overrun) {
             __syncwarp();
             mbarrier_wait(base + kKeyLanded, key_landed++ & 1);
-            clear_rows<kChunks>(base + kKeyAt, keys - first);
-            clear_rows<kSplitChunks>(base + kPeerKeyAt, keys - peer);
+            clear_rows<kChunks, kKeys, kRowBytes>(base + kKeyAt, max(keys - first, 0));
+            clear_rows<kSplitChunks, kKeys, kRowBytes>(base + kPeerKeyAt, max(keys - peer, 0));
             if (leader) mbarrier_arrive(base + kKeyFull);
           }
           ++key;
@@ -156,7 +141,7 @@ __device__ __forceinline__ void load_grads(const fa3_backward_params &p, uint32_
         if (overrun) {
           __syncwarp();
           mbarrier_wait(base + kGradLanded, landed++ & 1);
-          clear_rows<kChunksV>(to, queries - i * kRows);
+          clear_rows<kChunksV, kRows, kRowBytes>(to, max(queries - i * kRows, 0));
           if (leader) mbarrier_arrive(full);
         }
         ++grad;

@@ -4,19 +4,13 @@
 #define FA3_BACKWARD_WIDE_STORE_CUH
 
 #include "backward_wide_work.cuh"
+#include "counters.cuh"
 
 __device__ __forceinline__ void load_four_shared(float *x, uint32_t address) {
   asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
                : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
                : "r"(address)
                : "memory");
-}
-
-// The same as threadIdx.x, but nothing that follows from it is kept in registers meanwhile.
-__device__ __forceinline__ int thread_again(void) {
-  int thread;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-  return thread;
 }
 
 // Each thread of a quad holds two neighbouring columns of four groups of eight; then each holds
@@ -41,18 +35,7 @@ __device__ __forceinline__ void exchange_in_quad(float (&x)[8], int lane) {
   }
 }
 
-// PTX ISA, "ld" with .acquire, "red" with .release and with vectors: what other blocks have added
-// up in `partial`, and how many of their warps have.
-__device__ __forceinline__ int load_acquire(const int *from) {
-  int x;
-  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
-  return x;
-}
-
-__device__ __forceinline__ void count_release(int *counter) {
-  asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
-}
-
+// PTX ISA, "red" with vectors: to what other blocks have added up in `partial`.
 __device__ __forceinline__ void add_four(float *to, const float *x) {
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x[0]),
                "f"(x[1]), "f"(x[2]), "f"(x[3])

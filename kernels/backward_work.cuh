@@ -4,6 +4,7 @@
 #define FA3_BACKWARD_WORK_CUH
 
 #include "backward_sequence.cuh"
+#include "counters.cuh"
 #include "mbarrier.cuh"
 #include "softmax.cuh"
 #include "tma.cuh"
@@ -173,18 +174,6 @@ struct place_in_order {
 __device__ __forceinline__ place_in_order find_place(const fa3_mask &mask, int block, int tile) {
   const fa3_range tiles = fa3_visible_tiles(&mask, block * kTileM, (block + 1) * kTileM, kTileN);
   return {tile - tiles.begin, tile + 1 == tiles.end};
-}
-
-// PTX ISA, "ld" with .acquire: what was written before the value that it reads can be seen after.
-__device__ __forceinline__ int load_acquire(const int *from) {
-  int x;
-  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
-  return x;
-}
-
-// PTX ISA, "st" with .release. What others have told this thread of goes before it too.
-__device__ __forceinline__ void store_release(int *to, int x) {
-  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
 }
 
 // Waits until the tiles before this one have added to a block of dQ, step after step.

@@ -12,20 +12,6 @@ __device__ __forceinline__ void load_tile(uint32_t to, const fa3_tensor_map *map
     tma_load_4d(to + c * kTileN * kRowBytes, map, full, c * kChunk, row, head, batch);
 }
 
-// Zeros in place of what follows the sequence's last value: its probability is 0,
-// but 0 * NaN would be NaN.
-__device__ __forceinline__ void clear_rows(uint32_t tile, int first) {
-  constexpr int kUnits = kRowBytes / 16;
-  for (int c = 0; c < kChunksV; ++c)
-    for (int i = first * kUnits + (threadIdx.x & 31); i < kTileN * kUnits; i += 32)
-      asm volatile(
-          "st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(tile + c * kTileN * kRowBytes + i * 16),
-          "r"(0)
-          : "memory");
-  fence_proxy_async();
-  __syncwarp();
-}
-
 __device__ __forceinline__ void load_keys_and_values(const fa3_forward_params &p, uint32_t base) {
   const bool leader = elect_one();
   uint32_t key = 0, value = 0, landed = 0;  // buffers filled so far
@@ -69,7 +55,7 @@ __device__ __forceinline__ void load_keys_and_values(const fa3_forward_params &p
           __syncwarp();
           mbarrier_wait(base + kValueLanded, landed & 1);
           ++landed;
-          clear_rows(to, keys - row);
+          clear_rows<kChunksV, kTileN, kRowBytes>(to, keys - row);
           if (leader) mbarrier_arrive(full);
         }
         ++value;

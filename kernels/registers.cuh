@@ -50,6 +50,14 @@ __device__ __forceinline__ bool any_of_quad(bool x) {
   return (__ballot_sync(0xffffffff, x) >> (threadIdx.x & 28) & 15) != 0;
 }
 
+// The same as threadIdx.x, but read anew: nothing that follows from it is computed early and kept
+// in registers meanwhile.
+__device__ __forceinline__ int thread_again(void) {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+
 // PTX ISA, "griddepcontrol": with programmatic dependent launch, wait until the
 // kernels before this one are done and their writes visible. Returns at once
 // when the launch did not ask for it.

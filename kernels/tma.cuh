@@ -71,4 +71,19 @@ __device__ __forceinline__ void fence_proxy_async(void) {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// Zeros in a tile that the copy engine has filled, from row `first` on, where rows follow the
+// sequence's end: what they are multiplied by is 0, but 0 * NaN would be NaN. For one warp.
+template <int kChunks, int kRows, int kRowBytes>
+__device__ __forceinline__ void clear_rows(uint32_t tile, int first) {
+  constexpr int kUnits = kRowBytes / 16;
+  for (int c = 0; c < kChunks; ++c)
+    for (int i = first * kUnits + (threadIdx.x & 31); i < kRows * kUnits; i += 32)
+      asm volatile(
+          "st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(tile + c * kRows * kRowBytes + i * 16),
+          "r"(0)
+          : "memory");
+  fence_proxy_async();
+  __syncwarp();
+}
+
 #endif
