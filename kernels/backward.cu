@@ -8,12 +8,13 @@
 //   issue S^T = K Q^T; issue dP^T = V dO^T
 //   wait S; P = exp2(S - lse)
 //   wait dP; dS = P (dP - D), also to shared memory
-//   issue dQ = dS K of the step before, dV += P^T dO, dK += dS^T Q
-//   wait dQ; it joins what other tiles of keys added (backward_params.h)
-//   wait dV and dK
+//   issue dV += P^T dO; issue dQ = dS K of the step before; wait for both
+//   issue dK += dS^T Q; meanwhile dQ joins what other tiles of keys added (backward_params.h)
+//   wait dK
 //
 // dQ needs the dS of both warpgroups. It comes a step late so that neither waits for the other, and
-// one computes exponentials while the other's products run.
+// one computes exponentials while the other's products run. An instruction whose operand is in
+// registers waits until the matrix unit takes it, so dQ leaves between the parts of such a product.
 //
 // Query blocks are visited from the last to the first: under a causal mask the tiles of one head
 // then all begin at the same block, and each follows the one before it by a step or two. Beside the
@@ -25,16 +26,17 @@
 #include "backward_store.cuh"
 #include "backward_work.cuh"
 
-// Warpgroups take turns at the first two products, so that one's exponentials fall in the time of
-// the other's products. The turn is passed when S is done; where a step has 128 queries, dP too.
-constexpr bool kPassLate = kTileM == 128;
+// With steps of 64 queries the warpgroups take turns at the first two products, so that one's
+// exponentials fall in the time of the other's products, and dV is issued while dS is on its way.
+// With 128 neither pays. Measured: docs/notes/hopper-backward.md.
+constexpr bool kShortStep = kTileM == 64;
 
 __device__ __forceinline__ void take_turn(int warpgroup) {
-  named_barrier_sync(kBarrierTurn + warpgroup, 128 * kWarpgroups);
+  if (kShortStep) named_barrier_sync(kBarrierTurn + warpgroup, 128 * kWarpgroups);
 }
 
 __device__ __forceinline__ void pass_turn(int warpgroup) {
-  named_barrier_arrive(kBarrierTurn + 1 - warpgroup, 128 * kWarpgroups);
+  if (kShortStep) named_barrier_arrive(kBarrierTurn + 1 - warpgroup, 128 * kWarpgroups);
 }
 
 constexpr uint32_t kDescriptorHigh = wgmma_descriptor_high<kRowBytes>();
@@ -53,14 +55,18 @@ __device__ __forceinline__ void issue_scores(float (&s)[kTileM / 2], uint32_t ke
   wgmma_commit();
 }
 
-// dV += P^T dO, or dK += dS^T Q.
+// dV += P^T dO, or dK += dS^T Q. `before` each part, what else there is to do.
+template <class Before>
 __device__ __forceinline__ void issue_gradient(float (&gradient)[kHeadDim / 2],
                                                const uint32_t (&weights)[kTileM / 4],
-                                               uint32_t queries, bool accumulate) {
+                                               uint32_t queries, bool accumulate, Before before) {
 #pragma unroll
-  for (int k = 0; k < kTileM; k += 16)
+  for (int k = 0; k < kTileM; k += 16) {
+    before(k / 16);
+    wgmma_fence();
     wgmma_registers<kHeadDim>(gradient, weights + k / 4, queries + ((k * kRowBytes) >> 4),
                               kDescriptorHigh, k > 0 || accumulate);
+  }
   wgmma_commit();
 }
 
@@ -173,20 +179,22 @@ __device__ __forceinline__ void add_partial(float (&dq)[kQueryColumns / 2], cons
   }
 }
 
-__device__ __forceinline__ void store_partial(const float (&dq)[kQueryColumns / 2], float4 *to,
-                                              int skipped, bool first) {
-#pragma unroll
-  for (int j = 0; j < kQueryColumns / 8; ++j) {
-    if (kOverlap > 0 && 8 * j < skipped) continue;
-    if (first)
-      asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to + j * 128), "f"(dq[4 * j]),
-                   "f"(dq[4 * j + 1]), "f"(dq[4 * j + 2]), "f"(dq[4 * j + 3])
-                   : "memory");
-    else
-      asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to + j * 128),
-                   "f"(dq[4 * j]), "f"(dq[4 * j + 1]), "f"(dq[4 * j + 2]), "f"(dq[4 * j + 3])
-                   : "memory");
-  }
+// What becomes of dQ: the first tile of keys stores it, others add to it, and the last takes the
+// sum.
+enum partial_fate { kAddPartial, kStorePartial, kKeepPartial };
+
+// Eight columns of dQ. Without a branch, which may not stand between the parts of a product.
+__device__ __forceinline__ void put_partial(const float (&dq)[kQueryColumns / 2], int j, float4 *to,
+                                            partial_fate fate) {
+  asm volatile(
+      "{\n\t.reg .pred add, store;\n\t"
+      "setp.eq.s32 add, %5, %6;\n\t"
+      "setp.eq.s32 store, %5, %7;\n\t"
+      "@add red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};\n\t"
+      "@store st.global.v4.f32 [%0], {%1, %2, %3, %4};\n\t}" ::"l"(to + j * 128),
+      "f"(dq[4 * j]), "f"(dq[4 * j + 1]), "f"(dq[4 * j + 2]), "f"(dq[4 * j + 3]), "r"((int)fate),
+      "n"((int)kAddPartial), "n"((int)kStorePartial)
+      : "memory");
 }
 
 // A step of which dQ is still to come.
@@ -194,6 +202,10 @@ struct query_step {
   int block, head;   // of queries
   bool first, last;  // of the tiles of keys that add to it
 };
+
+__device__ __forceinline__ partial_fate fate_of_partial(const query_step &q) {
+  return q.last ? kKeepPartial : q.first ? kStorePartial : kAddPartial;
+}
 
 __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint32_t base,
                                               int warpgroup) {
@@ -244,17 +256,27 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
       wgmma_fence();
       issue_query_gradient(dq, ds, all_keys);
     };
-    // It is done: dQ leaves.
-    auto finish_query_step = [&](float(&dq)[kQueryColumns / 2], const query_step &q) {
-      mbarrier_arrive_warp(base + kGradEmpty + 8 * (use - 1 & 1));
-      const uint32_t turn = ring_stage<kTurns>(use - 1);
+    // Where the thread's part of dQ is summed.
+    auto partial_of = [&](const query_step &q) {
       const int64_t slot = (int64_t)q.head * p.slots + w.place.slot + q.block;
-      float4 *partial = (float4 *)(p.partial + slot * (kTileM * kHeadDim)) +
-                        (kSplitRows ? warpgroup * (64 * kHeadDim / 4) : column / 8 * 128) + thread;
-      mbarrier_wait(base + kTurnFull + 8 * turn, ring_parity<kTurns>(use - 1));
-      if (!q.last) {
-        store_partial(dq, partial, skipped, q.first);
-      } else {
+      return (float4 *)(p.partial + slot * (kTileM * kHeadDim)) +
+             (kSplitRows ? warpgroup * (64 * kHeadDim / 4) : column / 8 * 128) + thread;
+    };
+    auto wait_for_turn = [&]() {
+      mbarrier_wait(base + kTurnFull + 8 * ring_stage<kTurns>(use - 1),
+                    ring_parity<kTurns>(use - 1));
+    };
+    // Parts `begin` to `end` of dQ leave.
+    auto put_partials = [&](const float(&dq)[kQueryColumns / 2], float4 *partial, partial_fate fate,
+                            int begin, int end) {
+#pragma unroll
+      for (int j = begin; j < end; ++j)
+        put_partial(dq, j, partial, kOverlap > 0 && 8 * j < skipped ? kKeepPartial : fate);
+    };
+    // They have left, or this tile is the last.
+    auto finish_query_step = [&](float(&dq)[kQueryColumns / 2], const query_step &q,
+                                 const float4 *partial) {
+      if (q.last) {
         if (!q.first) add_partial(dq, partial, skipped);
         const int first_row = q.block * kTileM + (kSplitRows ? warpgroup * 64 : 0);
         store_rows<kQueryColumns>(p.grad_query, dq, p.scale, w.place.query_batch,
@@ -262,7 +284,7 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
                                   q.head, column, kOverlap > 0 ? 64 * warpgroup : 0);
       }
       __syncwarp();
-      mbarrier_arrive_warp(base + kTurnTaken + 8 * turn);
+      mbarrier_arrive_warp(base + kTurnTaken + 8 * ring_stage<kTurns>(use - 1));
     };
 
     // Block after block, and in each the query heads one after the other: tiles of the same keys'
@@ -278,7 +300,7 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
       const uint32_t d = lse + 4 * kTileM;
 
       float s[kTileM / 2], dp[kTileM / 2];
-      mbarrier_wait(base + kQueryFull + 8 * stage, parity);
+      if (!kShortStep || step == 0) mbarrier_wait(base + kQueryFull + 8 * stage, parity);
       take_turn(warpgroup);
       registers_touch(s);
       wgmma_fence();
@@ -305,7 +327,7 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
                               (place_of(stage) & 2) != 0};
       uint32_t weights[kTileM / 4], grads[kTileM / 4];
       wgmma_wait<1>();
-      if (!kPassLate) pass_turn(warpgroup);
+      pass_turn(warpgroup);
       registers_touch(s);
       if (!FA3_SOFTCAP || p.softcap_log2 == 0.0f) {
         take_exponentials(s, lse, p.scale_log2);
@@ -315,33 +337,49 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
         // exponentials.
         wait_for_buffer();
         wgmma_wait<0>();
-        if (kPassLate) pass_turn(warpgroup);
         registers_touch(s);
         registers_touch(dp);
         take_differences(weights, grads, s, dp, d);
       } else {
         wait_for_buffer();
         wgmma_wait<0>();
-        if (kPassLate) pass_turn(warpgroup);
         registers_touch(dp);
         take_capped_differences(weights, grads, s, dp, seen, first_query, lse, d, p.scale_log2,
                                 p.softcap_log2);
       }
       store_scores_gradient(grads, own_grad + (use & 1) * kGradBytes);
+      if (kShortStep) issue_gradient(dv, weights, outputs, step > 0, [](int) {});
       fence_proxy_async();
       __syncwarp();
       mbarrier_arrive_warp(base + kGradFull + 8 * (use & 1));
 
+      // Without a step before, dQ multiplies what is there, and nobody looks.
       float dq[kQueryColumns / 2];
-      // Without a step before, it multiplies what is there, and nobody looks.
+      float4 *partial = nullptr;
+      partial_fate fate = kKeepPartial;
       if (step > 0) wait_for_grads();
       issue_query_step(dq);
-      wgmma_fence();
-      issue_gradient(dv, weights, outputs, step > 0);
-      issue_gradient(dk, grads, queries, step > 0);
-      wgmma_wait<2>();
+      if (step > 0) {
+        partial = partial_of(before);
+        fate = fate_of_partial(before);
+        wait_for_turn();
+      }
+      wgmma_wait<0>();
       registers_touch(dq);
-      if (step > 0) finish_query_step(dq, before);
+      if (step > 0) mbarrier_arrive_warp(base + kGradEmpty + 8 * (use - 1 & 1));
+      constexpr int kProductParts = kTileM / 16 * (kShortStep ? 1 : 2);
+      auto put_share = [&](int part) {
+        constexpr int kParts = kQueryColumns / 8;
+        put_partials(dq, partial, fate, part * kParts / kProductParts,
+                     (part + 1) * kParts / kProductParts);
+      };
+      if (!kShortStep) issue_gradient(dv, weights, outputs, step > 0, put_share);
+      issue_gradient(dk, grads, queries, step > 0,
+                     [&](int part) { put_share(part + kProductParts - kTileM / 16); });
+      if (step > 0) finish_query_step(dq, before, partial);
+      if (kShortStep && step + 1 < steps)
+        mbarrier_wait(base + kQueryFull + 8 * ring_stage<kStages>(use + 1),
+                      ring_parity<kStages>(use + 1));
       wgmma_wait<0>();
       registers_touch(dk);
       registers_touch(dv);
@@ -358,10 +396,14 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
     float dq[kQueryColumns / 2];
     wait_for_grads();
     issue_query_step(dq);
+    float4 *partial = partial_of(before);
+    wait_for_turn();
     wgmma_wait<0>();
     registers_touch(dq);
     mbarrier_arrive_warp(base + kKeyEmpty);
-    finish_query_step(dq, before);
+    mbarrier_arrive_warp(base + kGradEmpty + 8 * (use - 1 & 1));
+    put_partials(dq, partial, fate_of_partial(before), 0, kQueryColumns / 8);
+    finish_query_step(dq, before, partial);
 
     ++keys_use;
     const int first_key = w.tile * kTileN + warpgroup * kKeys;
