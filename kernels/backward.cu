@@ -26,10 +26,10 @@
 #include "backward_store.cuh"
 #include "backward_work.cuh"
 
-// With steps of 64 queries the warpgroups take turns at the first two products, so that one's
+// With steps of 64 or 80 queries the warpgroups take turns at the first two products, so that one's
 // exponentials fall in the time of the other's products, and dV is issued while dS is on its way.
 // With 128 neither pays. Measured: docs/notes/hopper-backward.md.
-constexpr bool kShortStep = kTileM == 64;
+constexpr bool kShortStep = kTileM < 128;
 
 __device__ __forceinline__ void take_turn(int warpgroup) {
   if (kShortStep) named_barrier_sync(kBarrierTurn + warpgroup, 128 * kWarpgroups);
@@ -70,13 +70,21 @@ __device__ __forceinline__ void issue_gradient(float (&gradient)[kHeadDim / 2],
   wgmma_commit();
 }
 
-// dQ = dS K for the warpgroup's share of rows or columns.
+// dQ = dS K for the warpgroup's share of rows or columns; or dQ^T = K^T dS^T.
 __device__ __forceinline__ void issue_query_gradient(float (&dq)[kQueryColumns / 2], uint32_t ds,
                                                      uint32_t keys) {
 #pragma unroll
-  for (int k = 0; k < kTileN; k += 16)
-    wgmma_transposed<kQueryColumns>(dq, ds + ((k * kGradRowBytes) >> 4), kGradDescriptorHigh,
-                                    keys + ((k * kRowBytes) >> 4), kDescriptorHigh, k > 0);
+  for (int k = 0; k < kTileN; k += 16) {
+    const uint32_t of_keys = keys + ((k * kRowBytes) >> 4);
+    const uint32_t of_ds =
+        ds + ((kTransposed ? k / 64 * kGradBlockBytes + k % 64 * 2 : k * kGradRowBytes) >> 4);
+    if (kTransposed)
+      wgmma_transposed<kQueryColumns, !kTransposed>(dq, of_keys, kDescriptorHigh, of_ds,
+                                                    kGradDescriptorHigh, k > 0);
+    else
+      wgmma_transposed<kQueryColumns, !kTransposed>(dq, of_ds, kGradDescriptorHigh, of_keys,
+                                                    kDescriptorHigh, k > 0);
+  }
   wgmma_commit();
 }
 
@@ -152,15 +160,26 @@ __device__ __forceinline__ void take_capped_differences(
   }
 }
 
-// The warp's 16 keys of dS^T, to shared memory, where dQ's product takes them from. `to` is the
-// lane's row.
+// The lane's row of dS in shared memory, for `store_scores_gradient`, without the swizzle.
+__device__ __forceinline__ uint32_t row_of_scores_gradient(uint32_t base, int warpgroup) {
+  const int thread = thread_again() & 127, warp = thread / 32, lane = thread & 31;
+  if (kTransposed)
+    return base + warpgroup * kGradBlockBytes + (lane / 16 * 8 + (lane & 7)) * kGradRowBytes +
+           (((warp * 2 + lane / 8 % 2) ^ (lane & 7)) << 4);
+  return base + (warpgroup * kKeys + warp * 16 + (lane & 15)) * kGradRowBytes;
+}
+
+// The warp's 16 keys of dS^T, to shared memory, where dQ's product takes them from.
 __device__ __forceinline__ void store_scores_gradient(const uint32_t (&ds)[kTileM / 4],
-                                                      uint32_t to) {
+                                                      uint32_t row) {
   const int lane = threadIdx.x & 31;
 #pragma unroll
-  for (int j = 0; j < kTileM / 8; j += 2)
-    store_matrices(to + j / 8 * kGradBlockBytes + (((j % 8 + lane / 16) ^ (lane & 7)) << 4),
-                   ds[2 * j], ds[2 * j + 1], ds[2 * j + 2], ds[2 * j + 3]);
+  for (int j = 0; j < kTileM / 8; j += 2) {
+    const uint32_t to =
+        kTransposed ? row + j * 8 * kGradRowBytes
+                    : row + j / 8 * kGradBlockBytes + (((j % 8 + lane / 16) ^ (lane & 7)) << 4);
+    store_matrices<kTransposed>(to, ds[2 * j], ds[2 * j + 1], ds[2 * j + 2], ds[2 * j + 3]);
+  }
 }
 
 // Where dQ is summed: a step's block holds, for each eight columns, one vector a thread.
@@ -209,8 +228,6 @@ __device__ __forceinline__ partial_fate fate_of_partial(const query_step &q) {
 
 __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint32_t base,
                                               int warpgroup) {
-  const int thread = threadIdx.x & 127, lane = threadIdx.x & 31;
-  const int row = thread / 32 * 16 + lane / 4;  // of 64, and the one eight below
   const uint32_t own_keys = uniform(
       wgmma_descriptor_low(base + kKeyAt + warpgroup * kKeys * kRowBytes, kTileN * kRowBytes));
   const uint32_t own_values = own_keys + ((kValueAt - kKeyAt) >> 4);
@@ -219,8 +236,8 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
   const uint32_t all_keys = uniform(wgmma_descriptor_low(
       base + kKeyAt + column / kChunk * kTileN * kRowBytes, kTileN * kRowBytes));
   const int skipped = warpgroup * kOverlap;
-  const uint32_t own_grad =
-      base + kGradAt + (warpgroup * kKeys + thread / 32 * 16 + (lane & 15)) * kGradRowBytes;
+  const int lane = threadIdx.x & 31;
+  const uint32_t own_grad = row_of_scores_gradient(base + kGradAt, warpgroup);
 
   if (warpgroup == 0) pass_turn(1);
   float dk[kHeadDim / 2], dv[kHeadDim / 2];
@@ -229,11 +246,12 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
     wait_for_work(base, t);
     const work &w = work_of(t);
     if (uniform(w.last)) break;
-    const int begin = uniform(w.blocks.begin), end = uniform(w.blocks.end);
-    const int steps = end > begin ? (end - begin) * p.queries_per_key : 0;
+    const int blocks = uniform(w.blocks.end - w.blocks.begin);
+    const int steps = blocks > 0 ? blocks * p.queries_per_key : 0;
     if (steps == 0) {
       const int first_key = w.tile * kTileN + warpgroup * kKeys;
       const int keys = w.place.mask.keys - first_key, key_row = w.place.key_row + first_key;
+      const int thread = thread_again() & 127;
       store_zeros(p.grad_key, w.place.key_batch, key_row, keys, w.head, thread);
       store_zeros(p.grad_value, w.place.key_batch, key_row, keys, w.head, thread);
       finish_work(base, t);
@@ -260,7 +278,10 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
     auto partial_of = [&](const query_step &q) {
       const int64_t slot = (int64_t)q.head * p.slots + w.place.slot + q.block;
       return (float4 *)(p.partial + slot * (kTileM * kHeadDim)) +
-             (kSplitRows ? warpgroup * (64 * kHeadDim / 4) : column / 8 * 128) + thread;
+             (kSplitRows    ? warpgroup * (64 * kHeadDim / 4)
+              : kTransposed ? warpgroup * (64 * kTileM / 4)
+                            : column / 8 * 128) +
+             (thread_again() & 127);
     };
     auto wait_for_turn = [&]() {
       mbarrier_wait(base + kTurnFull + 8 * ring_stage<kTurns>(use - 1),
@@ -279,9 +300,13 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
       if (q.last) {
         if (!q.first) add_partial(dq, partial, skipped);
         const int first_row = q.block * kTileM + (kSplitRows ? warpgroup * 64 : 0);
-        store_rows<kQueryColumns>(p.grad_query, dq, p.scale, w.place.query_batch,
-                                  w.place.query_row + first_row, w.place.mask.queries - first_row,
-                                  q.head, column, kOverlap > 0 ? 64 * warpgroup : 0);
+        const int first = w.place.query_row + first_row, rows = w.place.mask.queries - first_row;
+        if (kTransposed)
+          store_columns<kQueryColumns>(p.grad_query, dq, p.scale, w.place.query_batch, first, rows,
+                                       q.head, column);
+        else
+          store_rows<kQueryColumns>(p.grad_query, dq, p.scale, w.place.query_batch, first, rows,
+                                    q.head, column, kOverlap > 0 ? 64 * warpgroup : 0);
       }
       __syncwarp();
       mbarrier_arrive_warp(base + kTurnTaken + 8 * ring_stage<kTurns>(use - 1));
@@ -289,7 +314,7 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
 
     // Block after block, and in each the query heads one after the other: tiles of the same keys'
     // head keep their distance, where they would meet again at the last block of the next head.
-    int m = end - 1, group = 0;
+    int m = uniform(w.blocks.end) - 1, group = 0;
     query_step before;
     for (int step = 0; step < steps; ++step) {
       const uint32_t stage = ring_stage<kStages>(use), parity = ring_parity<kStages>(use);
@@ -315,6 +340,7 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
       const bool masked = m < whole.begin || m >= whole.end;
       fa3_range seen[2] = {{0, FA3_UNBOUNDED}, {0, FA3_UNBOUNDED}};
       if (masked) {
+        const int row = (thread_again() & 127) / 32 * 16 + lane / 4;  // and the one eight below
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           const int key = w.tile * kTileN + warpgroup * kKeys + row + 8 * r;
@@ -329,23 +355,34 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
       wgmma_wait<1>();
       pass_turn(warpgroup);
       registers_touch(s);
-      if (!FA3_SOFTCAP || p.softcap_log2 == 0.0f) {
+      auto finish_scores = [&](bool masked) {
         take_exponentials(s, lse, p.scale_log2);
-        if (masked) hide(s, seen, first_query);
+        // The assembler moves the next wait up above the exponentials, or them down below it, but
+        // not across a branch that may change what they give. Where none is needed, this one is
+        // never taken, which it cannot know.
+        if (masked) {
+          hide(s, seen, first_query);
+        } else if (kShortStep && isnan(p.scale)) {
+#pragma unroll
+          for (int i = 0; i < kTileM / 2; ++i) s[i] = 0.0f;
+        }
         registers_touch(s);
-        // A branch: without one before it, the assembler moves the next wait up above the
-        // exponentials.
         wait_for_buffer();
         wgmma_wait<0>();
         registers_touch(s);
         registers_touch(dp);
         take_differences(weights, grads, s, dp, d);
-      } else {
+      };
+      if (FA3_SOFTCAP && p.softcap_log2 != 0.0f) {
         wait_for_buffer();
         wgmma_wait<0>();
         registers_touch(dp);
         take_capped_differences(weights, grads, s, dp, seen, first_query, lse, d, p.scale_log2,
                                 p.softcap_log2);
+      } else if (kShortStep && !masked) {
+        finish_scores(false);  // without the mask's registers
+      } else {
+        finish_scores(masked);
       }
       store_scores_gradient(grads, own_grad + (use & 1) * kGradBytes);
       if (kShortStep) issue_gradient(dv, weights, outputs, step > 0, [](int) {});

@@ -31,6 +31,38 @@ __device__ __forceinline__ void store_zeros(const fa3_gradient &g, int batch, in
     }
 }
 
+// Stores eight neighbouring columns of a row. Each thread of a quad has two columns, `even` and
+// `odd`, of the four groups of eight that the quad stores, and gets one group whole.
+__device__ __forceinline__ void store_group(const fa3_gradient &g, const float (&even)[4],
+                                            const float (&odd)[4], bool stored, int batch,
+                                            int64_t row, int head, int column) {
+  if (!g.is_float && !g.accumulate && g.vectors) {
+    uint32_t pairs[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) pairs[i] = pack_pair(even[i], odd[i]);
+    transpose_quad(pairs);
+    uint16_t *at = (uint16_t *)g.data + batch * g.stride_batch + row * g.stride_row +
+                   head * g.stride_head + column;
+    if (stored) *(uint4 *)at = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+    return;
+  }
+  uint32_t first[4], second[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    first[i] = __float_as_uint(even[i]);
+    second[i] = __float_as_uint(odd[i]);
+  }
+  transpose_quad(first);
+  transpose_quad(second);
+  float whole[8];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    whole[2 * i] = __uint_as_float(first[i]);
+    whole[2 * i + 1] = __uint_as_float(second[i]);
+  }
+  if (stored) store_gradient(g, batch, row, head, column, whole);
+}
+
 // Stores a warpgroup's 64 rows of kColumns, times `factor`. Rows from `rows` on are not stored, nor
 // columns left of `from`.
 template <int kColumns>
@@ -39,45 +71,46 @@ __device__ __forceinline__ void store_rows(const fa3_gradient &g, const float (&
                                            int head, int column, int from) {
   const int thread = thread_again() & 127, lane = thread & 3;
   const int row = thread / 32 * 16 + thread % 32 / 4;  // and the one eight below
-  const bool packed = !g.is_float && !g.accumulate && g.vectors;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const bool in_use = row + 8 * r < rows;
 #pragma unroll
     for (int j = 0; j < kColumns / 8; j += 4) {
-      // Of each four groups of eight columns this thread gets one, whole.
-      const int to = column + 8 * (j + lane);
-      const bool stored = in_use && to >= from && to < g.head_dim;
-      if (packed) {
-        uint32_t pairs[4];
+      float even[4], odd[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float *of = x + 4 * (j + i) + 2 * r;
-          pairs[i] = pack_pair(of[0] * factor, of[1] * factor);
-        }
-        transpose_quad(pairs);
-        uint16_t *at = (uint16_t *)g.data + batch * g.stride_batch +
-                       (int64_t)(first_row + row + 8 * r) * g.stride_row + head * g.stride_head +
-                       to;
-        if (stored) *(uint4 *)at = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
-      } else {
-        uint32_t even[4], odd[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          even[i] = __float_as_uint(x[4 * (j + i) + 2 * r] * factor);
-          odd[i] = __float_as_uint(x[4 * (j + i) + 2 * r + 1] * factor);
-        }
-        transpose_quad(even);
-        transpose_quad(odd);
-        float whole[8];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          whole[2 * i] = __uint_as_float(even[i]);
-          whole[2 * i + 1] = __uint_as_float(odd[i]);
-        }
-        if (stored) store_gradient(g, batch, first_row + row + 8 * r, head, to, whole);
+      for (int i = 0; i < 4; ++i) {
+        const float *of = x + 4 * (j + i) + 2 * r;
+        even[i] = of[0] * factor;
+        odd[i] = of[1] * factor;
       }
+      const int to = column + 8 * (j + lane);
+      const bool stored = row + 8 * r < rows && to >= from && to < g.head_dim;
+      store_group(g, even, odd, stored, batch, first_row + row + 8 * r, head, to);
     }
+  }
+}
+
+// The same of kRows rows and 64 columns, where x has columns as rows.
+template <int kRows>
+__device__ __forceinline__ void store_columns(const fa3_gradient &g, const float (&x)[kRows / 2],
+                                              float factor, int batch, int first_row, int rows,
+                                              int head, int column) {
+  const int thread = thread_again() & 127, lane = thread & 31;
+#pragma unroll
+  for (int j = 0; j < kRows / 8; j += 2) {
+    float even[4], odd[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      // Two rows of eight, and eight columns: transposed by halves of a float.
+      const float *of = x + 4 * (j + i / 2) + 2 * (i % 2);
+      const uint32_t a = __float_as_uint(of[0] * factor), b = __float_as_uint(of[1] * factor);
+      const uint32_t low = transpose_matrix(__byte_perm(a, b, 0x5410));
+      const uint32_t high = transpose_matrix(__byte_perm(a, b, 0x7632));
+      even[i] = __uint_as_float(__byte_perm(low, high, 0x5410));
+      odd[i] = __uint_as_float(__byte_perm(low, high, 0x7632));
+    }
+    const int row = 8 * (j + lane % 4 / 2) + lane / 4;
+    const int to = column + thread / 32 * 16 + lane % 2 * 8;
+    store_group(g, even, odd, row < rows && to < g.head_dim, batch, first_row + row, head, to);
   }
 }
 

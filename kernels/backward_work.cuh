@@ -11,7 +11,7 @@
 #include "wgmma.cuh"
 
 constexpr int kHeadDim = FA3_HEAD_DIM;
-constexpr int kTileM = FA3_TILE_M;   // queries per step, 64 or 128
+constexpr int kTileM = FA3_TILE_M;   // queries per step: 64, 80 or 128
 constexpr int kTileN = FA3_TILE_N;   // keys of a tile
 constexpr int kStages = FA3_STAGES;  // depth of the rings of Q and of dO
 
@@ -20,20 +20,23 @@ constexpr int kKeys = kTileN / kWarpgroups;  // of a warpgroup
 constexpr int kThreads = 128 * (kWarpgroups + 1);
 constexpr int kConsumerWarps = 4 * kWarpgroups;
 // What the launch allots (168 for every thread) is all there is to share out.
-constexpr int kProducerRegisters = 40;
-constexpr int kConsumerRegisters = 232;
+constexpr int kProducerRegisters = 24;
+constexpr int kConsumerRegisters = 240;
 constexpr int kWorkSlots = 2;  // the tile that is computed, and the next
 constexpr int kTurns = 4;      // steps that may have the leave to add, and not have added
 
 // The warpgroups share dQ's product: by rows if there are 128; else both take all rows and 64
-// columns, of which the second leaves out those that the first has too.
+// columns, of which the second leaves out those that the first has too. 80 rows are no multiple of
+// 64, which is what a product has: then it is dQ^T that is computed.
 constexpr bool kSplitRows = kTileM == 128;
-constexpr int kQueryColumns = kSplitRows ? kHeadDim : 64;
+constexpr bool kTransposed = kTileM == 80;
+constexpr int kQueryColumns = kSplitRows ? kHeadDim : kTransposed ? kTileM : 64;  // of the product
 constexpr int kSecondColumn = kSplitRows ? 0 : kHeadDim - 64;  // where the second begins
 constexpr int kOverlap = kSplitRows ? 0 : 64 - kSecondColumn;
-static_assert((kTileM == 64 || kTileM == 128) && kTileN == 128, "a step");
+static_assert((kTileM == 64 || kTileM == 80 || kTileM == 128) && kTileN == 128, "a step");
 static_assert(kHeadDim == FA3_HEAD_DIM_V, "head dims");
 static_assert(kSplitRows || kHeadDim >= 64, "dQ's columns");
+static_assert(!kTransposed || kHeadDim == 128, "a warpgroup has 64 columns of dQ^T");
 
 // A tile lies in shared memory as blocks of kChunk columns, row after row of kRowBytes, swizzled by
 // the copy engine.
@@ -42,10 +45,10 @@ constexpr int kRowBytes = 2 * kChunk;
 constexpr int kChunks = kHeadDim / kChunk;
 constexpr int kKeyBytes = kTileN * kHeadDim * 2;
 constexpr int kQueryBytes = kTileM * kHeadDim * 2;
-// dS: blocks of 64 queries, key after key.
+// dS: blocks of 64 queries, key after key; for dQ^T blocks of 64 keys, query after query.
 constexpr int kGradRowBytes = 128;
-constexpr int kGradBlockBytes = kTileN * kGradRowBytes;
-constexpr int kGradBytes = kTileM / 64 * kGradBlockBytes;
+constexpr int kGradBlockBytes = (kTransposed ? kTileM : kTileN) * kGradRowBytes;
+constexpr int kGradBytes = 2 * kTileM * kTileN;
 constexpr int kRowsBytes = 2 * kTileM * 4;  // lse and D
 
 // Shared memory, in bytes from a base aligned to 1024.
@@ -183,12 +186,9 @@ __device__ __forceinline__ void grant_turns(const fa3_backward_params &p, uint32
     wait_for_work(base, t);
     const work &w = work_of(t);
     if (w.last) break;
-    const fa3_mask mask = w.place.mask;
-    const int begin = w.blocks.begin, end = w.blocks.end, tile = w.tile;
     const int *counters = p.counters + (int64_t)w.head * p.queries_per_key * p.slots + w.place.slot;
-    finish_work(base, t);
-    for (int m = end - 1; m >= begin; --m) {
-      const int before = find_place(mask, m, tile).before;
+    for (int m = w.blocks.end - 1; m >= w.blocks.begin; --m) {
+      const int before = find_place(w.place.mask, m, w.tile).before;
       for (int g = 0; g < p.queries_per_key; ++g, ++use) {
         const uint32_t turn = ring_stage<kTurns>(use);
         mbarrier_wait(base + kTurnEmpty + 8 * turn, ring_parity<kTurns>(use) ^ 1);
@@ -200,6 +200,7 @@ __device__ __forceinline__ void grant_turns(const fa3_backward_params &p, uint32
         __syncwarp();
       }
     }
+    finish_work(base, t);
   }
 }
 
@@ -210,12 +211,9 @@ __device__ __forceinline__ void pass_turns(const fa3_backward_params &p, uint32_
     wait_for_work(base, t);
     const work &w = work_of(t);
     if (w.last) break;
-    const fa3_mask mask = w.place.mask;
-    const int begin = w.blocks.begin, end = w.blocks.end, tile = w.tile;
     int *counters = p.counters + (int64_t)w.head * p.queries_per_key * p.slots + w.place.slot;
-    finish_work(base, t);
-    for (int m = end - 1; m >= begin; --m) {
-      const place_in_order place = find_place(mask, m, tile);
+    for (int m = w.blocks.end - 1; m >= w.blocks.begin; --m) {
+      const place_in_order place = find_place(w.place.mask, m, w.tile);
       for (int g = 0; g < p.queries_per_key; ++g, ++use) {
         const uint32_t turn = ring_stage<kTurns>(use);
         mbarrier_wait(base + kTurnTaken + 8 * turn, ring_parity<kTurns>(use));
@@ -226,6 +224,7 @@ __device__ __forceinline__ void pass_turns(const fa3_backward_params &p, uint32_
         __syncwarp();
       }
     }
+    finish_work(base, t);
   }
 }
 

@@ -107,12 +107,27 @@ __device__ __forceinline__ float2 load_shared_pair(uint32_t address) {
 }
 
 // PTX ISA, "stmatrix": four 8x8 matrices of 16-bit values from registers to
-// shared memory; lane i gives the address of row i % 8 of matrix i / 8.
+// shared memory, as they are or transposed; lane i gives the address of row i % 8
+// of matrix i / 8.
+template <bool kTranspose = false>
 __device__ __forceinline__ void store_matrices(uint32_t address, uint32_t a, uint32_t b, uint32_t c,
                                                uint32_t d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
-               "r"(a), "r"(b), "r"(c), "r"(d)
-               : "memory");
+  if (kTranspose)
+    asm volatile(
+        "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+        "r"(a), "r"(b), "r"(c), "r"(d)
+        : "memory");
+  else
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+                 "r"(a), "r"(b), "r"(c), "r"(d)
+                 : "memory");
+}
+
+// PTX ISA, "movmatrix": an 8x8 matrix of 16-bit values, transposed.
+__device__ __forceinline__ uint32_t transpose_matrix(uint32_t x) {
+  uint32_t y;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+  return y;
 }
 
 #endif

@@ -154,26 +154,30 @@ __device__ __forceinline__ void wgmma_registers(float (&d)[kColumns / 2], const 
     static_assert(kColumns == 64, "no wrapper for this head dim");
 }
 
-// D = A B + D with both in shared memory and both transposed: A's rows run along M, B's along N, as
-// dQ = dS K needs it where dS is stored key by key. Their rows may differ in width.
-#define WGMMA_TRANSPOSED(columns, list, a, b, flag, ...)                                 \
+// D = A B + D with both in shared memory, A transposed: its rows run along M. B's run along N, as
+// dQ = dS K needs it where dS is stored key by key; or else along K, as dQ^T = K^T dS^T needs it
+// where dS is stored query by query. Their rows may differ in width.
+#define WGMMA_TRANSPOSED(columns, right, list, a, b, flag, ...)                          \
   asm volatile("{\n\t.reg .pred p;\n\t.reg .b64 a, b;\n\tsetp.ne.b32 p, " flag           \
                ", 0;\n\t"                                                                \
                "mov.b64 a, {" a "};\n\tmov.b64 b, {" b                                   \
                "};\n\t"                                                                  \
                "wgmma.mma_async.sync.aligned.m64n" #columns "k16." WGMMA_TYPES " {" list \
-               "}, a, b, p, 1, 1, 1, 1;\n\t}"                                            \
+               "}, a, b, p, 1, 1, 1, " #right ";\n\t}"                                   \
                : __VA_ARGS__                                                             \
                : "r"(a_tile), "r"(b_tile), "r"(a_high), "r"(b_high), "r"(accumulate))
 
-template <int kColumns>
+template <int kColumns, bool kRight = true>
 __device__ __forceinline__ void wgmma_transposed(float (&d)[kColumns / 2], uint32_t a_tile,
                                                  uint32_t a_high, uint32_t b_tile, uint32_t b_high,
                                                  int accumulate) {
-  if constexpr (kColumns == 64)
-    WGMMA_TRANSPOSED(64, WGMMA_LIST32, "%32,%34", "%33,%35", "%36", WGMMA_OUT32(d, 0));
-  else if constexpr (kColumns == 128)
-    WGMMA_TRANSPOSED(128, WGMMA_LIST64, "%64,%66", "%65,%67", "%68", WGMMA_OUT64(d, 0));
+  if constexpr (kColumns == 64 && kRight)
+    WGMMA_TRANSPOSED(64, 1, WGMMA_LIST32, "%32,%34", "%33,%35", "%36", WGMMA_OUT32(d, 0));
+  else if constexpr (kColumns == 128 && kRight)
+    WGMMA_TRANSPOSED(128, 1, WGMMA_LIST64, "%64,%66", "%65,%67", "%68", WGMMA_OUT64(d, 0));
+  else if constexpr (kColumns == 80 && !kRight)
+    WGMMA_TRANSPOSED(80, 0, WGMMA_LIST40, "%40,%42", "%41,%43", "%44", WGMMA_OUT32(d, 0),
+                     WGMMA_OUT8(d, 32));
   else
     static_assert(kColumns == 64, "no wrapper for this width");
 }

@@ -80,11 +80,11 @@ static struct problem make_backward_problem(int64_t seqlen_q, int64_t seqlen_k, 
 /* At every head dim, and where there is nothing to differentiate. */
 static void test_backward_plans(void **state) {
   (void)state;
-  static const int64_t lengths[] = {0, 1, 64, 129, 1000};
+  static const int64_t lengths[] = {0, 1, 64, 129, 1000, 2048};
   for (int64_t head_dim = 8; head_dim <= 256; head_dim += 8)
     for (int64_t value_head_dim = 8; value_head_dim <= 256; value_head_dim += 8)
-      for (int q = 0; q < 5; q++)
-        for (int k = 0; k < 5; k++) {
+      for (int q = 0; q < 6; q++)
+        for (int k = 0; k < 6; k++) {
           const struct problem problem =
               make_backward_problem(lengths[q], lengths[k], head_dim, value_head_dim);
           struct backward_plan plan;
@@ -94,6 +94,9 @@ static void test_backward_plans(void **state) {
           assert_true((int64_t)plan.tiles.blocks * kernel->tile_k >= lengths[k]);
           assert_true((int64_t)plan.blocks_q * kernel->tile_q >= lengths[q]);
           assert_true(plan.slots >= 2 * plan.blocks_q);
+          const size_t sums =
+              sizeof(float) * 6 * (size_t)plan.slots * (size_t)(kernel->tile_q * kernel->head_dim);
+          assert_true(plan.partial.offset + sums <= plan.workspace_size);
           const int section = backward_section(&plan, 132);
           assert_true(section >= 1 && section <= plan.tiles.heads * plan.tiles.batches);
         }
@@ -105,7 +108,7 @@ static int32_t section_of(int64_t head_dim, bool causal, int64_t bytes_per_head,
       .tiles = {.blocks = 4, .heads = heads, .batches = 8, .uneven = causal},
       .heads_in_turn = heads_in_turn,
       .bytes_per_head = bytes_per_head};
-  assert_int_equal(find_backward_kernel(FA3_BFLOAT16, head_dim, head_dim, false, &plan.kernel),
+  assert_int_equal(find_backward_kernel(FA3_BFLOAT16, head_dim, head_dim, false, 0, &plan.kernel),
                    FA3_OK);
   return backward_section(&plan, multiprocessors);
 }

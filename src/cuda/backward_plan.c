@@ -9,7 +9,7 @@
 
 /* The workspace is measured by these, so that its size does not fall where a larger head dim takes
  * a kernel with another tile. */
-enum { SMALLEST_TILE_M = 64, LARGEST_TILE_M = 128 };
+enum { SMALLEST_TILE_M = 64, ODD_TILE_M = 80, LARGEST_TILE_M = 128 };
 
 /* What a section of heads keeps in the L2 cache, and heads that it has whatever their size.
  * Measured: docs/notes/hopper-backward.md. */
@@ -64,7 +64,17 @@ static fa3_status plan_tiles(const struct problem *problem, struct backward_plan
 static int64_t padded_rows(const struct problem *problem) {
   if (problem->cu_seqlens_q)
     return problem->rows_q + (problem->batch + 1) * (int64_t)LARGEST_TILE_M;
-  return problem->batch * round_up(problem->rows_q, LARGEST_TILE_M);
+  return problem->batch *
+         larger(round_up(problem->rows_q, LARGEST_TILE_M), round_up(problem->rows_q, ODD_TILE_M));
+}
+
+/* How many queries of a head a tile of keys meets, for the choice of a kernel. Under a causal mask
+ * it is half of them in the mean; but the last tiles, which all others wait for, meet fewer. */
+static int64_t queries_of_tile(const struct problem *problem) {
+  const int64_t left = problem->window_left, right = problem->window_right;
+  const int64_t longest = smaller(problem->max_seqlen_q, problem->rows_q);
+  if (left >= MASK_UNBOUNDED && right >= MASK_UNBOUNDED) return longest;
+  return smaller(longest / 4, left + right + 1);
 }
 
 static fa3_status plan_workspace(const struct problem *problem, struct backward_plan *plan) {
@@ -98,7 +108,7 @@ static fa3_status plan_workspace(const struct problem *problem, struct backward_
 fa3_status plan_backward(const struct problem *problem, struct backward_plan *plan) {
   *plan = (struct backward_plan){0};
   TRY(find_backward_kernel(problem->query.dtype, problem->head_dim, problem->value_head_dim,
-                           problem->softcap > 0, &plan->kernel));
+                           problem->softcap > 0, queries_of_tile(problem), &plan->kernel));
   TRY(check_lengths(problem));
   TRY(plan_tiles(problem, plan));
   return plan_workspace(problem, plan);

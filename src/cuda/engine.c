@@ -46,7 +46,7 @@ static fa3_status supports(const fa3_capability *capability) {
   int32_t kernel;
   if (capability->phase == FA3_BACKWARD)
     return find_backward_kernel(dtype, capability->head_dim, capability->value_head_dim,
-                                capability->features & FA3_FEATURE_SOFTCAP, &kernel);
+                                capability->features & FA3_FEATURE_SOFTCAP, 0, &kernel);
   return find_forward_kernel(dtype, capability->head_dim, capability->value_head_dim,
                              capability->features & FA3_FEATURE_SOFTCAP, &kernel);
 }

@@ -65,27 +65,30 @@ const struct forward_kernel forward_kernels[FORWARD_KERNELS] = {
 #include "kernels/variants.def"
 };
 
-#define BACKWARD(dtype_, head_dim_, value_head_dim_, softcap_, tile_q_, tile_k_, threads_, \
-                 cluster_, shared_bytes_)                                                  \
-  {.name = "sm_90a_" #tile_q_ "x" #tile_k_,                                                \
-   .cubin = CUBIN(backward_##dtype_##_##head_dim_##_##value_head_dim_##_##softcap_),       \
-   .dtype = DTYPE_##dtype_,                                                                \
-   .head_dim = (head_dim_),                                                                \
-   .value_head_dim = (value_head_dim_),                                                    \
-   .softcap = (softcap_),                                                                  \
-   .tile_q = (tile_q_),                                                                    \
-   .tile_k = (tile_k_),                                                                    \
-   .threads = (threads_),                                                                  \
-   .cluster = (cluster_),                                                                  \
-   .chunk = FA3_BACKWARD_CHUNK(head_dim_, value_head_dim_),                                \
+#define BACKWARD(dtype_, head_dim_, value_head_dim_, softcap_, tile_q_, tile_k_, least_queries_, \
+                 threads_, cluster_, shared_bytes_)                                              \
+  {.name = "sm_90a_" #tile_q_ "x" #tile_k_,                                                      \
+   .cubin = CUBIN(backward_##dtype_##_##head_dim_##_##value_head_dim_##_##softcap_),             \
+   .dtype = DTYPE_##dtype_,                                                                      \
+   .head_dim = (head_dim_),                                                                      \
+   .value_head_dim = (value_head_dim_),                                                          \
+   .softcap = (softcap_),                                                                        \
+   .tile_q = (tile_q_),                                                                          \
+   .tile_k = (tile_k_),                                                                          \
+   .least_queries = (least_queries_),                                                            \
+   .threads = (threads_),                                                                        \
+   .cluster = (cluster_),                                                                        \
+   .chunk = FA3_BACKWARD_CHUNK(head_dim_, value_head_dim_),                                      \
    .shared_bytes = (shared_bytes_)},
 
 const struct backward_kernel backward_kernels[BACKWARD_KERNELS] = {
-#define FA3_BACKWARD(dtype, head_dim, value_head_dim, softcap, tile_m, tile_n, stages)        \
-  BACKWARD(dtype, head_dim, value_head_dim, softcap, tile_m, tile_n, FA3_BACKWARD_THREADS, 1, \
+#define FA3_BACKWARD(dtype, head_dim, value_head_dim, softcap, tile_m, tile_n, stages, \
+                     least_queries)                                                    \
+  BACKWARD(dtype, head_dim, value_head_dim, softcap, tile_m, tile_n, least_queries,    \
+           FA3_BACKWARD_THREADS, 1,                                                    \
            FA3_BACKWARD_SHARED_BYTES(head_dim, value_head_dim, tile_m, tile_n, stages))
-#define FA3_BACKWARD_WIDE(dtype, head_dim, value_head_dim, softcap, grad_stages, ds_stages) \
-  BACKWARD(dtype, head_dim, value_head_dim, softcap, 64, 128, FA3_BACKWARD_WIDE_THREADS, 2, \
+#define FA3_BACKWARD_WIDE(dtype, head_dim, value_head_dim, softcap, grad_stages, ds_stages)    \
+  BACKWARD(dtype, head_dim, value_head_dim, softcap, 64, 128, 0, FA3_BACKWARD_WIDE_THREADS, 2, \
            FA3_BACKWARD_WIDE_SHARED_BYTES(head_dim, value_head_dim, grad_stages, ds_stages))
 #include "kernels/variants.def"
 };
@@ -111,11 +114,12 @@ fa3_status find_forward_kernel(fa3_dtype dtype, int64_t head_dim, int64_t value_
 }
 
 fa3_status find_backward_kernel(fa3_dtype dtype, int64_t head_dim, int64_t value_head_dim,
-                                bool softcap, int32_t *kernel) {
+                                bool softcap, int64_t queries, int32_t *kernel) {
   for (int32_t k = 0; k < BACKWARD_KERNELS; k++) {
     const struct backward_kernel *candidate = &backward_kernels[k];
     if (candidate->dtype == dtype && candidate->head_dim >= head_dim &&
-        candidate->value_head_dim >= value_head_dim && (candidate->softcap || !softcap)) {
+        candidate->value_head_dim >= value_head_dim && (candidate->softcap || !softcap) &&
+        candidate->least_queries <= queries) {
       *kernel = k;
       return FA3_OK;
     }

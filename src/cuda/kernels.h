@@ -29,6 +29,7 @@ struct backward_kernel {
   bool softcap;
   int32_t tile_q;
   int32_t tile_k;
+  int32_t least_queries; /* that a tile of keys meets: with fewer another kernel is faster */
   int32_t threads;
   int32_t cluster; /* blocks that share a tile */
   int32_t chunk;
@@ -70,7 +71,8 @@ int32_t kernels_cuda_version(void);
 fa3_status find_forward_kernel(fa3_dtype dtype, int64_t head_dim, int64_t value_head_dim,
                                bool softcap, int32_t *kernel);
 
+/* Likewise; a tile of keys meets `queries` queries of a head. */
 fa3_status find_backward_kernel(fa3_dtype dtype, int64_t head_dim, int64_t value_head_dim,
-                                bool softcap, int32_t *kernel);
+                                bool softcap, int64_t queries, int32_t *kernel);
 
 #endif
