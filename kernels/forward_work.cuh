@@ -148,20 +148,18 @@ __device__ __forceinline__ work find_work(const fa3_forward_params &p, int index
 }
 
 __device__ __forceinline__ void schedule(const fa3_forward_params &p, uint32_t base) {
-  const int workers = gridDim.x, worker = blockIdx.x;
+  const int workers = gridDim.x;
   const int total = fa3_tile_count(&p.tiles);
   uint32_t done = 0;
   for (int round = 0;; ++round) {
-    int index = fa3_tile_index(&p.tiles, worker, workers, round);
-    bool last = round * workers >= total;
+    int index = round * workers + blockIdx.x;
     if (p.next_tile != nullptr && round > 0) {
       // A tile that is taken early waits here while others run dry.
       if (done > 0) mbarrier_wait(base + kWorkWanted, (done - 1) & 1);
       if ((threadIdx.x & 31) == 0) index = workers + atomicAdd(p.next_tile, 1);
       index = __shfl_sync(0xffffffff, index, 0);
-      last = index >= total;
     }
-    if (!last && index >= total) continue;
+    const bool last = index >= total;
     work w;
     if (!last) {
       w = find_work(p, index);

@@ -8,7 +8,7 @@
  * longest first, then the upper half of what is left, and so on down to the first
  * row block. Each time keys and values are read from memory anew, which is dear
  * where heads are short: of up to four row blocks only the first is kept for later.
- * Workers take turns, or ask a counter for the next index. */
+ * Where tiles differ in length, workers ask a counter for the next index; else they take turns. */
 #ifndef FA3_SCHEDULER_H
 #define FA3_SCHEDULER_H
 
@@ -33,15 +33,6 @@ typedef struct {
 
 FA3_SHARED int fa3_tile_count(const fa3_tile_space *space) {
   return space->blocks * space->heads * space->batches;
-}
-
-/* The index that `worker` of `workers` takes in its `round`-th turn; at or beyond
- * the tile count, it has none in this round. Every second round is dealt backwards
- * where tiles get shorter, so that the longest of one goes with the shortest of
- * the next. */
-FA3_SHARED int fa3_tile_index(const fa3_tile_space *space, int worker, int workers, int round) {
-  const int turned = space->uneven && (round & 1);
-  return round * workers + (turned ? workers - 1 - worker : worker);
 }
 
 FA3_SHARED fa3_tile fa3_tile_at(const fa3_tile_space *space, int index) {
