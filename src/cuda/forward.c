@@ -143,7 +143,8 @@ static fa3_status launch_attention(const struct call *call) {
                       .y = 1,
                       .z = 1,
                       .threads = (unsigned)kernel->threads,
-                      .shared_bytes = (unsigned)kernel->shared_bytes};
+                      .shared_bytes = (unsigned)kernel->shared_bytes,
+                      .dependent = true};
   return launch_kernel(&call->launch, device->forward[plan->kernel], &grid, &params);
 }
 

@@ -160,6 +160,10 @@ static void test_hundred_runs(void **state) {
     run(&full, (uint64_t)calls++);
     run(&grouped, (uint64_t)calls++);
   }
+  /* Queries enough for the kernel that takes more of them at a time (kernels/variants.def). */
+  struct gradient_spec longer = make_spec(128, 1, 0);
+  longer.forward.max_seqlen_q = 2100;
+  run(&longer, (uint64_t)calls++);
 }
 
 int main(void) {

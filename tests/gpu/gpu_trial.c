@@ -23,6 +23,17 @@ static struct spec random_forward(struct rng *rng) {
     spec.max_seqlen_k = rng_between(rng, 500, 5000);
     if (rng_chance(rng, 0.3)) spec.max_seqlen_q = rng_between(rng, 500, 3000) / spec.group + 1;
   }
+  /* Queries enough for the backward kernel that takes more of them at a time (variants.def). */
+  if (rng_chance(rng, 0.06)) {
+    const bool masked = spec.flags & (FA3_CAUSAL | FA3_WINDOW);
+    spec.batch = 1;
+    spec.heads_k = 1;
+    spec.group = rng_between(rng, 1, 2);
+    spec.head_dim = spec.value_head_dim = RNG_PICK(rng, 104, 112, 128, 128);
+    spec.softcap = 0;
+    spec.max_seqlen_q = rng_between(rng, 2048, 2300) * (masked ? 4 : 1);
+    spec.max_seqlen_k = rng_between(rng, 1, 600);
+  }
   return spec;
 }
 
