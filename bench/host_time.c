@@ -1,5 +1,7 @@
 /* How long fa3_forward and fa3_backward keep the calling thread on a GPU, with everything loaded:
- * the median over many calls of a small problem, queued without waiting. */
+ * the median over many calls of a small problem, queued without waiting. Other work on the host
+ * only adds to it, so that of several rounds the shortest is what the calls cost; the longest is
+ * printed beside it. */
 #include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -9,7 +11,7 @@
 
 #include "fa3.h"
 
-enum { CALLS = 2000, IN_FLIGHT = 50 };
+enum { ROUNDS = 7, CALLS = 1000, IN_FLIGHT = 50 };
 
 static double seconds(void) {
   struct timespec now;
@@ -43,7 +45,7 @@ static int run(const struct call *call) {
   return status;
 }
 
-static int measure(const struct call *call, int (*synchronize)(void)) {
+static int measure_round(const struct call *call, int (*synchronize)(void), double *median) {
   static double times[CALLS];
   for (int i = 0; i < CALLS; i++) {
     if (i % IN_FLIGHT == 0) synchronize();
@@ -53,8 +55,17 @@ static int measure(const struct call *call, int (*synchronize)(void)) {
   }
   synchronize();
   qsort(times, CALLS, sizeof *times, compare);
-  printf("%s: median %.2f us, 90%% below %.2f us of host time a call\n", call->name,
-         1e6 * times[CALLS / 2], 1e6 * times[CALLS * 9 / 10]);
+  *median = times[CALLS / 2];
+  return 0;
+}
+
+static int measure(const struct call *call, int (*synchronize)(void)) {
+  double medians[ROUNDS];
+  for (int i = 0; i < ROUNDS; i++)
+    if (measure_round(call, synchronize, &medians[i])) return 1;
+  qsort(medians, ROUNDS, sizeof *medians, compare);
+  printf("%s: %.2f us of host time a call (the slowest of %d rounds: %.2f us)\n", call->name,
+         1e6 * medians[0], ROUNDS, 1e6 * medians[ROUNDS - 1]);
   return 0;
 }
 

@@ -102,6 +102,30 @@ static void test_backward_plans(void **state) {
         }
 }
 
+static int32_t queries_of_step(int64_t head_dim, int64_t seqlen_q, uint32_t flags, float softcap) {
+  struct problem problem = make_backward_problem(seqlen_q, 300, head_dim, head_dim);
+  struct backward_plan plan;
+  if (flags & FA3_CAUSAL) problem.window_right = 0;
+  if (flags & FA3_WINDOW) problem.window_left = 1000;
+  problem.softcap = softcap;
+  assert_int_equal(plan_backward(&problem, &plan), FA3_OK);
+  return backward_kernels[plan.kernel].tile_q;
+}
+
+/* More queries at a time where a tile of keys meets many. */
+static void test_backward_kernel_by_length(void **state) {
+  (void)state;
+  assert_int_equal(queries_of_step(128, 2047, 0, 0), 64);
+  assert_int_equal(queries_of_step(128, 2048, 0, 0), 80);
+  assert_int_equal(queries_of_step(104, 2048, 0, 0), 80);
+  assert_int_equal(queries_of_step(96, 2048, 0, 0), 64);
+  assert_int_equal(queries_of_step(128, 2048, 0, 30), 64);
+  assert_int_equal(queries_of_step(128, 8191, FA3_CAUSAL, 0), 64);
+  assert_int_equal(queries_of_step(128, 8192, FA3_CAUSAL, 0), 80);
+  assert_int_equal(queries_of_step(128, 100000, FA3_CAUSAL | FA3_WINDOW, 0), 64);
+  assert_int_equal(queries_of_step(64, 2048, 0, 0), 128);
+}
+
 static int32_t section_of(int64_t head_dim, bool causal, int64_t bytes_per_head,
                           int32_t heads_in_turn, int32_t heads, int multiprocessors) {
   struct backward_plan plan = {
@@ -285,17 +309,12 @@ static void test_tiles_cover_the_mask(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_every_head_dim),
-      cmocka_unit_test(test_kernels_fit),
-      cmocka_unit_test(test_backward_plans),
-      cmocka_unit_test(test_backward_section),
-      cmocka_unit_test(test_packing),
-      cmocka_unit_test(test_staging),
-      cmocka_unit_test(test_limits),
-      cmocka_unit_test(test_every_tile_once),
-      cmocka_unit_test(test_long_tiles_first),
-      cmocka_unit_test(test_masks_agree),
-      cmocka_unit_test(test_tiles_cover_the_mask),
+      cmocka_unit_test(test_every_head_dim),   cmocka_unit_test(test_kernels_fit),
+      cmocka_unit_test(test_backward_plans),   cmocka_unit_test(test_backward_kernel_by_length),
+      cmocka_unit_test(test_backward_section), cmocka_unit_test(test_packing),
+      cmocka_unit_test(test_staging),          cmocka_unit_test(test_limits),
+      cmocka_unit_test(test_every_tile_once),  cmocka_unit_test(test_long_tiles_first),
+      cmocka_unit_test(test_masks_agree),      cmocka_unit_test(test_tiles_cover_the_mask),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

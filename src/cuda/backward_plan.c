@@ -68,8 +68,9 @@ static int64_t padded_rows(const struct problem *problem) {
          larger(round_up(problem->rows_q, LARGEST_TILE_M), round_up(problem->rows_q, ODD_TILE_M));
 }
 
-/* How many queries of a head a tile of keys meets, for the choice of a kernel. Under a causal mask
- * it is half of them in the mean; but the last tiles, which all others wait for, meet fewer. */
+/* How many queries of a head a tile of keys meets, for the choice of a kernel. With a mask on both
+ * sides no more than its width; on one side half of all in the mean, which count for half of that,
+ * as measured (docs/notes/hopper-backward.md). */
 static int64_t queries_of_tile(const struct problem *problem) {
   const int64_t left = problem->window_left, right = problem->window_right;
   const int64_t longest = smaller(problem->max_seqlen_q, problem->rows_q);
