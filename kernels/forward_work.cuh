@@ -152,7 +152,8 @@ __device__ __forceinline__ void schedule(const fa3_forward_params &p, uint32_t b
   const int total = fa3_tile_count(&p.tiles);
   uint32_t done = 0;
   for (int round = 0;; ++round) {
-    int index = round * workers + blockIdx.x;
+    // Not always the same tiles of a head, of which the last may be shorter.
+    int index = round * workers + (blockIdx.x + round) % workers;
     if (p.next_tile != nullptr && round > 0) {
       // A tile that is taken early waits here while others run dry.
       if (done > 0) mbarrier_wait(base + kWorkWanted, (done - 1) & 1);
