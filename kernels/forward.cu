@@ -31,7 +31,7 @@ __device__ __forceinline__ void pass_turn(int warpgroup) {
 
 // How many of a thread's scores become exponentials before the wait for the product
 // that runs meanwhile.
-constexpr int kAhead = kTileN / 4;
+constexpr int kAhead = kTileN / 8;
 
 // Whether references move only if they have to. With three warpgroups the multiplications hide
 // behind the other two.
