@@ -69,11 +69,14 @@ static int measure(const struct call *call, int (*synchronize)(void)) {
   return 0;
 }
 
-/* Of the problem, which is small. */
-enum { SEQLEN = 128, HEADS = 16, HEAD_DIM = 128 };
+/* Of the problem, which is small, but has more tiles than a GPU has multiprocessors. */
+enum { SEQLEN = 128, HEADS = 160, HEAD_DIM = 128 };
+
+/* Memory in places that hold a tensor each; the workspace has what follows them. */
+enum { PLACE_BYTES = 1 << 23, PLACES = 9, WORKSPACE_BYTES = 1 << 25 };
 
 static fa3_tensor tensor(char *memory, int place) {
-  return fa3_dense(memory + ((size_t)place << 20), FA3_BFLOAT16, 1, SEQLEN, HEADS, HEAD_DIM);
+  return fa3_dense(memory + (size_t)place * PLACE_BYTES, FA3_BFLOAT16, 1, SEQLEN, HEADS, HEAD_DIM);
 }
 
 int main(void) {
@@ -91,11 +94,10 @@ int main(void) {
   *(void **)&create = function("cuStreamCreate");
   void *context, *stream;
   uint64_t memory;
-  if (retain(&context, 0) || set_current(context) || allocate(&memory, 1 << 25) ||
-      create(&stream, 1))
+  if (retain(&context, 0) || set_current(context) ||
+      allocate(&memory, PLACES * PLACE_BYTES + WORKSPACE_BYTES) || create(&stream, 1))
     return 1;
   char *at = (char *)memory;
-  const size_t workspace_size = 1 << 24;
   struct call call = {.forward = {.struct_size = sizeof call.forward,
                                   .device = device,
                                   .stream = stream,
@@ -103,8 +105,8 @@ int main(void) {
                                   .key = tensor(at, 1),
                                   .value = tensor(at, 2),
                                   .output = tensor(at, 3),
-                                  .workspace = at + workspace_size,
-                                  .workspace_size = workspace_size},
+                                  .workspace = at + PLACES * PLACE_BYTES,
+                                  .workspace_size = WORKSPACE_BYTES},
                       .backward = {.struct_size = sizeof call.backward,
                                    .device = device,
                                    .stream = stream,
@@ -112,13 +114,13 @@ int main(void) {
                                    .key = tensor(at, 1),
                                    .value = tensor(at, 2),
                                    .output = tensor(at, 3),
-                                   .lse = fa3_lse(at + (4 << 20), 1, HEADS, SEQLEN),
+                                   .lse = fa3_lse(at + 4 * PLACE_BYTES, 1, HEADS, SEQLEN),
                                    .grad_output = tensor(at, 5),
                                    .grad_query = tensor(at, 6),
                                    .grad_key = tensor(at, 7),
                                    .grad_value = tensor(at, 8),
-                                   .workspace = at + workspace_size,
-                                   .workspace_size = workspace_size}};
+                                   .workspace = at + PLACES * PLACE_BYTES,
+                                   .workspace_size = WORKSPACE_BYTES}};
   static const char *const names[] = {"forward, full", "forward, causal", "backward, full",
                                       "backward, causal"};
   for (int kind = 0; kind < 4; kind++) {

@@ -27,8 +27,9 @@
 #include "backward_work.cuh"
 
 // With steps of 64 or 80 queries the warpgroups take turns at the first two products, so that one's
-// exponentials fall in the time of the other's products, and dV is issued while dS is on its way.
-// With 128 neither pays. Measured: docs/notes/hopper-backward.md.
+// exponentials fall in the time of the other's products; dV is issued while dS is on its way, and
+// the next step's queries are waited for while dK runs. With 128 none of this pays. Measured:
+// docs/notes/hopper-backward.md.
 constexpr bool kShortStep = kTileM < 128;
 
 __device__ __forceinline__ void take_turn(int warpgroup) {
@@ -278,9 +279,7 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
     auto partial_of = [&](const query_step &q) {
       const int64_t slot = (int64_t)q.head * p.slots + w.place.slot + q.block;
       return (float4 *)(p.partial + slot * (kTileM * kHeadDim)) +
-             (kSplitRows    ? warpgroup * (64 * kHeadDim / 4)
-              : kTransposed ? warpgroup * (64 * kTileM / 4)
-                            : column / 8 * 128) +
+             (kSplitRows || kTransposed ? warpgroup * kQueryColumns : column) / 8 * 128 +
              (thread_again() & 127);
     };
     auto wait_for_turn = [&]() {
@@ -355,12 +354,12 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
       wgmma_wait<1>();
       pass_turn(warpgroup);
       registers_touch(s);
-      auto finish_scores = [&](bool masked) {
+      auto finish_scores = [&](bool hides) {
         take_exponentials(s, lse, p.scale_log2);
         // The assembler moves the next wait up above the exponentials, or them down below it, but
         // not across a branch that may change what they give. Where none is needed, this one is
         // never taken, which it cannot know.
-        if (masked) {
+        if (hides) {
           hide(s, seen, first_query);
         } else if (kShortStep && isnan(p.scale)) {
 #pragma unroll

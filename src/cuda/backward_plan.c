@@ -9,7 +9,7 @@
 
 /* The workspace is measured by these, so that its size does not fall where a larger head dim takes
  * a kernel with another tile. */
-enum { SMALLEST_TILE_M = 64, ODD_TILE_M = 80, LARGEST_TILE_M = 128 };
+enum { SMALLEST_TILE_M = 64, MIDDLE_TILE_M = 80, LARGEST_TILE_M = 128 };
 
 /* What a section of heads keeps in the L2 cache, and heads that it has whatever their size.
  * Measured: docs/notes/hopper-backward.md. */
@@ -64,8 +64,8 @@ static fa3_status plan_tiles(const struct problem *problem, struct backward_plan
 static int64_t padded_rows(const struct problem *problem) {
   if (problem->cu_seqlens_q)
     return problem->rows_q + (problem->batch + 1) * (int64_t)LARGEST_TILE_M;
-  return problem->batch *
-         larger(round_up(problem->rows_q, LARGEST_TILE_M), round_up(problem->rows_q, ODD_TILE_M));
+  return problem->batch * larger(round_up(problem->rows_q, LARGEST_TILE_M),
+                                 round_up(problem->rows_q, MIDDLE_TILE_M));
 }
 
 /* How many queries of a head a tile of keys meets, for the choice of a kernel. With a mask on both

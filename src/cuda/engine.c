@@ -44,6 +44,7 @@ static fa3_status supports(const fa3_capability *capability) {
                      " (query and key, value): expected multiples of 8",
                      capability->head_dim, capability->value_head_dim);
   int32_t kernel;
+  /* A kernel that takes any number of queries takes all calls of its kind. */
   if (capability->phase == FA3_BACKWARD)
     return find_backward_kernel(dtype, capability->head_dim, capability->value_head_dim,
                                 capability->features & FA3_FEATURE_SOFTCAP, 0, &kernel);

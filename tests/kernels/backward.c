@@ -172,13 +172,7 @@ static bool check(struct run *run) {
 
 static void bench(struct run *run) {
   for (int64_t head_dim = 64; head_dim <= 128; head_dim *= 2) {
-    const struct call_shape shape = {.batch = 1,
-                                     .seqlen_q = 1024,
-                                     .seqlen_k = 1024,
-                                     .heads_k = 8,
-                                     .group = 1,
-                                     .head_dim = head_dim,
-                                     .value_head_dim = head_dim};
+    const struct call_shape shape = timed_call_shape(head_dim);
     struct call c = call_new(run, &shape);
     run_forward(&c);
     call_plan(&c, 0);

@@ -25,3 +25,13 @@ struct call_shape random_call_shape(struct rng *rng) {
   if (rng_chance(rng, 0.2)) shape.softcap = 20;
   return shape;
 }
+
+struct call_shape timed_call_shape(int64_t head_dim) {
+  return (struct call_shape){.batch = 1,
+                             .seqlen_q = 1024,
+                             .seqlen_k = 1024,
+                             .heads_k = 8,
+                             .group = 1,
+                             .head_dim = head_dim,
+                             .value_head_dim = head_dim};
+}

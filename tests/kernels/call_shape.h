@@ -16,4 +16,7 @@ struct call_shape {
 /* Lengths are around the edges of the tiles. */
 struct call_shape random_call_shape(struct rng *rng);
 
+/* What the loops are timed on: eight heads of 1024 rows. */
+struct call_shape timed_call_shape(int64_t head_dim);
+
 #endif
