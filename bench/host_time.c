@@ -75,8 +75,12 @@ enum { SEQLEN = 128, HEADS = 160, HEAD_DIM = 128 };
 /* Memory in places that hold a tensor each; the workspace has what follows them. */
 enum { PLACE_BYTES = 1 << 23, PLACES = 9, WORKSPACE_BYTES = 1 << 25 };
 
-static fa3_tensor tensor(char *memory, int place) {
-  return fa3_dense(memory + (size_t)place * PLACE_BYTES, FA3_BFLOAT16, 1, SEQLEN, HEADS, HEAD_DIM);
+static char *place(char *memory, size_t number) {
+  return memory + number * PLACE_BYTES;
+}
+
+static fa3_tensor tensor(char *memory, size_t number) {
+  return fa3_dense(place(memory, number), FA3_BFLOAT16, 1, SEQLEN, HEADS, HEAD_DIM);
 }
 
 int main(void) {
@@ -95,7 +99,7 @@ int main(void) {
   void *context, *stream;
   uint64_t memory;
   if (retain(&context, 0) || set_current(context) ||
-      allocate(&memory, PLACES * PLACE_BYTES + WORKSPACE_BYTES) || create(&stream, 1))
+      allocate(&memory, (size_t)PLACES * PLACE_BYTES + WORKSPACE_BYTES) || create(&stream, 1))
     return 1;
   char *at = (char *)memory;
   struct call call = {.forward = {.struct_size = sizeof call.forward,
@@ -105,7 +109,7 @@ int main(void) {
                                   .key = tensor(at, 1),
                                   .value = tensor(at, 2),
                                   .output = tensor(at, 3),
-                                  .workspace = at + PLACES * PLACE_BYTES,
+                                  .workspace = place(at, PLACES),
                                   .workspace_size = WORKSPACE_BYTES},
                       .backward = {.struct_size = sizeof call.backward,
                                    .device = device,
@@ -114,12 +118,12 @@ int main(void) {
                                    .key = tensor(at, 1),
                                    .value = tensor(at, 2),
                                    .output = tensor(at, 3),
-                                   .lse = fa3_lse(at + 4 * PLACE_BYTES, 1, HEADS, SEQLEN),
+                                   .lse = fa3_lse(place(at, 4), 1, HEADS, SEQLEN),
                                    .grad_output = tensor(at, 5),
                                    .grad_query = tensor(at, 6),
                                    .grad_key = tensor(at, 7),
                                    .grad_value = tensor(at, 8),
-                                   .workspace = at + PLACES * PLACE_BYTES,
+                                   .workspace = place(at, PLACES),
                                    .workspace_size = WORKSPACE_BYTES}};
   static const char *const names[] = {"forward, full", "forward, causal", "backward, full",
                                       "backward, causal"};
