@@ -47,7 +47,9 @@ constexpr int kValueBytes = kTileN * kHeadDimV * 2;
 // The output leaves through a few rows of shared memory of each warp, this many
 // chunks of columns at a time.
 constexpr int kStageChunks = kChunksV < 2 ? 1 : 2;
-constexpr int kStageBytes = 16 * kRowBytes * kStageChunks;  // of a warp
+constexpr int kStageChunkBytes = 16 * kRowBytes;  // of a warp
+constexpr int kStageBytes = kStageChunkBytes * kStageChunks;
+constexpr int kUnits = kChunk / 8;  // of 16 bytes in a row of a chunk
 
 static_assert(kHeadDim % kChunk == 0 && kHeadDimV % kChunk == 0 && kTileN % 8 == 0, "tile sizes");
 
@@ -80,9 +82,18 @@ enum { kBarrierTurn = 1 };  // named barriers kBarrierTurn + warpgroup; 0 is __s
 
 extern __shared__ __align__(1024) unsigned char shared[];
 
+// For the host to give out: each is zero whenever nobody uses it.
+extern "C" {
+__device__ unsigned tile_counters[FA3_TILE_COUNTERS];
+}
+
 // One output tile of this block: which rows, and which tiles of keys it needs.
 // The scheduling warp leaves it in shared memory for the others.
 struct __align__(16) work {
+  struct {
+    fa3_range tiles;  // of keys, that its rows need
+    fa3_range whole;  // those of them that all its rows see entirely
+  } warpgroup[kWarpgroups];
   int head, batch;  // as coordinates of the tensor maps
   int key_batch;
   int first;      // the block's first query within its sequence
@@ -91,10 +102,6 @@ struct __align__(16) work {
   fa3_mask mask;
   fa3_range tiles;  // of keys, for the whole block
   int last;         // no tile: the work is done
-  struct {
-    fa3_range tiles;  // of keys, that its rows need
-    fa3_range whole;  // those of them that all its rows see entirely
-  } warpgroup[kWarpgroups];
 };
 static_assert(sizeof(work) <= kWorkBytes, "a work slot");
 
@@ -157,7 +164,12 @@ __device__ __forceinline__ void schedule(const fa3_forward_params &p, uint32_t b
     if (p.next_tile != nullptr && round > 0) {
       // A tile that is taken early waits here while others run dry.
       if (done > 0) mbarrier_wait(base + kWorkWanted, (done - 1) & 1);
-      if ((threadIdx.x & 31) == 0) index = workers + atomicAdd(p.next_tile, 1);
+      if ((threadIdx.x & 31) == 0) {
+        const int taken = atomicAdd(p.next_tile, 1);
+        // Each worker asks once in vain. The last leaves the counter as the launch found it.
+        if (taken == total - 1) *p.next_tile = 0;
+        index = workers + taken;
+      }
       index = __shfl_sync(0xffffffff, index, 0);
     }
     const bool last = index >= total;

@@ -28,7 +28,8 @@ static fa3_status find_context(const struct cuda_device *device, CUstream stream
 static fa3_status inspect(const struct cuda_device *device, CUcontext context,
                           struct cuda_scope *scope) {
   scope->multiprocessors = device->multiprocessors;
-  if (context == device->primary) return FA3_OK;
+  scope->primary = context == device->primary;
+  if (scope->primary) return FA3_OK;
   CUdevice owner;
   TRY_CUDA(device->driver, cuCtxGetDevice, &owner);
   if (owner != device->device)

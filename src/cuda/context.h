@@ -11,6 +11,7 @@ struct cuda_scope {
   const struct cuda_driver *driver;
   CUstream stream;
   bool pushed;
+  bool primary;        /* the context is the device's primary one */
   int multiprocessors; /* that the context may use; fewer in a green context */
   int capture_mode;    /* the thread's own, to be put back */
 };

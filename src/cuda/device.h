@@ -9,6 +9,7 @@ struct cuda_device {
   const struct cuda_driver *driver;
   CUcontext primary;
   CUkernel forward[FORWARD_KERNELS];
+  CUdeviceptr tile_counters[FORWARD_KERNELS]; /* each kernel's, in the primary context */
   CUkernel backward[BACKWARD_KERNELS];
   CUkernel backward_prepare[2]; /* for float16 and bfloat16, as backward_sink */
   CUkernel backward_sink[2];

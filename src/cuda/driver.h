@@ -85,6 +85,7 @@ struct cuda_driver {
   CUresult (*cuCtxGetDevice)(CUdevice *device);
   CUresult (*cuStreamGetCtx)(CUstream stream, CUcontext *context);
   CUresult (*cuStreamIsCapturing)(CUstream stream, int *status);
+  CUresult (*cuStreamGetId)(CUstream stream, uint64_t *id);
   CUresult (*cuThreadExchangeStreamCaptureMode)(int *mode);
   CUresult (*cuPointerGetAttributes)(unsigned count, int *attributes, void **values,
                                      CUdeviceptr pointer);
@@ -96,6 +97,8 @@ struct cuda_driver {
                                 void *jit_values, unsigned jit_count, void *options, void *values,
                                 unsigned count);
   CUresult (*cuLibraryGetKernel)(CUkernel *kernel, CUlibrary library, const char *name);
+  CUresult (*cuLibraryGetGlobal)(CUdeviceptr *address, size_t *bytes, CUlibrary library,
+                                 const char *name);
   CUresult (*cuKernelSetAttribute)(int attribute, int value, CUkernel kernel, CUdevice device);
   CUresult (*cuKernelGetFunction)(CUfunction *function, CUkernel kernel);
   CUresult (*cuLaunchKernelEx)(const struct CUlaunchConfig *config, CUkernel kernel,

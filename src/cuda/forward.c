@@ -6,6 +6,7 @@
 #include "cuda/kernels.h"
 #include "cuda/scales.h"
 #include "cuda/tensor_map.h"
+#include "cuda/tile_counter.h"
 #include "error.h"
 #include "kernels/mask.h"
 
@@ -89,6 +90,17 @@ static fa3_status set_tensor_maps(const struct call *call, fa3_forward_params *p
                          keys ? value->data : query->data, 4, value_map, &params->value);
 }
 
+/* Where blocks take their tiles from: zero at the launch. */
+static fa3_status find_tile_counter(const struct call *call, fa3_forward_params *params) {
+  const struct launch *launch = &call->launch;
+  params->next_tile = cuda_tile_counter(launch->device, launch->scope, call->plan->kernel);
+  if (params->next_tile) return FA3_OK;
+  params->next_tile = (unsigned *)(void *)(call->workspace + call->plan->next_tile.offset);
+  TRY_CUDA(launch->device->driver, cuMemsetD32Async, (CUdeviceptr)params->next_tile, 0, 1,
+           launch->scope->stream);
+  return FA3_OK;
+}
+
 static fa3_status launch_attention(const struct call *call) {
   const struct problem *problem = call->problem;
   const struct forward_plan *plan = call->plan;
@@ -134,11 +146,7 @@ static fa3_status launch_attention(const struct call *call) {
   int64_t tiles = fa3_tile_count(&plan->tiles);
   if (tiles < workers) workers = tiles;
   /* With one tile for each there is nothing to hand out. */
-  if (plan->next_tile.used && tiles > workers) {
-    params.next_tile = (unsigned *)(void *)(call->workspace + plan->next_tile.offset);
-    TRY_CUDA(device->driver, cuMemsetD32Async, (CUdeviceptr)params.next_tile, 0, 1,
-             call->launch.scope->stream);
-  }
+  if (plan->next_tile.used && tiles > workers) TRY(find_tile_counter(call, &params));
   struct grid grid = {.x = (unsigned)workers,
                       .y = 1,
                       .z = 1,

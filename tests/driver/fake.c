@@ -2,7 +2,7 @@
  *   FAKE_CUDA_VERSION   cuDriverGetVersion; 0: it fails
  *   FAKE_CUDA_INIT      what cuInit returns
  *   FAKE_CUDA_MISSING   a function that cuGetProcAddress does not find
- *   FAKE_CUDA_FAILING   a function that returns 999
+ *   FAKE_CUDA_FAILING   functions that return 999, e.g. "cuDeviceGet cuDeviceGetName"
  *   FAKE_CUDA_GPUS      compute capabilities, e.g. "80 90"
  *   FAKE_CUDA_MEMORY    bytes of memory that all GPUs share
  * What a program still has when it ends, it is told: memory, events, a context. */
@@ -22,8 +22,14 @@ long fake_number(const char *name, long otherwise) {
 }
 
 int fake_failing(const char *function) {
-  const char *name = getenv("FAKE_CUDA_FAILING");
-  return name && !strcmp(name, function) ? UNKNOWN : SUCCESS;
+  const char *names = getenv("FAKE_CUDA_FAILING");
+  const size_t length = strlen(function);
+  while (names && *names) {
+    const size_t name = strcspn(names, " ");
+    if (name == length && !strncmp(names, function, length)) return UNKNOWN;
+    names += name + strspn(names + name, " ");
+  }
+  return SUCCESS;
 }
 
 /* The capabilities of the GPUs, 80 or 90; returns how many there are. */
@@ -192,6 +198,25 @@ static int32_t tensor_map_encode(void) {
   return fake_failing("cuTensorMapEncodeTiled");
 }
 
+static char tile_counters[4096];
+
+static int32_t library_get_global(uint64_t *address, size_t *bytes) {
+  *address = (uint64_t)(uintptr_t)tile_counters;
+  *bytes = sizeof tile_counters;
+  return fake_failing("cuLibraryGetGlobal");
+}
+
+static int32_t stream_is_capturing(void *stream, int *status) {
+  (void)stream;
+  *status = 0;
+  return fake_failing("cuStreamIsCapturing");
+}
+
+static int32_t stream_get_id(void *stream, uint64_t *id) {
+  *id = (uint64_t)(uintptr_t)stream;
+  return fake_failing("cuStreamGetId");
+}
+
 static int32_t memset_async(void) {
   return fake_failing("cuMemsetD32Async");
 }
@@ -239,7 +264,9 @@ int32_t cuGetProcAddress_v2(const char *symbol, void **function, int version, ui
       {"cuLaunchKernelEx", (fake_function)launch},
       {"cuCtxGetDevice", not_there_address},
       {"cuStreamGetCtx", not_there_address},
-      {"cuStreamIsCapturing", not_there_address},
+      {"cuStreamIsCapturing", (fake_function)stream_is_capturing},
+      {"cuStreamGetId", (fake_function)stream_get_id},
+      {"cuLibraryGetGlobal", (fake_function)library_get_global},
   };
   const char *missing = getenv("FAKE_CUDA_MISSING");
   fake_function found = fake_memory_function(symbol);

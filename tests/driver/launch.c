@@ -34,7 +34,8 @@ static void test_prepare(void **state) {
   static const char *const functions[] = {
       "cuDeviceGet",         "cuDeviceGetAttribute", "cuDevicePrimaryCtxRetain",
       "cuCtxPushCurrent",    "cuLibraryLoadData",    "cuLibraryGetKernel",
-      "cuKernelGetFunction", "cuFuncLoad",           "cuKernelSetAttribute"};
+      "cuKernelGetFunction", "cuFuncLoad",           "cuKernelSetAttribute",
+      "cuLibraryGetGlobal"};
   for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
     setenv("FAKE_CUDA_FAILING", functions[i], 1);
     check_failure(fa3_prepare(gpu), functions[i]);
@@ -46,14 +47,19 @@ static void test_prepare(void **state) {
 
 static void test_forward(void **state) {
   (void)state;
-  static const char *const functions[] = {"cuCtxGetCurrent",        "cuCtxPushCurrent",
+  static const char *const functions[] = {"cuCtxGetCurrent", "cuCtxPushCurrent",
                                           "cuPointerGetAttributes", "cuTensorMapEncodeTiled",
-                                          "cuMemsetD32Async",       "cuLaunchKernelEx"};
+                                          "cuLaunchKernelEx"};
   const fa3_forward_args args = make_args();
   for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
     setenv("FAKE_CUDA_FAILING", functions[i], 1);
     check_failure(fa3_forward(&args), functions[i]);
   }
+  /* A stream without a counter of its own has one in the workspace. */
+  setenv("FAKE_CUDA_FAILING", "cuStreamGetId cuMemsetD32Async", 1);
+  check_failure(fa3_forward(&args), "cuMemsetD32Async");
+  setenv("FAKE_CUDA_FAILING", "cuStreamGetId", 1);
+  assert_int_equal(fa3_forward(&args), FA3_OK);
   unsetenv("FAKE_CUDA_FAILING");
   assert_int_equal(fa3_forward(&args), FA3_OK);
   assert_true(thread_is_clean());

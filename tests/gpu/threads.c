@@ -2,6 +2,7 @@
  * trials of its own, and they are compared with the reference. */
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "gpu_trial.h"
 #include "test.h"
@@ -99,6 +100,45 @@ static void run_trials(gpu_stream stream, int first) {
   gpu_arena_free(&caller.arena);
 }
 
+/* More streams than the library keeps counters for, with more tiles of unequal length than there
+ * are multiprocessors: the first call of each stream and its second give the same bits. */
+static void test_many_streams(void **state) {
+  (void)state;
+  enum { STREAMS = 1200 };
+  static struct gpu_trial trial;
+  struct gpu_arena arena = gpu_arena_new(arena_bytes);
+  struct rng rng = rng_for(9);
+  const struct gradient_spec spec = {.forward = {.dtype = FA3_BFLOAT16,
+                                                 .output_dtype = FA3_BFLOAT16,
+                                                 .sink_dtype = FA3_FLOAT32,
+                                                 .batch = 1,
+                                                 .heads_k = 70,
+                                                 .group = 1,
+                                                 .head_dim = 128,
+                                                 .value_head_dim = 128,
+                                                 .max_seqlen_q = 140,
+                                                 .max_seqlen_k = 150,
+                                                 .flags = FA3_CAUSAL,
+                                                 .spread = 1}};
+  gpu_trial_new(&trial, &spec, false, &arena, NULL, &rng);
+  mirror_upload(&trial.mirror);
+  mirror_run(&trial.mirror);
+  mirror_download(&trial.mirror);
+  gpu_trial_check(&trial, &rng, 30000);
+  char *outputs = mirror_copy_outputs(&trial.mirror);
+  for (int i = 0; i < STREAMS; i++) {
+    gpu_stream stream;
+    GPU(cuStreamCreate, &stream, 1);
+    trial.mirror.stream = trial.mirror.forward_args.stream = stream;
+    mirror_repeat(&trial.mirror, outputs);
+    mirror_repeat(&trial.mirror, outputs);
+    GPU(cuStreamDestroy, stream);
+  }
+  free(outputs);
+  gpu_trial_free(&trial);
+  gpu_arena_free(&arena);
+}
+
 /* A context that is not the primary one; the call leaves it current. */
 static void test_own_context(void **state) {
   (void)state;
@@ -153,9 +193,8 @@ int main(void) {
   rng_run_seed();
   if (!gpu_open()) return TEST_SKIPPED;
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_two_streams),
-      cmocka_unit_test(test_no_current_context),
-      cmocka_unit_test(test_own_context),
+      cmocka_unit_test(test_two_streams),   cmocka_unit_test(test_no_current_context),
+      cmocka_unit_test(test_many_streams),  cmocka_unit_test(test_own_context),
       cmocka_unit_test(test_green_context),
   };
   int result = cmocka_run_group_tests(tests, NULL, NULL);

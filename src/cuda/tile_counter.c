@@ -1,0 +1,34 @@
+#include "cuda/tile_counter.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "kernels/forward_params.h"
+
+/* How many counters are looked at before a stream goes without. */
+enum { PROBES = 8 };
+
+/* The streams that counters belong to: one more than a stream's ID, which the driver gives to no
+ * other as long as the process lives; 0 where a counter is free. */
+static atomic_uint_least64_t owners[FA3_TILE_COUNTERS];
+
+static bool owned_by(atomic_uint_least64_t *owner, uint64_t id) {
+  uint64_t seen = atomic_load_explicit(owner, memory_order_relaxed);
+  if (seen == 0 && atomic_compare_exchange_strong(owner, &seen, id + 1)) return true;
+  return seen == id + 1;
+}
+
+unsigned *cuda_tile_counter(const struct cuda_device *device, const struct cuda_scope *scope,
+                            int32_t kernel) {
+  int capturing = 0;
+  uint64_t id = 0;
+  if (!scope->primary || device->driver->cuStreamIsCapturing(scope->stream, &capturing) ||
+      capturing || device->driver->cuStreamGetId(scope->stream, &id))
+    return NULL;
+  for (uint64_t probe = 0; probe < PROBES; probe++) {
+    const uint64_t counter = (id + probe) % FA3_TILE_COUNTERS;
+    if (owned_by(&owners[counter], id))
+      return (unsigned *)(void *)device->tile_counters[kernel] + counter;
+  }
+  return NULL;
+}

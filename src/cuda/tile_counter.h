@@ -1,0 +1,14 @@
+/* The counters that forward kernels take their tiles from, without a memset before each launch. */
+#ifndef FA3_SRC_CUDA_TILE_COUNTER_H
+#define FA3_SRC_CUDA_TILE_COUNTER_H
+
+#include "cuda/context.h"
+
+/* The counter that the kernel keeps for the launches of the scope's stream; it is zero whenever one
+ * of them begins. Null where there is none: in a capture, whose graph may be launched into any
+ * stream, in a context that is not the device's primary one, and for streams beyond the first
+ * thousand or so. */
+unsigned *cuda_tile_counter(const struct cuda_device *device, const struct cuda_scope *scope,
+                            int32_t kernel);
+
+#endif
