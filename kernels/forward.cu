@@ -11,6 +11,9 @@
 //   wait S(n); softmax S(n) -> P(n)  and on the second during the softmax
 //   wait O
 //
+// The last product of a tile runs while the next tile is looked up, and its output
+// leaves while that one's first scores are computed.
+//
 // The warpgroups take turns at issuing (named barriers), so that one's softmax
 // falls in the time of the other's products. Keys are visited from the last tile
 // to the first: the tiles that need a mask come early.
@@ -70,42 +73,61 @@ __device__ __forceinline__ void pack_probabilities(uint32_t (&probabilities)[kTi
   for (int i = 0; i < kTileN / 4; ++i) probabilities[i] = pack_pair(s[2 * i], s[2 * i + 1]);
 }
 
-// The warp's 16 rows of output, one chunk of columns after the other, through
-// shared memory.
-__device__ __forceinline__ void store_output(const fa3_forward_params &p, const work &w,
-                                             const float (&o)[kHeadDimV / 2],
-                                             const float (&factor)[2], uint32_t stage, int first,
-                                             int row0) {
+// A chunk of the warp's 16 rows of output goes to shared memory, as the average.
+__device__ __forceinline__ void stage_output(const float *o, const float (&factor)[2],
+                                             uint32_t rows) {
   const int lane = threadIdx.x & 31;
   const int turn = kRowBytes == 128 ? lane & 7 : (lane & 7) >> 1;  // the swizzle
-  const int limit = p.queries_per_warpgroup * p.packed;
-  // The copy engine clips at the tensor's end, not at the sequence's.
-  const bool by_tma = p.store_by_tma && (!p.clear_value || first + row0 + 16 <= w.mask.queries);
-  constexpr int kUnits = kChunk / 8;  // of 16 bytes in a row
+#pragma unroll
+  for (int j = 0; j < kUnits; j += 2) {
+    const float *x = o + j * 4;
+    store_matrices(rows + (lane & 15) * kRowBytes + (((j + lane / 16) ^ turn) << 4),
+                   pack_pair(x[0] * factor[0], x[1] * factor[0]),
+                   pack_pair(x[2] * factor[1], x[3] * factor[1]),
+                   pack_pair(x[4] * factor[0], x[5] * factor[0]),
+                   pack_pair(x[6] * factor[1], x[7] * factor[1]));
+  }
+}
+
+// The warp's rows leave by the copy engine. `row` is the first of them in its tile.
+__device__ __forceinline__ void store_output_by_tma(const fa3_forward_params &p, const work &w,
+                                                    const float (&o)[kHeadDimV / 2],
+                                                    const float (&factor)[2], uint32_t stage,
+                                                    int row) {
+  // Chunks that leave together: all, if there is room for them.
+  constexpr int kTogether = kChunksV <= kStageChunks ? kChunksV : 1;
 #pragma unroll
   for (int c = 0; c < kChunksV; ++c) {
-    const uint32_t rows = stage + c % kStageChunks * 16 * kRowBytes;
     if (c >= kStageChunks) {
       tma_store_wait_read<kStageChunks - 1>();
       __syncwarp();
     }
+    stage_output(o + c * kUnits * 4, factor, stage + c % kStageChunks * kStageChunkBytes);
+    if ((c + 1) % kTogether != 0) continue;
+    fence_proxy_async();
+    __syncwarp();
+    if (elect_one()) {
 #pragma unroll
-    for (int j = 0; j < kUnits; j += 2) {
-      const float *x = o + (c * kUnits + j) * 4;
-      store_matrices(rows + (lane & 15) * kRowBytes + (((j + lane / 16) ^ turn) << 4),
-                     pack_pair(x[0] * factor[0], x[1] * factor[0]),
-                     pack_pair(x[2] * factor[1], x[3] * factor[1]),
-                     pack_pair(x[4] * factor[0], x[5] * factor[0]),
-                     pack_pair(x[6] * factor[1], x[7] * factor[1]));
+      for (int leaving = c + 1 - kTogether; leaving <= c; ++leaving)
+        tma_store_4d(&p.out, stage + leaving % kStageChunks * kStageChunkBytes, leaving * kChunk,
+                     w.query_row + w.first + row, w.head, w.batch);
     }
-    if (by_tma) {
-      fence_proxy_async();
-      __syncwarp();
-      if (lane == 0)
-        tma_store_4d(&p.out, rows, c * kChunk, w.query_row + first + row0, w.head, w.batch);
-      tma_store_commit();
-      continue;
-    }
+    tma_store_commit();
+  }
+}
+
+// The warp's rows leave one by one: some are no rows of this sequence, or of other heads.
+__device__ __forceinline__ void store_output_by_threads(const fa3_forward_params &p, const work &w,
+                                                        int warpgroup,
+                                                        const float (&o)[kHeadDimV / 2],
+                                                        const float (&factor)[2], uint32_t stage) {
+  const int lane = threadIdx.x & 31, row0 = (threadIdx.x & 127) / 32 * 16;
+  const int first = w.first + warpgroup * p.queries_per_warpgroup;
+  const int limit = p.queries_per_warpgroup * p.packed;
+#pragma unroll
+  for (int c = 0; c < kChunksV; ++c) {
+    const uint32_t rows = stage + c % kStageChunks * kStageChunkBytes;
+    stage_output(o + c * kUnits * 4, factor, rows);
     __syncwarp();
 #pragma unroll 1
     for (int i = lane; i < 16 * kUnits; i += 32) {
@@ -129,52 +151,80 @@ __device__ __forceinline__ void store_output(const fa3_forward_params &p, const 
   }
 }
 
-// A tile has seen its last scores: the log-sum-exp leaves, and `factor` will turn
-// the summed output into the average.
+// A row of the tile that a thread holds a part of.
+struct row_place {
+  int head, query;  // of all heads; within the sequence
+  bool stored;      // whether it is a row of the output
+};
+
+__device__ __forceinline__ row_place place_of_row(const fa3_forward_params &p, const work &w,
+                                                  int warpgroup, int r) {
+  const int row = (threadIdx.x & 127) / 32 * 16 + (threadIdx.x & 31) / 4 + 8 * r;
+  const int step = p.queries_per_warpgroup;
+  row_place place;
+  place.head = head_of_row(p, w, row);
+  place.query = w.first + warpgroup * step + query_of_row(p, row);
+  place.stored = place.query < w.mask.queries && row < step * p.packed;
+  return place;
+}
+
+// A tile has seen its last scores: `factor` will turn the summed output into the average.
 __device__ __forceinline__ void finish_rows(const fa3_forward_params &p, const work &w,
                                             int warpgroup, const softmax_rows &rows,
-                                            float (&factor)[2]) {
-  const int row = (threadIdx.x & 127) / 32 * 16 + (threadIdx.x & 31) / 4;
-  const int step = p.queries_per_warpgroup;
+                                            float (&factor)[2], float (&lse)[2]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int head = head_of_row(p, w, row + 8 * r);
-    const int query = w.first + warpgroup * step + query_of_row(p, row + 8 * r);
-    const bool stored = query < w.mask.queries && row + 8 * r < step * p.packed;
-    const float *sink = p.sink == nullptr || !stored ? nullptr : p.sink + head;
-    const float lse = softmax_finish(rows, r, sink, factor[r]);
-    if (p.lse != nullptr && stored && (threadIdx.x & 3) == 0)
-      p.lse[w.batch * p.lse_stride_batch + head * p.lse_stride_head + w.query_row + query] = lse;
+    const float *sink = nullptr;
+    if (p.sink != nullptr) {
+      const row_place place = place_of_row(p, w, warpgroup, r);
+      if (place.stored) sink = p.sink + place.head;
+    }
+    lse[r] = softmax_finish(rows, r, sink, factor[r]);
   }
 }
 
-// A tile has seen its last product: the output leaves.
+// A tile has seen its last product: the output leaves, and the log-sum-exp.
 __device__ __forceinline__ void finish_tile(const fa3_forward_params &p, uint32_t base, uint32_t t,
                                             int warpgroup, const float (&o)[kHeadDimV / 2],
-                                            const float (&factor)[2]) {
+                                            const float (&factor)[2], const float (&lse)[2]) {
   const work &w = work_of(t);
-  const int row0 = (threadIdx.x & 127) / 32 * 16;
+  const int warp = (threadIdx.x & 127) / 32;
+  const int row = warpgroup * p.queries_per_warpgroup + warp * 16;
+  const uint32_t stage = base + kStageAt + (warpgroup * 4 + warp) * kStageBytes;
   tma_store_wait_read<0>();  // by the tile before
   __syncwarp();
-  store_output(p, w, o, factor, base + kStageAt + (warpgroup * 4 + row0 / 16) * kStageBytes,
-               w.first + warpgroup * p.queries_per_warpgroup, row0);
+  // The copy engine clips at the tensor's end, not at the sequence's.
+  if (p.store_by_tma && (!p.clear_value || w.first + row + 16 <= w.mask.queries))
+    store_output_by_tma(p, w, o, factor, stage, row);
+  else
+    store_output_by_threads(p, w, warpgroup, o, factor, stage);
+  if (p.lse != nullptr && (threadIdx.x & 3) == 0) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const row_place place = place_of_row(p, w, warpgroup, r);
+      if (place.stored)
+        p.lse[w.batch * p.lse_stride_batch + place.head * p.lse_stride_head + w.query_row +
+              place.query] = lse[r];
+    }
+  }
   finish_work(base, t);
 }
 
 __device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t base, int warpgroup) {
   const int lane = threadIdx.x & 31;
   float o[kHeadDimV / 2];
-  float average[2] = {0.0f, 0.0f};  // turns the output of a tile that is done into the average
+  // Of a tile whose scores are done: what turns its output into the average, and
+  // the log-sum-exp.
+  float average[2] = {0.0f, 0.0f}, lse[2] = {0.0f, 0.0f};
   uint32_t probabilities[kTileN / 4];
 
-  // Buffers of keys used so far, and of values but for a pending product.
+  // Buffers of keys used so far, and of values but for the last product's.
   uint32_t used = 0;
-  // The tile before this one still lacks its last product (it is issued together
-  // with this one's first), or its output only has to be stored.
-  enum { kNothing, kProduct, kStore } pending = kNothing;
+  // The output of the tile before is still to be stored; its last product may be running.
+  bool pending = false;
   // Whether O holds a product of its tile already.
   bool accumulate = false;
-  // Whether O is to be multiplied by `factor` before the pending product.
+  // Whether O is to be multiplied by `factor` before the next product.
   bool grown = false;
   float factor[2] = {1.0f, 1.0f};
   // Key tiles at the end of the tile before that this warpgroup does not need.
@@ -230,21 +280,15 @@ __device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t bas
     const int tiles_begin = uniform(w.tiles.begin);
     int n = uniform(w.tiles.end) - 1;
 
+    // The last product of the tile before. Its output leaves behind this tile's first scores, if
+    // they come next.
+    wgmma_wait<0>();
+    registers_touch(o);
+    if (pending) release_value(used - 1);
     const bool joined = !last && left_over == 0 && own_begin < own_end && n < own_end;
-    if (pending == kStore || (pending == kProduct && !joined)) {
-      if (pending == kProduct) {
-        const uint32_t v = uniform(value_tile(used - 1));
-        wait_value(used - 1);
-        if (kLazyRescale && grown) rescale_output();
-        registers_touch(o);
-        wgmma_fence();
-        issue_output(o, probabilities, v, accumulate);
-        wgmma_wait<0>();
-        registers_touch(o);
-        release_value(used - 1);
-      }
-      finish_tile(p, base, t - 1, warpgroup, o, average);
-      pending = kNothing;
+    if (pending && !joined) {
+      finish_tile(p, base, t - 1, warpgroup, o, average, lse);
+      pending = false;
     }
     for (; left_over > 0; --left_over) pass_over();
     if (last) break;
@@ -261,43 +305,26 @@ __device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t bas
 #pragma unroll
       for (int i = 0; i < kHeadDimV / 2; ++i) o[i] = 0.0f;
       release_query(t);
-      finish_rows(p, w, warpgroup, rows, average);
-      pending = kStore;
+      finish_rows(p, w, warpgroup, rows, average, lse);
+      finish_tile(p, base, t, warpgroup, o, average, lse);
       continue;
     }
     left_over = own_begin - tiles_begin;
 
     float s[kTileN / 2];
     uint32_t next_key = key_tile(used), next_value = value_tile(used - 1);
-    auto adjust_scores = [&](const fa3_range &whole) {
+    auto adjust_scores = [&]() {
       if (FA3_SOFTCAP && p.softcap_log2 != 0.0f) cap_scores(s, p.softcap_log2);
-      if (n < whole.begin || n >= whole.end) {
-        const int row = (threadIdx.x & 127) / 32 * 16 + lane / 4;
-        const int first = w.first + warpgroup * p.queries_per_warpgroup;
-        const fa3_range seen[2] = {fa3_visible_keys(&w.mask, first + query_of_row(p, row)),
-                                   fa3_visible_keys(&w.mask, first + query_of_row(p, row + 8))};
-        mask_scores(s, seen, n * kTileN + 2 * (lane & 3));
-      }
+      const fa3_range whole = w.warpgroup[warpgroup].whole;
+      if (n >= whole.begin && n < whole.end) return;
+      fa3_range seen[2];
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        seen[r] = fa3_visible_keys(&w.mask, place_of_row(p, w, warpgroup, r).query);
+      mask_scores(s, seen, n * kTileN + 2 * (lane & 3));
     };
-
-    // Scores of the next tile of keys, and the product of the last, which may be the
-    // output tile's before. Returns with the scores there and the product running.
-    auto take_step = [&](bool product, bool adjust) {
-      const uint32_t k = uniform(next_key), v = uniform(next_value);
-      wait_key(used);
-      take_turn(warpgroup);
-      registers_touch(s);
-      registers_touch(o);
-      wgmma_fence();
-      issue_scores(s, query_tile, k);
-      if (product) wait_value(used - 1);
-      if (kLazyRescale) {
-        if (grown) rescale_output();
-        registers_touch(o);
-      }
-      wgmma_fence();
-      issue_output(o, probabilities, v, accumulate);
-      if (kLazyRescale) softmax_set_bounds(rows);
+    // After the scores of a tile of keys are issued.
+    auto count_step = [&]() {
       // Not known to the compiler, or it keeps what it could derive from it, and
       // spills; and then what it could derive in time, it derives too late.
       asm volatile("" : "+r"(used));
@@ -305,71 +332,87 @@ __device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t bas
       next_key = key_tile(used);
       next_value = value_tile(used - 1);
       asm volatile("" : "+r"(next_key), "+r"(next_value));
-      const fa3_range whole = w.warpgroup[warpgroup].whole;
+    };
+    // After they are there.
+    auto release_operands = [&]() {
+      release_key(used - 1);
+      if (n == own_begin) release_query(t);
+    };
+
+    // The first scores, and the output of the tile before.
+    wait_key(used);
+    take_turn(warpgroup);
+    registers_touch(s);
+    wgmma_fence();
+    issue_scores(s, query_tile, uniform(next_key));
+    if (pending) finish_tile(p, base, t - 1, warpgroup, o, average, lse);
+    count_step();
+    wgmma_wait<0>();
+    pass_turn(warpgroup);
+    registers_touch(s);
+    release_operands();
+    adjust_scores();
+    softmax_begin(s, rows, p.scale_log2);
+    pack_probabilities(probabilities, s);
+    accumulate = false;
+    grown = false;
+
+    // The scores of the next tile of keys, and the product with the values of the last. Leaves the
+    // probabilities for the next product.
+    auto take_step = [&](bool adjust) {
+      const uint32_t k = uniform(next_key), v = uniform(next_value);
+      wait_key(used);
+      take_turn(warpgroup);
+      registers_touch(s);
+      registers_touch(o);
+      wgmma_fence();
+      issue_scores(s, query_tile, k);
+      wait_value(used - 1);
+      if (kLazyRescale) {
+        if (grown) rescale_output();
+        registers_touch(o);
+      }
+      wgmma_fence();
+      issue_output(o, probabilities, v, accumulate);
+      accumulate = true;
+      if (kLazyRescale) softmax_set_bounds(rows);
+      count_step();
       wgmma_wait<1>();
       pass_turn(warpgroup);
       registers_touch(s);
-      release_key(used - 1);
-      if (n == own_begin) release_query(t);
-      if (adjust) adjust_scores(whole);
-    };
-    auto wait_for_output = [&](bool release) {
+      release_operands();
+      if (adjust) adjust_scores();
+
+      float top[2];
+      thread_maxima_by_integers(s, top);
+      if (kLazyRescale) {
+        grown = false;
+        if (softmax_outgrown(top, rows, p.scale_log2)) {
+          correct_maxima(s, top);
+          grown = softmax_follow<true>(top, rows, p.scale_log2, factor);
+        }
+        softmax_exponents<0, kTileN / 2>(s, rows, p.scale_log2);
+        softmax_exponentials<0, kAhead>(s, rows);
+        // The compiler would put off what does not need the product, and the assembler moves the
+        // wait up as far as it can, above the exponentials that are to run beside the product,
+        // but not across a branch. What this one waits for is there already; the assembler does
+        // not know, and cannot make it a predicate.
+        registers_touch(rows.sum);
+        registers_touch(s);
+        if (grown) wait_value(used - 2);
+      } else {
+        correct_maxima(s, top);
+        softmax_follow<false>(top, rows, p.scale_log2, factor);
+        softmax_exponents<0, kTileN / 2>(s, rows, p.scale_log2);
+        softmax_exponentials<0, kTileN / 2>(s, rows);
+      }
       wgmma_wait<0>();
       registers_touch(o);
-      if (release) release_value(used - 2);
-    };
-    // The softmax with references that follow every greater maximum.
-    auto follow_scores = [&]() {
-      float top[2];
-      thread_maxima_by_integers(s, top);
-      correct_maxima(s, top);
-      softmax_follow<false>(top, rows, p.scale_log2, factor);
-      softmax_exponents<0, kTileN / 2>(s, rows, p.scale_log2);
-      softmax_exponentials<0, kTileN / 2>(s, rows);
-    };
-    // Without a product to do, it multiplies what is there, and nobody looks.
-    take_step(pending == kProduct, true);
-    grown = false;
-    follow_scores();
-    if (pending == kProduct) {
-      wait_for_output(true);
-      pack_probabilities(probabilities, s);
-      finish_tile(p, base, t - 1, warpgroup, o, average);
-    } else {
-      wait_for_output(false);
-      pack_probabilities(probabilities, s);
-    }
-    pending = kProduct;
-    accumulate = false;
-
-    auto next_step = [&](bool adjust) {
-      take_step(true, adjust);
-      accumulate = true;
-      if (!kLazyRescale) {
-        follow_scores();
-        wait_for_output(true);
+      release_value(used - 2);
+      if (kLazyRescale)
+        softmax_exponentials<kAhead, kTileN / 2>(s, rows);
+      else
         rescale_output();
-        pack_probabilities(probabilities, s);
-        return;
-      }
-      float top[2];
-      thread_maxima_by_integers(s, top);
-      grown = false;
-      if (softmax_outgrown(top, rows, p.scale_log2)) {
-        correct_maxima(s, top);
-        grown = softmax_follow<true>(top, rows, p.scale_log2, factor);
-      }
-      softmax_exponents<0, kTileN / 2>(s, rows, p.scale_log2);
-      softmax_exponentials<0, kAhead>(s, rows);
-      // The compiler would put off what does not need the product, and the assembler moves the
-      // wait up as far as it can, above the exponentials that are to run beside the product,
-      // but not across a branch. What this one waits for is there already; the assembler does
-      // not know, and cannot make it a predicate.
-      registers_touch(rows.sum);
-      registers_touch(s);
-      if (grown) wait_value(used - 2);
-      wait_for_output(true);
-      softmax_exponentials<kAhead, kTileN / 2>(s, rows);
       pack_probabilities(probabilities, s);
     };
     // Most tiles need no mask: a loop of their own, without the question.
@@ -379,12 +422,18 @@ __device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t bas
     const int plain_end = capped ? plain_begin : min(whole.end, n);
     for (--n; n >= own_begin; --n) {
       if (n >= plain_begin && n < plain_end) {
-        for (; n >= plain_begin; --n) next_step(false);
+        for (; n >= plain_begin; --n) take_step(false);
         if (n < own_begin) break;
       }
-      next_step(true);
+      take_step(true);
     }
-    finish_rows(p, w, warpgroup, rows, average);
+    wait_value(used - 1);
+    if (kLazyRescale && grown) rescale_output();
+    registers_touch(o);
+    wgmma_fence();
+    issue_output(o, probabilities, uniform(next_value), accumulate);
+    finish_rows(p, w, warpgroup, rows, average, lse);
+    pending = true;
   }
   tma_store_wait_read<0>();  // shared memory lives as long as the block
 }

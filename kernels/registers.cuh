@@ -130,4 +130,11 @@ __device__ __forceinline__ uint32_t transpose_matrix(uint32_t x) {
   return y;
 }
 
+// PTX ISA, "bmsk": `width` ones from bit `begin` on; what would be beyond bit 31 is lost.
+__device__ __forceinline__ uint32_t bit_mask(int begin, int width) {
+  uint32_t bits;
+  asm("bmsk.clamp.b32 %0, %1, %2;" : "=r"(bits) : "r"(begin), "r"(width));
+  return bits;
+}
+
 #endif

@@ -19,22 +19,26 @@ struct softmax_rows {
   float bound[2];      // the greatest maximum of this thread that the reference need not follow
 };
 
+// How many of a thread's scores of a row have keys before this one, counted from its first: of
+// every eight columns it has the first two.
+__device__ __forceinline__ int scores_before(int key) {
+  return max(((key + 7) >> 3) + ((key + 6) >> 3), 0);
+}
+
 // Scores become -inf where the thread's row does not see the key. `column` is the
-// key of the thread's first score.
+// key of the thread's first score. One bit for each score of a row, because the
+// assembler turns seven of them at a time into predicates.
 template <int kCount>
 __device__ __forceinline__ void mask_scores(float (&s)[kCount], const fa3_range (&seen)[2],
                                             int column) {
+  static_assert(kCount <= 64, "a row's bits");
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int begin = seen[r].begin - column, end = seen[r].end - column;
+    const int begin = scores_before(seen[r].begin - column);
+    const uint32_t visible = bit_mask(begin, max(scores_before(seen[r].end - column) - begin, 0));
 #pragma unroll
-    for (int j = 0; j < kCount / 4; ++j) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int offset = 8 * j + e;
-        if (offset < begin || offset >= end) s[4 * j + 2 * r + e] = -INFINITY;
-      }
-    }
+    for (int i = 0; i < kCount / 2; ++i)
+      if (!(visible & 1u << i)) s[i / 2 * 4 + 2 * r + i % 2] = -INFINITY;
   }
 }
 
@@ -126,6 +130,12 @@ __device__ __forceinline__ void correct_maxima(const float (&s)[kCount], float (
     thread_maxima(s, top);
 }
 
+// The greatest of the four threads' that share a row.
+__device__ __forceinline__ float row_maximum(float top) {
+  top = max_nan(top, __shfl_xor_sync(0xffffffff, top, 1));
+  return max_nan(top, __shfl_xor_sync(0xffffffff, top, 2));
+}
+
 // The references follow the rows' maxima, of which each thread has those of its own
 // scores: each that is greater, or (lazily) where one is beyond its thread's bound; what a row
 // does depends on that row alone. Returns whether any row of the warp took a new one; then
@@ -136,9 +146,7 @@ __device__ __forceinline__ bool softmax_follow(const float (&top)[2], softmax_ro
   bool grown = false;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float m = max_nan(top[r], __shfl_xor_sync(0xffffffff, top[r], 1));
-    m = max_nan(m, __shfl_xor_sync(0xffffffff, m, 2));
-    const float m0 = m * scale;
+    const float m0 = row_maximum(top[r]) * scale;
     bool follows = !(m0 <= rows.reference[r]);  // also for NaN
     if (kLazy) follows = any_of_quad(!(top[r] * scale <= rows.bound[r]));
     factor[r] = 1.0f;
@@ -172,6 +180,21 @@ __device__ __forceinline__ void softmax_exponentials(float (&s)[kCount], softmax
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) rows.sum[r] += second[r];
+}
+
+// The softmax of a tile's first scores: the references are the rows' maxima.
+template <int kCount>
+__device__ __forceinline__ void softmax_begin(float (&s)[kCount], softmax_rows &rows, float scale) {
+  float top[2];
+  thread_maxima_by_integers(s, top);
+  correct_maxima(s, top);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    rows.reference[r] = max_nan(row_maximum(top[r]) * scale, FA3_NO_REFERENCE);
+    rows.sum[r] = 0.0f;
+  }
+  softmax_exponents<0, kCount>(s, rows, scale);
+  softmax_exponentials<0, kCount>(s, rows);
 }
 
 // The whole online softmax of a tile, without shortcuts. Returns whether what was
