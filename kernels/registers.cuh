@@ -79,6 +79,13 @@ __device__ __forceinline__ float log2_unit(float x) {
   return y;
 }
 
+// PTX ISA, "rcp".
+__device__ __forceinline__ float reciprocal_unit(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // PTX ISA, "max" with .NaN: a NaN in either operand is the result, so that a
 // row that sees a NaN ends as NaN.
 __device__ __forceinline__ float max_nan(float a, float b) {

@@ -225,8 +225,9 @@ __device__ __forceinline__ float softmax_finish(const softmax_rows &rows, int r,
     sum = sum * shift + exp2_unit(logit - top);
     reference = top;
   }
-  factor = sum == 0.0f ? 0.0f : __fdividef(shift, sum);
-  return sum == 0.0f ? -INFINITY : (reference + __log2f(sum)) * 0.69314718f;
+  // A sum is 0, or about 1 at least: its greatest was the reference once.
+  factor = sum == 0.0f ? 0.0f : shift * reciprocal_unit(sum);
+  return sum == 0.0f ? -INFINITY : (reference + log2_unit(sum)) * 0.69314718f;
 }
 
 #endif
