@@ -220,13 +220,8 @@ __device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t bas
 
   // Buffers of keys used so far, and of values but for the last product's.
   uint32_t used = 0;
-  // The output of the tile before is still to be stored; its last product may be running.
+  // The last product of the tile before is running, and the output still to be stored.
   bool pending = false;
-  // Whether O holds a product of its tile already.
-  bool accumulate = false;
-  // Whether O is to be multiplied by `factor` before the next product.
-  bool grown = false;
-  float factor[2] = {1.0f, 1.0f};
   // Key tiles at the end of the tile before that this warpgroup does not need.
   int left_over = 0;
 
@@ -253,10 +248,6 @@ __device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t bas
   auto value_tile = [&](uint32_t use) {
     return wgmma_descriptor_low(base + kValueAt + ring_stage<kStages>(use) * kValueBytes,
                                 kTileN * kRowBytes);
-  };
-  auto rescale_output = [&]() {
-#pragma unroll
-    for (int i = 0; i < kHeadDimV / 2; ++i) o[i] *= factor[i / 2 % 2];
   };
   // A tile of keys that only other rows see: hand it back, and keep the turns in step.
   auto pass_over = [&]() {
@@ -311,8 +302,17 @@ __device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t bas
     }
     left_over = own_begin - tiles_begin;
 
+    // Whether O holds a product of this tile already.
+    bool accumulate = false;
+    // Whether O is to be multiplied by `factor` before the next product.
+    bool grown = false;
+    float factor[2] = {1.0f, 1.0f};
     float s[kTileN / 2];
     uint32_t next_key = key_tile(used), next_value = value_tile(used - 1);
+    auto rescale_output = [&]() {
+#pragma unroll
+      for (int i = 0; i < kHeadDimV / 2; ++i) o[i] *= factor[i / 2 % 2];
+    };
     auto adjust_scores = [&]() {
       if (FA3_SOFTCAP && p.softcap_log2 != 0.0f) cap_scores(s, p.softcap_log2);
       const fa3_range whole = w.warpgroup[warpgroup].whole;
@@ -354,8 +354,6 @@ __device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t bas
     adjust_scores();
     softmax_begin(s, rows, p.scale_log2);
     pack_probabilities(probabilities, s);
-    accumulate = false;
-    grown = false;
 
     // The scores of the next tile of keys, and the product with the values of the last. Leaves the
     // probabilities for the next product.
