@@ -116,7 +116,7 @@ __device__ __forceinline__ void store_output_by_tma(const fa3_forward_params &p,
   }
 }
 
-// The warp's rows leave one by one: some are no rows of this sequence, or of other heads.
+// The warp's rows leave one by one: not all are of this sequence, or they are of several heads.
 __device__ __forceinline__ void store_output_by_threads(const fa3_forward_params &p, const work &w,
                                                         int warpgroup,
                                                         const float (&o)[kHeadDimV / 2],
@@ -218,7 +218,8 @@ __device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t bas
   float average[2] = {0.0f, 0.0f}, lse[2] = {0.0f, 0.0f};
   uint32_t probabilities[kTileN / 4];
 
-  // Buffers of keys used so far, and of values but for the last product's.
+  // Buffers of keys used so far. Values run one behind: buffer used - 1 is held until its product
+  // is done.
   uint32_t used = 0;
   // The last product of the tile before is running, and the output still to be stored.
   bool pending = false;
@@ -339,7 +340,8 @@ __device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t bas
       if (n == own_begin) release_query(t);
     };
 
-    // The first scores, and the output of the tile before.
+    // The first scores, and the output of the tile before. To pass the turn before that is no
+    // faster.
     wait_key(used);
     take_turn(warpgroup);
     registers_touch(s);
@@ -468,6 +470,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     mbarrier_init_fence();
   }
   __syncthreads();
+  // And never tells the next to begin early: it may use the same counter of tiles.
   wait_for_prior_grids();
 
   if (warp < 4) {

@@ -74,6 +74,9 @@ constexpr int kWorkBytes = 128;
 constexpr int kSharedBytes = kWorkAt + kWorkBytes * kWorkSlots;
 constexpr int kSharedBytesByHost =
     FA3_FORWARD_SHARED_BYTES(kHeadDim, kHeadDimV, kWarpgroups, kTileN, kStages, kQueryStages);
+// A tile has at most one tile of keys that some warpgroup does not need: a warpgroup that waits for
+// the next work holds the buffers of such a one, and those of its last values.
+static_assert(kRows * (kWarpgroups - 1) <= kTileN, "rows");
 static_assert(kSharedBytes <= kSharedBytesByHost && kSharedBytesByHost <= 232448, "shared memory");
 static_assert(kThreads == FA3_FORWARD_THREADS(kWarpgroups), "threads");
 static_assert(kChunk == FA3_FORWARD_CHUNK(kHeadDim, kHeadDimV), "chunk");
@@ -166,7 +169,9 @@ __device__ __forceinline__ void schedule(const fa3_forward_params &p, uint32_t b
       if (done > 0) mbarrier_wait(base + kWorkWanted, (done - 1) & 1);
       if ((threadIdx.x & 31) == 0) {
         const int taken = atomicAdd(p.next_tile, 1);
-        // Each worker asks once in vain. The last leaves the counter as the launch found it.
+        // Workers, fewer than tiles, begin with a tile each; the other tiles are asked for, and
+        // each worker asks once more, in vain: `total` questions. The last leaves the counter as
+        // the launch found it, for the stream's next.
         if (taken == total - 1) *p.next_tile = 0;
         index = workers + taken;
       }

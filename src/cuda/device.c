@@ -145,18 +145,20 @@ static fa3_status load_kernels(struct cuda_device *device) {
     TRY(get_kernel(driver, *library, "backward_prepare", &device->backward_prepare[i]));
     TRY(get_kernel(driver, *library, "backward_sink", &device->backward_sink[i]));
   }
-  for (int k = 0; k < FORWARD_KERNELS; k++) {
-    size_t bytes;
+  for (int k = 0; k < FORWARD_KERNELS; k++)
     TRY(load_attention(device, forward_kernels[k].cubin, "forward", forward_kernels[k].shared_bytes,
                        &forward_libraries[k], &device->forward[k]));
-    TRY_CUDA(driver, cuLibraryGetGlobal, &device->tile_counters[k], &bytes, forward_libraries[k],
-             "tile_counters");
-  }
   for (int k = 0; k < BACKWARD_KERNELS; k++)
     TRY(load_attention(device, backward_kernels[k].cubin, "backward",
                        backward_kernels[k].shared_bytes, &backward_libraries[k],
                        &device->backward[k]));
   return FA3_OK;
+}
+
+CUresult cuda_tile_counters(const struct cuda_driver *driver, int32_t kernel,
+                            CUdeviceptr *counters) {
+  size_t bytes;
+  return driver->cuLibraryGetGlobal(counters, &bytes, forward_libraries[kernel], "tile_counters");
 }
 
 static fa3_status load_device(int32_t index, struct cuda_device *device) {

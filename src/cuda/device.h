@@ -9,7 +9,6 @@ struct cuda_device {
   const struct cuda_driver *driver;
   CUcontext primary;
   CUkernel forward[FORWARD_KERNELS];
-  CUdeviceptr tile_counters[FORWARD_KERNELS]; /* each kernel's, in the primary context */
   CUkernel backward[BACKWARD_KERNELS];
   CUkernel backward_prepare[2]; /* for float16 and bfloat16, as backward_sink */
   CUkernel backward_sink[2];
@@ -28,6 +27,11 @@ fa3_status cuda_device_check(int32_t index);
 /* The GPU ready for calls; loads what is needed the first time. Safe during a stream capture, and
  * from many threads. */
 fa3_status cuda_device_get(int32_t index, const struct cuda_device **device);
+
+/* Where a forward kernel's `tile_counters` are in the current context. Not kept: a context that is
+ * reset has them elsewhere. */
+CUresult cuda_tile_counters(const struct cuda_driver *driver, int32_t kernel,
+                            CUdeviceptr *counters);
 
 int32_t cuda_device_count(void);
 fa3_status cuda_device_info(int32_t index, fa3_device_info *info);

@@ -20,15 +20,16 @@ static bool owned_by(atomic_uint_least64_t *owner, uint64_t id) {
 
 unsigned *cuda_tile_counter(const struct cuda_device *device, const struct cuda_scope *scope,
                             int32_t kernel) {
+  const struct cuda_driver *driver = device->driver;
   int capturing = 0;
   uint64_t id = 0;
-  if (!scope->primary || device->driver->cuStreamIsCapturing(scope->stream, &capturing) ||
-      capturing || device->driver->cuStreamGetId(scope->stream, &id))
+  CUdeviceptr counters = 0;
+  if (!scope->primary || driver->cuStreamIsCapturing(scope->stream, &capturing) || capturing ||
+      driver->cuStreamGetId(scope->stream, &id) || cuda_tile_counters(driver, kernel, &counters))
     return NULL;
   for (uint64_t probe = 0; probe < PROBES; probe++) {
     const uint64_t counter = (id + probe) % FA3_TILE_COUNTERS;
-    if (owned_by(&owners[counter], id))
-      return (unsigned *)(void *)device->tile_counters[kernel] + counter;
+    if (owned_by(&owners[counter], id)) return (unsigned *)(void *)counters + counter;
   }
   return NULL;
 }

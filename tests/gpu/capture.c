@@ -38,6 +38,10 @@ static void run(uint64_t number, bool backward, struct gpu_arena *arena, gpu_str
   replay(&trial, exec, &rng);
   gpu_trial_refill(&trial, &rng);
   replay(&trial, exec, &rng);
+  mirror_upload(&trial.mirror); /* a call of the stream's own between */
+  mirror_run(&trial.mirror);
+  mirror_download(&trial.mirror);
+  gpu_trial_check(&trial, &rng, 30000);
   replay(&trial, exec, &rng);
   GPU(cuGraphExecDestroy, exec);
   gpu_trial_free(&trial);

@@ -11,6 +11,9 @@ enum { THREADS = 2, TRIALS = 40, ROUNDS = 3 };
 
 static const size_t arena_bytes = (size_t)256 << 20;
 
+/* CU_STREAM_PER_THREAD: the calling thread's own. */
+#define PER_THREAD ((gpu_stream)(void *)2)
+
 struct caller {
   int number;
   gpu_stream stream;
@@ -100,27 +103,67 @@ static void run_trials(gpu_stream stream, int first) {
   gpu_arena_free(&caller.arena);
 }
 
-/* More streams than the library keeps counters for, with more tiles of unequal length than there
- * are multiprocessors: the first call of each stream and its second give the same bits. */
+/* More tiles of unequal length than there are multiprocessors. */
+static const struct gradient_spec uneven = {.forward = {.dtype = FA3_BFLOAT16,
+                                                        .output_dtype = FA3_BFLOAT16,
+                                                        .sink_dtype = FA3_FLOAT32,
+                                                        .batch = 1,
+                                                        .heads_k = 70,
+                                                        .group = 1,
+                                                        .head_dim = 128,
+                                                        .value_head_dim = 128,
+                                                        .max_seqlen_q = 140,
+                                                        .max_seqlen_k = 150,
+                                                        .flags = FA3_CAUSAL,
+                                                        .spread = 1}};
+
+static void *call_often(void *argument) {
+  const struct caller *caller = argument;
+  for (int i = 0; i < 200; i++)
+    if (mirror_call(&caller->trial.mirror)) return NULL;
+  return argument;
+}
+
+/* The same kernel from two threads, each busy with a stream of its own: created, or the thread's.
+ */
+static void test_busy_streams(void **state) {
+  (void)state;
+  static struct caller callers[THREADS];
+  for (int kind = 0; kind < 2; kind++) {
+    pthread_t threads[THREADS];
+    for (int t = 0; t < THREADS; t++) {
+      struct rng rng = rng_for((uint64_t)t + 20);
+      callers[t] = (struct caller){.arena = gpu_arena_new(arena_bytes), .stream = PER_THREAD};
+      if (kind == 0) GPU(cuStreamCreate, &callers[t].stream, 1);
+      gpu_trial_new(&callers[t].trial, &uneven, false, &callers[t].arena, callers[t].stream, &rng);
+      mirror_upload(&callers[t].trial.mirror);
+    }
+    GPU(cuCtxSynchronize, );
+    for (int t = 0; t < THREADS; t++)
+      assert_int_equal(pthread_create(&threads[t], NULL, call_often, &callers[t]), 0);
+    for (int t = 0; t < THREADS; t++) {
+      void *result;
+      pthread_join(threads[t], &result);
+      assert_non_null(result);
+    }
+    GPU(cuCtxSynchronize, );
+    for (int t = 0; t < THREADS; t++) {
+      check_trial(&callers[t], t);
+      if (kind == 0) GPU(cuStreamDestroy, callers[t].stream);
+      gpu_arena_free(&callers[t].arena);
+    }
+  }
+}
+
+/* More streams than the library keeps counters for: the first call of each stream and its second
+ * give the same bits. */
 static void test_many_streams(void **state) {
   (void)state;
   enum { STREAMS = 1200 };
   static struct gpu_trial trial;
   struct gpu_arena arena = gpu_arena_new(arena_bytes);
   struct rng rng = rng_for(9);
-  const struct gradient_spec spec = {.forward = {.dtype = FA3_BFLOAT16,
-                                                 .output_dtype = FA3_BFLOAT16,
-                                                 .sink_dtype = FA3_FLOAT32,
-                                                 .batch = 1,
-                                                 .heads_k = 70,
-                                                 .group = 1,
-                                                 .head_dim = 128,
-                                                 .value_head_dim = 128,
-                                                 .max_seqlen_q = 140,
-                                                 .max_seqlen_k = 150,
-                                                 .flags = FA3_CAUSAL,
-                                                 .spread = 1}};
-  gpu_trial_new(&trial, &spec, false, &arena, NULL, &rng);
+  gpu_trial_new(&trial, &uneven, false, &arena, NULL, &rng);
   mirror_upload(&trial.mirror);
   mirror_run(&trial.mirror);
   mirror_download(&trial.mirror);
@@ -193,9 +236,9 @@ int main(void) {
   rng_run_seed();
   if (!gpu_open()) return TEST_SKIPPED;
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_two_streams),   cmocka_unit_test(test_no_current_context),
-      cmocka_unit_test(test_many_streams),  cmocka_unit_test(test_own_context),
-      cmocka_unit_test(test_green_context),
+      cmocka_unit_test(test_two_streams),  cmocka_unit_test(test_no_current_context),
+      cmocka_unit_test(test_busy_streams), cmocka_unit_test(test_many_streams),
+      cmocka_unit_test(test_own_context),  cmocka_unit_test(test_green_context),
   };
   int result = cmocka_run_group_tests(tests, NULL, NULL);
   if (result == 0) printf("passed: %zu tests\n", sizeof tests / sizeof *tests);
