@@ -151,7 +151,7 @@ __device__ __forceinline__ void store_output_by_threads(const fa3_forward_params
   }
 }
 
-// A row of the tile that a thread holds a part of.
+// Where a thread's row `r` of two is, as in softmax_rows.
 struct row_place {
   int head, query;  // of all heads; within the sequence
   bool stored;      // whether it is a row of the output

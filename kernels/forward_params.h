@@ -54,13 +54,13 @@ typedef struct {
 
   float scale_log2;    /* of the scores, or the cap, times log2(e) */
   float softcap_log2;  /* 0: no cap; else scale / cap * 2 log2(e) */
-  unsigned *next_tile; /* zero at the launch, and behind it: tiles go to whoever is free; null:
-                          in turns */
+  unsigned *next_tile; /* zero, as the kernel leaves it too: tiles go to whoever is free; null: in
+                          turns */
   int store_by_tma;    /* whole row groups of a warp may go through the copy engine */
   int clear_value;     /* rows beyond a sequence's end may hold anything: zero V's */
 } fa3_forward_params;
 
-/* How many counters `tile_counters` has, in each variant's cubin: zero, for next_tile. */
+/* The length of `tile_counters`, an array of each variant's cubin: zeros for next_tile. */
 #define FA3_TILE_COUNTERS 1024
 
 /* What a compiled variant needs of the host, in constants (the kernel asserts the same): threads,

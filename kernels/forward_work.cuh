@@ -52,6 +52,10 @@ constexpr int kStageBytes = kStageChunkBytes * kStageChunks;
 constexpr int kUnits = kChunk / 8;  // of 16 bytes in a row of a chunk
 
 static_assert(kHeadDim % kChunk == 0 && kHeadDimV % kChunk == 0 && kTileN % 8 == 0, "tile sizes");
+// A warpgroup that waits for the next work holds the buffer of its last values, and those of keys
+// and values that the other rows of its tile do not see: of one tile at most, or it would wait for
+// what the loading warp can't reach.
+static_assert(kRows * (kWarpgroups - 1) <= kTileN, "rows");
 
 // Shared memory, in bytes from a base aligned to 1024.
 constexpr int kQueryAt = 0;
@@ -74,9 +78,6 @@ constexpr int kWorkBytes = 128;
 constexpr int kSharedBytes = kWorkAt + kWorkBytes * kWorkSlots;
 constexpr int kSharedBytesByHost =
     FA3_FORWARD_SHARED_BYTES(kHeadDim, kHeadDimV, kWarpgroups, kTileN, kStages, kQueryStages);
-// A tile has at most one tile of keys that some warpgroup does not need: a warpgroup that waits for
-// the next work holds the buffers of such a one, and those of its last values.
-static_assert(kRows * (kWarpgroups - 1) <= kTileN, "rows");
 static_assert(kSharedBytes <= kSharedBytesByHost && kSharedBytesByHost <= 232448, "shared memory");
 static_assert(kThreads == FA3_FORWARD_THREADS(kWarpgroups), "threads");
 static_assert(kChunk == FA3_FORWARD_CHUNK(kHeadDim, kHeadDimV), "chunk");

@@ -197,8 +197,8 @@ __device__ __forceinline__ void softmax_begin(float (&s)[kCount], softmax_rows &
   softmax_exponentials<0, kCount>(s, rows);
 }
 
-// The whole online softmax of a tile, without shortcuts. Returns whether what was
-// summed before is to be multiplied by `factor`.
+// The whole online softmax of a tile, without shortcuts, as the ladder (worklog/) has it. Returns
+// whether what was summed before is to be multiplied by `factor`.
 template <int kCount>
 __device__ __forceinline__ bool softmax_scores(float (&s)[kCount], softmax_rows &rows, float scale,
                                                float (&factor)[2]) {
@@ -225,7 +225,8 @@ __device__ __forceinline__ float softmax_finish(const softmax_rows &rows, int r,
     sum = sum * shift + exp2_unit(logit - top);
     reference = top;
   }
-  // A sum is 0, or about 1 at least: its greatest was the reference once.
+  // A sum is 0, or about 1 at least, for the reference was a maximum: nothing is too small for the
+  // approximate instructions.
   factor = sum == 0.0f ? 0.0f : shift * reciprocal_unit(sum);
   return sum == 0.0f ? -INFINITY : (reference + log2_unit(sum)) * 0.69314718f;
 }

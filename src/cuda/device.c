@@ -155,12 +155,6 @@ static fa3_status load_kernels(struct cuda_device *device) {
   return FA3_OK;
 }
 
-CUresult cuda_tile_counters(const struct cuda_driver *driver, int32_t kernel,
-                            CUdeviceptr *counters) {
-  size_t bytes;
-  return driver->cuLibraryGetGlobal(counters, &bytes, forward_libraries[kernel], "tile_counters");
-}
-
 static fa3_status load_device(int32_t index, struct cuda_device *device) {
   fa3_device_info info = {0};
   TRY(cuda_device_find(index, &device->driver, &device->device));
@@ -204,4 +198,10 @@ fa3_status cuda_device_get(int32_t index, const struct cuda_device **device) {
   }
   pthread_mutex_unlock(&loading);
   return status;
+}
+
+CUresult cuda_forward_variable(const struct cuda_driver *driver, int32_t kernel, const char *name,
+                               CUdeviceptr *address) {
+  size_t bytes;
+  return driver->cuLibraryGetGlobal(address, &bytes, forward_libraries[kernel], name);
 }

@@ -28,10 +28,10 @@ fa3_status cuda_device_check(int32_t index);
  * from many threads. */
 fa3_status cuda_device_get(int32_t index, const struct cuda_device **device);
 
-/* Where a forward kernel's `tile_counters` are in the current context. Not kept: a context that is
- * reset has them elsewhere. */
-CUresult cuda_tile_counters(const struct cuda_driver *driver, int32_t kernel,
-                            CUdeviceptr *counters);
+/* Where a loaded forward kernel has this variable in the current context. Not to be kept: a context
+ * that is reset has it elsewhere. */
+CUresult cuda_forward_variable(const struct cuda_driver *driver, int32_t kernel, const char *name,
+                               CUdeviceptr *address);
 
 int32_t cuda_device_count(void);
 fa3_status cuda_device_info(int32_t index, fa3_device_info *info);

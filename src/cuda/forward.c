@@ -90,10 +90,10 @@ static fa3_status set_tensor_maps(const struct call *call, fa3_forward_params *p
                          keys ? value->data : query->data, 4, value_map, &params->value);
 }
 
-/* Where blocks take their tiles from: zero at the launch. */
-static fa3_status find_tile_counter(const struct call *call, fa3_forward_params *params) {
+/* What blocks take their tiles from: the stream's counter, or one in the workspace, cleared. */
+static fa3_status set_tile_counter(const struct call *call, fa3_forward_params *params) {
   const struct launch *launch = &call->launch;
-  params->next_tile = cuda_tile_counter(launch->device, launch->scope, call->plan->kernel);
+  params->next_tile = cuda_tile_counter(launch->scope, call->plan->kernel);
   if (params->next_tile) return FA3_OK;
   params->next_tile = (unsigned *)(void *)(call->workspace + call->plan->next_tile.offset);
   TRY_CUDA(launch->device->driver, cuMemsetD32Async, (CUdeviceptr)params->next_tile, 0, 1,
@@ -146,7 +146,7 @@ static fa3_status launch_attention(const struct call *call) {
   int64_t tiles = fa3_tile_count(&plan->tiles);
   if (tiles < workers) workers = tiles;
   /* With one tile for each there is nothing to hand out. */
-  if (plan->next_tile.used && tiles > workers) TRY(find_tile_counter(call, &params));
+  if (plan->next_tile.used && tiles > workers) TRY(set_tile_counter(call, &params));
   struct grid grid = {.x = (unsigned)workers,
                       .y = 1,
                       .z = 1,

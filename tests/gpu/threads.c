@@ -7,7 +7,7 @@
 #include "gpu_trial.h"
 #include "test.h"
 
-enum { THREADS = 2, TRIALS = 40, ROUNDS = 3 };
+enum { THREADS = 2, TRIALS = 40, FEW = 3, MANY = 200 };
 
 static const size_t arena_bytes = (size_t)256 << 20;
 
@@ -16,6 +16,7 @@ static const size_t arena_bytes = (size_t)256 << 20;
 
 struct caller {
   int number;
+  int calls; /* of a thread, queued before any is looked at */
   gpu_stream stream;
   struct gpu_arena arena;
   struct gpu_trial trial;
@@ -30,12 +31,11 @@ static void make_trial(struct caller *caller, int number) {
   gpu_trial_new(&caller->trial, &spec, backward, &caller->arena, caller->stream, &rng);
 }
 
-/* Several calls are queued before any is looked at; memory is taken beforehand, as a thread without
- * a context can't take any. */
+/* Memory is taken beforehand, as a thread without a context can't take any. */
 static void *call(void *argument) {
   const struct caller *caller = argument;
   if (caller->stream && gpu.cuCtxSetCurrent(NULL)) return NULL;
-  for (int round = 0; round < ROUNDS; round++)
+  for (int i = 0; i < caller->calls; i++)
     if (mirror_call(&caller->trial.mirror)) return NULL;
   return argument;
 }
@@ -47,14 +47,11 @@ static void check_trial(struct caller *caller, int number) {
   gpu_trial_free(&caller->trial);
 }
 
-/* A trial on each of two threads, on their streams; checked on this one, whose context is the
+/* Each caller's trial on a thread and its stream; checked on this thread, whose context is the
  * primary one. */
 static void run_together(struct caller callers[THREADS], int number) {
   pthread_t threads[THREADS];
-  for (int t = 0; t < THREADS; t++) {
-    make_trial(&callers[t], number + t);
-    mirror_upload(&callers[t].trial.mirror);
-  }
+  for (int t = 0; t < THREADS; t++) mirror_upload(&callers[t].trial.mirror);
   GPU(cuCtxSynchronize, );
   for (int t = 0; t < THREADS; t++)
     assert_int_equal(pthread_create(&threads[t], NULL, call, &callers[t]), 0);
@@ -70,10 +67,14 @@ static void run_together(struct caller callers[THREADS], int number) {
 static void test_threads(bool streams) {
   static struct caller callers[THREADS];
   for (int t = 0; t < THREADS; t++) {
-    callers[t] = (struct caller){.number = t + 1, .arena = gpu_arena_new(arena_bytes)};
+    callers[t] =
+        (struct caller){.number = t + 1, .calls = FEW, .arena = gpu_arena_new(arena_bytes)};
     if (streams) GPU(cuStreamCreate, &callers[t].stream, 1);
   }
-  for (int number = 0; number < TRIALS; number++) run_together(callers, number);
+  for (int number = 0; number < TRIALS; number++) {
+    for (int t = 0; t < THREADS; t++) make_trial(&callers[t], number + t);
+    run_together(callers, number);
+  }
   for (int t = 0; t < THREADS; t++) {
     if (streams) GPU(cuStreamDestroy, callers[t].stream);
     gpu_arena_free(&callers[t].arena);
@@ -117,39 +118,22 @@ static const struct gradient_spec uneven = {.forward = {.dtype = FA3_BFLOAT16,
                                                         .flags = FA3_CAUSAL,
                                                         .spread = 1}};
 
-static void *call_often(void *argument) {
-  const struct caller *caller = argument;
-  for (int i = 0; i < 200; i++)
-    if (mirror_call(&caller->trial.mirror)) return NULL;
-  return argument;
-}
-
-/* The same kernel from two threads, each busy with a stream of its own: created, or the thread's.
- */
+/* The same kernel from two threads, each busy with a stream: a created one, or the thread's own. */
 static void test_busy_streams(void **state) {
   (void)state;
   static struct caller callers[THREADS];
-  for (int kind = 0; kind < 2; kind++) {
-    pthread_t threads[THREADS];
+  for (int created = 0; created < 2; created++) {
     for (int t = 0; t < THREADS; t++) {
       struct rng rng = rng_for((uint64_t)t + 20);
-      callers[t] = (struct caller){.arena = gpu_arena_new(arena_bytes), .stream = PER_THREAD};
-      if (kind == 0) GPU(cuStreamCreate, &callers[t].stream, 1);
-      gpu_trial_new(&callers[t].trial, &uneven, false, &callers[t].arena, callers[t].stream, &rng);
-      mirror_upload(&callers[t].trial.mirror);
+      struct caller *caller = &callers[t];
+      *caller =
+          (struct caller){.calls = MANY, .arena = gpu_arena_new(arena_bytes), .stream = PER_THREAD};
+      if (created) GPU(cuStreamCreate, &caller->stream, 1);
+      gpu_trial_new(&caller->trial, &uneven, false, &caller->arena, caller->stream, &rng);
     }
-    GPU(cuCtxSynchronize, );
-    for (int t = 0; t < THREADS; t++)
-      assert_int_equal(pthread_create(&threads[t], NULL, call_often, &callers[t]), 0);
+    run_together(callers, 0);
     for (int t = 0; t < THREADS; t++) {
-      void *result;
-      pthread_join(threads[t], &result);
-      assert_non_null(result);
-    }
-    GPU(cuCtxSynchronize, );
-    for (int t = 0; t < THREADS; t++) {
-      check_trial(&callers[t], t);
-      if (kind == 0) GPU(cuStreamDestroy, callers[t].stream);
+      if (created) GPU(cuStreamDestroy, callers[t].stream);
       gpu_arena_free(&callers[t].arena);
     }
   }
