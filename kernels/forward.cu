@@ -184,13 +184,14 @@ __device__ __forceinline__ void finish_rows(const fa3_forward_params &p, const w
 }
 
 // A tile has seen its last product: the output leaves, and the log-sum-exp.
-__device__ __forceinline__ void finish_tile(const fa3_forward_params &p, uint32_t base, uint32_t t,
-                                            int warpgroup, const float (&o)[kHeadDimV / 2],
+__device__ __forceinline__ void finish_tile(const fa3_forward_params &p, const layout &m,
+                                            uint32_t t, int warpgroup,
+                                            const float (&o)[kHeadDimV / 2],
                                             const float (&factor)[2], const float (&lse)[2]) {
   const work &w = work_of(t);
   const int warp = (threadIdx.x & 127) / 32;
   const int row = warpgroup * p.queries_per_warpgroup + warp * 16;
-  const uint32_t stage = base + kStageAt + (warpgroup * 4 + warp) * kStageBytes;
+  const uint32_t stage = m.stage + (warpgroup * 4 + warp) * kStageBytes;
   tma_store_wait_read<0>();  // by the tile before
   __syncwarp();
   // The copy engine clips at the tensor's end, not at the sequence's.
@@ -207,11 +208,13 @@ __device__ __forceinline__ void finish_tile(const fa3_forward_params &p, uint32_
               place.query] = lse[r];
     }
   }
-  finish_work(base, t);
+  finish_work(m, t);
 }
 
-__device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t base, int warpgroup) {
+__device__ __forceinline__ void attend(const fa3_forward_params &p, const layout &m,
+                                       int warpgroup) {
   const int lane = threadIdx.x & 31;
+  const auto query = ring_beside(m.query, warpgroup);
   float o[kHeadDimV / 2];
   // Of a tile whose scores are done: what turns its output into the average, and
   // the log-sum-exp.
@@ -226,36 +229,16 @@ __device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t bas
   // Key tiles at the end of the tile before that this warpgroup does not need.
   int left_over = 0;
 
-  auto wait_key = [&](uint32_t use) {
-    mbarrier_wait(base + kKeyFull + 8 * ring_stage<kStages>(use), ring_parity<kStages>(use));
-  };
-  auto wait_value = [&](uint32_t use) {
-    mbarrier_wait(base + kValueFull + 8 * ring_stage<kStages>(use), ring_parity<kStages>(use));
-  };
-  auto release_key = [&](uint32_t use) {
-    mbarrier_arrive_warp(base + kKeyEmpty + 8 * ring_stage<kStages>(use));
-  };
-  auto release_value = [&](uint32_t use) {
-    mbarrier_arrive_warp(base + kValueEmpty + 8 * ring_stage<kStages>(use));
-  };
-  auto release_query = [&](uint32_t t) {
-    if (lane == 0)
-      mbarrier_arrive(base + kQueryEmpty +
-                      8 * (ring_stage<kQueryStages>(t) * kWarpgroups + warpgroup));
-  };
-  auto key_tile = [&](uint32_t use) {
-    return wgmma_descriptor_low(base + kKeyAt + ring_stage<kStages>(use) * kKeyBytes, 0);
-  };
+  auto key_tile = [&](uint32_t use) { return wgmma_descriptor_low(ring_tile(m.key, use), 0); };
   auto value_tile = [&](uint32_t use) {
-    return wgmma_descriptor_low(base + kValueAt + ring_stage<kStages>(use) * kValueBytes,
-                                kTileN * kRowBytes);
+    return wgmma_descriptor_low(ring_tile(m.value, use), kTileN * kRowBytes);
   };
   // A tile of keys that only other rows see: hand it back, and keep the turns in step.
   auto pass_over = [&]() {
-    wait_key(used);
-    release_key(used);
-    wait_value(used);
-    release_value(used);
+    ring_wait_full(m.key, used);
+    ring_release(m.key, used);
+    ring_wait_full(m.value, used);
+    ring_release(m.value, used);
     ++used;
     take_turn(warpgroup);
     pass_turn(warpgroup);
@@ -264,7 +247,7 @@ __device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t bas
   if (FA3_PINGPONG && warpgroup == 0) named_barrier_arrive(kBarrierTurn, 256);
 
   for (uint32_t t = 0;; ++t) {
-    wait_for_work(base, t);
+    wait_for_work(m, t);
     const work &w = work_of(t);
     const bool last = uniform(w.last);
     const int own_begin = uniform(w.warpgroup[warpgroup].tiles.begin);
@@ -276,19 +259,17 @@ __device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t bas
     // they come next.
     wgmma_wait<0>();
     registers_touch(o);
-    if (pending) release_value(used - 1);
+    if (pending) ring_release(m.value, used - 1);
     const bool joined = !last && left_over == 0 && own_begin < own_end && n < own_end;
     if (pending && !joined) {
-      finish_tile(p, base, t - 1, warpgroup, o, average, lse);
+      finish_tile(p, m, t - 1, warpgroup, o, average, lse);
       pending = false;
     }
     for (; left_over > 0; --left_over) pass_over();
     if (last) break;
 
-    const int buffer = ring_stage<kQueryStages>(t) * kWarpgroups + warpgroup;
-    const uint32_t query_tile =
-        uniform(wgmma_descriptor_low(base + kQueryAt + buffer * kQueryBytes, 0));
-    mbarrier_wait(base + kQueryFull + 8 * buffer, ring_parity<kQueryStages>(t));
+    const uint32_t query_tile = uniform(wgmma_descriptor_low(ring_tile(query, t), 0));
+    ring_wait_full(query, t);
 
     const int stop = own_end > tiles_begin ? own_end : tiles_begin;
     for (; n >= stop; --n) pass_over();
@@ -296,9 +277,9 @@ __device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t bas
     if (own_begin >= own_end) {
 #pragma unroll
       for (int i = 0; i < kHeadDimV / 2; ++i) o[i] = 0.0f;
-      release_query(t);
+      ring_release(query, t);
       finish_rows(p, w, warpgroup, rows, average, lse);
-      finish_tile(p, base, t, warpgroup, o, average, lse);
+      finish_tile(p, m, t, warpgroup, o, average, lse);
       continue;
     }
     left_over = own_begin - tiles_begin;
@@ -336,18 +317,18 @@ __device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t bas
     };
     // After they are there.
     auto release_operands = [&]() {
-      release_key(used - 1);
-      if (n == own_begin) release_query(t);
+      ring_release(m.key, used - 1);
+      if (n == own_begin) ring_release(query, t);
     };
 
     // The first scores, and the output of the tile before. To pass the turn before that is no
     // faster.
-    wait_key(used);
+    ring_wait_full(m.key, used);
     take_turn(warpgroup);
     registers_touch(s);
     wgmma_fence();
     issue_scores(s, query_tile, uniform(next_key));
-    if (pending) finish_tile(p, base, t - 1, warpgroup, o, average, lse);
+    if (pending) finish_tile(p, m, t - 1, warpgroup, o, average, lse);
     count_step();
     wgmma_wait<0>();
     pass_turn(warpgroup);
@@ -361,13 +342,13 @@ __device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t bas
     // probabilities for the next product.
     auto take_step = [&](bool adjust) {
       const uint32_t k = uniform(next_key), v = uniform(next_value);
-      wait_key(used);
+      ring_wait_full(m.key, used);
       take_turn(warpgroup);
       registers_touch(s);
       registers_touch(o);
       wgmma_fence();
       issue_scores(s, query_tile, k);
-      wait_value(used - 1);
+      ring_wait_full(m.value, used - 1);
       if (kLazyRescale) {
         if (grown) rescale_output();
         registers_touch(o);
@@ -399,7 +380,7 @@ __device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t bas
         // not know, and cannot make it a predicate.
         registers_touch(rows.sum);
         registers_touch(s);
-        if (grown) wait_value(used - 2);
+        if (grown) ring_wait_full(m.value, used - 2);
       } else {
         correct_maxima(s, top);
         softmax_follow<false>(top, rows, p.scale_log2, factor);
@@ -408,7 +389,7 @@ __device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t bas
       }
       wgmma_wait<0>();
       registers_touch(o);
-      release_value(used - 2);
+      ring_release(m.value, used - 2);
       if (kLazyRescale)
         softmax_exponentials<kAhead, kTileN / 2>(s, rows);
       else
@@ -427,7 +408,7 @@ __device__ __forceinline__ void attend(const fa3_forward_params &p, uint32_t bas
       }
       take_step(true);
     }
-    wait_value(used - 1);
+    ring_wait_full(m.value, used - 1);
     if (kLazyRescale && grown) rescale_output();
     registers_touch(o);
     wgmma_fence();
@@ -444,6 +425,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   // again and again.
   uint32_t base;
   asm volatile("mov.b32 %0, %1;" : "=r"(base) : "r"((uint32_t)__cvta_generic_to_shared(shared)));
+  const layout m = lay_out(base);
   const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
 
   if (threadIdx.x == 0) {
@@ -451,22 +433,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     tma_prefetch_map(&p.key);
     tma_prefetch_map(&p.value);
     tma_prefetch_map(&p.out);
-    for (int i = 0; i < kQueryStages * kWarpgroups; ++i) {
-      mbarrier_init(base + kQueryFull + 8 * i, 1);
-      mbarrier_init(base + kQueryEmpty + 8 * i, 4);
-    }
-    for (int i = 0; i < kStages; ++i) {
-      mbarrier_init(base + kKeyFull + 8 * i, 1);
-      mbarrier_init(base + kKeyEmpty + 8 * i, kConsumerWarps);
-      mbarrier_init(base + kValueFull + 8 * i, 1);
-      mbarrier_init(base + kValueEmpty + 8 * i, kConsumerWarps);
-    }
-    mbarrier_init(base + kValueLanded, 1);
-    mbarrier_init(base + kWorkWanted, 1);
-    for (int i = 0; i < kWorkSlots; ++i) {
-      mbarrier_init(base + kWorkFull + 8 * i, 1);
-      mbarrier_init(base + kWorkEmpty + 8 * i, 32 * (kConsumerWarps + 2));
-    }
+    for (int g = 0; g < kWarpgroups; ++g) ring_init(ring_beside(m.query, g), 1, 4);
+    ring_init(m.key, 1, kConsumerWarps);
+    ring_init(m.value, 1, kConsumerWarps);
+    ring_init(m.work, 1, 32 * (kConsumerWarps + 2));
+    barrier_init(m.value_landed, 1);
+    barrier_init(m.work_wanted, 1);
     mbarrier_init_fence();
   }
   __syncthreads();
@@ -476,13 +448,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   if (warp < 4) {
     registers_give_back<kProducerRegisters>();
     if (warp == 0)
-      load_keys_and_values(p, base);
+      load_keys_and_values(p, m);
     else if (warp == 1)
-      load_queries(p, base);
+      load_queries(p, m);
     else if (warp == 2)
-      schedule(p, base);
+      schedule(p, m);
   } else {
     registers_take<kConsumerRegisters>();
-    attend(p, base, warp / 4 - 1);
+    attend(p, m, warp / 4 - 1);
   }
 }

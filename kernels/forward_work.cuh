@@ -4,8 +4,8 @@
 
 #include "forward_params.h"
 #include "mask.h"
-#include "mbarrier.cuh"
 #include "registers.cuh"
+#include "ring.cuh"
 #include "scheduler.h"
 #include "softmax.cuh"
 #include "tma.cuh"
@@ -43,6 +43,7 @@ constexpr int kChunksV = kHeadDimV / kChunk;
 constexpr int kQueryBytes = kRows * kHeadDim * 2;  // of a warpgroup
 constexpr int kKeyBytes = kTileN * kHeadDim * 2;
 constexpr int kValueBytes = kTileN * kHeadDimV * 2;
+constexpr int kWorkBytes = 128;  // of a work slot
 
 // The output leaves through a few rows of shared memory of each warp, this many
 // chunks of columns at a time.
@@ -57,25 +58,43 @@ static_assert(kHeadDim % kChunk == 0 && kHeadDimV % kChunk == 0 && kTileN % 8 ==
 // what the loading warp can't reach.
 static_assert(kRows * (kWarpgroups - 1) <= kTileN, "rows");
 
-// Shared memory, in bytes from a base aligned to 1024.
-constexpr int kQueryAt = 0;
-constexpr int kKeyAt = kQueryAt + kQueryStages * kWarpgroups * kQueryBytes;
-constexpr int kValueAt = kKeyAt + kStages * kKeyBytes;
-constexpr int kStageAt = kValueAt + kStages * kValueBytes;
-constexpr int kBarriersAt = kStageAt + kConsumerWarps * kStageBytes;
-constexpr int kQueryFull = kBarriersAt;  // [query stage][warpgroup]
-constexpr int kQueryEmpty = kQueryFull + 8 * kQueryStages * kWarpgroups;
-constexpr int kKeyFull = kQueryEmpty + 8 * kQueryStages * kWarpgroups;  // [stage]
-constexpr int kKeyEmpty = kKeyFull + 8 * kStages;
-constexpr int kValueFull = kKeyEmpty + 8 * kStages;
-constexpr int kValueEmpty = kValueFull + 8 * kStages;
-constexpr int kValueLanded = kValueEmpty + 8 * kStages;
-constexpr int kWorkFull = kValueLanded + 8;  // [work slot]
-constexpr int kWorkEmpty = kWorkFull + 8 * kWorkSlots;
-constexpr int kWorkWanted = kWorkEmpty + 8 * kWorkSlots;
-constexpr int kWorkAt = (kWorkWanted + 8 + 15) / 16 * 16;
-constexpr int kWorkBytes = 128;
-constexpr int kSharedBytes = kWorkAt + kWorkBytes * kWorkSlots;
+// What lies in shared memory.
+struct layout {
+  ring<kQueryStages, kQueryBytes>
+      query;  // of the first warpgroup; those of the others are beside it
+  ring<kStages, kKeyBytes> key;
+  ring<kStages, kValueBytes> value;
+  barrier value_landed;  // a tile of values that is to be cleared beyond the sequence's end
+  uint32_t stage;        // [warp] the output on its way out
+  ring<kWorkSlots, kWorkBytes> work;
+  barrier work_wanted;
+  uint32_t end;
+};
+
+// From a base aligned to 1024, as the tiles of the copy engine have to be.
+__host__ __device__ constexpr layout lay_out(uint32_t base) {
+  constexpr uint32_t key = kWarpgroups * kQueryStages * kQueryBytes;
+  constexpr uint32_t value = key + kStages * kKeyBytes;
+  constexpr uint32_t stage = value + kStages * kValueBytes;
+  constexpr uint32_t work = stage + kConsumerWarps * kStageBytes;
+  layout m = {};
+  uint32_t barriers = base + work + kWorkSlots * kWorkBytes;
+  m.query = make_ring<kQueryStages, kQueryBytes>(base, barriers);
+  barriers += kWarpgroups * kRingBarrierBytes<kQueryStages>;
+  m.key = make_ring<kStages, kKeyBytes>(base + key, barriers);
+  barriers += kRingBarrierBytes<kStages>;
+  m.value = make_ring<kStages, kValueBytes>(base + value, barriers);
+  barriers += kRingBarrierBytes<kStages>;
+  m.work = make_ring<kWorkSlots, kWorkBytes>(base + work, barriers);
+  barriers += kRingBarrierBytes<kWorkSlots>;
+  m.value_landed = {barriers};
+  m.work_wanted = {barriers + 8};
+  m.stage = base + stage;
+  m.end = barriers + 16;
+  return m;
+}
+
+constexpr int kSharedBytes = lay_out(0).end;
 constexpr int kSharedBytesByHost =
     FA3_FORWARD_SHARED_BYTES(kHeadDim, kHeadDimV, kWarpgroups, kTileN, kStages, kQueryStages);
 static_assert(kSharedBytes <= kSharedBytesByHost && kSharedBytesByHost <= 232448, "shared memory");
@@ -110,7 +129,8 @@ struct __align__(16) work {
 static_assert(sizeof(work) <= kWorkBytes, "a work slot");
 
 __device__ __forceinline__ work &work_of(uint32_t tile) {
-  return *(work *)(shared + kWorkAt + kWorkBytes * ring_stage<kWorkSlots>(tile));
+  constexpr layout from_shared = lay_out(0);
+  return *(work *)(shared + ring_tile(from_shared.work, tile));
 }
 
 // Which of a warpgroup's queries is in this row of its tile.
@@ -158,7 +178,7 @@ __device__ __forceinline__ work find_work(const fa3_forward_params &p, int index
   return w;
 }
 
-__device__ __forceinline__ void schedule(const fa3_forward_params &p, uint32_t base) {
+__device__ __forceinline__ void schedule(const fa3_forward_params &p, const layout &m) {
   const int workers = gridDim.x;
   const int total = fa3_tile_count(&p.tiles);
   uint32_t done = 0;
@@ -167,7 +187,7 @@ __device__ __forceinline__ void schedule(const fa3_forward_params &p, uint32_t b
     int index = round * workers + (blockIdx.x + round) % workers;
     if (p.next_tile != nullptr && round > 0) {
       // A tile that is taken early waits here while others run dry.
-      if (done > 0) mbarrier_wait(base + kWorkWanted, (done - 1) & 1);
+      if (done > 0) barrier_wait(m.work_wanted, done - 1);
       if ((threadIdx.x & 31) == 0) {
         const int taken = atomicAdd(p.next_tile, 1);
         // Workers, fewer than tiles, begin with a tile each; the other tiles are asked for, and
@@ -185,11 +205,10 @@ __device__ __forceinline__ void schedule(const fa3_forward_params &p, uint32_t b
       if (w.last) continue;
     }
     w.last = last;
-    const uint32_t stage = ring_stage<kWorkSlots>(done);
-    mbarrier_wait(base + kWorkEmpty + 8 * stage, ring_parity<kWorkSlots>(done) ^ 1);
+    ring_wait_empty(m.work, done);
     if ((threadIdx.x & 31) == 0) {
       work_of(done) = w;
-      mbarrier_arrive(base + kWorkFull + 8 * stage);
+      barrier_arrive(ring_full(m.work, done));
     }
     __syncwarp();
     ++done;
@@ -197,12 +216,12 @@ __device__ __forceinline__ void schedule(const fa3_forward_params &p, uint32_t b
   }
 }
 
-__device__ __forceinline__ void wait_for_work(uint32_t base, uint32_t tile) {
-  mbarrier_wait(base + kWorkFull + 8 * ring_stage<kWorkSlots>(tile), ring_parity<kWorkSlots>(tile));
+__device__ __forceinline__ void wait_for_work(const layout &m, uint32_t tile) {
+  ring_wait_full(m.work, tile);
 }
 
-__device__ __forceinline__ void finish_work(uint32_t base, uint32_t tile) {
-  mbarrier_arrive(base + kWorkEmpty + 8 * ring_stage<kWorkSlots>(tile));  // every thread that read
+__device__ __forceinline__ void finish_work(const layout &m, uint32_t tile) {
+  barrier_arrive(ring_empty(m.work, tile));  // every thread that read
 }
 
 #endif
