@@ -44,10 +44,8 @@ static void check_cuda_plan(void) {
   struct plan plan;
   args.forward.device.type = FA3_CUDA;
   *num_threads() = 0;
-  fa3_status status = backward ? problem_from_backward_args(&args.backward, &problem)
-                               : problem_from_args(&args.forward, FA3_FORWARD, &problem);
-  if (!status)
-    status = (backward ? cuda_engine.plan_backward : cuda_engine.plan_forward)(&problem, &plan);
+  fa3_status status = problem_from_args(backward ? FA3_BACKWARD : FA3_FORWARD, &args, &problem);
+  if (!status) status = cuda_engine.plan(&problem, &plan);
   if (status) check_refusal(status);
 }
 

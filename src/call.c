@@ -1,23 +1,81 @@
-#include "call.h"
-
+/* The way of every call: its arguments are copied, checked and made a problem; an engine plans it,
+ * without touching the data; then what needs the data is checked, and the engine runs the plan. */
+#include "engine.h"
 #include "error.h"
+#include "structs.h"
 
-fa3_status plan_call(const struct problem *problem, const struct engine **engine,
-                     struct plan *plan) {
-  *engine = engine_for(problem->device.type);
-  TRY((*engine)->prepare(problem->device.index));
-  fa3_capability capability = problem_capability(problem);
-  TRY((*engine)->supports(&capability));
-  return problem->phase == FA3_FORWARD ? (*engine)->plan_forward(problem, plan)
-                                       : (*engine)->plan_backward(problem, plan);
+/* A struct of any phase, and its size, now and as it was first. */
+union args {
+  fa3_forward_args forward;
+  fa3_backward_args backward;
+};
+
+static const struct {
+  size_t oldest;
+  size_t size;
+} structs[] = {
+#define END_OF(type, last) (offsetof(type, last) + sizeof(((type *)0)->last))
+    [FA3_FORWARD] = {END_OF(fa3_forward_args, workspace_size), sizeof(fa3_forward_args)},
+    [FA3_BACKWARD] = {END_OF(fa3_backward_args, workspace_size), sizeof(fa3_backward_args)},
+#undef END_OF
+};
+
+struct call {
+  struct problem problem;
+  const struct engine *engine;
+  struct plan plan;
+};
+
+/* Everything that can be checked without reading the caller's memory, and the plan. */
+static fa3_status plan_call(fa3_phase phase, const void *theirs, struct call *call) {
+  union args args;
+  TRY(struct_read("args", theirs, &args, structs[phase].oldest, structs[phase].size));
+  TRY(problem_from_args(phase, &args, &call->problem));
+  call->engine = engine_for(call->problem.device.type);
+  TRY(call->engine->prepare(call->problem.device.index));
+  const fa3_capability capability = problem_capability(&call->problem);
+  TRY(call->engine->supports(&capability));
+  return call->engine->plan(&call->problem, &call->plan);
 }
 
-fa3_status check_workspace(const struct plan *plan, const void *workspace, size_t size) {
-  if (plan->workspace_size && !workspace)
-    return set_error(FA3_INVALID_WORKSPACE, "workspace is null: expected %zu bytes",
-                     plan->workspace_size);
-  if (size < plan->workspace_size)
-    return set_error(FA3_INVALID_WORKSPACE, "workspace_size is %zu: expected at least %zu", size,
-                     plan->workspace_size);
+static fa3_status check_workspace(const struct call *call) {
+  const size_t given = call->problem.workspace_size, needed = call->plan.workspace_size;
+  if (needed && !call->problem.workspace)
+    return set_error(FA3_INVALID_WORKSPACE, "workspace is null: expected %zu bytes", needed);
+  if (given < needed)
+    return set_error(FA3_INVALID_WORKSPACE, "workspace_size is %zu: expected at least %zu", given,
+                     needed);
   return FA3_OK;
+}
+
+static fa3_status find_workspace_size(fa3_phase phase, const void *args, size_t *bytes) {
+  struct call call;
+  if (!bytes) return set_error(FA3_INVALID_POINTER, "bytes is null");
+  TRY(plan_call(phase, args, &call));
+  *bytes = call.plan.workspace_size;
+  return FA3_OK;
+}
+
+static fa3_status run(fa3_phase phase, const void *args) {
+  struct call call;
+  TRY(plan_call(phase, args, &call));
+  TRY(problem_check_data(&call.problem));
+  TRY(check_workspace(&call));
+  return call.engine->run(&call.problem, &call.plan);
+}
+
+fa3_status fa3_forward_workspace(const fa3_forward_args *args, size_t *bytes) {
+  return find_workspace_size(FA3_FORWARD, args, bytes);
+}
+
+fa3_status fa3_forward(const fa3_forward_args *args) {
+  return run(FA3_FORWARD, args);
+}
+
+fa3_status fa3_backward_workspace(const fa3_backward_args *args, size_t *bytes) {
+  return find_workspace_size(FA3_BACKWARD, args, bytes);
+}
+
+fa3_status fa3_backward(const fa3_backward_args *args) {
+  return run(FA3_BACKWARD, args);
 }

@@ -27,11 +27,9 @@ struct engine {
   void (*kernel_info)(int32_t index, fa3_kernel_info *info); /* info is zeroed, index valid */
 
   /* Pure: no device is touched. Called only with what `supports` takes. */
-  fa3_status (*plan_forward)(const struct problem *problem, struct plan *plan);
-  fa3_status (*plan_backward)(const struct problem *problem, struct plan *plan);
-  /* `workspace` holds plan->workspace_size bytes, of any alignment. */
-  fa3_status (*forward)(const struct problem *problem, const struct plan *plan, void *workspace);
-  fa3_status (*backward)(const struct problem *problem, const struct plan *plan, void *workspace);
+  fa3_status (*plan)(const struct problem *problem, struct plan *plan);
+  /* The problem's workspace holds plan->workspace_size bytes, of any alignment. */
+  fa3_status (*run)(const struct problem *problem, const struct plan *plan);
 };
 
 extern const struct engine cpu_engine;

@@ -1,5 +1,4 @@
-/* The backward pass's arguments: what it shares with the forward pass, and the gradients. */
-#include <stddef.h>
+#include "gradients.h"
 
 #include "error.h"
 #include "operand.h"
@@ -76,39 +75,14 @@ static fa3_status set_gradients(const fa3_backward_args *args, struct problem *p
   return FA3_OK;
 }
 
-fa3_status problem_from_backward_args(const fa3_backward_args *args, struct problem *problem) {
+fa3_status read_gradients(const fa3_backward_args *args, struct problem *problem) {
   const fa3_forward_args forward = forward_of(args);
-  TRY(problem_from_args(&forward, FA3_BACKWARD, problem));
+  TRY(read_attention(&forward, FA3_BACKWARD, problem));
   if (tensor_absent(&args->lse))
     return set_error(FA3_INVALID_POINTER, "lse is absent: expected what the forward pass wrote");
   TRY(set_gradients(args, problem));
   problem->accumulate = args->flags & FA3_ACCUMULATE;
   if (problem->accumulate) problem->features |= FA3_FEATURE_ACCUMULATE;
   if (args->flags & FA3_DETERMINISTIC) problem->features |= FA3_FEATURE_DETERMINISTIC;
-  return FA3_OK;
-}
-
-fa3_status problem_check_backward_data(const fa3_backward_args *args,
-                                       const struct problem *problem) {
-  const fa3_forward_args forward = forward_of(args);
-  TRY(problem_check_data(&forward, problem));
-  const struct {
-    const char *name;
-    const fa3_tensor *tensor;
-    const fa3_tensor *model; /* has elements where the tensor has some */
-  } tensors[] = {
-      {"grad_output", &args->grad_output, &args->query},
-      {"grad_query", &args->grad_query, &args->query},
-      {"grad_key", &args->grad_key, &args->key},
-      {"grad_value", &args->grad_value, &args->key},
-      {"grad_lse", &args->grad_lse, &args->query},
-      {"grad_sink", &args->grad_sink, NULL},
-  };
-  for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) {
-    const fa3_tensor *model = tensors[i].model;
-    bool empty = model && (model->shape[0] == 0 || (model->rank == 4 && model->shape[1] == 0));
-    if (!tensor_absent(tensors[i].tensor))
-      TRY(check_pointer(tensors[i].name, tensors[i].tensor->data, tensors[i].tensor->dtype, empty));
-  }
   return FA3_OK;
 }

@@ -9,6 +9,10 @@ struct operand make_operand(const fa3_tensor *tensor) {
   int row = tensor->rank - 3;
   return (struct operand){.data = tensor->data,
                           .dtype = tensor->dtype,
+                          .batch = row ? tensor->shape[0] : 1,
+                          .rows = tensor->shape[row],
+                          .heads = tensor->shape[row + 1],
+                          .dim = tensor->shape[row + 2],
                           .stride_batch = row ? tensor->strides[0] : 0,
                           .stride_row = tensor->strides[row],
                           .stride_head = tensor->strides[row + 1]};
@@ -59,6 +63,10 @@ fa3_status read_row_values(const char *name, const fa3_tensor *tensor,
   TRY(check_extent(name, tensor, head + 1, problem->rows_q, "query's rows"));
   *operand = (struct operand){.data = tensor->data,
                               .dtype = tensor->dtype,
+                              .batch = packed ? 1 : tensor->shape[0],
+                              .rows = tensor->shape[head + 1],
+                              .heads = tensor->shape[head],
+                              .dim = 1,
                               .stride_batch = packed ? 0 : tensor->strides[0],
                               .stride_head = tensor->strides[head],
                               .stride_row = tensor->strides[head + 1]};
@@ -70,7 +78,12 @@ fa3_status read_head_values(const char *name, const fa3_tensor *tensor,
   TRY(check_computed_dtype(name, tensor, "query's", problem->query.dtype));
   TRY(check_tensor(name, tensor, 1));
   TRY(check_extent(name, tensor, 0, problem->heads_q, "query's heads"));
-  *operand = (struct operand){
-      .data = tensor->data, .dtype = tensor->dtype, .stride_head = tensor->strides[0]};
+  *operand = (struct operand){.data = tensor->data,
+                              .dtype = tensor->dtype,
+                              .batch = 1,
+                              .rows = 1,
+                              .heads = tensor->shape[0],
+                              .dim = 1,
+                              .stride_head = tensor->strides[0]};
   return FA3_OK;
 }

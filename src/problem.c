@@ -5,6 +5,7 @@
 #include <stdbool.h>
 
 #include "error.h"
+#include "gradients.h"
 #include "operand.h"
 #include "validate.h"
 
@@ -214,9 +215,12 @@ static fa3_status set_sink(const fa3_forward_args *args, struct problem *problem
   return FA3_OK;
 }
 
-fa3_status problem_from_args(const fa3_forward_args *args, fa3_phase phase,
-                             struct problem *problem) {
-  *problem = (struct problem){.phase = phase, .device = args->device, .stream = args->stream};
+fa3_status read_attention(const fa3_forward_args *args, fa3_phase phase, struct problem *problem) {
+  *problem = (struct problem){.phase = phase,
+                              .device = args->device,
+                              .stream = args->stream,
+                              .workspace = args->workspace,
+                              .workspace_size = args->workspace_size};
   TRY(check_device_fields(args));
   TRY(check_flags(args, phase));
   set_mask(args, problem);
@@ -232,6 +236,11 @@ fa3_status problem_from_args(const fa3_forward_args *args, fa3_phase phase,
   if (problem->softcap > 0) problem->features |= FA3_FEATURE_SOFTCAP;
   problem->num_threads = args->num_threads;
   return FA3_OK;
+}
+
+fa3_status problem_from_args(fa3_phase phase, const void *args, struct problem *problem) {
+  return phase == FA3_FORWARD ? read_attention(args, phase, problem)
+                              : read_gradients(args, problem);
 }
 
 fa3_capability problem_capability(const struct problem *problem) {

@@ -8,11 +8,16 @@
 #include "fa3.h"
 #include "mask.h"
 
-/* A 4-d view with the axes named. Packed tensors have stride_batch 0: their sequences differ by
- * the row they start at. */
+/* A 4-d view with the axes named; an axis that the tensor lacks has extent 1. Packed tensors are
+ * one batch, with stride_batch 0: their sequences differ by the row they start at. An operand that
+ * was not given has dtype 0. */
 struct operand {
   char *data;
   fa3_dtype dtype;
+  int64_t batch;
+  int64_t rows;
+  int64_t heads;
+  int64_t dim;
   int64_t stride_batch;
   int64_t stride_row;
   int64_t stride_head;
@@ -39,16 +44,16 @@ struct problem {
   struct operand key;
   struct operand value;
   struct operand output;
-  struct operand lse;  /* data is null if it is not wanted */
-  struct operand sink; /* data is null if there is none; stride_head alone counts */
+  struct operand lse;
+  struct operand sink;
 
   /* Backward. */
   struct operand grad_output;
-  struct operand grad_lse; /* data is null if there is none */
+  struct operand grad_lse;
   struct operand grad_query;
   struct operand grad_key;
   struct operand grad_value;
-  struct operand grad_sink; /* data is null if it is not wanted */
+  struct operand grad_sink;
   bool accumulate;
 
   /* Null if absent; contiguous. */
@@ -65,20 +70,24 @@ struct problem {
   int64_t window_left;  /* MASK_UNBOUNDED: none */
   int64_t window_right; /* 0 if causal */
   int32_t num_threads;  /* 0: the engine's default */
+
+  void *workspace; /* as it was given, unchecked */
+  size_t workspace_size;
 };
 
+/* Whether an operand was given and has elements. */
+static inline bool has_elements(const struct operand *operand) {
+  return operand->dtype && operand->batch && operand->rows && operand->heads && operand->dim;
+}
+
 /* Validates everything but data pointers, contents of lengths and the workspace, and fills in
- * `problem`. `args` is of this version's size. Never reads through the caller's tensors. The
- * backward pass passes what it shares with the forward one. */
-fa3_status problem_from_args(const fa3_forward_args *args, fa3_phase phase,
-                             struct problem *problem);
-fa3_status problem_from_backward_args(const fa3_backward_args *args, struct problem *problem);
+ * `problem`. `args` is the phase's struct, of this version's size. Never reads through the caller's
+ * tensors. */
+fa3_status problem_from_args(fa3_phase phase, const void *args, struct problem *problem);
 
 /* The checks that need the data: pointers present and aligned; for the CPU also the contents of
  * the lengths. */
-fa3_status problem_check_data(const fa3_forward_args *args, const struct problem *problem);
-fa3_status problem_check_backward_data(const fa3_backward_args *args,
-                                       const struct problem *problem);
+fa3_status problem_check_data(const struct problem *problem);
 
 /* What the problem asks of an engine. */
 fa3_capability problem_capability(const struct problem *problem);

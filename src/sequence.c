@@ -73,33 +73,47 @@ static fa3_status check_lengths(const struct problem *problem) {
   return FA3_OK;
 }
 
-fa3_status problem_check_data(const fa3_forward_args *args, const struct problem *problem) {
-  bool no_rows_q = problem->rows_q == 0 || (!problem->cu_seqlens_q && problem->batch == 0);
-  bool no_rows_k = problem->rows_k == 0 || problem->batch_k == 0;
-  bool no_batch = problem->batch == 0;
+fa3_status problem_check_data(const struct problem *problem) {
   const struct {
     const char *name;
-    const fa3_tensor *tensor;
-    bool empty;
-  } tensors[] = {
-      {"query", &args->query, no_rows_q},
-      {"key", &args->key, no_rows_k},
-      {"value", &args->value, no_rows_k},
-      {"output", &args->output, no_rows_q},
-      {"lse", &args->lse, no_rows_q},
-      {"sink", &args->sink, false},
-      {"cu_seqlens_q", &args->cu_seqlens_q, false},
-      {"cu_seqlens_k", &args->cu_seqlens_k, false},
-      {"seqused_q", &args->seqused_q, no_batch},
-      {"seqused_k", &args->seqused_k, no_batch},
-      {"leftpad_k", &args->leftpad_k, no_batch},
-      {"cache_batch_index", &args->cache_batch_index, no_batch},
-      {"diagonal", &args->diagonal, no_batch},
+    const struct operand *operand;
+  } operands[] = {
+      {"query", &problem->query},
+      {"key", &problem->key},
+      {"value", &problem->value},
+      {"output", &problem->output},
+      {"lse", &problem->lse},
+      {"sink", &problem->sink},
+      {"grad_output", &problem->grad_output},
+      {"grad_query", &problem->grad_query},
+      {"grad_key", &problem->grad_key},
+      {"grad_value", &problem->grad_value},
+      {"grad_lse", &problem->grad_lse},
+      {"grad_sink", &problem->grad_sink},
   };
-  for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++)
-    if (!tensor_absent(tensors[i].tensor))
-      TRY(check_pointer(tensors[i].name, tensors[i].tensor->data, tensors[i].tensor->dtype,
-                        tensors[i].empty));
+  const bool sequences = problem->batch > 0;
+  const fa3_features features = problem->features;
+  const struct {
+    const char *name;
+    const void *data;
+    bool needed;
+    fa3_dtype dtype;
+  } vectors[] = {
+      {"cu_seqlens_q", problem->cu_seqlens_q, features & FA3_FEATURE_VARLEN_QUERY, FA3_INT32},
+      {"cu_seqlens_k", problem->cu_seqlens_k, features & FA3_FEATURE_VARLEN_KEY, FA3_INT32},
+      {"seqused_q", problem->seqused_q, sequences && features & FA3_FEATURE_SEQUSED_QUERY,
+       FA3_INT32},
+      {"seqused_k", problem->seqused_k, sequences && features & FA3_FEATURE_SEQUSED_KEY, FA3_INT32},
+      {"leftpad_k", problem->leftpad_k, sequences && features & FA3_FEATURE_LEFTPAD_KEY, FA3_INT32},
+      {"cache_batch_index", problem->cache_batch_index,
+       sequences && features & FA3_FEATURE_BATCH_INDEX, FA3_INT32},
+      {"diagonal", problem->diagonal, sequences && features & FA3_FEATURE_DIAGONAL, FA3_INT64},
+  };
+  for (size_t i = 0; i < sizeof operands / sizeof *operands; i++)
+    TRY(check_pointer(operands[i].name, operands[i].operand->data, operands[i].operand->dtype,
+                      !has_elements(operands[i].operand)));
+  for (size_t i = 0; i < sizeof vectors / sizeof *vectors; i++)
+    TRY(check_pointer(vectors[i].name, vectors[i].data, vectors[i].dtype, !vectors[i].needed));
   /* A GPU's lengths live where the host can't read them. */
   return problem->device.type == FA3_CPU ? check_lengths(problem) : FA3_OK;
 }

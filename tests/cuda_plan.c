@@ -18,7 +18,7 @@ static struct problem make_problem(fa3_dtype dtype, int64_t batch, int64_t seqle
   args.key = fa3_dense(NULL, dtype, batch, seqlen, heads_k, head_dim);
   args.value = fa3_dense(NULL, dtype, batch, seqlen, heads_k, value_head_dim);
   args.output = fa3_dense(NULL, dtype, batch, seqlen, heads_q, value_head_dim);
-  assert_int_equal(problem_from_args(&args, FA3_FORWARD, &problem), FA3_OK);
+  assert_int_equal(problem_from_args(FA3_FORWARD, &args, &problem), FA3_OK);
   return problem;
 }
 
@@ -73,7 +73,7 @@ static struct problem make_backward_problem(int64_t seqlen_q, int64_t seqlen_k, 
   args.grad_query = args.query;
   args.grad_key = args.key;
   args.grad_value = args.value;
-  assert_int_equal(problem_from_backward_args(&args, &problem), FA3_OK);
+  assert_int_equal(problem_from_args(FA3_BACKWARD, &args, &problem), FA3_OK);
   return problem;
 }
 

@@ -109,37 +109,31 @@ static void kernel_info(int32_t index, fa3_kernel_info *info) {
   info->selected = cpu_level() == level;
 }
 
-static fa3_status plan_forward(const struct problem *problem, struct plan *plan) {
+/* Gradients are computed in words of grad_output's dtype: a float32 one has more than bfloat16
+ * words hold. */
+static const struct routines *routines_for(const struct level *level,
+                                           const struct problem *problem) {
+  const bool backward = problem->phase == FA3_BACKWARD;
+  return level_routines(level, backward ? problem->grad_output.dtype : problem->query.dtype);
+}
+
+static fa3_status plan(const struct problem *problem, struct plan *plan) {
   const struct level *level = cpu_level();
   if (!level) return FA3_INVALID_ENVIRONMENT;
-  cpu_plan(problem, level_routines(level, problem->query.dtype), plan);
+  const struct routines *routines = routines_for(level, problem);
+  if (problem->phase == FA3_BACKWARD) return cpu_plan_backward(problem, routines, plan);
+  cpu_plan(problem, routines, plan);
   return FA3_OK;
 }
 
-static fa3_status forward(const struct problem *problem, const struct plan *plan, void *workspace) {
+static fa3_status run(const struct problem *problem, const struct plan *plan) {
   const struct level *level = cpu_level();
   if (!level) return FA3_INVALID_ENVIRONMENT;
-  cpu_forward(problem, level_routines(level, problem->query.dtype), plan, workspace);
-  return FA3_OK;
-}
-
-/* A float32 grad_output has more than bfloat16 words hold. */
-static const struct routines *backward_routines(const struct level *level,
-                                                const struct problem *problem) {
-  return level_routines(level, problem->grad_output.dtype);
-}
-
-static fa3_status plan_backward(const struct problem *problem, struct plan *plan) {
-  const struct level *level = cpu_level();
-  if (!level) return FA3_INVALID_ENVIRONMENT;
-  return cpu_plan_backward(problem, backward_routines(level, problem), plan);
-}
-
-static fa3_status backward(const struct problem *problem, const struct plan *plan,
-                           void *workspace) {
-  const struct level *level = cpu_level();
-  if (!level) return FA3_INVALID_ENVIRONMENT;
-  cpu_backward(problem, backward_routines(level, problem), plan, workspace);
+  const struct routines *routines = routines_for(level, problem);
+  if (problem->phase == FA3_BACKWARD)
+    cpu_backward(problem, routines, plan, problem->workspace);
+  else
+    cpu_forward(problem, routines, plan, problem->workspace);
   return FA3_OK;
 }
 
@@ -152,8 +146,6 @@ const struct engine cpu_engine = {
     .supports = supports,
     .kernel_count = kernel_count,
     .kernel_info = kernel_info,
-    .plan_forward = plan_forward,
-    .plan_backward = plan_backward,
-    .forward = forward,
-    .backward = backward,
+    .plan = plan,
+    .run = run,
 };

@@ -14,10 +14,6 @@ struct call {
   const struct backward_plan *plan;
   const struct backward_kernel *kernel;
   char *workspace; /* aligned */
-  struct extents query_extents;
-  struct extents key_extents;
-  struct extents value_extents;
-  struct extents output_extents;
   /* Where the kernels find them. */
   struct operand query;
   struct operand key;
@@ -32,39 +28,33 @@ static void *in_workspace(const struct call *call, const struct reservation *sta
 }
 
 /* Whether rows can be read and written 16 bytes at a time. */
-static bool takes_vectors(const struct operand *operand, const struct extents *extents) {
+static bool takes_vectors(const struct operand *operand) {
   const int64_t elements = operand->dtype == FA3_FLOAT32 ? 4 : 8;
   return (uintptr_t)operand->data % 16 == 0 &&
-         (extents->batch <= 1 || operand->stride_batch % elements == 0) &&
-         (extents->rows <= 1 || operand->stride_row % elements == 0) &&
-         (extents->heads <= 1 || operand->stride_head % elements == 0);
+         (operand->batch <= 1 || operand->stride_batch % elements == 0) &&
+         (operand->rows <= 1 || operand->stride_row % elements == 0) &&
+         (operand->heads <= 1 || operand->stride_head % elements == 0);
 }
 
-static fa3_gradient make_gradient(const struct operand *operand, const struct extents *extents,
-                                  bool accumulate) {
+static fa3_gradient make_gradient(const struct operand *operand, bool accumulate) {
   return (fa3_gradient){.data = operand->data,
                         .stride_batch = operand->stride_batch,
                         .stride_row = operand->stride_row,
                         .stride_head = operand->stride_head,
-                        .head_dim = (int)extents->dim,
+                        .head_dim = (int)operand->dim,
                         .is_float = operand->dtype == FA3_FLOAT32,
                         .accumulate = accumulate,
-                        .vectors = takes_vectors(operand, extents)};
+                        .vectors = takes_vectors(operand)};
 }
 
 static void set_operands(struct call *call) {
   const struct problem *problem = call->problem;
   const struct backward_plan *plan = call->plan;
   char *workspace = call->workspace;
-  call->query_extents = query_extents(problem, problem->head_dim);
-  call->key_extents = key_extents(problem, problem->head_dim);
-  call->value_extents = key_extents(problem, problem->value_head_dim);
-  call->output_extents = query_extents(problem, problem->value_head_dim);
-  call->query = staged_operand(&problem->query, &plan->query, workspace, &call->query_extents);
-  call->key = staged_operand(&problem->key, &plan->key, workspace, &call->key_extents);
-  call->value = staged_operand(&problem->value, &plan->value, workspace, &call->value_extents);
-  call->grad_output =
-      staged_operand(&problem->grad_output, &plan->grad_output, workspace, &call->output_extents);
+  call->query = staged_operand(&problem->query, &plan->query, workspace);
+  call->key = staged_operand(&problem->key, &plan->key, workspace);
+  call->value = staged_operand(&problem->value, &plan->value, workspace);
+  call->grad_output = staged_operand(&problem->grad_output, &plan->grad_output, workspace);
   call->sequences = (fa3_backward_sequences){.cu_seqlens_q = problem->cu_seqlens_q,
                                              .cu_seqlens_k = problem->cu_seqlens_k,
                                              .used_q = problem->seqused_q,
@@ -78,22 +68,18 @@ static void set_operands(struct call *call) {
                                              .tile_n = call->kernel->tile_k,
                                              .window_left = problem->window_left,
                                              .window_right = problem->window_right};
-  call->grad_query = make_gradient(&problem->grad_query, &call->query_extents, problem->accumulate);
+  call->grad_query = make_gradient(&problem->grad_query, problem->accumulate);
 }
 
 static fa3_status stage_operands(const struct call *call) {
   const struct problem *problem = call->problem;
   const struct backward_plan *plan = call->plan;
   const struct launch *launch = &call->launch;
-  TRY(stage_input(launch, &plan->query, &problem->query, &call->query, &call->query_extents,
-                  false));
-  TRY(stage_input(launch, &plan->key, &problem->key, &call->key, &call->key_extents, false));
-  TRY(stage_input(launch, &plan->value, &problem->value, &call->value, &call->value_extents,
-                  false));
-  TRY(stage_input(launch, &plan->grad_output, &problem->grad_output, &call->grad_output,
-                  &call->output_extents, false));
-  return stage_head_values(launch, &plan->sink, &problem->sink, problem->heads_q,
-                           in_workspace(call, &plan->sink));
+  TRY(stage_input(launch, &plan->query, &problem->query, &call->query, false));
+  TRY(stage_input(launch, &plan->key, &problem->key, &call->key, false));
+  TRY(stage_input(launch, &plan->value, &problem->value, &call->value, false));
+  TRY(stage_input(launch, &plan->grad_output, &problem->grad_output, &call->grad_output, false));
+  return stage_head_values(launch, &plan->sink, &problem->sink, in_workspace(call, &plan->sink));
 }
 
 static fa3_status launch_prepare(const struct call *call) {
@@ -113,8 +99,7 @@ static fa3_status launch_prepare(const struct call *call) {
       .grad_output_stride_row = grad_output->stride_row,
       .grad_output_stride_head = grad_output->stride_head,
       .head_dim_v = (int)problem->value_head_dim,
-      .vectors = takes_vectors(output, &call->output_extents) &&
-                 takes_vectors(grad_output, &call->output_extents),
+      .vectors = takes_vectors(output) && takes_vectors(grad_output),
       .lse = (const float *)(void *)problem->lse.data,
       .grad_lse = (const float *)(void *)problem->grad_lse.data,
       .lse_stride_batch = problem->lse.stride_batch,
@@ -123,7 +108,7 @@ static fa3_status launch_prepare(const struct call *call) {
       .grad_lse_stride_batch = problem->grad_lse.stride_batch,
       .grad_lse_stride_row = problem->grad_lse.stride_row,
       .grad_lse_stride_head = problem->grad_lse.stride_head,
-      .sink = problem->grad_sink.data ? sink : NULL,
+      .sink = has_elements(&problem->grad_sink) ? sink : NULL,
       .grad_query = call->grad_query,
       .slots = plan->slots,
       .counters = in_workspace(call, &plan->counters),
@@ -146,28 +131,24 @@ static fa3_status set_tensor_maps(const struct call *call, fa3_backward_params *
   const struct {
     const char *name;
     const struct operand *operand;
-    const struct extents *extents;
     int32_t rows;
     fa3_tensor_map *map;
   } tensors[] = {
-      {"query", &call->query, &call->query_extents, kernel->tile_q, &params->query},
-      {"grad_output", &call->grad_output, &call->output_extents, kernel->tile_q,
-       &params->grad_output},
-      {"key", &call->key, &call->key_extents, kernel->tile_k / kernel->cluster, &params->key},
-      {"value", &call->value, &call->value_extents, kernel->tile_k / kernel->cluster,
-       &params->value},
+      {"query", &call->query, kernel->tile_q, &params->query},
+      {"grad_output", &call->grad_output, kernel->tile_q, &params->grad_output},
+      {"key", &call->key, kernel->tile_k / kernel->cluster, &params->key},
+      {"value", &call->value, kernel->tile_k / kernel->cluster, &params->value},
   };
   for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) {
     const struct operand *operand = tensors[i].operand;
-    const struct extents *extents = tensors[i].extents;
     const struct map_dimension dimensions[] = {
-        {extents->dim, 1, kernel->chunk},
-        {extents->rows, operand->stride_row, tensors[i].rows},
-        {extents->heads, operand->stride_head, 1},
-        {extents->batch, operand->stride_batch, 1}};
-    const bool empty = extents->rows == 0 || extents->batch == 0;
+        {operand->dim, 1, kernel->chunk},
+        {operand->rows, operand->stride_row, tensors[i].rows},
+        {operand->heads, operand->stride_head, 1},
+        {operand->batch, operand->stride_batch, 1}};
     TRY(make_tensor_map(call->launch.device->driver, kernel->dtype, kernel->chunk, tensors[i].name,
-                        empty ? any : operand->data, 4, dimensions, tensors[i].map));
+                        has_elements(operand) ? operand->data : any, 4, dimensions,
+                        tensors[i].map));
   }
   return FA3_OK;
 }
@@ -181,9 +162,8 @@ static fa3_status launch_gradients(const struct call *call) {
   TRY(set_tensor_maps(call, &params));
   params.sequences = call->sequences;
   params.grad_query = call->grad_query;
-  params.grad_key = make_gradient(&problem->grad_key, &call->key_extents, problem->accumulate);
-  params.grad_value =
-      make_gradient(&problem->grad_value, &call->value_extents, problem->accumulate);
+  params.grad_key = make_gradient(&problem->grad_key, problem->accumulate);
+  params.grad_value = make_gradient(&problem->grad_value, problem->accumulate);
   params.tiles = plan->tiles;
   const int workers = call->launch.scope->multiprocessors;
   params.tiles.section = backward_section(plan, workers);
@@ -215,7 +195,7 @@ static fa3_status launch_gradients(const struct call *call) {
 
 static fa3_status launch_sink(const struct call *call) {
   const struct problem *problem = call->problem;
-  if (!problem->grad_sink.data) return FA3_OK;
+  if (!has_elements(&problem->grad_sink)) return FA3_OK;
   const fa3_dtype dtype = problem->grad_sink.dtype;
   fa3_backward_sink_params params = {.sinks = in_workspace(call, &call->plan->sinks),
                                      .blocks_q = call->plan->blocks_q,

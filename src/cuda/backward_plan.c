@@ -80,10 +80,6 @@ static int64_t queries_of_tile(const struct problem *problem) {
 
 static fa3_status plan_workspace(const struct problem *problem, struct backward_plan *plan) {
   const struct backward_kernel *kernel = &backward_kernels[plan->kernel];
-  const struct extents query = query_extents(problem, problem->head_dim);
-  const struct extents key = key_extents(problem, problem->head_dim);
-  const struct extents value = key_extents(problem, problem->value_head_dim);
-  const struct extents output = query_extents(problem, problem->value_head_dim);
   const int64_t heads = problem->heads_q, rows = padded_rows(problem);
   size_t *size = &plan->workspace_size;
   TRY(reserve(size, &plan->next_tile, "a counter", 1, 1, sizeof(int32_t)));
@@ -92,11 +88,11 @@ static fa3_status plan_workspace(const struct problem *problem, struct backward_
   TRY(reserve(size, &plan->rows, "a copy of lse", heads, rows, 2 * sizeof(float)));
   TRY(reserve(size, &plan->partial, "grad_query in float32", heads, rows,
               (int64_t)sizeof(float) * kernel->head_dim));
-  TRY(reserve_if_needed(size, &plan->query, "query", &problem->query, &query));
-  TRY(reserve_if_needed(size, &plan->key, "key", &problem->key, &key));
-  TRY(reserve_if_needed(size, &plan->value, "value", &problem->value, &value));
-  TRY(reserve_if_needed(size, &plan->grad_output, "grad_output", &problem->grad_output, &output));
-  if (problem->grad_sink.data) {
+  TRY(reserve_if_needed(size, &plan->query, "query", &problem->query));
+  TRY(reserve_if_needed(size, &plan->key, "key", &problem->key));
+  TRY(reserve_if_needed(size, &plan->value, "value", &problem->value));
+  TRY(reserve_if_needed(size, &plan->grad_output, "grad_output", &problem->grad_output));
+  if (has_elements(&problem->grad_sink)) {
     TRY(reserve(size, &plan->sinks, "grad_sink in parts", heads, slots(problem, SMALLEST_TILE_M),
                 sizeof(float)));
     if (problem->sink.dtype != FA3_FLOAT32 || (heads > 1 && problem->sink.stride_head != 1))

@@ -93,23 +93,27 @@ static fa3_status check_memory(const struct cuda_device *device, const struct cu
 
 fa3_status cuda_check_memory(const struct cuda_device *device, const struct cuda_scope *scope,
                              const struct problem *problem, const void *workspace) {
-  bool keys = problem->rows_k > 0 && problem->batch_k > 0;
+  const struct {
+    const char *name;
+    const struct operand *operand;
+  } operands[] = {
+      {"query.data", &problem->query},
+      {"key.data", &problem->key},
+      {"value.data", &problem->value},
+      {"output.data", &problem->output},
+      {"lse.data", &problem->lse},
+      {"sink.data", &problem->sink},
+      {"grad_output.data", &problem->grad_output},
+      {"grad_query.data", &problem->grad_query},
+      {"grad_key.data", &problem->grad_key},
+      {"grad_value.data", &problem->grad_value},
+      {"grad_lse.data", &problem->grad_lse},
+      {"grad_sink.data", &problem->grad_sink},
+  };
   const struct {
     const char *name;
     const void *data;
-  } tensors[] = {
-      {"query.data", problem->query.data},
-      {"key.data", keys ? problem->key.data : NULL},
-      {"value.data", keys ? problem->value.data : NULL},
-      {"output.data", problem->output.data},
-      {"lse.data", problem->lse.data},
-      {"sink.data", problem->sink.data},
-      {"grad_output.data", problem->grad_output.data},
-      {"grad_query.data", problem->grad_query.data},
-      {"grad_key.data", keys ? problem->grad_key.data : NULL},
-      {"grad_value.data", keys ? problem->grad_value.data : NULL},
-      {"grad_lse.data", problem->grad_lse.data},
-      {"grad_sink.data", problem->grad_sink.data},
+  } pointers[] = {
       {"cu_seqlens_q.data", problem->cu_seqlens_q},
       {"cu_seqlens_k.data", problem->cu_seqlens_k},
       {"seqused_q.data", problem->seqused_q},
@@ -119,7 +123,10 @@ fa3_status cuda_check_memory(const struct cuda_device *device, const struct cuda
       {"diagonal.data", problem->diagonal},
       {"workspace", workspace},
   };
-  for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++)
-    TRY(check_memory(device, scope, tensors[i].name, tensors[i].data));
+  for (size_t i = 0; i < sizeof operands / sizeof *operands; i++)
+    if (has_elements(operands[i].operand))
+      TRY(check_memory(device, scope, operands[i].name, operands[i].operand->data));
+  for (size_t i = 0; i < sizeof pointers / sizeof *pointers; i++)
+    TRY(check_memory(device, scope, pointers[i].name, pointers[i].data));
   return FA3_OK;
 }

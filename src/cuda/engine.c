@@ -78,7 +78,7 @@ static void kernel_info(int32_t index, fa3_kernel_info *info) {
   info->selected = info->usable;
 }
 
-static fa3_status engine_plan_forward(const struct problem *problem, struct plan *plan) {
+static fa3_status summarize_forward(const struct problem *problem, struct plan *plan) {
   struct forward_plan forward_plan;
   TRY(plan_forward(problem, &forward_plan));
   const struct forward_kernel *kernel = &forward_kernels[forward_plan.kernel];
@@ -88,7 +88,7 @@ static fa3_status engine_plan_forward(const struct problem *problem, struct plan
   return FA3_OK;
 }
 
-static fa3_status engine_plan_backward(const struct problem *problem, struct plan *plan) {
+static fa3_status summarize_backward(const struct problem *problem, struct plan *plan) {
   struct backward_plan backward_plan;
   TRY(plan_backward(problem, &backward_plan));
   const struct backward_kernel *kernel = &backward_kernels[backward_plan.kernel];
@@ -96,6 +96,11 @@ static fa3_status engine_plan_backward(const struct problem *problem, struct pla
                         .tile_k = kernel->tile_k,
                         .workspace_size = backward_plan.workspace_size};
   return FA3_OK;
+}
+
+static fa3_status plan(const struct problem *problem, struct plan *plan) {
+  return problem->phase == FA3_BACKWARD ? summarize_backward(problem, plan)
+                                        : summarize_forward(problem, plan);
 }
 
 /* The stream's context, and memory that a kernel may touch. */
@@ -108,31 +113,33 @@ static fa3_status enter(const struct problem *problem, const void *workspace,
   return status;
 }
 
-static fa3_status forward(const struct problem *problem, const struct plan *plan, void *workspace) {
-  (void)plan;
+static fa3_status forward(const struct problem *problem) {
   const struct cuda_device *device;
   struct forward_plan forward_plan;
   struct cuda_scope scope;
   TRY(plan_forward(problem, &forward_plan));
   if (fa3_tile_count(&forward_plan.tiles) == 0) return FA3_OK;
-  if (forward_plan.workspace_size == 0) workspace = NULL;
+  void *workspace = forward_plan.workspace_size ? problem->workspace : NULL;
   TRY(enter(problem, workspace, &device, &scope));
   fa3_status status = launch_forward(device, &scope, problem, &forward_plan, workspace);
   cuda_scope_leave(&scope);
   return status;
 }
 
-static fa3_status backward(const struct problem *problem, const struct plan *plan,
-                           void *workspace) {
-  (void)plan;
+static fa3_status backward(const struct problem *problem) {
   const struct cuda_device *device;
   struct backward_plan backward_plan;
   struct cuda_scope scope;
   TRY(plan_backward(problem, &backward_plan));
-  TRY(enter(problem, workspace, &device, &scope));
-  fa3_status status = launch_backward(device, &scope, problem, &backward_plan, workspace);
+  TRY(enter(problem, problem->workspace, &device, &scope));
+  fa3_status status = launch_backward(device, &scope, problem, &backward_plan, problem->workspace);
   cuda_scope_leave(&scope);
   return status;
+}
+
+static fa3_status run(const struct problem *problem, const struct plan *plan) {
+  (void)plan;
+  return problem->phase == FA3_BACKWARD ? backward(problem) : forward(problem);
 }
 
 const struct engine cuda_engine = {
@@ -144,8 +151,6 @@ const struct engine cuda_engine = {
     .supports = supports,
     .kernel_count = kernel_count,
     .kernel_info = kernel_info,
-    .plan_forward = engine_plan_forward,
-    .plan_backward = engine_plan_backward,
-    .forward = forward,
-    .backward = backward,
+    .plan = plan,
+    .run = run,
 };

@@ -16,10 +16,6 @@ struct call {
   const struct problem *problem;
   const struct forward_plan *plan;
   char *workspace; /* aligned */
-  struct extents query_extents;
-  struct extents key_extents;
-  struct extents value_extents;
-  struct extents output_extents;
   /* Where the attention kernel finds them. */
   struct operand query;
   struct operand key;
@@ -33,57 +29,51 @@ static void set_operands(struct call *call) {
   const struct problem *problem = call->problem;
   const struct forward_plan *plan = call->plan;
   char *workspace = call->workspace;
-  call->query_extents = query_extents(problem, problem->head_dim);
-  call->key_extents = key_extents(problem, problem->head_dim);
-  call->value_extents = key_extents(problem, problem->value_head_dim);
-  call->output_extents = query_extents(problem, problem->value_head_dim);
-  call->query = staged_operand(&problem->query, &plan->query, workspace, &call->query_extents);
-  call->key = staged_operand(&problem->key, &plan->key, workspace, &call->key_extents);
-  call->value = staged_operand(&problem->value, &plan->value, workspace, &call->value_extents);
-  call->output = staged_operand(&problem->output, &plan->output, workspace, &call->output_extents);
+  call->query = staged_operand(&problem->query, &plan->query, workspace);
+  call->key = staged_operand(&problem->key, &plan->key, workspace);
+  call->value = staged_operand(&problem->value, &plan->value, workspace);
+  call->output = staged_operand(&problem->output, &plan->output, workspace);
   call->lse = problem->lse;
-  if (plan->lse.used)
-    call->lse = (struct operand){.data = workspace + plan->lse.offset,
-                                 .dtype = FA3_FLOAT32,
-                                 .stride_batch = problem->heads_q * problem->rows_q,
-                                 .stride_head = problem->rows_q,
-                                 .stride_row = 1};
+  if (plan->lse.used) { /* a head's rows lie side by side */
+    call->lse.data = workspace + plan->lse.offset;
+    call->lse.stride_row = 1;
+    call->lse.stride_head = problem->lse.rows;
+    call->lse.stride_batch = problem->lse.heads * problem->lse.rows;
+  }
   call->sink =
       (float *)(void *)(plan->sink.used ? workspace + plan->sink.offset : problem->sink.data);
 }
 
 static fa3_status set_tensor_maps(const struct call *call, fa3_forward_params *params) {
-  const struct problem *problem = call->problem;
   const struct cuda_driver *driver = call->launch.device->driver;
   const struct forward_kernel *kernel = &forward_kernels[call->plan->kernel];
   int packed = call->plan->packed;
-  int64_t rows_q = problem->rows_q, heads_q = problem->heads_q, batch_q = call->query_extents.batch;
   const struct operand *query = &call->query, *output = &call->output;
-  const struct map_dimension query_map[] = {{problem->head_dim, 1, kernel->chunk},
+  const struct map_dimension query_map[] = {{query->dim, 1, kernel->chunk},
                                             {packed, query->stride_head, packed},
-                                            {rows_q, query->stride_row, 64 / packed},
-                                            {heads_q / packed, query->stride_head * packed, 1},
-                                            {batch_q, query->stride_batch, 1}};
-  const struct map_dimension output_map[] = {{problem->value_head_dim, 1, kernel->chunk},
-                                             {rows_q, output->stride_row, 16},
-                                             {heads_q, output->stride_head, 1},
-                                             {batch_q, output->stride_batch, 1}};
+                                            {query->rows, query->stride_row, 64 / packed},
+                                            {query->heads / packed, query->stride_head * packed, 1},
+                                            {query->batch, query->stride_batch, 1}};
+  const struct map_dimension output_map[] = {{output->dim, 1, kernel->chunk},
+                                             {output->rows, output->stride_row, 16},
+                                             {output->heads, output->stride_head, 1},
+                                             {output->batch, output->stride_batch, 1}};
   TRY(make_tensor_map(driver, kernel->dtype, kernel->chunk, "query", query->data, 5, query_map,
                       &params->query));
   TRY(make_tensor_map(driver, kernel->dtype, kernel->chunk, "output", output->data, 4, output_map,
                       &params->out));
 
   /* Without keys nothing is read; the maps only have to be valid. */
-  bool keys = problem->rows_k > 0 && problem->batch_k > 0;
   const struct operand *key = &call->key, *value = &call->value;
-  const struct map_dimension key_map[] = {{problem->head_dim, 1, kernel->chunk},
-                                          {problem->rows_k, key->stride_row, kernel->tile_k},
-                                          {problem->heads_k, key->stride_head, 1},
-                                          {problem->batch_k, key->stride_batch, 1}};
-  const struct map_dimension value_map[] = {{problem->value_head_dim, 1, kernel->chunk},
-                                            {problem->rows_k, value->stride_row, kernel->tile_k},
-                                            {problem->heads_k, value->stride_head, 1},
-                                            {problem->batch_k, value->stride_batch, 1}};
+  const bool keys = has_elements(key);
+  const struct map_dimension key_map[] = {{key->dim, 1, kernel->chunk},
+                                          {key->rows, key->stride_row, kernel->tile_k},
+                                          {key->heads, key->stride_head, 1},
+                                          {key->batch, key->stride_batch, 1}};
+  const struct map_dimension value_map[] = {{value->dim, 1, kernel->chunk},
+                                            {value->rows, value->stride_row, kernel->tile_k},
+                                            {value->heads, value->stride_head, 1},
+                                            {value->batch, value->stride_batch, 1}};
   TRY(make_tensor_map(driver, kernel->dtype, kernel->chunk, "key", keys ? key->data : query->data,
                       4, key_map, &params->key));
   return make_tensor_map(driver, kernel->dtype, kernel->chunk, "value",
@@ -169,14 +159,11 @@ fa3_status launch_forward(const struct cuda_device *device, const struct cuda_sc
                                   .cu_seqlens = problem->cu_seqlens_q,
                                   .seqused = problem->seqused_q};
   set_operands(&call);
-  TRY(stage_input(launch, &plan->query, &problem->query, &call.query, &call.query_extents,
-                  plan->negate));
-  TRY(stage_input(launch, &plan->key, &problem->key, &call.key, &call.key_extents, false));
-  TRY(stage_input(launch, &plan->value, &problem->value, &call.value, &call.value_extents, false));
-  TRY(stage_head_values(launch, &plan->sink, &problem->sink, problem->heads_q, call.sink));
+  TRY(stage_input(launch, &plan->query, &problem->query, &call.query, plan->negate));
+  TRY(stage_input(launch, &plan->key, &problem->key, &call.key, false));
+  TRY(stage_input(launch, &plan->value, &problem->value, &call.value, false));
+  TRY(stage_head_values(launch, &plan->sink, &problem->sink, call.sink));
   TRY(launch_attention(&call));
-  TRY(unstage_output(launch, &plan->output, &call.output, &problem->output, &call.output_extents,
-                     &lengths));
-  const struct extents lse_extents = query_extents(problem, 1);
-  return unstage_output(launch, &plan->lse, &call.lse, &problem->lse, &lse_extents, &lengths);
+  TRY(unstage_output(launch, &plan->output, &call.output, &problem->output, &lengths));
+  return unstage_output(launch, &plan->lse, &call.lse, &problem->lse, &lengths);
 }

@@ -54,27 +54,25 @@ static fa3_status plan_tiles(const struct problem *problem, struct forward_plan 
 }
 
 static fa3_status plan_staging(const struct problem *problem, struct forward_plan *plan) {
-  const struct extents query = query_extents(problem, problem->head_dim);
-  const struct extents key = key_extents(problem, problem->head_dim);
-  const struct extents value = key_extents(problem, problem->value_head_dim);
-  const struct extents output = query_extents(problem, problem->value_head_dim);
+  const struct operand *query = &problem->query, *lse = &problem->lse, *sink = &problem->sink;
   size_t *size = &plan->workspace_size;
   plan->negate = problem->scale < 0;
   /* Tiles of unequal length go to whoever is free. */
   if (plan->tiles.uneven) TRY(reserve(size, &plan->next_tile, "a counter", 1, 1, sizeof(uint32_t)));
   if (plan->negate)
-    TRY(reserve(size, &plan->query, "query", query.batch, query.rows, 2 * query.heads * query.dim));
+    TRY(reserve(size, &plan->query, "query", query->batch, query->rows,
+                2 * query->heads * query->dim));
   else
-    TRY(reserve_if_needed(size, &plan->query, "query", &problem->query, &query));
-  TRY(reserve_if_needed(size, &plan->key, "key", &problem->key, &key));
-  TRY(reserve_if_needed(size, &plan->value, "value", &problem->value, &value));
-  TRY(reserve_if_needed(size, &plan->output, "output", &problem->output, &output));
-  if (problem->features & FA3_FEATURE_LSE && problem->rows_q > 1 && problem->lse.stride_row != 1)
-    TRY(reserve(size, &plan->lse, "lse", query.batch, query.rows,
-                (int64_t)sizeof(float) * query.heads));
+    TRY(reserve_if_needed(size, &plan->query, "query", query));
+  TRY(reserve_if_needed(size, &plan->key, "key", &problem->key));
+  TRY(reserve_if_needed(size, &plan->value, "value", &problem->value));
+  TRY(reserve_if_needed(size, &plan->output, "output", &problem->output));
+  if (problem->features & FA3_FEATURE_LSE && lse->rows > 1 && lse->stride_row != 1)
+    TRY(reserve(size, &plan->lse, "lse", lse->batch, lse->rows,
+                (int64_t)sizeof(float) * lse->heads));
   if (problem->features & FA3_FEATURE_SINK &&
-      (problem->sink.dtype != FA3_FLOAT32 || (query.heads > 1 && problem->sink.stride_head != 1)))
-    TRY(reserve(size, &plan->sink, "sink", 1, query.heads, sizeof(float)));
+      (sink->dtype != FA3_FLOAT32 || (sink->heads > 1 && sink->stride_head != 1)))
+    TRY(reserve(size, &plan->sink, "sink", 1, sink->heads, sizeof(float)));
   plan->workspace_size = with_alignment(plan->workspace_size);
   return FA3_OK;
 }

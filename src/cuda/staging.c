@@ -6,28 +6,16 @@
 
 enum { ALIGNMENT = 128 };
 
-struct extents query_extents(const struct problem *problem, int64_t dim) {
-  return (struct extents){.batch = problem->cu_seqlens_q ? 1 : problem->batch,
-                          .rows = problem->rows_q,
-                          .heads = problem->heads_q,
-                          .dim = dim};
-}
-
-struct extents key_extents(const struct problem *problem, int64_t dim) {
-  return (struct extents){
-      .batch = problem->batch_k, .rows = problem->rows_k, .heads = problem->heads_k, .dim = dim};
-}
-
 /* The copy engine's strides: multiples of 16 bytes below 2^40, 0 as well. That of a single entry
  * does not matter. */
 static bool stride_fits(int64_t extent, int64_t stride) {
   return extent <= 1 || (stride % 8 == 0 && stride < (INT64_C(1) << 39));
 }
 
-bool needs_staging(const struct operand *operand, const struct extents *extents) {
-  return (uintptr_t)operand->data % 16 || !stride_fits(extents->batch, operand->stride_batch) ||
-         !stride_fits(extents->rows, operand->stride_row) ||
-         !stride_fits(extents->heads, operand->stride_head);
+bool needs_staging(const struct operand *operand) {
+  return (uintptr_t)operand->data % 16 || !stride_fits(operand->batch, operand->stride_batch) ||
+         !stride_fits(operand->rows, operand->stride_row) ||
+         !stride_fits(operand->heads, operand->stride_head);
 }
 
 fa3_status reserve(size_t *workspace_size, struct reservation *reservation, const char *name,
@@ -43,11 +31,10 @@ fa3_status reserve(size_t *workspace_size, struct reservation *reservation, cons
 }
 
 fa3_status reserve_if_needed(size_t *workspace_size, struct reservation *reservation,
-                             const char *name, const struct operand *operand,
-                             const struct extents *extents) {
-  if (!needs_staging(operand, extents)) return FA3_OK;
-  return reserve(workspace_size, reservation, name, extents->batch, extents->rows,
-                 2 * extents->heads * extents->dim);
+                             const char *name, const struct operand *operand) {
+  if (!needs_staging(operand)) return FA3_OK;
+  return reserve(workspace_size, reservation, name, operand->batch, operand->rows,
+                 2 * operand->heads * operand->dim);
 }
 
 size_t with_alignment(size_t workspace_size) {
@@ -60,13 +47,14 @@ char *align_workspace(void *workspace) {
 }
 
 struct operand staged_operand(const struct operand *operand, const struct reservation *staged,
-                              char *workspace, const struct extents *extents) {
-  if (!staged->used) return *operand;
-  return (struct operand){.data = workspace + staged->offset,
-                          .dtype = operand->dtype,
-                          .stride_batch = extents->rows * extents->heads * extents->dim,
-                          .stride_row = extents->heads * extents->dim,
-                          .stride_head = extents->dim};
+                              char *workspace) {
+  struct operand copy = *operand;
+  if (!staged->used) return copy;
+  copy.data = workspace + staged->offset;
+  copy.stride_head = copy.dim;
+  copy.stride_row = copy.heads * copy.stride_head;
+  copy.stride_batch = copy.rows * copy.stride_row;
+  return copy;
 }
 
 /* What a copy moves: a float is two elements of 16 bits. */
@@ -105,40 +93,38 @@ static fa3_status copy(const struct launch *launch, const fa3_copy_params *param
 }
 
 fa3_status stage_input(const struct launch *launch, const struct reservation *staged,
-                       const struct operand *from, const struct operand *to,
-                       const struct extents *extents, bool negate) {
+                       const struct operand *from, const struct operand *to, bool negate) {
   if (!staged->used) return FA3_OK;
   fa3_copy_params params = {.from = make_view(from, 1),
                             .to = make_view(to, 1),
-                            .rows = extents->rows,
-                            .heads = (int)extents->heads,
-                            .dims = (int)extents->dim,
+                            .rows = from->rows,
+                            .heads = (int)from->heads,
+                            .dims = (int)from->dim,
                             .flip = negate ? 0x8000 : 0};
-  return copy(launch, &params, extents->batch);
+  return copy(launch, &params, from->batch);
 }
 
 fa3_status unstage_output(const struct launch *launch, const struct reservation *staged,
                           const struct operand *from, const struct operand *to,
-                          const struct extents *extents, const struct lengths *lengths) {
+                          const struct lengths *lengths) {
   if (!staged->used) return FA3_OK;
   const int64_t elements = to->dtype == FA3_FLOAT32 ? 2 : 1;
-  fa3_copy_params params = {
-      .from = make_view(from, elements),
-      .to = make_view(to, elements),
-      .rows = lengths->longest < extents->rows ? lengths->longest : extents->rows,
-      .heads = (int)extents->heads,
-      .dims = (int)(extents->dim * elements),
-      .cu_seqlens = lengths->cu_seqlens,
-      .used = lengths->seqused};
+  fa3_copy_params params = {.from = make_view(from, elements),
+                            .to = make_view(to, elements),
+                            .rows = smaller(lengths->longest, to->rows),
+                            .heads = (int)to->heads,
+                            .dims = (int)(to->dim * elements),
+                            .cu_seqlens = lengths->cu_seqlens,
+                            .used = lengths->seqused};
   return copy(launch, &params, lengths->batch);
 }
 
 fa3_status stage_head_values(const struct launch *launch, const struct reservation *staged,
-                             const struct operand *from, int64_t heads, float *to) {
+                             const struct operand *from, float *to) {
   if (!staged->used) return FA3_OK;
   fa3_sink_params params = {.from = from->data,
                             .stride = from->stride_head,
-                            .heads = (int)heads,
+                            .heads = (int)from->heads,
                             .kind = from->dtype == FA3_FLOAT32   ? 0
                                     : from->dtype == FA3_FLOAT16 ? 1
                                                                  : 2};

@@ -14,20 +14,8 @@ struct reservation {
   size_t offset; /* where the workspace is aligned to 128 bytes */
 };
 
-/* Extents of a tensor (batch, row, head, dim). */
-struct extents {
-  int64_t batch;
-  int64_t rows;
-  int64_t heads;
-  int64_t dim;
-};
-
-/* As the kernels see them: a packed batch is one. */
-struct extents query_extents(const struct problem *problem, int64_t dim);
-struct extents key_extents(const struct problem *problem, int64_t dim);
-
 /* Whether the copy engine can't take the tensor (of 16 bits) as it is. */
-bool needs_staging(const struct operand *operand, const struct extents *extents);
+bool needs_staging(const struct operand *operand);
 
 /* Room at the workspace's end, which moves. FA3_UNSUPPORTED for more than there can be. */
 fa3_status reserve(size_t *workspace_size, struct reservation *reservation, const char *name,
@@ -35,8 +23,7 @@ fa3_status reserve(size_t *workspace_size, struct reservation *reservation, cons
 
 /* For a tensor of 16 bits, if it needs it. */
 fa3_status reserve_if_needed(size_t *workspace_size, struct reservation *reservation,
-                             const char *name, const struct operand *operand,
-                             const struct extents *extents);
+                             const char *name, const struct operand *operand);
 
 /* What the workspace's size becomes when it may start anywhere, and where it then starts. */
 size_t with_alignment(size_t workspace_size);
@@ -45,13 +32,12 @@ char *align_workspace(void *workspace);
 /* The view of an operand's copy in the workspace, which is contiguous; the operand itself if it
  * has none. */
 struct operand staged_operand(const struct operand *operand, const struct reservation *staged,
-                              char *workspace, const struct extents *extents);
+                              char *workspace);
 
 /* Queues the copy of an input of 16 bits to its place in the workspace; with `negate` of minus
  * the input. */
 fa3_status stage_input(const struct launch *launch, const struct reservation *staged,
-                       const struct operand *from, const struct operand *to,
-                       const struct extents *extents, bool negate);
+                       const struct operand *from, const struct operand *to, bool negate);
 
 /* Queues the copy of an output from the workspace, only of the rows of a sequence. */
 struct lengths {
@@ -62,10 +48,10 @@ struct lengths {
 };
 fa3_status unstage_output(const struct launch *launch, const struct reservation *staged,
                           const struct operand *from, const struct operand *to,
-                          const struct extents *extents, const struct lengths *lengths);
+                          const struct lengths *lengths);
 
 /* Queues the conversion of a number per head to float32. */
 fa3_status stage_head_values(const struct launch *launch, const struct reservation *staged,
-                             const struct operand *from, int64_t heads, float *to);
+                             const struct operand *from, float *to);
 
 #endif

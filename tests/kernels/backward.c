@@ -43,7 +43,7 @@ static void run_forward(const struct call *c) {
   const fa3_forward_args args = reference_forward_args(&c->args);
   struct problem problem;
   struct plan plan;
-  if (problem_from_args(&args, FA3_FORWARD, &problem)) abort();
+  if (problem_from_args(FA3_FORWARD, &args, &problem)) abort();
   cpu_plan(&problem, c->routines, &plan);
   void *workspace = guarded_new(plan.workspace_size);
   cpu_forward(&problem, c->routines, &plan, workspace);
@@ -83,7 +83,7 @@ static struct call call_new(struct run *run, const struct call_shape *shape) {
 
 static void call_plan(struct call *c, int32_t threads) {
   c->args.num_threads = threads;
-  if (problem_from_backward_args(&c->args, &c->problem) ||
+  if (problem_from_args(FA3_BACKWARD, &c->args, &c->problem) ||
       cpu_plan_backward(&c->problem, c->routines, &c->plan))
     abort();
   guarded_free(c->workspace);

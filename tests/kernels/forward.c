@@ -48,7 +48,7 @@ static struct call call_new(struct run *run, const struct call_shape *shape) {
 }
 
 static void call_plan(struct call *c) {
-  if (problem_from_args(&c->args, FA3_FORWARD, &c->problem)) abort();
+  if (problem_from_args(FA3_FORWARD, &c->args, &c->problem)) abort();
   cpu_plan(&c->problem, c->routines, &c->plan);
   c->workspace = guarded_new(c->plan.workspace_size);
 }
