@@ -200,7 +200,7 @@ static void test_staging(void **state) {
   assert_int_equal(plan_forward(&problem, &plan), FA3_OK);
   assert_true(!plan.key.used);
   problem.key.stride_row = 7; /* nor the odd stride of a single row */
-  problem.rows_k = problem.max_seqlen_k = 1;
+  problem.key.rows = problem.value.rows = problem.rows_k = problem.max_seqlen_k = 1;
   assert_int_equal(plan_forward(&problem, &plan), FA3_OK);
   assert_true(!plan.key.used);
 
