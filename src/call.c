@@ -4,20 +4,10 @@
 #include "error.h"
 #include "structs.h"
 
-/* A struct of any phase, and its size, now and as it was first. */
+/* A struct of any phase. */
 union args {
   fa3_forward_args forward;
   fa3_backward_args backward;
-};
-
-static const struct {
-  size_t oldest;
-  size_t size;
-} structs[] = {
-#define END_OF(type, last) (offsetof(type, last) + sizeof(((type *)0)->last))
-    [FA3_FORWARD] = {END_OF(fa3_forward_args, workspace_size), sizeof(fa3_forward_args)},
-    [FA3_BACKWARD] = {END_OF(fa3_backward_args, workspace_size), sizeof(fa3_backward_args)},
-#undef END_OF
 };
 
 struct call {
@@ -28,8 +18,9 @@ struct call {
 
 /* Everything that can be checked without reading the caller's memory, and the plan. */
 static fa3_status plan_call(fa3_phase phase, const void *theirs, struct call *call) {
+  const struct argument_struct *type = arguments_of(phase);
   union args args;
-  TRY(struct_read("args", theirs, &args, structs[phase].oldest, structs[phase].size));
+  TRY(struct_read("args", theirs, &args, type->oldest, type->size));
   TRY(problem_from_args(phase, &args, &call->problem));
   call->engine = engine_for(call->problem.device.type);
   TRY(call->engine->prepare(call->problem.device.index));

@@ -78,25 +78,29 @@ fa3_status fa3_get_kernel_info(int32_t index, fa3_kernel_info *info) {
                    fa3_kernel_count() - 1);
 }
 
-/* What a call of each phase can ask for. */
-static const fa3_features forward_features = 2 * FA3_FEATURE_DIAGONAL - 1;
-static const fa3_features backward_features =
-    (2 * FA3_FEATURE_DETERMINISTIC - 1) & ~(fa3_features)FA3_FEATURE_BATCH_INDEX;
+/* What a call of a phase can ask for. */
+static fa3_features features_of(fa3_phase phase) {
+  fa3_features features =
+      FA3_FEATURE_GROUPED_HEADS | FA3_FEATURE_CAUSAL | FA3_FEATURE_WINDOW | FA3_FEATURE_SOFTCAP;
+  if (phase == FA3_BACKWARD) features |= FA3_FEATURE_ACCUMULATE | FA3_FEATURE_DETERMINISTIC;
+  const struct argument_struct *list = arguments_of(phase);
+  for (int i = 0; i < list->count; i++) features |= tensor_rows[list->arguments[i].tensor].feature;
+  return features;
+}
 
 fa3_status fa3_supports(const fa3_capability *capability) {
   fa3_capability wanted;
   TRY(struct_read("capability", capability, &wanted, sizeof wanted, sizeof wanted));
   const struct engine *engine;
   TRY(find_device(wanted.device, &engine));
-  if (wanted.phase != FA3_FORWARD && wanted.phase != FA3_BACKWARD)
+  if (!arguments_of(wanted.phase))
     return set_error(FA3_UNSUPPORTED, "phase is %d: expected FA3_FORWARD (1) or FA3_BACKWARD (2)",
                      wanted.phase);
-  fa3_features known = wanted.phase == FA3_FORWARD ? forward_features : backward_features;
-  if (wanted.features & ~known)
+  const fa3_features unknown = wanted.features & ~features_of(wanted.phase);
+  if (unknown)
     return set_error(FA3_UNSUPPORTED,
                      "features has bits 0x%llx that the %s pass of libfa3 " FA3_VERSION
                      " does not have",
-                     (unsigned long long)(wanted.features & ~known),
-                     wanted.phase == FA3_FORWARD ? "forward" : "backward");
+                     (unsigned long long)unknown, arguments_of(wanted.phase)->name);
   return engine->supports(&wanted);
 }

@@ -7,6 +7,7 @@
 
 #include "fa3.h"
 #include "mask.h"
+#include "tensors.h"
 
 /* A 4-d view with the axes named; an axis that the tensor lacks has extent 1. Packed tensors are
  * one batch, with stride_batch 0: their sequences differ by the row they start at. An operand that
@@ -40,31 +41,13 @@ struct problem {
   int64_t max_seqlen_q; /* bounds of one sequence's length; 0 if only the contents tell */
   int64_t max_seqlen_k;
 
-  struct operand query;
-  struct operand key;
-  struct operand value;
-  struct operand output;
-  struct operand lse;
-  struct operand sink;
+  /* The tensors, by their names in fa3.h: operands, and pointers to contiguous integers, null if
+   * they were not given. */
+#define TENSOR(name, ...) struct operand name;
+#define VECTOR(name, type, ...) const type *name;
+#include "tensors.def"
 
-  /* Backward. */
-  struct operand grad_output;
-  struct operand grad_lse;
-  struct operand grad_query;
-  struct operand grad_key;
-  struct operand grad_value;
-  struct operand grad_sink;
   bool accumulate;
-
-  /* Null if absent; contiguous. */
-  const int32_t *cu_seqlens_q;
-  const int32_t *cu_seqlens_k;
-  const int32_t *seqused_q;
-  const int32_t *seqused_k;
-  const int32_t *leftpad_k;
-  const int32_t *cache_batch_index;
-  const int64_t *diagonal;
-
   float scale;
   float softcap;        /* 0: none */
   int64_t window_left;  /* MASK_UNBOUNDED: none */
@@ -79,6 +62,15 @@ struct problem {
 static inline bool has_elements(const struct operand *operand) {
   return operand->dtype && operand->batch && operand->rows && operand->heads && operand->dim;
 }
+
+/* A tensor's data, for loops over all of them. */
+struct tensor_data {
+  const char *name;
+  void *data;
+  fa3_dtype dtype;
+  bool empty; /* there is nothing to read or write: it was not given, or has no elements */
+};
+struct tensor_data problem_tensor(const struct problem *problem, enum tensor tensor);
 
 /* Validates everything but data pointers, contents of lengths and the workspace, and fills in
  * `problem`. `args` is the phase's struct, of this version's size. Never reads through the caller's

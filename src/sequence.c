@@ -74,46 +74,10 @@ static fa3_status check_lengths(const struct problem *problem) {
 }
 
 fa3_status problem_check_data(const struct problem *problem) {
-  const struct {
-    const char *name;
-    const struct operand *operand;
-  } operands[] = {
-      {"query", &problem->query},
-      {"key", &problem->key},
-      {"value", &problem->value},
-      {"output", &problem->output},
-      {"lse", &problem->lse},
-      {"sink", &problem->sink},
-      {"grad_output", &problem->grad_output},
-      {"grad_query", &problem->grad_query},
-      {"grad_key", &problem->grad_key},
-      {"grad_value", &problem->grad_value},
-      {"grad_lse", &problem->grad_lse},
-      {"grad_sink", &problem->grad_sink},
-  };
-  const bool sequences = problem->batch > 0;
-  const fa3_features features = problem->features;
-  const struct {
-    const char *name;
-    const void *data;
-    bool needed;
-    fa3_dtype dtype;
-  } vectors[] = {
-      {"cu_seqlens_q", problem->cu_seqlens_q, features & FA3_FEATURE_VARLEN_QUERY, FA3_INT32},
-      {"cu_seqlens_k", problem->cu_seqlens_k, features & FA3_FEATURE_VARLEN_KEY, FA3_INT32},
-      {"seqused_q", problem->seqused_q, sequences && features & FA3_FEATURE_SEQUSED_QUERY,
-       FA3_INT32},
-      {"seqused_k", problem->seqused_k, sequences && features & FA3_FEATURE_SEQUSED_KEY, FA3_INT32},
-      {"leftpad_k", problem->leftpad_k, sequences && features & FA3_FEATURE_LEFTPAD_KEY, FA3_INT32},
-      {"cache_batch_index", problem->cache_batch_index,
-       sequences && features & FA3_FEATURE_BATCH_INDEX, FA3_INT32},
-      {"diagonal", problem->diagonal, sequences && features & FA3_FEATURE_DIAGONAL, FA3_INT64},
-  };
-  for (size_t i = 0; i < sizeof operands / sizeof *operands; i++)
-    TRY(check_pointer(operands[i].name, operands[i].operand->data, operands[i].operand->dtype,
-                      !has_elements(operands[i].operand)));
-  for (size_t i = 0; i < sizeof vectors / sizeof *vectors; i++)
-    TRY(check_pointer(vectors[i].name, vectors[i].data, vectors[i].dtype, !vectors[i].needed));
+  for (int t = 0; t < TENSORS; t++) {
+    const struct tensor_data tensor = problem_tensor(problem, (enum tensor)t);
+    TRY(check_pointer(tensor.name, tensor.data, tensor.dtype, tensor.empty));
+  }
   /* A GPU's lengths live where the host can't read them. */
   return problem->device.type == FA3_CPU ? check_lengths(problem) : FA3_OK;
 }

@@ -122,11 +122,12 @@ fa3_status check_output_strides(const char *name, const fa3_tensor *tensor) {
   return FA3_OK;
 }
 
-fa3_status check_extent(const char *name, const fa3_tensor *tensor, int dimension, int64_t expected,
-                        const char *what) {
-  if (tensor->shape[dimension] == expected) return FA3_OK;
-  return set_error(FA3_INVALID_SHAPE, "%s.shape[%d] is %" PRId64 ": expected %" PRId64 ", %s", name,
-                   dimension, tensor->shape[dimension], expected, what);
+fa3_status check_float(const char *name, const fa3_tensor *tensor) {
+  if (dtype_is_float(tensor->dtype)) return FA3_OK;
+  return set_error(FA3_INVALID_DTYPE,
+                   "%s.dtype is %" PRId32
+                   " (%s): expected FA3_FLOAT32, FA3_FLOAT16 or FA3_BFLOAT16",
+                   name, tensor->dtype, dtype_name(tensor->dtype));
 }
 
 fa3_status check_dtype(const char *name, const fa3_tensor *tensor, fa3_dtype expected) {
@@ -138,7 +139,7 @@ fa3_status check_dtype(const char *name, const fa3_tensor *tensor, fa3_dtype exp
 fa3_status check_same_dtype(const char *name, const fa3_tensor *tensor, const char *whose,
                             fa3_dtype expected) {
   if (tensor->dtype == expected) return FA3_OK;
-  return set_error(FA3_INVALID_DTYPE, "%s.dtype is %" PRId32 " (%s): expected %s, %s", name,
+  return set_error(FA3_INVALID_DTYPE, "%s.dtype is %" PRId32 " (%s): expected %s's, %s", name,
                    tensor->dtype, dtype_name(tensor->dtype), whose, dtype_name(expected));
 }
 
@@ -148,7 +149,7 @@ fa3_status check_computed_dtype(const char *name, const fa3_tensor *tensor, cons
   if (tensor->dtype == expected || expected == FA3_FLOAT32)
     return check_same_dtype(name, tensor, whose, expected);
   return set_error(FA3_INVALID_DTYPE,
-                   "%s.dtype is %" PRId32 " (%s): expected %s, %s, or FA3_FLOAT32", name,
+                   "%s.dtype is %" PRId32 " (%s): expected %s's, %s, or FA3_FLOAT32", name,
                    tensor->dtype, dtype_name(tensor->dtype), whose, dtype_name(expected));
 }
 

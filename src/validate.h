@@ -20,15 +20,13 @@ fa3_status check_tensor(const char *name, const fa3_tensor *tensor, int32_t rank
 /* That no two elements of an output share memory. */
 fa3_status check_output_strides(const char *name, const fa3_tensor *tensor);
 
-fa3_status check_extent(const char *name, const fa3_tensor *tensor, int dimension, int64_t expected,
-                        const char *what);
-
 /* "FA3_FLOAT16", or "no dtype". */
 const char *dtype_name(fa3_dtype dtype);
 
+fa3_status check_float(const char *name, const fa3_tensor *tensor);
 fa3_status check_dtype(const char *name, const fa3_tensor *tensor, fa3_dtype expected);
 
-/* The dtype of another tensor, `whose`; or, of what is computed, float32. */
+/* The dtype of another tensor, `whose` it is called; or, of what is computed, float32. */
 fa3_status check_same_dtype(const char *name, const fa3_tensor *tensor, const char *whose,
                             fa3_dtype expected);
 fa3_status check_computed_dtype(const char *name, const fa3_tensor *tensor, const char *whose,

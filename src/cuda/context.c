@@ -69,7 +69,7 @@ void cuda_scope_leave(struct cuda_scope *scope) {
 }
 
 static fa3_status check_memory(const struct cuda_device *device, const struct cuda_scope *scope,
-                               const char *name, const void *data) {
+                               const char *name, const char *field, const void *data) {
   if (!data) return FA3_OK;
   int attributes[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
   unsigned type = 0;
@@ -82,51 +82,20 @@ static fa3_status check_memory(const struct cuda_device *device, const struct cu
     TRY_CUDA(device->driver, cuStreamIsCapturing, scope->stream, &capturing);
     if (capturing) return FA3_OK;
     return set_error(FA3_INVALID_POINTER,
-                     "%s is %p, which is no memory of a GPU: expected GPU %d's", name, data,
-                     device->device);
+                     "%s%s is %p, which is no memory of a GPU: expected GPU %d's", name, field,
+                     data, device->device);
   }
   if (type != CU_MEMORYTYPE_HOST && ordinal != device->device)
-    return set_error(FA3_INVALID_POINTER, "%s is %p, on GPU %d: expected memory of GPU %d", name,
-                     data, ordinal, device->device);
+    return set_error(FA3_INVALID_POINTER, "%s%s is %p, on GPU %d: expected memory of GPU %d", name,
+                     field, data, ordinal, device->device);
   return FA3_OK;
 }
 
 fa3_status cuda_check_memory(const struct cuda_device *device, const struct cuda_scope *scope,
                              const struct problem *problem, const void *workspace) {
-  const struct {
-    const char *name;
-    const struct operand *operand;
-  } operands[] = {
-      {"query.data", &problem->query},
-      {"key.data", &problem->key},
-      {"value.data", &problem->value},
-      {"output.data", &problem->output},
-      {"lse.data", &problem->lse},
-      {"sink.data", &problem->sink},
-      {"grad_output.data", &problem->grad_output},
-      {"grad_query.data", &problem->grad_query},
-      {"grad_key.data", &problem->grad_key},
-      {"grad_value.data", &problem->grad_value},
-      {"grad_lse.data", &problem->grad_lse},
-      {"grad_sink.data", &problem->grad_sink},
-  };
-  const struct {
-    const char *name;
-    const void *data;
-  } pointers[] = {
-      {"cu_seqlens_q.data", problem->cu_seqlens_q},
-      {"cu_seqlens_k.data", problem->cu_seqlens_k},
-      {"seqused_q.data", problem->seqused_q},
-      {"seqused_k.data", problem->seqused_k},
-      {"leftpad_k.data", problem->leftpad_k},
-      {"cache_batch_index.data", problem->cache_batch_index},
-      {"diagonal.data", problem->diagonal},
-      {"workspace", workspace},
-  };
-  for (size_t i = 0; i < sizeof operands / sizeof *operands; i++)
-    if (has_elements(operands[i].operand))
-      TRY(check_memory(device, scope, operands[i].name, operands[i].operand->data));
-  for (size_t i = 0; i < sizeof pointers / sizeof *pointers; i++)
-    TRY(check_memory(device, scope, pointers[i].name, pointers[i].data));
-  return FA3_OK;
+  for (int t = 0; t < TENSORS; t++) {
+    const struct tensor_data tensor = problem_tensor(problem, (enum tensor)t);
+    if (!tensor.empty) TRY(check_memory(device, scope, tensor.name, ".data", tensor.data));
+  }
+  return check_memory(device, scope, "workspace", "", workspace);
 }

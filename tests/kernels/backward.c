@@ -12,7 +12,8 @@
 #include "call_shape.h"
 #include "reference.h"
 
-enum { TENSORS = 9 };
+/* query, key, value, output, lse, grad_output and the gradients, in the order of the struct. */
+enum { CALL_TENSORS = 9 };
 
 struct call {
   const struct routines *routines;
@@ -22,7 +23,6 @@ struct call {
   void *workspace;
 };
 
-/* query, key, value, output, lse, grad_output and the gradients, in the order of the struct. */
 static fa3_tensor *tensor_of(fa3_backward_args *args, int index) {
   return &args->query + index;
 }
@@ -70,7 +70,7 @@ static struct call call_new(struct run *run, const struct call_shape *shape) {
   c.args.grad_query = c.args.query;
   c.args.grad_key = c.args.key;
   c.args.grad_value = c.args.value;
-  for (int i = 0; i < TENSORS; i++) {
+  for (int i = 0; i < CALL_TENSORS; i++) {
     fa3_tensor *tensor = tensor_of(&c.args, i);
     tensor->data = guarded_new(bytes_of(tensor));
   }
@@ -96,7 +96,7 @@ static void call_run(void *argument) {
 }
 
 static void call_free(struct call *c) {
-  for (int i = 0; i < TENSORS; i++) guarded_free(tensor_of(&c->args, i)->data);
+  for (int i = 0; i < CALL_TENSORS; i++) guarded_free(tensor_of(&c->args, i)->data);
   guarded_free(c->workspace);
 }
 

@@ -1,0 +1,77 @@
+#include "tensors.h"
+
+enum {
+#define SHAPE(name, ...) SHAPE_##name,
+#include "tensors.def"
+  SHAPES
+};
+
+static const struct shape shapes[SHAPES] = {
+#define RANK(...) ((int)(sizeof((enum dimension[]){__VA_ARGS__}) / sizeof(enum dimension)))
+#define SHAPE(name, packed_by, ...) \
+  [SHAPE_##name] = {TENSOR_##packed_by, RANK(__VA_ARGS__), {__VA_ARGS__}},
+#include "tensors.def"
+};
+
+#define FLOATS .rule = RULE_FLOATS
+#define ONLY(only) .rule = RULE_ONLY, .dtype = only
+#define SAME(as) .rule = RULE_SAME, .model = TENSOR_##as
+#define COMPUTED(from) .rule = RULE_COMPUTED, .model = TENSOR_##from
+#define DTYPE_int32_t FA3_INT32
+#define DTYPE_int64_t FA3_INT64
+
+const struct tensor_row tensor_rows[TENSORS] = {
+#define TENSOR(tensor, dtypes, its_shape, its_feature) \
+  {.name = #tensor, dtypes, .shape = &shapes[SHAPE_##its_shape], .feature = (its_feature)},
+#define VECTOR(tensor, type, its_shape, its_feature) \
+  {.name = #tensor,                                  \
+   ONLY(DTYPE_##type),                               \
+   .vector = true,                                   \
+   .shape = &shapes[SHAPE_##its_shape],              \
+   .feature = (its_feature)},
+#include "tensors.def"
+};
+
+#define INPUT .output = false
+#define OPTIONAL_INPUT .optional = true
+#define OUTPUT .output = true
+#define OPTIONAL_OUTPUT .output = true, .optional = true
+
+static const struct argument forward_arguments[] = {
+#define FORWARD(use, name) {offsetof(fa3_forward_args, name), TENSOR_##name, use},
+#include "tensors.def"
+};
+
+static const struct argument backward_arguments[] = {
+#define BACKWARD(use, name) {offsetof(fa3_backward_args, name), TENSOR_##name, use},
+#include "tensors.def"
+};
+
+/* `last` is the last field of the struct's first version. */
+#define STRUCT(pass, last)                                                                     \
+  {                                                                                            \
+    .name = #pass, .size = sizeof(fa3_##pass##_args),                                          \
+    .oldest = offsetof(fa3_##pass##_args, last) + sizeof(((fa3_##pass##_args *)NULL)->last),   \
+    .count = sizeof pass##_arguments / sizeof *pass##_arguments, .arguments = pass##_arguments \
+  }
+
+const struct argument_struct *arguments_of(fa3_phase phase) {
+  static const struct argument_struct forward = STRUCT(forward, workspace_size);
+  static const struct argument_struct backward = STRUCT(backward, workspace_size);
+  switch (phase) {
+    case FA3_FORWARD:
+      return &forward;
+    case FA3_BACKWARD:
+      return &backward;
+    default:
+      return NULL;
+  }
+}
+
+const fa3_tensor *find_argument(fa3_phase phase, const void *args, enum tensor tensor) {
+  const struct argument_struct *list = arguments_of(phase);
+  for (int i = 0; i < list->count; i++)
+    if (list->arguments[i].tensor == tensor)
+      return (const fa3_tensor *)(const void *)((const char *)args + list->arguments[i].offset);
+  return NULL;
+}

@@ -1,0 +1,75 @@
+/* tensors.def as C data, for loops over the tensors of a call. The program and the tests compile
+ * tensors.c too, so it knows fa3.h alone. */
+#ifndef FA3_SRC_TENSORS_H
+#define FA3_SRC_TENSORS_H
+
+#include <stdbool.h>
+
+#include "fa3.h"
+
+enum tensor {
+  TENSOR_nothing = -1,
+#define TENSOR(name, ...) TENSOR_##name,
+#define VECTOR(name, ...) TENSOR_##name,
+#include "tensors.def"
+  TENSORS
+};
+
+/* What an extent counts. */
+enum dimension {
+  NO_DIMENSION,
+  BATCH,
+  BATCH_AND_ONE,
+  BATCH_K, /* of a dense key and value: the batch, unless they are a cache */
+  ROWS_Q,
+  ROWS_K,
+  HEADS_Q,
+  HEADS_K,
+  HEAD_DIM,
+  VALUE_HEAD_DIM,
+  DIMENSIONS
+};
+
+struct shape {
+  enum tensor packed_by;
+  int rank; /* if not packed; else one less */
+  enum dimension dimensions[4];
+};
+
+enum dtype_rule { RULE_FLOATS, RULE_ONLY, RULE_SAME, RULE_COMPUTED };
+
+struct tensor_row {
+  const char *name;
+  enum dtype_rule rule;
+  fa3_dtype dtype;   /* of RULE_ONLY */
+  enum tensor model; /* of RULE_SAME and RULE_COMPUTED */
+  bool vector;
+  const struct shape *shape;
+  fa3_features feature;
+};
+extern const struct tensor_row tensor_rows[TENSORS];
+
+/* A tensor in an argument struct. */
+struct argument {
+  size_t offset;
+  enum tensor tensor;
+  bool output;
+  bool optional;
+};
+
+/* A call's argument struct. */
+struct argument_struct {
+  const char *name; /* of the pass */
+  size_t size;
+  size_t oldest; /* its first version's size */
+  int count;
+  const struct argument *arguments;
+};
+
+/* Null for a phase that has no call. */
+const struct argument_struct *arguments_of(fa3_phase phase);
+
+/* A tensor in an argument struct of the phase; null if the struct has no such tensor. */
+const fa3_tensor *find_argument(fa3_phase phase, const void *args, enum tensor tensor);
+
+#endif
