@@ -21,7 +21,7 @@
 // two consumer warpgroups there is one whose warps load, plan, and keep the order in which dQ is
 // summed.
 //
-// Compile with -DFA3_BF16=0|1 and the sizes of backward_work.cuh.
+// Compile with what variants.def says; see backward_params.h for what the host prepares.
 #include "backward_load.cuh"
 #include "backward_store.cuh"
 #include "backward_work.cuh"

@@ -129,19 +129,19 @@ typedef struct {
 /* Columns of a tile that lie side by side in shared memory. */
 #define FA3_BACKWARD_CHUNK(head_dim, head_dim_v) FA3_FORWARD_CHUNK(head_dim, head_dim_v)
 
-/* Shared memory of backward.cu: keys and values, `stages` tiles of queries and as many of dO, two
- * tiles of dS, the rows' statistics, barriers and the work in hand. */
-#define FA3_BACKWARD_SHARED_BYTES(head_dim, head_dim_v, tile_m, tile_n, stages) \
-  (2 * (((tile_n) + (stages) * (tile_m)) * ((head_dim) + (head_dim_v)) +        \
-        2 * (tile_m) * (tile_n)) +                                              \
-   (stages)*8 * (tile_m) + 1024)
+/* Shared memory of backward.cu: keys and values, rings of queries and of dO, two tiles of dS, the
+ * rows' statistics, barriers and the work in hand. */
+#define FA3_BACKWARD_STAGES 2
+#define FA3_BACKWARD_SHARED_BYTES(head_dim, head_dim_v, tile_q, tile_k)             \
+  (2 * (((tile_k) + FA3_BACKWARD_STAGES * (tile_q)) * ((head_dim) + (head_dim_v)) + \
+        2 * (tile_q) * (tile_k)) +                                                  \
+   FA3_BACKWARD_STAGES * 8 * (tile_q) + 1024)
 
 /* Shared memory of backward_wide.cu: 64 keys and values, 128 columns of the neighbour's keys, two
- * tiles of 64 queries and `grad_stages` of dO, twice `ds_stages` tiles of dS, one of probabilities,
- * and the rest. */
-#define FA3_BACKWARD_WIDE_SHARED_BYTES(head_dim, head_dim_v, grad_stages, ds_stages)               \
-  (128 * (3 * (head_dim) + 128 + (1 + (grad_stages)) * (head_dim_v) + 128 * (ds_stages)) + 16384 + \
-   2048)
+ * tiles of 64 queries and `do_stages` of dO, four tiles of dS, one of probabilities, and the rest.
+ */
+#define FA3_BACKWARD_WIDE_SHARED_BYTES(head_dim, head_dim_v, do_stages) \
+  (128 * (3 * (head_dim) + 384 + (1 + (do_stages)) * (head_dim_v)) + 16384 + 2048)
 
 /* The first slot of a sequence: `first_row` is its entry of cu_seqlens_q. */
 FA3_SHARED int fa3_backward_slot(const fa3_backward_sequences *sequences, int batch,

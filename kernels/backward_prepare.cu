@@ -1,5 +1,5 @@
 // What the backward kernel needs of each row, before it, and the sink's gradient, after it. See
-// backward_params.h. Compile with -DFA3_BF16=0|1.
+// backward_params.h.
 #include "backward_sequence.cuh"
 
 constexpr float kLog2E = 1.44269504f;

@@ -12,8 +12,7 @@
 // P goes to the second in float32, dS to the third in 16 bits, and to the third of the other
 // block. A fourth warpgroup loads and plans.
 //
-// Compile with -DFA3_BF16=0|1, the head dims and the depths of the rings (FA3_GRAD_STAGES of dO,
-// FA3_DS_STAGES of dS); see backward_params.h for what the host prepares.
+// Compile with what variants.def says; see backward_params.h for what the host prepares.
 #include "backward_wide_load.cuh"
 #include "backward_wide_store.cuh"
 

@@ -13,17 +13,18 @@
 #include "tma.cuh"
 #include "wgmma.cuh"
 
-constexpr int kHeadDim = FA3_HEAD_DIM;     // of queries and keys
-constexpr int kHeadDimV = FA3_HEAD_DIM_V;  // of values and dO, <= kHeadDim
+constexpr int kHeadDim = FA3_HEAD_DIM;         // of queries and keys
+constexpr int kHeadDimV = FA3_VALUE_HEAD_DIM;  // of values and dO, <= kHeadDim
 
-constexpr int kRows = 64;                     // queries of a tile
-constexpr int kKeys = 64;                     // keys of a block
-constexpr int kTileN = 2 * kKeys;             // keys of a cluster
-constexpr int kQueryStages = 2;               // tiles of queries held
-constexpr int kGradStages = FA3_GRAD_STAGES;  // of dO
-constexpr int kDsStages = FA3_DS_STAGES;      // of dS
-constexpr int kWorkSlots = 2;                 // the tile that is computed, and the next
+constexpr int kRows = FA3_TILE_Q;           // queries of a tile
+constexpr int kTileN = FA3_TILE_K;          // keys of a cluster
+constexpr int kKeys = kTileN / 2;           // keys of a block
+constexpr int kQueryStages = 2;             // tiles of queries held
+constexpr int kGradStages = FA3_DO_STAGES;  // of dO
+constexpr int kDsStages = 2;                // of dS
+constexpr int kWorkSlots = 2;               // the tile that is computed, and the next
 constexpr int kThreads = FA3_BACKWARD_WIDE_THREADS;
+static_assert(kRows == 64 && kTileN == 128, "a tile");
 
 // What the launch allots (128 for every thread) is all there is to share out between the four
 // warpgroups. The assembler takes none of it to be less than 96 for dQ.
@@ -87,8 +88,7 @@ constexpr int kMailAt = kWorkEmpty + 8 * kWorkSlots;
 constexpr int kWorkAt = (kMailAt + 4 + 15) / 16 * 16;
 constexpr int kWorkBytes = 96;
 constexpr int kSharedBytes = kWorkAt + kWorkBytes * kWorkSlots;
-constexpr int kSharedBytesByHost =
-    FA3_BACKWARD_WIDE_SHARED_BYTES(kHeadDim, kHeadDimV, kGradStages, kDsStages);
+constexpr int kSharedBytesByHost = FA3_BACKWARD_WIDE_SHARED_BYTES(kHeadDim, kHeadDimV, kGradStages);
 static_assert(kSharedBytes <= kSharedBytesByHost && kSharedBytesByHost <= 232448, "shared memory");
 
 // Not an instruction: what the compiler has derived from `x` so far is derived again, instead of

@@ -11,9 +11,9 @@
 #include "wgmma.cuh"
 
 constexpr int kHeadDim = FA3_HEAD_DIM;
-constexpr int kTileM = FA3_TILE_M;   // queries per step: 64, 80 or 128
-constexpr int kTileN = FA3_TILE_N;   // keys of a tile
-constexpr int kStages = FA3_STAGES;  // depth of the rings of Q and of dO
+constexpr int kTileM = FA3_TILE_Q;            // queries per step: 64, 80 or 128
+constexpr int kTileN = FA3_TILE_K;            // keys of a tile
+constexpr int kStages = FA3_BACKWARD_STAGES;  // depth of the rings of Q and of dO
 
 constexpr int kWarpgroups = 2;               // consumers
 constexpr int kKeys = kTileN / kWarpgroups;  // of a warpgroup
@@ -34,7 +34,7 @@ constexpr int kQueryColumns = kSplitRows ? kHeadDim : kTransposed ? kTileM : 64;
 constexpr int kSecondColumn = kSplitRows ? 0 : kHeadDim - 64;  // where the second begins
 constexpr int kOverlap = kSplitRows ? 0 : 64 - kSecondColumn;
 static_assert((kTileM == 64 || kTileM == 80 || kTileM == 128) && kTileN == 128, "a step");
-static_assert(kHeadDim == FA3_HEAD_DIM_V, "head dims");
+static_assert(kHeadDim == FA3_VALUE_HEAD_DIM, "head dims");
 static_assert(kSplitRows || kHeadDim >= 64, "dQ's columns");
 static_assert(!kTransposed || kHeadDim == 128, "a warpgroup has 64 columns of dQ^T");
 
@@ -80,8 +80,7 @@ constexpr int kPlacesAt = kWorkWanted + 8;  // [stage]
 constexpr int kWorkAt = (kPlacesAt + 4 * kStages + 15) / 16 * 16;
 constexpr int kWorkBytes = 96;
 constexpr int kSharedBytes = kWorkAt + kWorkBytes * kWorkSlots;
-constexpr int kSharedBytesByHost =
-    FA3_BACKWARD_SHARED_BYTES(kHeadDim, kHeadDim, kTileM, kTileN, kStages);
+constexpr int kSharedBytesByHost = FA3_BACKWARD_SHARED_BYTES(kHeadDim, kHeadDim, kTileM, kTileN);
 static_assert(kSharedBytes <= kSharedBytesByHost && kSharedBytesByHost <= 232448, "shared memory");
 static_assert(kThreads == FA3_BACKWARD_THREADS, "threads");
 

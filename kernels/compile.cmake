@@ -1,7 +1,7 @@
 # Compiles one kernel file to a cubin, and fails if the compiler could not do what the source asks:
 # registers spilled to memory (or an array that lives there), matrix products serialised (C7510 and
 # its kin), setmaxnreg ignored (C7508), any warning.
-#   cmake -DNVCC= -DFLAGS= -DSOURCE= -DCUBIN= -DFACTS= -P compile.cmake
+#   cmake -DNVCC= -DFLAGS= -DSOURCE= -DKIND= -DCUBIN= -DFACTS= -P compile.cmake
 # FACTS is written last: one line of JSON with what the compiler says of each kernel in the file.
 string(TIMESTAMP begin "%s%f")
 execute_process(COMMAND ${NVCC} ${FLAGS} -cubin -Xptxas -v -MD -MF ${CUBIN}.d -MT ${FACTS}
@@ -27,4 +27,4 @@ foreach(word IN LISTS words)
 endforeach()
 list(JOIN kernels ", " kernels)
 file(WRITE ${FACTS}
-  "{\"name\": \"${name}\", \"registers\": {${kernels}}, \"spills\": 0, \"bytes\": ${bytes}, \"milliseconds\": ${milliseconds}}\n")
+  "{\"name\": \"${name}\", \"kind\": \"${KIND}\", \"registers\": {${kernels}}, \"spills\": 0, \"bytes\": ${bytes}, \"milliseconds\": ${milliseconds}}\n")

@@ -18,8 +18,7 @@
 // falls in the time of the other's products. Keys are visited from the last tile
 // to the first: the tiles that need a mask come early.
 //
-// Compile with -DFA3_BF16=0|1 and the sizes below; see forward_params.h for what
-// the host prepares.
+// Compile with what variants.def says; see forward_params.h for what the host prepares.
 #include "forward_load.cuh"
 #include "forward_work.cuh"
 

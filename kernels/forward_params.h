@@ -63,17 +63,17 @@ typedef struct {
 /* The length of `tile_counters`, an array of each variant's cubin: zeros for next_tile. */
 #define FA3_TILE_COUNTERS 1024
 
-/* What a compiled variant needs of the host, in constants (the kernel asserts the same): threads,
- * columns of a tile that lie side by side in shared memory, and shared memory with room for the
- * barriers and the work in hand. */
-#define FA3_FORWARD_THREADS(warpgroups) (128 * ((warpgroups) + 1))
+/* What a compiled variant needs of the host, in constants (the kernel asserts the same): the depth
+ * of the rings of keys and of values, threads, columns of a tile that lie side by side in shared
+ * memory, and shared memory with room for the barriers and the work in hand. */
+#define FA3_FORWARD_STAGES 2
+#define FA3_FORWARD_THREADS(tile_q) (128 + 2 * (tile_q))
 #define FA3_FORWARD_CHUNK(head_dim, head_dim_v) \
   ((head_dim) % 64 == 0 && (head_dim_v) % 64 == 0 ? 64 : 32)
-#define FA3_FORWARD_SHARED_BYTES(head_dim, head_dim_v, warpgroups, tile_n, stages, query_stages) \
-  (2 * ((query_stages) * (warpgroups)*64 * (head_dim) +                                          \
-        (stages) * (tile_n) * ((head_dim) + (head_dim_v))) +                                     \
-   (warpgroups)*128 * FA3_FORWARD_CHUNK(head_dim, head_dim_v) *                                  \
-       ((head_dim_v) < 2 * FA3_FORWARD_CHUNK(head_dim, head_dim_v) ? 1 : 2) +                    \
+#define FA3_FORWARD_SHARED_BYTES(head_dim, head_dim_v, tile_q, tile_k)                         \
+  (2 * ((tile_q) * (head_dim) + FA3_FORWARD_STAGES * (tile_k) * ((head_dim) + (head_dim_v))) + \
+   2 * (tile_q)*FA3_FORWARD_CHUNK(head_dim, head_dim_v) *                                      \
+       ((head_dim_v) < 2 * FA3_FORWARD_CHUNK(head_dim, head_dim_v) ? 1 : 2) +                  \
    1024)
 
 #endif

@@ -15,16 +15,12 @@
 #define FA3_PINGPONG 1
 #endif
 
-#ifndef FA3_SOFTCAP
-#define FA3_SOFTCAP 1
-#endif
-
-constexpr int kHeadDim = FA3_HEAD_DIM;          // of queries and keys
-constexpr int kHeadDimV = FA3_HEAD_DIM_V;       // of values and output, <= kHeadDim
-constexpr int kWarpgroups = FA3_WARPGROUPS;     // consumers
-constexpr int kTileN = FA3_TILE_N;              // keys per tile
-constexpr int kStages = FA3_STAGES;             // depth of the key ring and of the value ring
-constexpr int kQueryStages = FA3_QUERY_STAGES;  // query tiles held, 1 or 2
+constexpr int kHeadDim = FA3_HEAD_DIM;         // of queries and keys
+constexpr int kHeadDimV = FA3_VALUE_HEAD_DIM;  // of values and output, <= kHeadDim
+constexpr int kWarpgroups = FA3_TILE_Q / 64;   // consumers
+constexpr int kTileN = FA3_TILE_K;             // keys per tile
+constexpr int kStages = FA3_FORWARD_STAGES;    // depth of the key ring and of the value ring
+constexpr int kQueryStages = 1;                // query tiles held
 
 constexpr int kRows = 64;      // of a warpgroup
 constexpr int kWorkSlots = 2;  // the tile that is computed, and the next
@@ -96,9 +92,9 @@ __host__ __device__ constexpr layout lay_out(uint32_t base) {
 
 constexpr int kSharedBytes = lay_out(0).end;
 constexpr int kSharedBytesByHost =
-    FA3_FORWARD_SHARED_BYTES(kHeadDim, kHeadDimV, kWarpgroups, kTileN, kStages, kQueryStages);
+    FA3_FORWARD_SHARED_BYTES(kHeadDim, kHeadDimV, FA3_TILE_Q, FA3_TILE_K);
 static_assert(kSharedBytes <= kSharedBytesByHost && kSharedBytesByHost <= 232448, "shared memory");
-static_assert(kThreads == FA3_FORWARD_THREADS(kWarpgroups), "threads");
+static_assert(kThreads == FA3_FORWARD_THREADS(FA3_TILE_Q), "threads");
 static_assert(kChunk == FA3_FORWARD_CHUNK(kHeadDim, kHeadDimV), "chunk");
 
 enum { kBarrierTurn = 1 };  // named barriers kBarrierTurn + warpgroup; 0 is __syncthreads

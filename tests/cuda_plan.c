@@ -28,36 +28,29 @@ static void test_every_head_dim(void **state) {
   for (int64_t head_dim = 8; head_dim <= 256; head_dim += 8)
     for (int64_t value_head_dim = 8; value_head_dim <= 256; value_head_dim += 8)
       for (int softcap = 0; softcap < 2; softcap++) {
-        int32_t chosen;
+        const struct kernel *kernel;
         assert_int_equal(
-            find_forward_kernel(FA3_BFLOAT16, head_dim, value_head_dim, softcap, &chosen), FA3_OK);
-        const struct forward_kernel *kernel = &forward_kernels[chosen];
+            find_forward_kernel(FA3_BFLOAT16, head_dim, value_head_dim, softcap, &kernel), FA3_OK);
         assert_true(kernel->head_dim >= head_dim && kernel->value_head_dim >= value_head_dim);
         assert_true(kernel->softcap || !softcap);
-        for (int k = 0; k < FORWARD_KERNELS; k++) {
-          const struct forward_kernel *other = &forward_kernels[k];
-          if (other->dtype == kernel->dtype && other->head_dim >= head_dim &&
-              other->value_head_dim >= value_head_dim && (other->softcap || !softcap))
+        for (int k = 0; k < KERNELS; k++) {
+          const struct kernel *other = &kernels[k];
+          if (other->kind == kernel->kind && other->dtype == kernel->dtype &&
+              other->head_dim >= head_dim && other->value_head_dim >= value_head_dim &&
+              (other->softcap || !softcap))
             assert_true(other->head_dim + other->value_head_dim >=
                         kernel->head_dim + kernel->value_head_dim);
         }
       }
-  int32_t chosen;
-  assert_int_equal(find_forward_kernel(FA3_FLOAT16, 264, 64, false, &chosen), FA3_UNSUPPORTED);
+  const struct kernel *kernel;
+  assert_int_equal(find_forward_kernel(FA3_FLOAT16, 264, 64, false, &kernel), FA3_UNSUPPORTED);
 }
 
-/* A block has at most 227 KiB of shared memory and 1024 threads. */
+/* A block has at most 227 KiB of shared memory. */
 static void test_kernels_fit(void **state) {
   (void)state;
-  for (int k = 0; k < FORWARD_KERNELS; k++) {
-    assert_true(forward_kernels[k].shared_bytes <= 232448);
-    assert_true(forward_kernels[k].threads <= 1024);
-    assert_true(forward_kernels[k].tile_k % 8 == 0);
-  }
-  for (int k = 0; k < BACKWARD_KERNELS; k++) {
-    assert_true(backward_kernels[k].shared_bytes <= 232448);
-    assert_true(backward_kernels[k].threads <= 1024);
-  }
+  for (int k = 0; k < KERNELS; k++)
+    assert_in_range(kernel_shared_bytes(&kernels[k]), kernels[k].kind->phase ? 1 : 0, 232448);
 }
 
 static struct problem make_backward_problem(int64_t seqlen_q, int64_t seqlen_k, int64_t head_dim,
@@ -89,7 +82,7 @@ static void test_backward_plans(void **state) {
               make_backward_problem(lengths[q], lengths[k], head_dim, value_head_dim);
           struct backward_plan plan;
           assert_int_equal(plan_backward(&problem, &plan), FA3_OK);
-          const struct backward_kernel *kernel = &backward_kernels[plan.kernel];
+          const struct kernel *kernel = plan.kernel;
           assert_true(kernel->head_dim >= head_dim && kernel->value_head_dim >= value_head_dim);
           assert_true((int64_t)plan.tiles.blocks * kernel->tile_k >= lengths[k]);
           assert_true((int64_t)plan.blocks_q * kernel->tile_q >= lengths[q]);
@@ -109,7 +102,7 @@ static int32_t queries_of_step(int64_t head_dim, int64_t seqlen_q, uint32_t flag
   if (flags & FA3_WINDOW) problem.window_left = 1000;
   problem.softcap = softcap;
   assert_int_equal(plan_backward(&problem, &plan), FA3_OK);
-  return backward_kernels[plan.kernel].tile_q;
+  return plan.kernel->tile_q;
 }
 
 /* More queries at a time where a tile of keys meets many. */
@@ -134,6 +127,7 @@ static int32_t section_of(int64_t head_dim, bool causal, int64_t bytes_per_head,
       .bytes_per_head = bytes_per_head};
   assert_int_equal(find_backward_kernel(FA3_BFLOAT16, head_dim, head_dim, false, 0, &plan.kernel),
                    FA3_OK);
+  plan.cluster = head_dim > 128 ? 2 : 1;
   return backward_section(&plan, multiprocessors);
 }
 

@@ -12,7 +12,7 @@ struct call {
   struct launch launch;
   const struct problem *problem;
   const struct backward_plan *plan;
-  const struct backward_kernel *kernel;
+  const struct kernel *kernel;
   char *workspace; /* aligned */
   /* Where the kernels find them. */
   struct operand query;
@@ -119,13 +119,13 @@ static fa3_status launch_prepare(const struct call *call) {
                             .y = (unsigned)problem->heads_q,
                             .z = (unsigned)problem->batch,
                             .threads = FA3_BACKWARD_PREPARE_THREADS};
-  return launch_kernel(&call->launch,
-                       call->launch.device->backward_prepare[problem->query.dtype == FA3_BFLOAT16],
-                       &grid, &params);
+  return launch_kernel(&call->launch, plan->prepare, BACKWARD_PREPARE, &grid, &params);
 }
 
 static fa3_status set_tensor_maps(const struct call *call, fa3_backward_params *params) {
-  const struct backward_kernel *kernel = call->kernel;
+  const struct kernel *kernel = call->kernel;
+  const int32_t chunk = FA3_BACKWARD_CHUNK(kernel->head_dim, kernel->value_head_dim);
+  const int32_t cluster = call->plan->cluster;
   /* An empty query is not read, but its map has to be valid; a call without keys has no tiles. */
   void *const any = call->key.data;
   const struct {
@@ -136,17 +136,17 @@ static fa3_status set_tensor_maps(const struct call *call, fa3_backward_params *
   } tensors[] = {
       {"query", &call->query, kernel->tile_q, &params->query},
       {"grad_output", &call->grad_output, kernel->tile_q, &params->grad_output},
-      {"key", &call->key, kernel->tile_k / kernel->cluster, &params->key},
-      {"value", &call->value, kernel->tile_k / kernel->cluster, &params->value},
+      {"key", &call->key, kernel->tile_k / cluster, &params->key},
+      {"value", &call->value, kernel->tile_k / cluster, &params->value},
   };
   for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) {
     const struct operand *operand = tensors[i].operand;
     const struct map_dimension dimensions[] = {
-        {operand->dim, 1, kernel->chunk},
+        {operand->dim, 1, chunk},
         {operand->rows, operand->stride_row, tensors[i].rows},
         {operand->heads, operand->stride_head, 1},
         {operand->batch, operand->stride_batch, 1}};
-    TRY(make_tensor_map(call->launch.device->driver, kernel->dtype, kernel->chunk, tensors[i].name,
+    TRY(make_tensor_map(call->launch.device->driver, kernel->dtype, chunk, tensors[i].name,
                         has_elements(operand) ? operand->data : any, 4, dimensions,
                         tensors[i].map));
   }
@@ -180,17 +180,17 @@ static fa3_status launch_gradients(const struct call *call) {
   params.clear_key = problem->cu_seqlens_k || problem->seqused_k;
   /* Blocks stay until the work is done, one on each multiprocessor; more than fit come later, and
    * find none left. */
-  const int64_t cluster = call->kernel->cluster;
+  const int64_t cluster = plan->cluster;
   const int64_t blocks = cluster * fa3_tile_count(&plan->tiles), most = workers / cluster * cluster;
-  const struct grid grid = {.x = (unsigned)(blocks < most ? blocks
-                                            : most > 0    ? most
-                                                          : cluster),
-                            .y = 1,
-                            .z = 1,
-                            .threads = (unsigned)call->kernel->threads,
-                            .shared_bytes = (unsigned)call->kernel->shared_bytes,
-                            .dependent = true};
-  return launch_kernel(&call->launch, call->launch.device->backward[plan->kernel], &grid, &params);
+  const struct grid grid = {
+      .x = (unsigned)(blocks < most ? blocks
+                      : most > 0    ? most
+                                    : cluster),
+      .y = 1,
+      .z = 1,
+      .threads = cluster > 1 ? FA3_BACKWARD_WIDE_THREADS : FA3_BACKWARD_THREADS,
+      .dependent = true};
+  return launch_kernel(&call->launch, plan->kernel, 0, &grid, &params);
 }
 
 static fa3_status launch_sink(const struct call *call) {
@@ -213,9 +213,7 @@ static fa3_status launch_sink(const struct call *call) {
                                      .accumulate = problem->accumulate};
   const struct grid grid = {
       .x = (unsigned)problem->heads_q, .y = 1, .z = 1, .threads = FA3_BACKWARD_SINK_THREADS};
-  return launch_kernel(&call->launch,
-                       call->launch.device->backward_sink[problem->query.dtype == FA3_BFLOAT16],
-                       &grid, &params);
+  return launch_kernel(&call->launch, call->plan->prepare, BACKWARD_SINK, &grid, &params);
 }
 
 fa3_status launch_backward(const struct cuda_device *device, const struct cuda_scope *scope,
@@ -224,7 +222,7 @@ fa3_status launch_backward(const struct cuda_device *device, const struct cuda_s
   struct call call = {.launch = {.device = device, .scope = scope},
                       .problem = problem,
                       .plan = plan,
-                      .kernel = &backward_kernels[plan->kernel],
+                      .kernel = plan->kernel,
                       .workspace = align_workspace(workspace)};
   set_operands(&call);
   if (problem->batch > 0) {

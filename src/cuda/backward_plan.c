@@ -22,12 +22,43 @@ enum { TILES_IN_CHAIN = 4 };
 /* Where a grid's second and third dimension end. */
 #define MAX_GRID 65535
 
+static int32_t shared_bytes(const struct kernel *kernel) {
+  return FA3_BACKWARD_SHARED_BYTES(kernel->head_dim, kernel->value_head_dim, kernel->tile_q,
+                                   kernel->tile_k);
+}
+
+static int32_t wide_shared_bytes(const struct kernel *kernel) {
+  return FA3_BACKWARD_WIDE_SHARED_BYTES(kernel->head_dim, kernel->value_head_dim,
+                                        kernel->do_stages);
+}
+
+const struct kernel_kind backward_kind = {
+    .phase = FA3_BACKWARD, .entries = {"backward"}, .shared_bytes = shared_bytes};
+const struct kernel_kind backward_wide_kind = {
+    .phase = FA3_BACKWARD, .entries = {"backward"}, .shared_bytes = wide_shared_bytes};
+const struct kernel_kind backward_prepare_kind = {
+    .entries = {[BACKWARD_PREPARE] = "backward_prepare", [BACKWARD_SINK] = "backward_sink"}};
+
+fa3_status find_backward_kernel(fa3_dtype dtype, int64_t head_dim, int64_t value_head_dim,
+                                bool softcap, int64_t queries, const struct kernel **kernel) {
+  struct kernel_need need = {.kind = &backward_kind,
+                             .dtype = dtype,
+                             .head_dim = head_dim,
+                             .value_head_dim = value_head_dim,
+                             .softcap = softcap,
+                             .queries = queries};
+  *kernel = find_kernel(&need);
+  need.kind = &backward_wide_kind;
+  if (!*kernel) *kernel = find_kernel(&need);
+  return *kernel ? FA3_OK : no_kernel(head_dim, value_head_dim);
+}
+
 static int64_t slots(const struct problem *problem, int64_t tile_m) {
   return FA3_BACKWARD_SLOTS(problem->cu_seqlens_q, problem->batch, problem->rows_q, tile_m);
 }
 
 static fa3_status plan_tiles(const struct problem *problem, struct backward_plan *plan) {
-  const struct backward_kernel *kernel = &backward_kernels[plan->kernel];
+  const struct kernel *kernel = plan->kernel;
   int64_t group = problem->heads_q / problem->heads_k;
   int64_t longest_q = smaller(problem->max_seqlen_q, problem->rows_q);
   int64_t longest_k = smaller(problem->max_seqlen_k, problem->rows_k);
@@ -51,7 +82,7 @@ static fa3_status plan_tiles(const struct problem *problem, struct backward_plan
                                  .section = 1,
                                  .uneven = problem->window_right < MASK_UNBOUNDED};
   /* backward_wide.cu, in clusters, is done with a query head before it takes the next. */
-  plan->heads_in_turn = kernel->cluster > 1 ? 1 : (int32_t)group;
+  plan->heads_in_turn = plan->cluster > 1 ? 1 : (int32_t)group;
   plan->blocks_q = (int32_t)divide_up(longest_q, kernel->tile_q);
   plan->slots = (int32_t)slots(problem, kernel->tile_q);
   plan->bytes_per_head =
@@ -79,7 +110,7 @@ static int64_t queries_of_tile(const struct problem *problem) {
 }
 
 static fa3_status plan_workspace(const struct problem *problem, struct backward_plan *plan) {
-  const struct backward_kernel *kernel = &backward_kernels[plan->kernel];
+  const struct kernel *kernel = plan->kernel;
   const int64_t heads = problem->heads_q, rows = padded_rows(problem);
   size_t *size = &plan->workspace_size;
   TRY(reserve(size, &plan->next_tile, "a counter", 1, 1, sizeof(int32_t)));
@@ -106,15 +137,18 @@ fa3_status plan_backward(const struct problem *problem, struct backward_plan *pl
   *plan = (struct backward_plan){0};
   TRY(find_backward_kernel(problem->query.dtype, problem->head_dim, problem->value_head_dim,
                            problem->softcap > 0, queries_of_tile(problem), &plan->kernel));
+  plan->prepare = find_kernel(
+      &(struct kernel_need){.kind = &backward_prepare_kind, .dtype = problem->query.dtype});
+  plan->cluster = plan->kernel->kind == &backward_wide_kind ? 2 : 1;
   TRY(check_lengths(problem));
   TRY(plan_tiles(problem, plan));
   return plan_workspace(problem, plan);
 }
 
 int32_t backward_section(const struct backward_plan *plan, int multiprocessors) {
-  const struct backward_kernel *kernel = &backward_kernels[plan->kernel];
+  const struct kernel *kernel = plan->kernel;
   const int64_t all = (int64_t)plan->tiles.heads * plan->tiles.batches;
-  const int64_t workers = multiprocessors / kernel->cluster;
+  const int64_t workers = multiprocessors / plan->cluster;
   const int64_t chain =
       workers * kernel->tile_q / ((int64_t)TILES_IN_CHAIN * kernel->tile_k * plan->heads_in_turn);
   const int64_t least = plan->tiles.uneven ? chain : LEAST_HEADS;

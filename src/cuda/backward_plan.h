@@ -5,10 +5,15 @@
 #include "cuda/staging.h"
 #include "kernels/backward_params.h"
 
+/* The functions of kernels/backward_prepare.cu. */
+enum { BACKWARD_PREPARE, BACKWARD_SINK };
+
 struct backward_plan {
-  int32_t kernel;        /* row of backward_kernels */
-  fa3_tile_space tiles;  /* its section depends on the GPU: backward_section */
-  int32_t heads_in_turn; /* query heads that take a block of rows one after the other */
+  const struct kernel *kernel;
+  const struct kernel *prepare; /* for what comes before and after */
+  int32_t cluster;              /* blocks that share a tile */
+  fa3_tile_space tiles;         /* its section depends on the GPU: backward_section */
+  int32_t heads_in_turn;        /* query heads that take a block of rows one after the other */
   int32_t blocks_q;
   int32_t slots;
   /* What a head of keys reads and writes again and again. */
@@ -26,6 +31,10 @@ struct backward_plan {
   struct reservation next_tile;
   size_t workspace_size;
 };
+
+/* FA3_UNSUPPORTED if there is none for tiles of keys that meet `queries` queries of a head. */
+fa3_status find_backward_kernel(fa3_dtype dtype, int64_t head_dim, int64_t value_head_dim,
+                                bool softcap, int64_t queries, const struct kernel **kernel);
 
 /* FA3_UNSUPPORTED or FA3_INVALID_LENGTHS, with the reason, for what no kernel can do. */
 fa3_status plan_backward(const struct problem *problem, struct backward_plan *plan);

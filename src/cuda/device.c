@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "error.h"
 
@@ -13,10 +14,7 @@ static atomic_bool ready[MAX_DEVICES];
 
 /* Guards loading. A cubin is loaded once, for all devices and contexts. */
 static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
-static CUlibrary forward_libraries[FORWARD_KERNELS];
-static CUlibrary backward_libraries[BACKWARD_KERNELS];
-static CUlibrary backward_prepare_libraries[2];
-static CUlibrary strided_library;
+static CUlibrary libraries[KERNELS];
 
 int32_t cuda_device_count(void) {
   const struct cuda_driver *driver;
@@ -73,7 +71,7 @@ static fa3_status check_usable(int32_t index, const struct cuda_driver *driver, 
   int major = 0;
   int minor = 0;
   TRY(compute_capability(driver, device, &major, &minor));
-  if (major != 9 || minor != 0)
+  if (!kernels_for(info->level))
     return set_error(FA3_NO_HOPPER_GPU,
                      "GPU %d is %s of compute capability %d.%d: libfa3's kernels need a Hopper GPU "
                      "(H100, H200; 9.0); use another device, or the CPU",
@@ -104,54 +102,36 @@ fa3_status cuda_device_check(int32_t index) {
   return check_usable(index, driver, device, &info);
 }
 
-static fa3_status load_library(const struct cuda_driver *driver, const void *cubin,
-                               CUlibrary *library) {
-  if (*library) return FA3_OK;
-  TRY_CUDA(driver, cuLibraryLoadData, library, cubin, NULL, NULL, 0, NULL, NULL, 0);
-  return FA3_OK;
-}
-
-/* The kernel, also loaded into the current context, so that no launch has to. */
-static fa3_status get_kernel(const struct cuda_driver *driver, CUlibrary library, const char *name,
-                             CUkernel *kernel) {
+/* A function of a loaded library, also loaded into the current context, so that no launch has to.
+ */
+static fa3_status get_function(const struct cuda_driver *driver, CUlibrary library,
+                               const char *name, CUkernel *entry) {
   CUfunction function;
-  TRY_CUDA(driver, cuLibraryGetKernel, kernel, library, name);
-  TRY_CUDA(driver, cuKernelGetFunction, &function, *kernel);
+  TRY_CUDA(driver, cuLibraryGetKernel, entry, library, name);
+  TRY_CUDA(driver, cuKernelGetFunction, &function, *entry);
   if (driver->cuFuncLoad) TRY_CUDA(driver, cuFuncLoad, function);
   return FA3_OK;
 }
 
-/* An attention kernel, alone in its cubin. */
-static fa3_status load_attention(const struct cuda_device *device, const void *cubin,
-                                 const char *name, int32_t shared_bytes, CUlibrary *library,
-                                 CUkernel *kernel) {
+static fa3_status load_kernel(struct cuda_device *device, int32_t k) {
   const struct cuda_driver *driver = device->driver;
-  TRY(load_library(driver, cubin, library));
-  TRY(get_kernel(driver, *library, name, kernel));
-  TRY_CUDA(driver, cuKernelSetAttribute, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-           shared_bytes, *kernel, device->device);
+  const struct kernel *kernel = &kernels[k];
+  CUkernel *entries = device->entries[k];
+  if (!libraries[k])
+    TRY_CUDA(driver, cuLibraryLoadData, &libraries[k], kernel->cubin, NULL, NULL, 0, NULL, NULL, 0);
+  for (int e = 0; e < KERNEL_ENTRIES && kernel->kind->entries[e]; e++)
+    TRY(get_function(driver, libraries[k], kernel->kind->entries[e], &entries[e]));
+  const int shared_bytes = kernel_shared_bytes(kernel);
+  if (shared_bytes)
+    TRY_CUDA(driver, cuKernelSetAttribute, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+             shared_bytes, entries[0], device->device);
   return FA3_OK;
 }
 
-/* With the device's primary context current. */
-static fa3_status load_kernels(struct cuda_device *device) {
-  const struct cuda_driver *driver = device->driver;
-  TRY(load_library(driver, strided_cubin, &strided_library));
-  TRY(get_kernel(driver, strided_library, "copy_strided", &device->copy_strided));
-  TRY(get_kernel(driver, strided_library, "sinks_to_float", &device->sinks_to_float));
-  for (int i = 0; i < 2; i++) {
-    CUlibrary *library = &backward_prepare_libraries[i];
-    TRY(load_library(driver, backward_prepare_cubins[i], library));
-    TRY(get_kernel(driver, *library, "backward_prepare", &device->backward_prepare[i]));
-    TRY(get_kernel(driver, *library, "backward_sink", &device->backward_sink[i]));
-  }
-  for (int k = 0; k < FORWARD_KERNELS; k++)
-    TRY(load_attention(device, forward_kernels[k].cubin, "forward", forward_kernels[k].shared_bytes,
-                       &forward_libraries[k], &device->forward[k]));
-  for (int k = 0; k < BACKWARD_KERNELS; k++)
-    TRY(load_attention(device, backward_kernels[k].cubin, "backward",
-                       backward_kernels[k].shared_bytes, &backward_libraries[k],
-                       &device->backward[k]));
+/* Those of the device's architecture, with its primary context current. */
+static fa3_status load_kernels(struct cuda_device *device, const char *level) {
+  for (int32_t k = 0; k < KERNELS; k++)
+    if (!strcmp(kernels[k].architecture, level)) TRY(load_kernel(device, k));
   return FA3_OK;
 }
 
@@ -165,7 +145,7 @@ static fa3_status load_device(int32_t index, struct cuda_device *device) {
   if (!device->primary)
     TRY_CUDA(device->driver, cuDevicePrimaryCtxRetain, &device->primary, device->device);
   TRY_CUDA(device->driver, cuCtxPushCurrent, device->primary);
-  fa3_status status = load_kernels(device);
+  fa3_status status = load_kernels(device, info.level);
   CUcontext popped;
   device->driver->cuCtxPopCurrent(&popped);
   return status;
@@ -200,8 +180,8 @@ fa3_status cuda_device_get(int32_t index, const struct cuda_device **device) {
   return status;
 }
 
-CUresult cuda_forward_variable(const struct cuda_driver *driver, int32_t kernel, const char *name,
-                               CUdeviceptr *address) {
+CUresult cuda_kernel_variable(const struct cuda_driver *driver, const struct kernel *kernel,
+                              const char *name, CUdeviceptr *address) {
   size_t bytes;
-  return driver->cuLibraryGetGlobal(address, &bytes, forward_libraries[kernel], name);
+  return driver->cuLibraryGetGlobal(address, &bytes, libraries[kernel - kernels], name);
 }

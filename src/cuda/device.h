@@ -8,12 +8,7 @@
 struct cuda_device {
   const struct cuda_driver *driver;
   CUcontext primary;
-  CUkernel forward[FORWARD_KERNELS];
-  CUkernel backward[BACKWARD_KERNELS];
-  CUkernel backward_prepare[2]; /* for float16 and bfloat16, as backward_sink */
-  CUkernel backward_sink[2];
-  CUkernel copy_strided;
-  CUkernel sinks_to_float;
+  CUkernel entries[KERNELS][KERNEL_ENTRIES]; /* of the kernels of its architecture */
   CUdevice device;
   int multiprocessors;
 };
@@ -28,10 +23,10 @@ fa3_status cuda_device_check(int32_t index);
  * from many threads. */
 fa3_status cuda_device_get(int32_t index, const struct cuda_device **device);
 
-/* Where a loaded forward kernel has this variable in the current context. Not to be kept: a context
- * that is reset has it elsewhere. */
-CUresult cuda_forward_variable(const struct cuda_driver *driver, int32_t kernel, const char *name,
-                               CUdeviceptr *address);
+/* Where a loaded kernel has this variable in the current context. Not to be kept: a context that is
+ * reset has it elsewhere. */
+CUresult cuda_kernel_variable(const struct cuda_driver *driver, const struct kernel *kernel,
+                              const char *name, CUdeviceptr *address);
 
 int32_t cuda_device_count(void);
 fa3_status cuda_device_info(int32_t index, fa3_device_info *info);

@@ -2,6 +2,7 @@
 #include "engine.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "cuda/backward.h"
@@ -43,7 +44,7 @@ static fa3_status supports(const fa3_capability *capability) {
                      "head dims %" PRId32 " and %" PRId32
                      " (query and key, value): expected multiples of 8",
                      capability->head_dim, capability->value_head_dim);
-  int32_t kernel;
+  const struct kernel *kernel;
   /* A kernel that takes any number of queries takes all calls of its kind. */
   if (capability->phase == FA3_BACKWARD)
     return find_backward_kernel(dtype, capability->head_dim, capability->value_head_dim,
@@ -53,36 +54,34 @@ static fa3_status supports(const fa3_capability *capability) {
 }
 
 static int32_t kernel_count(void) {
-  return kernels_compiled() ? FORWARD_KERNELS + BACKWARD_KERNELS : 0;
+  int32_t count = 0;
+  for (int32_t k = 0; k < KERNELS; k++) count += kernels[k].cubin && kernels[k].kind->phase;
+  return count;
 }
 
 static void kernel_info(int32_t index, fa3_kernel_info *info) {
-  if (index < FORWARD_KERNELS) {
-    const struct forward_kernel *kernel = &forward_kernels[index];
-    strncpy(info->name, kernel->name, sizeof info->name - 1);
-    info->phase = FA3_FORWARD;
-    info->dtype = kernel->dtype;
-    info->head_dim = kernel->head_dim;
-    info->value_head_dim = kernel->value_head_dim;
-  } else {
-    const struct backward_kernel *kernel = &backward_kernels[index - FORWARD_KERNELS];
-    strncpy(info->name, kernel->name, sizeof info->name - 1);
-    info->phase = FA3_BACKWARD;
-    info->dtype = kernel->dtype;
-    info->head_dim = kernel->head_dim;
-    info->value_head_dim = kernel->value_head_dim;
-  }
+  const struct kernel *kernel = kernels;
+  for (; index > 0 || !kernel->kind->phase; kernel++) index -= kernel->kind->phase != 0;
+  snprintf(info->name, sizeof info->name, "%s_%dx%d", kernel->architecture, kernel->tile_q,
+           kernel->tile_k);
+  info->phase = kernel->kind->phase;
+  info->dtype = kernel->dtype;
+  info->head_dim = kernel->head_dim;
+  info->value_head_dim = kernel->value_head_dim;
   /* Whether any GPU of this machine runs them. Every kernel that is usable is also used. */
-  for (int32_t d = 0; d < cuda_device_count() && !info->usable; d++)
-    info->usable = cuda_device_check(d) == FA3_OK;
+  for (int32_t d = 0; d < cuda_device_count() && !info->usable; d++) {
+    fa3_device_info device = {0};
+    info->usable = cuda_device_check(d) == FA3_OK && cuda_device_info(d, &device) == FA3_OK &&
+                   !strcmp(device.level, kernel->architecture);
+  }
   info->selected = info->usable;
 }
 
 static fa3_status summarize_forward(const struct problem *problem, struct plan *plan) {
   struct forward_plan forward_plan;
   TRY(plan_forward(problem, &forward_plan));
-  const struct forward_kernel *kernel = &forward_kernels[forward_plan.kernel];
-  *plan = (struct plan){.tile_q = INT64_C(64) * kernel->warpgroups,
+  const struct kernel *kernel = forward_plan.kernel;
+  *plan = (struct plan){.tile_q = kernel->tile_q,
                         .tile_k = kernel->tile_k,
                         .workspace_size = forward_plan.workspace_size};
   return FA3_OK;
@@ -91,7 +90,7 @@ static fa3_status summarize_forward(const struct problem *problem, struct plan *
 static fa3_status summarize_backward(const struct problem *problem, struct plan *plan) {
   struct backward_plan backward_plan;
   TRY(plan_backward(problem, &backward_plan));
-  const struct backward_kernel *kernel = &backward_kernels[backward_plan.kernel];
+  const struct kernel *kernel = backward_plan.kernel;
   *plan = (struct plan){.tile_q = kernel->tile_q,
                         .tile_k = kernel->tile_k,
                         .workspace_size = backward_plan.workspace_size};

@@ -46,38 +46,39 @@ static void set_operands(struct call *call) {
 
 static fa3_status set_tensor_maps(const struct call *call, fa3_forward_params *params) {
   const struct cuda_driver *driver = call->launch.device->driver;
-  const struct forward_kernel *kernel = &forward_kernels[call->plan->kernel];
+  const struct kernel *kernel = call->plan->kernel;
+  const int32_t chunk = FA3_FORWARD_CHUNK(kernel->head_dim, kernel->value_head_dim);
   int packed = call->plan->packed;
   const struct operand *query = &call->query, *output = &call->output;
-  const struct map_dimension query_map[] = {{query->dim, 1, kernel->chunk},
+  const struct map_dimension query_map[] = {{query->dim, 1, chunk},
                                             {packed, query->stride_head, packed},
                                             {query->rows, query->stride_row, 64 / packed},
                                             {query->heads / packed, query->stride_head * packed, 1},
                                             {query->batch, query->stride_batch, 1}};
-  const struct map_dimension output_map[] = {{output->dim, 1, kernel->chunk},
+  const struct map_dimension output_map[] = {{output->dim, 1, chunk},
                                              {output->rows, output->stride_row, 16},
                                              {output->heads, output->stride_head, 1},
                                              {output->batch, output->stride_batch, 1}};
-  TRY(make_tensor_map(driver, kernel->dtype, kernel->chunk, "query", query->data, 5, query_map,
+  TRY(make_tensor_map(driver, kernel->dtype, chunk, "query", query->data, 5, query_map,
                       &params->query));
-  TRY(make_tensor_map(driver, kernel->dtype, kernel->chunk, "output", output->data, 4, output_map,
+  TRY(make_tensor_map(driver, kernel->dtype, chunk, "output", output->data, 4, output_map,
                       &params->out));
 
   /* Without keys nothing is read; the maps only have to be valid. */
   const struct operand *key = &call->key, *value = &call->value;
   const bool keys = has_elements(key);
-  const struct map_dimension key_map[] = {{key->dim, 1, kernel->chunk},
+  const struct map_dimension key_map[] = {{key->dim, 1, chunk},
                                           {key->rows, key->stride_row, kernel->tile_k},
                                           {key->heads, key->stride_head, 1},
                                           {key->batch, key->stride_batch, 1}};
-  const struct map_dimension value_map[] = {{value->dim, 1, kernel->chunk},
+  const struct map_dimension value_map[] = {{value->dim, 1, chunk},
                                             {value->rows, value->stride_row, kernel->tile_k},
                                             {value->heads, value->stride_head, 1},
                                             {value->batch, value->stride_batch, 1}};
-  TRY(make_tensor_map(driver, kernel->dtype, kernel->chunk, "key", keys ? key->data : query->data,
-                      4, key_map, &params->key));
-  return make_tensor_map(driver, kernel->dtype, kernel->chunk, "value",
-                         keys ? value->data : query->data, 4, value_map, &params->value);
+  TRY(make_tensor_map(driver, kernel->dtype, chunk, "key", keys ? key->data : query->data, 4,
+                      key_map, &params->key));
+  return make_tensor_map(driver, kernel->dtype, chunk, "value", keys ? value->data : query->data, 4,
+                         value_map, &params->value);
 }
 
 /* What blocks take their tiles from: the stream's counter, or one in the workspace, cleared. */
@@ -94,8 +95,6 @@ static fa3_status set_tile_counter(const struct call *call, fa3_forward_params *
 static fa3_status launch_attention(const struct call *call) {
   const struct problem *problem = call->problem;
   const struct forward_plan *plan = call->plan;
-  const struct cuda_device *device = call->launch.device;
-  const struct forward_kernel *kernel = &forward_kernels[plan->kernel];
   fa3_forward_params params;
   memset(&params, 0, sizeof params);
   TRY(set_tensor_maps(call, &params));
@@ -140,10 +139,9 @@ static fa3_status launch_attention(const struct call *call) {
   struct grid grid = {.x = (unsigned)workers,
                       .y = 1,
                       .z = 1,
-                      .threads = (unsigned)kernel->threads,
-                      .shared_bytes = (unsigned)kernel->shared_bytes,
+                      .threads = FA3_FORWARD_THREADS((unsigned)plan->kernel->tile_q),
                       .dependent = true};
-  return launch_kernel(&call->launch, device->forward[plan->kernel], &grid, &params);
+  return launch_kernel(&call->launch, plan->kernel, 0, &grid, &params);
 }
 
 fa3_status launch_forward(const struct cuda_device *device, const struct cuda_scope *scope,

@@ -14,10 +14,27 @@ enum { ROWS = 64 };
  * part of Hopper's 50 MB. */
 static const double cache_bytes = 10e6;
 
+static int32_t shared_bytes(const struct kernel *kernel) {
+  return FA3_FORWARD_SHARED_BYTES(kernel->head_dim, kernel->value_head_dim, kernel->tile_q,
+                                  kernel->tile_k);
+}
+
+const struct kernel_kind forward_kind = {
+    .phase = FA3_FORWARD, .entries = {"forward"}, .shared_bytes = shared_bytes};
+
+fa3_status find_forward_kernel(fa3_dtype dtype, int64_t head_dim, int64_t value_head_dim,
+                               bool softcap, const struct kernel **kernel) {
+  *kernel = find_kernel(&(struct kernel_need){.kind = &forward_kind,
+                                              .dtype = dtype,
+                                              .head_dim = head_dim,
+                                              .value_head_dim = value_head_dim,
+                                              .softcap = softcap});
+  return *kernel ? FA3_OK : no_kernel(head_dim, value_head_dim);
+}
+
 /* Whether query heads share tiles, and the grid. */
 static fa3_status plan_tiles(const struct problem *problem, struct forward_plan *plan) {
-  const struct forward_kernel *kernel = &forward_kernels[plan->kernel];
-  int64_t blocks_of = kernel->warpgroups;
+  int64_t blocks_of = plan->kernel->tile_q / ROWS;
   int64_t group = problem->heads_q / problem->heads_k;
   int64_t longest = smaller(problem->max_seqlen_q, problem->rows_q);
   int64_t blocks = divide_up(longest, blocks_of * ROWS);

@@ -6,7 +6,7 @@
 #include "kernels/forward_params.h"
 
 struct forward_plan {
-  int32_t kernel; /* row of forward_kernels */
+  const struct kernel *kernel;
   int32_t packed; /* query heads of one key head that share a tile */
   fa3_tile_space tiles;
   bool negate; /* a negative scale: minus query, and the scale's size */
@@ -19,6 +19,10 @@ struct forward_plan {
   struct reservation next_tile; /* the counter that tiles are taken from */
   size_t workspace_size;
 };
+
+/* FA3_UNSUPPORTED if there is none. */
+fa3_status find_forward_kernel(fa3_dtype dtype, int64_t head_dim, int64_t value_head_dim,
+                               bool softcap, const struct kernel **kernel);
 
 /* FA3_UNSUPPORTED or FA3_INVALID_LENGTHS, with the reason, for what no kernel can do. */
 fa3_status plan_forward(const struct problem *problem, struct forward_plan *plan);

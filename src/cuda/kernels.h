@@ -5,59 +5,35 @@
 #include <stdbool.h>
 
 #include "fa3.h"
+#include "kernels/variants.h"
 
-struct forward_kernel {
-  const char *name;
-  const void *cubin; /* null in a build without kernels */
-  fa3_dtype dtype;
-  int32_t head_dim; /* the largest it takes, as value_head_dim */
-  int32_t value_head_dim;
-  bool softcap;
-  int32_t warpgroups;
-  int32_t tile_k;
-  int32_t threads;
-  int32_t chunk;
-  int32_t shared_bytes;
+enum { KERNEL_ENTRIES = 2 };
+
+struct kernel;
+
+/* What the host knows of a kind of kernel: KIND_kind, defined by the file that plans or launches
+ * it. */
+struct kernel_kind {
+  fa3_phase phase;                     /* whose kernel it is; 0: one that helps others */
+  const char *entries[KERNEL_ENTRIES]; /* the functions of its cubin */
+  /* Of a block of the first function; null: it asks for none. */
+  int32_t (*shared_bytes)(const struct kernel *kernel);
 };
 
-struct backward_kernel {
-  const char *name;
-  const void *cubin;
-  fa3_dtype dtype;
-  int32_t head_dim;
-  int32_t value_head_dim;
-  bool softcap;
-  int32_t tile_q;
-  int32_t tile_k;
-  int32_t least_queries; /* that a tile of keys meets: with fewer another kernel is faster */
-  int32_t threads;
-  int32_t cluster; /* blocks that share a tile */
-  int32_t chunk;
-  int32_t shared_bytes;
+struct kernel {
+  const struct kernel_kind *kind;
+  const char *architecture; /* "sm_90a": the level of the GPUs that it runs on */
+  const void *cubin;        /* null in a build without kernels */
+#define FIELD(key) int32_t key;
+  FA3_KEYS(FIELD)
+#undef FIELD
 };
 
-enum {
-#define FA3_FORWARD(dtype, head_dim, value_head_dim, softcap, ...) \
-  FORWARD_##dtype##_##head_dim##_##value_head_dim##_##softcap,
-#include "kernels/variants.def"
-  FORWARD_KERNELS
-};
+#define COUNT(...) +1
+enum { KERNELS = FA3_KERNELS(COUNT) };
+#undef COUNT
 
-enum {
-#define FA3_BACKWARD(dtype, head_dim, value_head_dim, softcap, ...) \
-  BACKWARD_##dtype##_##head_dim##_##value_head_dim##_##softcap,
-#define FA3_BACKWARD_WIDE FA3_BACKWARD
-#include "kernels/variants.def"
-  BACKWARD_KERNELS
-};
-
-extern const struct forward_kernel forward_kernels[FORWARD_KERNELS];
-extern const struct backward_kernel backward_kernels[BACKWARD_KERNELS];
-
-/* The helper kernels: kernels/strided.cu, and kernels/backward_prepare.cu for float16 and
- * bfloat16. */
-extern const void *const strided_cubin;
-extern const void *const backward_prepare_cubins[2];
+extern const struct kernel kernels[KERNELS];
 
 /* False if this build has no kernels (it was made without nvcc). */
 bool kernels_compiled(void);
@@ -67,12 +43,25 @@ bool kernels_compiled(void);
  * Compatibility"). */
 int32_t kernels_cuda_version(void);
 
-/* The first kernel that takes such a call; -1 and an error if there is none. */
-fa3_status find_forward_kernel(fa3_dtype dtype, int64_t head_dim, int64_t value_head_dim,
-                               bool softcap, int32_t *kernel);
+/* Whether any kernel runs on GPUs of that level. */
+bool kernels_for(const char *level);
 
-/* Likewise; a tile of keys meets `queries` queries of a head. */
-fa3_status find_backward_kernel(fa3_dtype dtype, int64_t head_dim, int64_t value_head_dim,
-                                bool softcap, int64_t queries, int32_t *kernel);
+int32_t kernel_shared_bytes(const struct kernel *kernel);
+
+/* What a kernel has to take. */
+struct kernel_need {
+  const struct kernel_kind *kind;
+  fa3_dtype dtype; /* as all that follow: 0 if its rows don't say */
+  int64_t head_dim;
+  int64_t value_head_dim;
+  bool softcap;
+  int64_t queries; /* of a head, that a tile of keys meets */
+};
+
+/* The first that does; null if there is none. */
+const struct kernel *find_kernel(const struct kernel_need *need);
+
+/* The error for head dims that no kernel takes. */
+fa3_status no_kernel(int64_t head_dim, int64_t value_head_dim);
 
 #endif

@@ -2,8 +2,9 @@
 
 #include "error.h"
 
-fa3_status launch_kernel(const struct launch *launch, CUkernel kernel, const struct grid *grid,
-                         void *params) {
+fa3_status launch_kernel(const struct launch *launch, const struct kernel *kernel, int entry,
+                         const struct grid *grid, void *params) {
+  const int shared_bytes = entry == 0 ? kernel_shared_bytes(kernel) : 0;
   struct CUlaunchAttribute dependent = {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
                                         .value = 1};
   struct CUlaunchConfig config = {.grid_x = grid->x,
@@ -12,11 +13,12 @@ fa3_status launch_kernel(const struct launch *launch, CUkernel kernel, const str
                                   .block_x = grid->threads,
                                   .block_y = 1,
                                   .block_z = 1,
-                                  .shared_bytes = grid->shared_bytes,
+                                  .shared_bytes = (unsigned)shared_bytes,
                                   .stream = launch->scope->stream,
                                   .attributes = &dependent,
                                   .attribute_count = grid->dependent ? 1 : 0};
   void *parameters[] = {params};
-  TRY_CUDA(launch->device->driver, cuLaunchKernelEx, &config, kernel, parameters, NULL);
+  TRY_CUDA(launch->device->driver, cuLaunchKernelEx, &config,
+           launch->device->entries[kernel - kernels][entry], parameters, NULL);
   return FA3_OK;
 }

@@ -16,12 +16,11 @@ struct grid {
   unsigned y;
   unsigned z;
   unsigned threads;
-  unsigned shared_bytes;
   bool dependent; /* may begin before the kernel ahead of it ends, and waits for it by itself */
 };
 
-/* `params` is the kernel's one parameter. */
-fa3_status launch_kernel(const struct launch *launch, CUkernel kernel, const struct grid *grid,
-                         void *params);
+/* The function kind->entries[entry] of a kernel; `params` is its one parameter. */
+fa3_status launch_kernel(const struct launch *launch, const struct kernel *kernel, int entry,
+                         const struct grid *grid, void *params);
 
 #endif

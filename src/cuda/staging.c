@@ -6,6 +6,10 @@
 
 enum { ALIGNMENT = 128 };
 
+enum { COPY_STRIDED, SINKS_TO_FLOAT };
+const struct kernel_kind strided_kind = {
+    .entries = {[COPY_STRIDED] = "copy_strided", [SINKS_TO_FLOAT] = "sinks_to_float"}};
+
 /* The copy engine's strides: multiples of 16 bytes below 2^40, 0 as well. That of a single entry
  * does not matter. */
 static bool stride_fits(int64_t extent, int64_t stride) {
@@ -72,6 +76,7 @@ static fa3_status copy(const struct launch *launch, const fa3_copy_params *param
   int64_t elements = params->rows * params->heads * params->dims;
   int64_t blocks = divide_up(elements, FA3_STRIDED_THREADS);
   int64_t enough = 16 * (int64_t)launch->scope->multiprocessors;
+  const struct kernel *strided = find_kernel(&(struct kernel_need){.kind = &strided_kind});
   if (elements == 0) return FA3_OK;
   for (int64_t first = 0; first < batches; first += most) {
     fa3_copy_params part = *params;
@@ -87,7 +92,7 @@ static fa3_status copy(const struct launch *launch, const fa3_copy_params *param
                         .y = (unsigned)count,
                         .z = 1,
                         .threads = FA3_STRIDED_THREADS};
-    TRY(launch_kernel(launch, launch->device->copy_strided, &grid, &part));
+    TRY(launch_kernel(launch, strided, COPY_STRIDED, &grid, &part));
   }
   return FA3_OK;
 }
@@ -130,5 +135,6 @@ fa3_status stage_head_values(const struct launch *launch, const struct reservati
                                                                  : 2};
   params.to = to;
   struct grid grid = {.x = 1, .y = 1, .z = 1, .threads = FA3_STRIDED_THREADS};
-  return launch_kernel(launch, launch->device->sinks_to_float, &grid, &params);
+  return launch_kernel(launch, find_kernel(&(struct kernel_need){.kind = &strided_kind}),
+                       SINKS_TO_FLOAT, &grid, &params);
 }

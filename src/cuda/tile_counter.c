@@ -18,14 +18,14 @@ static bool owned_by(atomic_uint_least64_t *owner, uint64_t id) {
   return seen == id + 1;
 }
 
-unsigned *cuda_tile_counter(const struct cuda_scope *scope, int32_t kernel) {
+unsigned *cuda_tile_counter(const struct cuda_scope *scope, const struct kernel *kernel) {
   const struct cuda_driver *driver = scope->driver;
   int capturing = 0;
   uint64_t id = 0;
   CUdeviceptr counters = 0;
   if (!scope->primary || driver->cuStreamIsCapturing(scope->stream, &capturing) || capturing ||
       driver->cuStreamGetId(scope->stream, &id) ||
-      cuda_forward_variable(driver, kernel, "tile_counters", &counters))
+      cuda_kernel_variable(driver, kernel, "tile_counters", &counters))
     return NULL;
   for (uint64_t probe = 0; probe < PROBES; probe++) {
     const uint64_t counter = (id + probe) % FA3_TILE_COUNTERS;

@@ -8,6 +8,6 @@
  * of them begins. Null where there is none: in a capture, whose graph may be launched into any
  * stream, in a context that is not the device's primary one, and for streams beyond the first
  * thousand or so that the process ever used, on all devices. In scope. */
-unsigned *cuda_tile_counter(const struct cuda_scope *scope, int32_t kernel);
+unsigned *cuda_tile_counter(const struct cuda_scope *scope, const struct kernel *kernel);
 
 #endif

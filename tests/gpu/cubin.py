@@ -1,5 +1,6 @@
 """The kernels in a build of the library, and a hash of each one's code."""
 import hashlib
+import json
 import pathlib
 import re
 import struct
@@ -60,6 +61,11 @@ def hashes(build):
     """{name: hash} of the library in a build folder."""
     library = pathlib.Path(build) / "libfa3.so"
     return {name: code_hash(cubin) for name, cubin in sorted(embedded(library).items())}
+
+
+def kind(build, name):
+    """The kind of a kernel of a build folder, as kernels/variants.def has it."""
+    return json.loads((pathlib.Path(build) / "kernels" / f"{name}.json").read_text())["kind"]
 
 
 def compiler(build):

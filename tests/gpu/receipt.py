@@ -13,8 +13,15 @@ import cubin
 
 SKIPPED = 77
 RECEIPT = pathlib.Path(__file__).with_name("receipt.json")
-# What must have passed, by the first word of the names of the kernels that it tests.
-NEEDED = {"forward": ["differential"], "backward": ["gradients", "deterministic", "accuracy"]}
+# What must have passed, for each kind of kernel.
+GRADIENTS = ["gradients", "deterministic", "accuracy"]
+NEEDED = {
+    "strided": ["differential"],
+    "forward": ["differential", "accuracy"],
+    "backward_prepare": GRADIENTS,
+    "backward": GRADIENTS,
+    "backward_wide": GRADIENTS,
+}
 
 
 def main(build):
@@ -27,16 +34,24 @@ def main(build):
     if not kernels:
         print(f"the library in {build} has no kernels")
         return 1
-    missing = [name for name, digest in kernels.items() if receipt["kernels"].get(name) != digest]
+    # By what it is, whatever it was called.
+    passed = set(receipt["kernels"].values())
+    missing = [name for name, digest in kernels.items() if digest not in passed]
     for name in missing:
         print(f"{name} has no passing receipt: run tests/gpu/suite.py on a machine with a GPU")
-    kinds = {name.partition("_")[0] for name in kernels}
-    untested = [
-        test for kind in kinds for test in NEEDED.get(kind, []) if not receipt["passed"].get(test)
-    ]
+    kinds = {cubin.kind(build, name) for name in kernels}
+    unknown = kinds - NEEDED.keys()
+    for kind in unknown:
+        print(f"receipt.py does not say which tests a kernel of kind {kind} needs")
+    untested = {
+        test
+        for kind in kinds & NEEDED.keys()
+        for test in NEEDED[kind]
+        if not receipt["passed"].get(test)
+    }
     for test in untested:
         print(f"the receipt has no passing {test}: run tests/gpu/suite.py on a machine with a GPU")
-    if missing or untested:
+    if missing or unknown or untested:
         return 1
     objecting = [tool for tool, trials in (receipt.get("sanitizers") or {}).items() if not trials]
     if objecting:
