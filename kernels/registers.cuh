@@ -113,6 +113,16 @@ __device__ __forceinline__ float2 load_shared_pair(uint32_t address) {
   return x;
 }
 
+// PTX ISA, "ld": 16 bytes of shared memory.
+__device__ __forceinline__ uint4 load_shared_vector(uint32_t address) {
+  uint4 x;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(address)
+               : "memory");
+  return x;
+}
+
 // PTX ISA, "stmatrix": four 8x8 matrices of 16-bit values from registers to
 // shared memory, as they are or transposed; lane i gives the address of row i % 8
 // of matrix i / 8.

@@ -1,4 +1,4 @@
-/* Which keys a query may see. Plain C without calls, so that host, tests and kernels share it.
+/* Which keys a query may see, for the host; kernels/mask.h says the same in 32 bits.
  *
  * Query i (counted within its sequence) sees key j if
  *   i + diagonal - left <= j <= i + diagonal + right   and   0 <= j < seqlen_k

@@ -155,21 +155,21 @@ static void test_packing(void **state) {
   for (size_t g = 0; g < sizeof groups / sizeof *groups; g++) {
     struct problem problem = make_problem(FA3_FLOAT16, 3, 1, 2 * groups[g], 2, 128, 128);
     assert_int_equal(plan_forward(&problem, &plan), FA3_OK);
-    assert_int_equal(plan.packed, groups[g]);
+    assert_int_equal(plan.tile_heads, groups[g]);
     assert_int_equal(plan.tiles.heads, 2);
     assert_int_equal(plan.tiles.blocks, 1);
   }
   /* More heads than a tile has rows, many queries, or one head each: as they are. */
   struct problem problem = make_problem(FA3_FLOAT16, 3, 1, 128, 1, 128, 128);
   assert_int_equal(plan_forward(&problem, &plan), FA3_OK);
-  assert_int_equal(plan.packed, 1);
+  assert_int_equal(plan.tile_heads, 1);
   problem = make_problem(FA3_FLOAT16, 3, 8192, 32, 8, 128, 128);
   assert_int_equal(plan_forward(&problem, &plan), FA3_OK);
-  assert_int_equal(plan.packed, 1);
+  assert_int_equal(plan.tile_heads, 1);
   assert_int_equal(plan.tiles.heads, 32);
   problem = make_problem(FA3_FLOAT16, 3, 1, 8, 8, 128, 128);
   assert_int_equal(plan_forward(&problem, &plan), FA3_OK);
-  assert_int_equal(plan.packed, 1);
+  assert_int_equal(plan.tile_heads, 1);
 }
 
 static void test_staging(void **state) {

@@ -1,6 +1,8 @@
-/* src/mask.h and problem_sequence against their definitions, for every small size. */
+/* src/mask.h and problem_sequence against their definitions, for every small size, and what the
+ * kernels make of a problem (kernels/sequence.h) against both. */
 #include <stdbool.h>
 
+#include "cuda/sequences.h"
 #include "mask.h"
 #include "problem.h"
 #include "test.h"
@@ -102,6 +104,27 @@ static void test_extreme_masks(void **state) {
         check_mask(&(struct mask){sign * far, bounds[left], bounds[right], 7});
 }
 
+/* The kernels' sequence is the host's: where it lies, how long it is, and what each query sees. */
+static void check_kernel_sequence(const struct problem *problem, int b,
+                                  const struct sequence *expected) {
+  const fa3_sequences sequences = make_sequences(problem);
+  const fa3_sequence sequence = fa3_find_sequence(&sequences, b);
+  assert_int_equal(sequence.query_batch, expected->batch_q);
+  assert_int_equal(sequence.key_batch, expected->batch_k);
+  assert_int_equal(sequence.query_row, expected->row_q);
+  assert_int_equal(sequence.key_row, expected->row_k);
+  assert_int_equal(sequence.mask.queries, expected->seqlen_q);
+  assert_int_equal(sequence.mask.keys, expected->mask.seqlen_k);
+  for (int i = 0; i < sequence.mask.queries; i++) {
+    struct key_range seen = mask_row(&expected->mask, i);
+    fa3_range range = fa3_visible_keys(&sequence.mask, i);
+    assert_int_equal(range.begin < range.end, seen.begin < seen.end);
+    if (seen.begin == seen.end) continue;
+    assert_int_equal(range.begin, seen.begin);
+    assert_int_equal(range.end, seen.end);
+  }
+}
+
 /* Lengths of two sequences, counted by hand from the definitions in fa3.h. */
 static void test_dense_sequence(void **state) {
   (void)state;
@@ -109,6 +132,8 @@ static void test_dense_sequence(void **state) {
                                   .rows_q = 5,
                                   .rows_k = 9,
                                   .batch_k = 2,
+                                  .max_seqlen_q = 5,
+                                  .max_seqlen_k = 9,
                                   .window_left = 3,
                                   .window_right = MASK_UNBOUNDED};
   struct sequence sequence = problem_sequence(&problem, 1);
@@ -121,6 +146,7 @@ static void test_dense_sequence(void **state) {
   assert_int_equal(sequence.mask.diagonal, 4);
   assert_int_equal(sequence.mask.left, 3);
   assert_int_equal(sequence.mask.right, MASK_UNBOUNDED);
+  check_kernel_sequence(&problem, 1, &sequence);
 }
 
 /* Every combination of optional lengths, on either kind of batch. */
@@ -139,6 +165,8 @@ static void test_every_kind_of_sequence(void **state) {
     struct problem problem = {.batch = 3,
                               .rows_q = packed_q ? 11 : DENSE_Q,
                               .rows_k = packed_k ? 15 : DENSE_K,
+                              .max_seqlen_q = DENSE_Q,
+                              .max_seqlen_k = DENSE_K,
                               .cu_seqlens_q = packed_q ? cu_seqlens_q : NULL,
                               .cu_seqlens_k = packed_k ? cu_seqlens_k : NULL,
                               .seqused_q = mask & 4 ? seqused_q : NULL,
@@ -165,6 +193,7 @@ static void test_every_kind_of_sequence(void **state) {
       assert_int_equal(sequence.mask.diagonal, mask & 32 ? diagonal[b] : length_k - length_q);
       assert_int_equal(sequence.mask.left, 1);
       assert_int_equal(sequence.mask.right, 2);
+      check_kernel_sequence(&problem, (int)b, &sequence);
     }
   }
 }

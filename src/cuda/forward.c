@@ -5,10 +5,10 @@
 
 #include "cuda/kernels.h"
 #include "cuda/scales.h"
+#include "cuda/sequences.h"
 #include "cuda/tensor_map.h"
 #include "cuda/tile_counter.h"
 #include "error.h"
-#include "kernels/mask.h"
 
 /* One call under way. */
 struct call {
@@ -48,13 +48,14 @@ static fa3_status set_tensor_maps(const struct call *call, fa3_forward_params *p
   const struct cuda_driver *driver = call->launch.device->driver;
   const struct kernel *kernel = call->plan->kernel;
   const int32_t chunk = FA3_FORWARD_CHUNK(kernel->head_dim, kernel->value_head_dim);
-  int packed = call->plan->packed;
+  int tile_heads = call->plan->tile_heads;
   const struct operand *query = &call->query, *output = &call->output;
-  const struct map_dimension query_map[] = {{query->dim, 1, chunk},
-                                            {packed, query->stride_head, packed},
-                                            {query->rows, query->stride_row, 64 / packed},
-                                            {query->heads / packed, query->stride_head * packed, 1},
-                                            {query->batch, query->stride_batch, 1}};
+  const struct map_dimension query_map[] = {
+      {query->dim, 1, chunk},
+      {tile_heads, query->stride_head, tile_heads},
+      {query->rows, query->stride_row, 64 / tile_heads},
+      {query->heads / tile_heads, query->stride_head * tile_heads, 1},
+      {query->batch, query->stride_batch, 1}};
   const struct map_dimension output_map[] = {{output->dim, 1, chunk},
                                              {output->rows, output->stride_row, 16},
                                              {output->heads, output->stride_head, 1},
@@ -62,7 +63,7 @@ static fa3_status set_tensor_maps(const struct call *call, fa3_forward_params *p
   TRY(make_tensor_map(driver, kernel->dtype, chunk, "query", query->data, 5, query_map,
                       &params->query));
   TRY(make_tensor_map(driver, kernel->dtype, chunk, "output", output->data, 4, output_map,
-                      &params->out));
+                      &params->output));
 
   /* Without keys nothing is read; the maps only have to be valid. */
   const struct operand *key = &call->key, *value = &call->value;
@@ -101,32 +102,22 @@ static fa3_status launch_attention(const struct call *call) {
   const struct scales scales = make_scales(fabs((double)problem->scale), (double)problem->softcap);
   params.scale_log2 = scales.scale_log2;
   params.softcap_log2 = scales.softcap_log2;
-  params.out_pointer = call->output.data;
-  params.out_stride_batch = call->output.stride_batch;
-  params.out_stride_row = call->output.stride_row;
-  params.out_stride_head = call->output.stride_head;
+  params.sequences = make_sequences(problem);
+  params.output_data = call->output.data;
+  params.output_stride_batch = call->output.stride_batch;
+  params.output_stride_row = call->output.stride_row;
+  params.output_stride_head = call->output.stride_head;
   params.lse = (float *)(void *)call->lse.data;
   params.lse_stride_batch = call->lse.stride_batch;
   params.lse_stride_head = call->lse.stride_head;
   params.sink = call->sink;
-  params.cu_seqlens_q = problem->cu_seqlens_q;
-  params.cu_seqlens_k = problem->cu_seqlens_k;
-  params.used_q = problem->seqused_q;
-  params.used_k = problem->seqused_k;
-  params.leftpad_k = problem->leftpad_k;
-  params.batch_index_k = problem->cache_batch_index;
-  params.diagonal = problem->diagonal;
-  params.seqlen_q = (int)problem->max_seqlen_q;
-  params.seqlen_k = (int)problem->max_seqlen_k;
   params.tiles = plan->tiles;
-  params.packed = plan->packed;
-  params.packed_inverse = 65536 / plan->packed + 1;
-  params.queries_per_warpgroup = 64 / plan->packed;
-  params.queries_per_key = (int)(problem->heads_q / problem->heads_k);
+  params.group = (int)(problem->heads_q / problem->heads_k);
+  params.tile_heads = plan->tile_heads;
+  params.tile_heads_inverse = 65536 / plan->tile_heads + 1;
+  params.queries_per_warpgroup = 64 / plan->tile_heads;
   params.head_dim_v = (int)problem->value_head_dim;
-  params.window_left = problem->window_left;
-  params.window_right = problem->window_right;
-  params.store_by_tma = plan->packed == 1;
+  params.store_by_tma = plan->tile_heads == 1;
   params.clear_value =
       problem->cu_seqlens_q || problem->cu_seqlens_k || problem->seqused_q || problem->seqused_k;
   /* Blocks stay until the work is done, as many as run at the same time:

@@ -39,12 +39,12 @@ static fa3_status plan_tiles(const struct problem *problem, struct forward_plan 
   int64_t longest = smaller(problem->max_seqlen_q, problem->rows_q);
   int64_t blocks = divide_up(longest, blocks_of * ROWS);
   int64_t heads = problem->heads_q;
-  plan->packed = 1;
+  plan->tile_heads = 1;
   if (group > 1 && group <= ROWS) {
-    int64_t packed_blocks = divide_up(longest, blocks_of * (ROWS / group));
-    if (packed_blocks * problem->heads_k < blocks * heads) {
-      plan->packed = (int32_t)group;
-      blocks = packed_blocks;
+    int64_t group_blocks = divide_up(longest, blocks_of * (ROWS / group));
+    if (group_blocks * problem->heads_k < blocks * heads) {
+      plan->tile_heads = (int32_t)group;
+      blocks = group_blocks;
       heads = problem->heads_k;
     }
   }

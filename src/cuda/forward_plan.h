@@ -7,7 +7,7 @@
 
 struct forward_plan {
   const struct kernel *kernel;
-  int32_t packed; /* query heads of one key head that share a tile */
+  int32_t tile_heads; /* query heads of one key head that share a tile */
   fa3_tile_space tiles;
   bool negate; /* a negative scale: minus query, and the scale's size */
   struct reservation query;

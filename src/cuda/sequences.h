@@ -1,0 +1,22 @@
+/* The sequences of a problem, as its kernels take them. */
+#ifndef FA3_SRC_CUDA_SEQUENCES_H
+#define FA3_SRC_CUDA_SEQUENCES_H
+
+#include "kernels/sequence.h"
+#include "problem.h"
+
+static inline fa3_sequences make_sequences(const struct problem *problem) {
+  return (fa3_sequences){.cu_seqlens_q = problem->cu_seqlens_q,
+                         .cu_seqlens_k = problem->cu_seqlens_k,
+                         .used_q = problem->seqused_q,
+                         .used_k = problem->seqused_k,
+                         .leftpad_k = problem->leftpad_k,
+                         .batch_index_k = problem->cache_batch_index,
+                         .diagonal = problem->diagonal,
+                         .seqlen_q = (int)problem->max_seqlen_q,
+                         .seqlen_k = (int)problem->max_seqlen_k,
+                         .window_left = problem->window_left,
+                         .window_right = problem->window_right};
+}
+
+#endif
