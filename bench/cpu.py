@@ -16,9 +16,9 @@ With --backward it is the gradients of query, key and value, PyTorch's by torch.
 forward pass is not timed. They are 10 operations for each score and element of the head dim, the
 forward pass 4.
 
-The process has two OpenMP runtimes, ours and the one that PyTorch brings, with the same number
-of threads each. OMP_WAIT_POLICY=passive puts the threads of one to sleep while the other works;
-without it they spin and take its processors away.
+The process has our threads and those of PyTorch's OpenMP runtime, the same number of each.
+OMP_WAIT_POLICY=passive puts PyTorch's to sleep while ours work, as ours sleep by themselves; without
+it they spin and take the processors away.
 """
 
 import argparse

@@ -1,10 +1,12 @@
 /* The processor's matrix rate: the multiply-adds that registers alone can feed, on all threads.
  * Prints one line for each level that this processor has: its name and GFLOP/s. */
-#include <omp.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "cpu/level.h"
+#include "cpu/processors.h"
+#include "cpu/threads.h"
 
 #ifdef FA3_X86
 #include <immintrin.h>
@@ -79,16 +81,31 @@ static const struct {
     {"amx", amx, 4 * 16.0 * 16 * 32 * 2},
 };
 
+static double now(void) {
+  struct timespec time;
+  (void)clock_gettime(CLOCK_MONOTONIC, &time);
+  return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+struct loop {
+  void (*run)(void);
+};
+
+static void run_loop(void *loop, int64_t task, int32_t place) {
+  (void)task;
+  (void)place;
+  ((const struct loop *)loop)->run();
+}
+
 /* The best of several: what the processor can do when nothing disturbs it. */
 static double rate(void (*loop)(void), double flops) {
+  const int32_t threads = default_threads();
   double best = 0;
   for (int repeat = 0; repeat < REPEATS; repeat++) {
-    double start = omp_get_wtime();
-#pragma omp parallel
-    loop();
-    double seconds = omp_get_wtime() - start;
-    double now = flops * ROUNDS * omp_get_max_threads() / seconds;
-    if (now > best) best = now;
+    double start = now();
+    threads_for(threads, threads, run_loop, &(struct loop){loop});
+    double reached = flops * ROUNDS * threads / (now() - start);
+    if (reached > best) best = reached;
   }
   return best;
 }

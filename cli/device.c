@@ -9,7 +9,7 @@
 #include "library.h"
 #include "numbers.h"
 
-enum { KEY_DEVICE = 0x400, KEY_THREADS };
+enum { KEY_DEVICE = 0x400, KEY_THREADS, MOST_THREADS = 1024 };
 
 static const struct argp_option options[] = {
     {.doc = "Device:", .group = 6},
@@ -20,7 +20,7 @@ static const struct argp_option options[] = {
     {.name = "threads",
      .key = KEY_THREADS,
      .arg = "N",
-     .doc = "Compute on the CPU, with so many threads (default: what OpenMP would use)"},
+     .doc = "Compute on the CPU, on so many threads at most (default: its processors)"},
     {0}};
 
 static bool parse_device(const char *text, struct device_options *device) {
@@ -51,8 +51,8 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
       device->given = true;
       return 0;
     case KEY_THREADS:
-      if (!parse_integer(arg, 1, INT32_MAX, &threads))
-        argp_error(state, "--threads %s: expected a number of 1 or more", arg);
+      if (!parse_integer(arg, 1, MOST_THREADS, &threads))
+        argp_error(state, "--threads %s: expected a number from 1 to %d", arg, MOST_THREADS);
       device->num_threads = (int32_t)threads;
       device->given = true;
       return 0;

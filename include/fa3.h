@@ -35,7 +35,7 @@
  *
  * - A call returns a status; fa3_last_error() explains the last failure on this thread.
  *   No call aborts, prints, or keeps a pointer of the caller's after it has returned
- *   (on a GPU: after the work it queued has run).
+ *   (on a GPU: after the work it queued has run). dlclose leaves the library in the process.
  * - The caller owns all memory. Calls may run at the same time from several threads, each
  *   with its own workspace and outputs.
  * - Argument structs begin with their size and grow only at the end. Zero means "default"
@@ -178,7 +178,7 @@ typedef struct fa3_device_info {
   size_t struct_size; /* set by the caller */
   char name[128];     /* the processor's or the GPU's, zero-terminated */
   char level[32];     /* what the engine runs there: "avx512bf16", "sm_90a", ... */
-  int32_t units;      /* threads that a call uses by default, or SMs */
+  int32_t units;      /* threads that a call uses by default, at most; or SMs */
   int32_t reserved;
   uint64_t memory_bytes; /* the machine's or the GPU's */
 } fa3_device_info;
@@ -345,7 +345,12 @@ typedef struct fa3_forward_args {
   float softmax_scale; /* with FA3_SCALE; else it is zero and 1/sqrt(head_dim) is used */
   float softcap;       /* cap * tanh(score / cap) on scaled scores, before the mask; 0: none */
 
-  /* CPU threads for this call; 0: what OpenMP would use (OMP_NUM_THREADS). */
+  /* The most CPU threads that this call runs on, the caller's among them; more than 1024 count as
+   * 1024. 0: OMP_NUM_THREADS, or else the processors that the process may use (its affinity mask,
+   * its control group's share), as they were at the first call. A call takes fewer threads where
+   * its work is not worth them, where other calls have them, and where the system gives no more.
+   * The others are the library's own, shared by all calls of the process: they sleep between calls,
+   * take no signals, and a child of fork() gets its own. */
   int32_t num_threads;
 
   /* With FA3_WINDOW: query i sees keys from i + diagonal - window_left to

@@ -4,20 +4,16 @@
 #include "backward.h"
 
 #include <math.h>
-#include <omp.h>
 
 #include "element.h"
 #include "error.h"
 #include "integer.h"
 #include "key_block.h"
 #include "query_tiles.h"
+#include "threads.h"
+#include "work.h"
 
-enum {
-  SMALLEST_TILE_K = 48,
-  CACHE_LINE = 64,
-  MOST_THREADS = 1024, /* more than any call can use, few enough to be started */
-  BLOCKS_PER_THREAD = 4
-};
+enum { SMALLEST_TILE_K = 48, CACHE_LINE = 64, BLOCKS_PER_THREAD = 4 };
 
 /* Blocks of equal size: as few as fit the scratch, but enough for all threads. */
 static int64_t choose_tile_k(const struct problem *problem, const struct routines *routines,
@@ -35,8 +31,7 @@ fa3_status cpu_plan_backward(const struct problem *problem, const struct routine
   int64_t tiles_size = query_tiles_size(problem, routines);
   if (tiles_size < 0)
     return set_error(FA3_UNSUPPORTED, "the workspace for the queries' gradients is too large");
-  int64_t threads = problem->num_threads ? problem->num_threads : omp_get_max_threads();
-  plan->num_threads = (int32_t)larger(smaller(threads, MOST_THREADS), 1);
+  plan->num_threads = work_most_threads(problem);
   plan->tile_q = TILE_Q;
   plan->tile_k = choose_tile_k(problem, routines, plan->num_threads);
   struct key_scratch scratch;
@@ -47,17 +42,23 @@ fa3_status cpu_plan_backward(const struct problem *problem, const struct routine
   return FA3_OK;
 }
 
-/* Calls `act` on every tile of queries, shared out among the team's threads. */
-static void for_each_tile(const struct query_tiles *tiles, int64_t longest,
-                          void (*act)(const struct query_tiles *, const struct query_tile *)) {
-  const struct problem *problem = tiles->problem;
-  const int64_t heads = problem->batch * problem->heads_k;
-#pragma omp for schedule(static)
-  for (int64_t i = 0; i < divide_up(longest, TILE_Q) * heads; i++) {
-    const int64_t first_row = i / heads * TILE_Q, batch = i % heads / problem->heads_k;
-    const struct query_tile tile = query_tile_at(tiles, batch, i % problem->heads_k, first_row);
-    if (tile.rows > 0) act(tiles, &tile);
-  }
+struct backward_call {
+  const struct query_tiles *tiles;
+  int64_t tile_k;
+  int64_t pairs; /* of a sequence and a key head */
+  char *scratch;
+  size_t scratch_size; /* of a thread */
+  /* What a task does with a tile of queries. */
+  void (*act)(const struct query_tiles *, const struct query_tile *);
+};
+
+static void run_tile(void *argument, int64_t task, int32_t place) {
+  (void)place;
+  const struct backward_call *call = argument;
+  const int64_t heads = call->tiles->problem->heads_k, pair = task % call->pairs;
+  const struct query_tile tile =
+      query_tile_at(call->tiles, pair / heads, pair % heads, task / call->pairs * TILE_Q);
+  if (tile.rows > 0) call->act(call->tiles, &tile);
 }
 
 /* -sum of exp(sink - lse) * delta over the queries of a head. */
@@ -79,60 +80,54 @@ static double sink_gradient(const struct query_tiles *tiles, int64_t head, doubl
   return sum;
 }
 
-static void store_sinks(const struct query_tiles *tiles) {
-  const struct problem *problem = tiles->problem;
-  const struct operand *gradient = &problem->grad_sink;
-#pragma omp for schedule(static)
-  for (int64_t head = 0; head < problem->heads_q; head++) {
-    const float sink = load_head_value(&problem->sink, head);
-    double sum = sink == -INFINITY ? 0 : sink_gradient(tiles, head, (double)sink);
-    if (problem->accumulate) sum += (double)load_head_value(gradient, head);
-    store_head_value(gradient, head, (float)sum);
-  }
+static void store_sink(void *argument, int64_t head, int32_t place) {
+  (void)place;
+  const struct backward_call *call = argument;
+  const struct problem *problem = call->tiles->problem;
+  const float sink = load_head_value(&problem->sink, head);
+  double sum = sink == -INFINITY ? 0 : sink_gradient(call->tiles, head, (double)sink);
+  if (problem->accumulate) sum += (double)load_head_value(&problem->grad_sink, head);
+  store_head_value(&problem->grad_sink, head, (float)sum);
 }
 
-/* The first keys first: under a causal mask they are seen by the most queries. Threads take the
- * blocks in this order, which key_block_run asks for. */
-static void run_blocks(const struct query_tiles *tiles, const struct plan *plan, int64_t blocks,
-                       atomic_llong *next, char *scratch) {
-  const struct problem *problem = tiles->problem;
-  const int64_t heads = problem->batch * problem->heads_k;
-  struct key_block block = {.tiles = tiles, .tile_k = plan->tile_k};
-  key_scratch_layout(problem, tiles->routines, scratch, &block.scratch);
-  for (;;) {
-    const int64_t task = atomic_fetch_add_explicit(next, 1, memory_order_relaxed);
-    if (task >= blocks * heads) return;
-    block.batch = task % heads / problem->heads_k;
-    block.head_k = task % problem->heads_k;
-    block.key = task / heads * plan->tile_k;
-    block.sequence = problem_sequence(problem, block.batch);
-    block.keys = smaller(plan->tile_k, block.sequence.mask.seqlen_k - block.key);
-    if (block.keys > 0) key_block_run(&block);
-  }
+/* The first keys first: under a causal mask they are seen by the most queries. Blocks are started
+ * in this order, which key_block_run asks for. */
+static void run_block(void *argument, int64_t task, int32_t place) {
+  const struct backward_call *call = argument;
+  const struct problem *problem = call->tiles->problem;
+  const int64_t pair = task % call->pairs;
+  struct key_block block = {.tiles = call->tiles,
+                            .tile_k = call->tile_k,
+                            .batch = pair / problem->heads_k,
+                            .head_k = pair % problem->heads_k,
+                            .key = task / call->pairs * call->tile_k};
+  block.sequence = problem_sequence(problem, block.batch);
+  block.keys = smaller(call->tile_k, block.sequence.mask.seqlen_k - block.key);
+  if (block.keys <= 0) return;
+  key_scratch_layout(problem, call->tiles->routines,
+                     call->scratch + (size_t)place * call->scratch_size, &block.scratch);
+  key_block_run(&block);
 }
 
 void cpu_backward(const struct problem *problem, const struct routines *routines,
                   const struct plan *plan, void *workspace) {
-  int64_t rows = 0, keys = 0;
-  for (int64_t batch = 0; batch < problem->batch; batch++) {
-    const struct sequence sequence = problem_sequence(problem, batch);
-    rows = larger(rows, query_rows(problem, &sequence));
-    keys = larger(keys, sequence.mask.seqlen_k);
-  }
-  const int64_t blocks = divide_up(keys, plan->tile_k);
-
+  const struct work work = work_of(problem);
+  const int32_t threads = work_threads(&work, plan->num_threads);
   char *base = (char *)(((uintptr_t)workspace + CACHE_LINE - 1) & -(uintptr_t)CACHE_LINE);
   const struct query_tiles tiles = query_tiles_at(problem, routines, base);
-  base += query_tiles_size(problem, routines);
   struct key_scratch layout;
-  const size_t scratch_size = key_scratch_layout(problem, routines, NULL, &layout);
-  atomic_llong next = 0;
-#pragma omp parallel num_threads(plan->num_threads)
-  {
-    for_each_tile(&tiles, rows, query_tile_prepare);
-    run_blocks(&tiles, plan, blocks, &next, base + (size_t)omp_get_thread_num() * scratch_size);
-    if (problem->grad_sink.data) store_sinks(&tiles);
-#pragma omp barrier
-    for_each_tile(&tiles, rows, query_tile_store);
-  }
+  struct backward_call call = {
+      .tiles = &tiles,
+      .tile_k = plan->tile_k,
+      .pairs = work.longest_q || work.longest_k ? problem->batch * problem->heads_k : 0,
+      .scratch = base + query_tiles_size(problem, routines),
+      .scratch_size = key_scratch_layout(problem, routines, NULL, &layout)};
+  const int64_t query_tasks = divide_up(work.longest_q * group_size(problem), TILE_Q) * call.pairs;
+
+  call.act = query_tile_prepare;
+  threads_for(threads, query_tasks, run_tile, &call);
+  threads_for(threads, divide_up(work.longest_k, plan->tile_k) * call.pairs, run_block, &call);
+  if (problem->grad_sink.data) threads_for(threads, problem->heads_q, store_sink, &call);
+  call.act = query_tile_store;
+  threads_for(threads, query_tasks, run_tile, &call);
 }

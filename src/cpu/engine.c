@@ -1,7 +1,6 @@
 /* The CPU's table in the engine seam. */
 #include "engine.h"
 
-#include <omp.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -10,6 +9,7 @@
 #include "error.h"
 #include "forward.h"
 #include "level.h"
+#include "processors.h"
 #include "validate.h"
 
 enum { SMALLEST_HEAD_DIM = 8, LARGEST_HEAD_DIM = 256, HEAD_DIM_STEP = 8 };
@@ -54,7 +54,7 @@ static fa3_status device_info(int32_t index, fa3_device_info *info) {
   const struct level *level = cpu_level();
   processor_name(info->name, sizeof info->name);
   snprintf(info->level, sizeof info->level, "%s", level ? level->name : "");
-  info->units = omp_get_max_threads();
+  info->units = default_threads();
   long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
   if (pages > 0 && page > 0) info->memory_bytes = (uint64_t)pages * (uint64_t)page;
   return FA3_OK;

@@ -4,11 +4,12 @@
 #include "forward.h"
 
 #include <math.h>
-#include <omp.h>
 #include <stdlib.h>
 
 #include "element.h"
 #include "integer.h"
+#include "threads.h"
+#include "work.h"
 
 enum {
   TILE_K = 256,
@@ -16,7 +17,6 @@ enum {
   LARGEST_TILE_Q = 768,
   TILE_Q_STEP = 96, /* a multiple of every level's strip */
   CACHE_LINE = 64,
-  MOST_THREADS = 1024, /* more than any call can use, few enough to be started */
   BLOCKS_PER_THREAD = 4
 };
 
@@ -102,8 +102,7 @@ static int64_t choose_tile_q(const struct problem *problem, const struct routine
 }
 
 void cpu_plan(const struct problem *problem, const struct routines *routines, struct plan *plan) {
-  int64_t threads = problem->num_threads ? problem->num_threads : omp_get_max_threads();
-  plan->num_threads = (int32_t)larger(smaller(threads, MOST_THREADS), 1);
+  plan->num_threads = work_most_threads(problem);
   plan->tile_k = TILE_K;
   plan->tile_q = choose_tile_q(problem, routines, plan->num_threads);
   struct scratch scratch;
@@ -294,31 +293,45 @@ static void run_block(struct block *block, int64_t head_k, int64_t first_row, in
   end_block(block);
 }
 
+struct forward_call {
+  const struct problem *problem;
+  const struct routines *routines;
+  int64_t tile_q;
+  int64_t pairs; /* of a sequence and a key head */
+  int64_t tasks; /* a block of rows of a pair each */
+  char *scratch;
+  size_t scratch_size; /* of a thread */
+};
+
+/* The last rows first: under a causal mask they see the most keys. */
+static void run_task(void *argument, int64_t task, int32_t place) {
+  const struct forward_call *call = argument;
+  const struct problem *problem = call->problem;
+  task = call->tasks - 1 - task;
+  struct block block = {
+      .problem = problem,
+      .routines = call->routines,
+      .group = group_size(problem),
+      .sequence = problem_sequence(problem, task % call->pairs / problem->heads_k)};
+  const int64_t first_row = task / call->pairs * call->tile_q;
+  if (first_row >= block.sequence.seqlen_q * block.group) return;
+  scratch_layout(problem, call->routines, call->scratch + (size_t)place * call->scratch_size,
+                 &block.scratch);
+  run_block(&block, task % problem->heads_k, first_row, call->tile_q);
+}
+
 void cpu_forward(const struct problem *problem, const struct routines *routines,
                  const struct plan *plan, void *workspace) {
-  int64_t longest = 0;
-  for (int64_t batch = 0; batch < problem->batch; batch++)
-    longest = larger(longest, problem_sequence(problem, batch).seqlen_q);
-  const int64_t group = group_size(problem);
-  const int64_t pairs = problem->batch * problem->heads_k;
-  const int64_t tasks = divide_up(longest * group, plan->tile_q) * pairs;
-
+  const struct work work = work_of(problem);
+  if (work.longest_q == 0) return;
   struct scratch layout;
-  const size_t scratch_size = scratch_layout(problem, routines, NULL, &layout);
-  char *base = (char *)(((uintptr_t)workspace + CACHE_LINE - 1) & -(uintptr_t)CACHE_LINE);
-#pragma omp parallel num_threads((int)larger(smaller(plan->num_threads, tasks), 1))
-  {
-    struct block block = {.problem = problem, .routines = routines, .group = group};
-    scratch_layout(problem, routines, base + (size_t)omp_get_thread_num() * scratch_size,
-                   &block.scratch);
-    /* The last rows first: under a causal mask they see the most keys. */
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t task = tasks - 1; task >= 0; task--) {
-      int64_t first_row = task / pairs * plan->tile_q;
-      int64_t batch = task % pairs / problem->heads_k;
-      block.sequence = problem_sequence(problem, batch);
-      if (first_row < block.sequence.seqlen_q * group)
-        run_block(&block, task % problem->heads_k, first_row, plan->tile_q);
-    }
-  }
+  struct forward_call call = {
+      .problem = problem,
+      .routines = routines,
+      .tile_q = plan->tile_q,
+      .pairs = problem->batch * problem->heads_k,
+      .scratch = (char *)(((uintptr_t)workspace + CACHE_LINE - 1) & -(uintptr_t)CACHE_LINE),
+      .scratch_size = scratch_layout(problem, routines, NULL, &layout)};
+  call.tasks = divide_up(work.longest_q * group_size(problem), plan->tile_q) * call.pairs;
+  threads_for(work_threads(&work, plan->num_threads), call.tasks, run_task, &call);
 }

@@ -1,11 +1,11 @@
 #include "key_block.h"
 
 #include <math.h>
-#include <sched.h>
 #include <string.h>
 
 #include "element.h"
 #include "integer.h"
+#include "threads.h"
 
 enum {
   KEY_WORDS = 128 << 10, /* of a block's keys, values and gradients, in the second cache */
@@ -301,7 +301,7 @@ static void attend_tile(const struct key_block *block, const struct query_tile *
 
   const long long turn =
       block->key / block->tile_k - mask_visible(mask, first, last).begin / block->tile_k;
-  while (atomic_load_explicit(tile->turn, memory_order_acquire) != turn) sched_yield();
+  threads_wait(tile->turn, turn);
   add_to_queries(block, tile, sizes);
   atomic_store_explicit(tile->turn, turn + 1, memory_order_release);
 }

@@ -88,7 +88,7 @@ class Help(program.ProgramTest):
                         ("--window", "a,b"), ("--scale", "nan"), ("--scale", "1e99"),
                         ("--softcap", "-1"), ("--softcap", "inf"), ("--softcap", ""),
                         ("--layout", "sbhd"), ("--out-dtype", "bf16"), ("--threads", "0"),
-                        ("--threads", "2147483648"), ("--threads", "1", "--device", "cuda")):
+                        ("--threads", "1025"), ("--threads", "2147483648"), ("--threads", "1", "--device", "cuda")):
             self.refuse(USAGE, [options[0].split("=")[0]], *inputs, *options)
 
     def test_stdout_that_fails(self):

@@ -65,7 +65,7 @@ class Output(program.ProgramTest):
 
     def test_disk_full(self):
         """Past the limit write fails as on a full disk; what was there before stays. The limit
-        leaves room for files that OpenMP and sanitizers make for themselves."""
+        leaves room for files that sanitizers make for themselves."""
         limit = 1 << 20
         query, key, value = random_qkv(seqlen_q=2000)
         self.save(q=query, k=key, v=value)

@@ -8,6 +8,7 @@
 #include "fa3.h"
 #include "gpu.h"
 #include "half.h"
+#include "parallel.h"
 #include "reference.h"
 #include "rng.h"
 #include "test.h"
@@ -87,53 +88,69 @@ static void attend_rounded(fa3_dtype dtype, const uint16_t *query, const uint16_
   for (int d = 0; d < head_dim; d++) output[d] = from_bits(dtype, to_bits(dtype, output[d] / sum));
 }
 
+struct comparison {
+  fa3_dtype dtype;
+  int head_dim;
+  uint16_t *host[4];
+  double *exact[3];
+  double ours[HEADS], plain[HEADS]; /* sums of squares */
+};
+
+static void fill_input(void *argument, int64_t i) {
+  struct comparison *c = argument;
+  const size_t count = (size_t)SEQLEN * HEADS * (size_t)c->head_dim;
+  c->exact[i] = malloc(count * sizeof(double));
+  fill_with_outliers(c->exact[i], c->host[i], count, c->dtype, (uint64_t)i + (uint64_t)c->head_dim);
+}
+
+static void compare_head(void *argument, int64_t head) {
+  struct comparison *c = argument;
+  const int64_t stride = (int64_t)HEADS * c->head_dim, column = head * c->head_dim;
+  double expected[256], rounded[256];
+  for (int64_t row = 0; row < SEQLEN; row += ROW_STEP) {
+    const int64_t at = row * stride + column;
+    attend(c->exact[0] + at, c->exact[1] + column, c->exact[2] + column, SEQLEN, stride,
+           c->head_dim, expected);
+    attend_rounded(c->dtype, c->host[0] + at, c->host[1] + column, c->host[2] + column, stride,
+                   c->head_dim, rounded);
+    for (int d = 0; d < c->head_dim; d++) {
+      c->ours[head] += pow(from_bits(c->dtype, c->host[3][at + d]) - expected[d], 2);
+      c->plain[head] += pow(rounded[d] - expected[d], 2);
+    }
+  }
+}
+
 static struct errors outlier_errors(fa3_dtype dtype, int head_dim) {
   size_t count = (size_t)SEQLEN * HEADS * (size_t)head_dim, bytes = 2 * count;
   struct gpu_arena arena = gpu_arena_new(4 * bytes);
-  uint16_t *host[4];
-  double *exact[3];
+  struct comparison c = {.dtype = dtype, .head_dim = head_dim};
   gpu_pointer device[4];
-#pragma omp parallel for
-  for (int i = 0; i < 4; i++) {
-    host[i] = malloc(bytes);
-    if (i == 3) continue;
-    exact[i] = malloc(count * sizeof(double));
-    fill_with_outliers(exact[i], host[i], count, dtype, (uint64_t)i + (uint64_t)head_dim);
-  }
+  for (int i = 0; i < 4; i++) c.host[i] = malloc(bytes);
+  reference_for(3, 3, fill_input, &c);
   for (int i = 0; i < 4; i++) {
     device[i] = gpu_arena_take(&arena, bytes);
-    if (i < 3) GPU(cuMemcpyHtoDAsync, device[i], host[i], bytes, NULL);
+    if (i < 3) GPU(cuMemcpyHtoDAsync, device[i], c.host[i], bytes, NULL);
   }
   fa3_forward_args args = {.struct_size = sizeof args, .device = {FA3_CUDA, 0}};
   fa3_tensor *tensors[] = {&args.query, &args.key, &args.value, &args.output};
   for (int i = 0; i < 4; i++)
     *tensors[i] = fa3_dense((void *)device[i], dtype, 1, SEQLEN, HEADS, head_dim);
   if (fa3_forward(&args)) fail_msg("fa3_forward: %s", fa3_last_error());
-  GPU(cuMemcpyDtoHAsync, host[3], device[3], bytes, NULL);
+  GPU(cuMemcpyDtoHAsync, c.host[3], device[3], bytes, NULL);
   GPU(cuCtxSynchronize, );
 
   double ours = 0, plain = 0;
-  int64_t compared = 0, stride = (int64_t)HEADS * head_dim;
-#pragma omp parallel for collapse(2) reduction(+ : ours, plain, compared)
-  for (int head = 0; head < HEADS; head++)
-    for (int row = 0; row < SEQLEN; row += ROW_STEP) {
-      double expected[256], rounded[256];
-      int64_t column = (int64_t)head * head_dim;
-      int64_t at = row * stride + column;
-      attend(exact[0] + at, exact[1] + column, exact[2] + column, SEQLEN, stride, head_dim,
-             expected);
-      attend_rounded(dtype, host[0] + at, host[1] + column, host[2] + column, stride, head_dim,
-                     rounded);
-      for (int d = 0; d < head_dim; d++) {
-        ours += pow(from_bits(dtype, host[3][at + d]) - expected[d], 2);
-        plain += pow(rounded[d] - expected[d], 2);
-      }
-      compared += head_dim;
-    }
-  for (int i = 0; i < 4; i++) free(host[i]);
-  for (int i = 0; i < 3; i++) free(exact[i]);
+  reference_for(reference_threads(), HEADS, compare_head, &c);
+  for (int head = 0; head < HEADS; head++) {
+    ours += c.ours[head];
+    plain += c.plain[head];
+  }
+  const int64_t rows = (SEQLEN + ROW_STEP - 1) / ROW_STEP;
+  const double compared = (double)(rows * HEADS * head_dim);
+  for (int i = 0; i < 4; i++) free(c.host[i]);
+  for (int i = 0; i < 3; i++) free(c.exact[i]);
   gpu_arena_free(&arena);
-  return (struct errors){sqrt(ours / (double)compared), sqrt(plain / (double)compared)};
+  return (struct errors){sqrt(ours / compared), sqrt(plain / compared)};
 }
 
 /* Beside them, what FlashAttention-2 or 3 and cuDNN had on inputs drawn in the same way: the few
@@ -284,6 +301,10 @@ static gpu_pointer run_far_calls(const gpu_pointer device[FAR_TENSORS], gpu_poin
   return workspace;
 }
 
+static void make_input_chunk(void *chunks, int64_t i) {
+  if (i != OUTPUT) ((uint16_t **)chunks)[i] = make_chunk((uint64_t)i);
+}
+
 static void test_past_32_bits(void **state) {
   (void)state;
   gpu_pointer device[FAR_TENSORS], lse;
@@ -291,9 +312,7 @@ static void test_past_32_bits(void **state) {
   static struct slice slice;
   for (int i = 0; i < FAR_TENSORS; i++) GPU(cuMemAlloc, &device[i], far_rows * row_bytes);
   GPU(cuMemAlloc, &lse, far_rows * MANY_HEADS * sizeof(float));
-#pragma omp parallel for
-  for (int i = 0; i <= GRAD_OUTPUT; i++)
-    if (i != OUTPUT) chunk[i] = make_chunk((uint64_t)i);
+  reference_for(reference_threads(), GRAD_OUTPUT + 1, make_input_chunk, chunk);
   for (int i = 0; i < FAR_TENSORS; i++) {
     if (chunk[i])
       repeat_chunk(device[i], chunk[i]);

@@ -1,0 +1,245 @@
+/* A pool of helpers. A call publishes a job with seats; helpers take seats, and then tasks until
+ * there are none left. Whoever finds no job looks out for one for a short time and then sleeps, so
+ * idle helpers cost nothing and calls that follow each other closely need wake nobody.
+ *
+ * There are as many helpers as the largest call so far has asked for. Calls at the same time share
+ * them, so that they do not have more threads than processors. */
+#include "threads.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "integer.h"
+
+enum {
+  LOOK_OUT_NANOSECONDS = 200000, /* a few times what it takes to wake a thread */
+  NAP_NANOSECONDS = 50000,
+  STACK_BYTES = 1 << 20, /* the tasks' needs are small, address space may be short */
+  WOKEN_BY_ONE = 2       /* whoever is woken wakes others: many are up soon */
+};
+
+struct job {
+  struct job *next;
+  task_work *work;
+  void *argument;
+  int64_t tasks;
+  atomic_llong next_task;
+  int32_t threads;
+  int32_t places;     /* taken so far */
+  atomic_int helpers; /* at work */
+};
+
+static struct {
+  pthread_mutex_t lock;
+  pthread_cond_t published;
+  pthread_cond_t left;      /* the last helper, a job */
+  struct job *_Atomic jobs; /* those with free seats */
+  int32_t helpers;
+  int32_t looking_out;
+} pool = {.lock = PTHREAD_MUTEX_INITIALIZER,
+          .published = PTHREAD_COND_INITIALIZER,
+          .left = PTHREAD_COND_INITIALIZER};
+
+static void pause_briefly(void) {
+#if defined __x86_64__ || defined __i386__
+  __builtin_ia32_pause();
+#elif defined __aarch64__
+  __asm__ volatile("yield");
+#endif
+}
+
+static int64_t nanoseconds(void) {
+  struct timespec now;
+  (void)clock_gettime(CLOCK_MONOTONIC, &now);
+  return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* A bounded wait without sleep: false if `ready` did not come true. */
+static bool look_out(bool (*ready)(const void *), const void *argument) {
+  const int64_t end = nanoseconds() + LOOK_OUT_NANOSECONDS;
+  do {
+    for (int i = 0; i < 16; i++) {
+      if (ready(argument)) return true;
+      pause_briefly();
+    }
+    (void)sched_yield(); /* whoever has work goes first */
+  } while (nanoseconds() < end);
+  return false;
+}
+
+static void do_tasks(struct job *job, int32_t place) {
+  for (;;) {
+    const int64_t task = atomic_fetch_add_explicit(&job->next_task, 1, memory_order_relaxed);
+    if (task >= job->tasks) return;
+    job->work(job->argument, task, place);
+  }
+}
+
+/* The functions from here to help() are called with the pool locked. */
+
+static void withdraw(const struct job *job) {
+  struct job *before = NULL, *at = pool.jobs;
+  for (; at && at != job; at = at->next) before = at;
+  if (!at) return;
+  if (before)
+    before->next = at->next;
+  else
+    pool.jobs = at->next;
+}
+
+static void wake_helpers(void) {
+  const struct job *job = pool.jobs;
+  if (!job) return;
+  const int64_t wanted = smaller(job->threads - job->places - pool.looking_out, WOKEN_BY_ONE);
+  for (int64_t i = 0; i < wanted; i++) pthread_cond_signal(&pool.published);
+}
+
+static bool any_job(const void *unused) {
+  (void)unused;
+  return atomic_load_explicit(&pool.jobs, memory_order_relaxed);
+}
+
+static struct job *wait_for_job(void) {
+  if (!pool.jobs) {
+    pool.looking_out++;
+    pthread_mutex_unlock(&pool.lock);
+    (void)look_out(any_job, NULL);
+    pthread_mutex_lock(&pool.lock);
+    pool.looking_out--;
+  }
+  while (!pool.jobs) pthread_cond_wait(&pool.published, &pool.lock);
+  return pool.jobs;
+}
+
+static void *help(void *unused) {
+  (void)unused;
+  pthread_mutex_lock(&pool.lock);
+  for (;;) {
+    struct job *job = wait_for_job();
+    const int32_t place = job->places++;
+    if (job->places == job->threads) withdraw(job);
+    atomic_fetch_add_explicit(&job->helpers, 1, memory_order_relaxed);
+    wake_helpers();
+    pthread_mutex_unlock(&pool.lock);
+    do_tasks(job, place);
+    pthread_mutex_lock(&pool.lock);
+    /* The job may be gone from here on. */
+    if (atomic_fetch_sub_explicit(&job->helpers, 1, memory_order_release) == 1)
+      pthread_cond_broadcast(&pool.left);
+  }
+  return NULL;
+}
+
+/* In the child of a fork there is none of the helpers. */
+static void before_fork(void) {
+  pthread_mutex_lock(&pool.lock);
+}
+static void after_fork(void) {
+  pthread_mutex_unlock(&pool.lock);
+}
+static void after_fork_in_child(void) {
+  pool.jobs = NULL;
+  pool.helpers = pool.looking_out = 0;
+  pool.published = pool.left = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
+  pool.lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+}
+static bool follows_fork;
+static void follow_fork(void) {
+  follows_fork = pthread_atfork(before_fork, after_fork, after_fork_in_child) == 0;
+}
+
+/* Helpers take none of the program's signals, and run where its first thread may run, which need
+ * not be where the calling thread is bound to. */
+static bool create_helper(const pthread_attr_t *attributes) {
+  pthread_t thread;
+  if (pthread_create(&thread, attributes, help, NULL)) return false;
+  (void)pthread_setname_np(thread, "fa3");
+  pool.helpers++;
+  return true;
+}
+
+static void create_helpers(int32_t wanted) {
+  if (pool.helpers >= wanted) return;
+  sigset_t most, before;
+  pthread_attr_t attributes;
+  if (pthread_attr_init(&attributes)) return;
+  cpu_set_t processors;
+  (void)pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+  (void)pthread_attr_setstacksize(&attributes, STACK_BYTES);
+  if (sched_getaffinity(getpid(), sizeof processors, &processors) == 0)
+    (void)pthread_attr_setaffinity_np(&attributes, sizeof processors, &processors);
+  (void)sigfillset(&most);
+  static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
+  for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) (void)sigdelset(&most, faults[i]);
+  (void)pthread_sigmask(SIG_SETMASK, &most, &before);
+  while (pool.helpers < wanted && create_helper(&attributes)) continue;
+  (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+  (void)pthread_attr_destroy(&attributes);
+}
+
+static void publish(struct job *job) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  pthread_once(&once, follow_fork);
+  if (!follows_fork) return; /* a child could hang */
+  pthread_mutex_lock(&pool.lock);
+  create_helpers(job->threads - 1);
+  if (pool.helpers) {
+    job->next = pool.jobs;
+    pool.jobs = job;
+    wake_helpers();
+  }
+  pthread_mutex_unlock(&pool.lock);
+}
+
+static bool no_helper(const void *argument) {
+  const struct job *job = argument;
+  return atomic_load_explicit(&job->helpers, memory_order_acquire) == 0;
+}
+
+static void withdraw_and_wait(struct job *job) {
+  pthread_mutex_lock(&pool.lock);
+  withdraw(job);
+  pthread_mutex_unlock(&pool.lock);
+  if (look_out(no_helper, job)) return;
+  pthread_mutex_lock(&pool.lock);
+  while (!no_helper(job)) pthread_cond_wait(&pool.left, &pool.lock);
+  pthread_mutex_unlock(&pool.lock);
+}
+
+void threads_for(int32_t threads, int64_t tasks, task_work *work, void *argument) {
+  struct job job = {.work = work, .argument = argument, .tasks = tasks, .places = 1};
+  job.threads = (int32_t)smaller(smaller(threads, tasks), MOST_THREADS);
+  if (job.threads <= 1) {
+    do_tasks(&job, 0);
+    return;
+  }
+  int cancel; /* a caller that is cancelled now is so when its helpers have left */
+  (void)pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
+  publish(&job);
+  do_tasks(&job, 0);
+  withdraw_and_wait(&job);
+  (void)pthread_setcancelstate(cancel, NULL);
+}
+
+struct awaited {
+  const atomic_llong *value;
+  long long wanted;
+};
+
+static bool has_come(const void *argument) {
+  const struct awaited *awaited = argument;
+  return atomic_load_explicit(awaited->value, memory_order_acquire) == awaited->wanted;
+}
+
+/* By naps: whoever sets the value has nobody to wake then, which is nearly always so. */
+void threads_wait(const atomic_llong *value, long long wanted) {
+  const struct awaited awaited = {value, wanted};
+  while (!look_out(has_come, &awaited)) {
+    const struct timespec nap = {.tv_nsec = NAP_NANOSECONDS};
+    (void)nanosleep(&nap, NULL);
+  }
+}

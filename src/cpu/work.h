@@ -1,0 +1,24 @@
+/* How much there is to do, and on how many threads it is worth doing. */
+#ifndef FA3_CPU_WORK_H
+#define FA3_CPU_WORK_H
+
+#include "problem.h"
+
+/* What all sequences of a batch ask for. */
+struct work {
+  int64_t longest_q;
+  int64_t longest_k;
+  double multiply_adds; /* of the forward pass, at most */
+};
+
+/* Reads the lengths. */
+struct work work_of(const struct problem *problem);
+
+/* As many threads as the call allows and a problem of this size can be worth, whatever the lengths
+ * say; never fewer when an extent grows. */
+int32_t work_most_threads(const struct problem *problem);
+
+/* As many of them as have enough to do. */
+int32_t work_threads(const struct work *work, int32_t most);
+
+#endif

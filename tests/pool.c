@@ -1,0 +1,162 @@
+/* The CPU engine's threads (src/cpu/threads.h) and how many of them there are by default. */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cpu/processors.h"
+#include "cpu/threads.h"
+#include "test.h"
+
+enum { TASKS = 1000, ROUNDS = 200, CALLERS = 4 };
+
+struct record {
+  int32_t threads;
+  atomic_int done[TASKS];
+  atomic_int at_place[MOST_THREADS]; /* tasks at work there now */
+  atomic_int mistakes;
+};
+
+static void record_task(void *argument, int64_t task, int32_t place) {
+  struct record *record = argument;
+  if (place < 0 || place >= record->threads || atomic_fetch_add(&record->at_place[place], 1) != 0)
+    atomic_fetch_add(&record->mistakes, 1);
+  atomic_fetch_add(&record->done[task], 1);
+  atomic_fetch_sub(&record->at_place[place], 1);
+}
+
+static int run_rounds(struct record *record, int rounds) {
+  static const int32_t threads[] = {1, 2, 3, 8, 5};
+  for (int round = 0; round < rounds; round++) {
+    record->threads = threads[round % 5];
+    threads_for(record->threads, TASKS, record_task, record);
+  }
+  for (int i = 0; i < TASKS; i++)
+    if (record->done[i] != rounds) return 1;
+  return record->mistakes;
+}
+
+static void test_each_task_once(void **state) {
+  (void)state;
+  static struct record record;
+  assert_int_equal(run_rounds(&record, ROUNDS), 0);
+}
+
+static void *run_caller(void *record) {
+  return run_rounds(record, ROUNDS) ? "wrong" : NULL;
+}
+
+static void test_callers_at_once(void **state) {
+  (void)state;
+  static struct record records[CALLERS];
+  pthread_t threads[CALLERS];
+  for (int c = 0; c < CALLERS; c++)
+    assert_int_equal(pthread_create(&threads[c], NULL, run_caller, &records[c]), 0);
+  for (int c = 0; c < CALLERS; c++) {
+    void *wrong;
+    pthread_join(threads[c], &wrong);
+    assert_null(wrong);
+  }
+}
+
+static void no_task(void *argument, int64_t task, int32_t place) {
+  (void)argument;
+  (void)task;
+  (void)place;
+  fail();
+}
+
+static void test_no_tasks(void **state) {
+  (void)state;
+  threads_for(4, 0, no_task, NULL);
+  threads_for(4, -1, no_task, NULL);
+}
+
+/* Each waits for the one before, as blocks of keys do: they are started in their order. */
+static void take_turn(void *argument, int64_t task, int32_t place) {
+  (void)place;
+  atomic_llong *turn = argument;
+  if (task % 37 == 5) (void)nanosleep(&(struct timespec){.tv_nsec = 300000}, NULL);
+  threads_wait(turn, task);
+  atomic_store(turn, task + 1);
+}
+
+static void test_turns(void **state) {
+  (void)state;
+  for (int round = 0; round < 5; round++) {
+    atomic_llong turn = 0;
+    threads_for(8, 200, take_turn, &turn);
+    assert_int_equal(turn, 200);
+  }
+}
+
+static void test_lists_of_threads(void **state) {
+  (void)state;
+  static const struct {
+    const char *list;
+    int32_t threads;
+  } cases[] = {
+      {NULL, 0}, {"", 0},   {"3", 3},   {"8,4,2", 8},         {" 2", 2},
+      {"0", 0},  {"-4", 0}, {"all", 0}, {"1000000000", 1024}, {"99999999999999999999", 1024}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+    assert_int_equal(threads_of_list(cases[i].list), cases[i].threads);
+}
+
+static void write_file(const char *folder, const char *name, const char *text) {
+  char path[256];
+  snprintf(path, sizeof path, "%s/%s", folder, name);
+  FILE *file = fopen(path, "we");
+  assert_non_null(file);
+  assert_true(fputs(text, file) >= 0);
+  assert_int_equal(fclose(file), 0);
+}
+
+/* A control group's limit and its parents'. */
+static void test_control_groups(void **state) {
+  (void)state;
+  char root[] = "/tmp/fa3-groups-XXXXXX", path[256], membership[256];
+  assert_non_null(mkdtemp(root));
+  snprintf(path, sizeof path, "%s/pod", root);
+  assert_int_equal(mkdir(path, 0700), 0);
+  snprintf(path, sizeof path, "%s/pod/job", root);
+  assert_int_equal(mkdir(path, 0700), 0);
+  snprintf(membership, sizeof membership, "%s/membership", root);
+
+  assert_int_equal(processors_of_group(membership, root), 0); /* no such file */
+  write_file(root, "membership", "1:cpu:/elsewhere\n0::/pod/job\n");
+  assert_int_equal(processors_of_group(membership, root), 0);
+  write_file(root, "pod/job/cpu.max", "max 100000\n");
+  assert_int_equal(processors_of_group(membership, root), 0);
+  write_file(root, "pod/cpu.max", "350000 100000\n");
+  assert_int_equal(processors_of_group(membership, root), 4);
+  write_file(root, "pod/job/cpu.max", "10000 100000\n");
+  assert_int_equal(processors_of_group(membership, root), 1);
+  write_file(root, "pod/job/cpu.max", "nonsense\n");
+  assert_int_equal(processors_of_group(membership, root), 4);
+  write_file(root, "membership", "0::/\n");
+  assert_int_equal(processors_of_group(membership, root), 0);
+  write_file(root, "cpu.max", "200000 100000\n");
+  assert_int_equal(processors_of_group(membership, root), 2);
+
+  static const char *const names[] = {"pod/job/cpu.max", "pod/cpu.max", "cpu.max", "membership"};
+  for (int i = 0; i < 4; i++) {
+    snprintf(path, sizeof path, "%s/%s", root, names[i]);
+    (void)unlink(path);
+  }
+  snprintf(path, sizeof path, "%s/pod/job", root);
+  (void)rmdir(path);
+  snprintf(path, sizeof path, "%s/pod", root);
+  (void)rmdir(path);
+  (void)rmdir(root);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_each_task_once),   cmocka_unit_test(test_callers_at_once),
+      cmocka_unit_test(test_no_tasks),         cmocka_unit_test(test_turns),
+      cmocka_unit_test(test_lists_of_threads), cmocka_unit_test(test_control_groups),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
