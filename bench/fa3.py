@@ -158,12 +158,16 @@ class Library:
         grad_output,
         gradients,
         causal=False,
-        deterministic=False,
+        window=None,
         lengths=None,
+        deterministic=False,
     ):
         """As forward_gpu; `gradients` are query's, key's and value's."""
         args = BackwardArgs(struct_size=ctypes.sizeof(BackwardArgs))
         args.flags = (CAUSAL if causal else 0) | (DETERMINISTIC if deterministic else 0)
+        if window:
+            args.flags |= WINDOW
+            args.window_left, args.window_right = window
         tensors = (query, key, value, output, lse, grad_output, *gradients)
         tensors = dict(zip(GRADIENT_TENSORS, tensors))
         if lengths:
@@ -175,7 +179,6 @@ class Library:
         tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         device = tensors["query"].device
         args.device_type, args.device_index = CUDA, device.index
-        args.stream = torch.cuda.current_stream().cuda_stream
         for name, tensor in tensors.items():
             describe(getattr(args, name), tensor)
         size = ctypes.c_size_t()
@@ -188,6 +191,7 @@ class Library:
 
         def call():
             assert keep
+            args.stream = torch.cuda.current_stream().cuda_stream
             self.check(run(pointer))
 
         return call

@@ -1,24 +1,26 @@
 #!/usr/bin/env python3
-"""The CUDA engine beside PyTorch's cuDNN and FlashAttention-2, the official FlashAttention-3, and
-cuBLAS, in one process.
+"""The CUDA engine beside the official FlashAttention-3, PyTorch's cuDNN and FlashAttention-2, Triton
+(FlexAttention) and cuBLAS, in one process.
 
-    python3 bench/gpu.py [--library build/release/libfa3.so] [--parts forward,backward,cases]
-                         [--results bench/results/NAME.json]
+    python3 bench/gpu.py [--library build/release/libfa3.so] [--parts forward,backward,shapes,cases]
+                         [--peers fa3,cudnn,fa2,...] [--results bench/results/NAME.json]
 
-The FlashAttention-3 paper's setting: bfloat16, 16384 tokens in all, hidden size 2048. Results are
-compared with float64 before anything is timed. Then the kernels take turns, in random order each
-round, as many calls as fill some milliseconds, timed by events; a figure is the median over the
-rounds, its spread half the distance between the quartiles. Calls of a round use the same tensors,
+forward and backward: the FlashAttention-3 paper's setting, bfloat16, 16384 tokens in all, hidden size
+2048. shapes: the problems of bench/gpu_shapes.py, smaller or thinner, both passes. cases: two head
+dims, a million tokens.
+
+Every result is compared with float64 before it is timed. Each kernel's calls are then captured in a
+CUDA graph, as many as fill some milliseconds, so that nothing of the host is in the figures. The
+graphs are replayed in turn, in random order each round, timed by events; a figure is the median over
+the rounds, its spread half the distance between the quartiles. Calls of a round use the same tensors,
 so what fits into the L2 cache may be there, for all of them.
 
 The official FlashAttention-3 is measured where its module flash_attn_interface can be imported.
-Where not, it stands in the table as its ratio to cuDNN in bench/peers.json, cell by cell, times the
-cuDNN of this run. bench/gpu_chart.py draws the figures."""
+bench/gpu_chart.py draws the figures."""
 
 import argparse
 import datetime
 import json
-import math
 import pathlib
 import random
 import statistics
@@ -28,52 +30,68 @@ import torch
 
 import fa3
 import gpu_problem
+import gpu_shapes
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-TOKENS, HIDDEN = 16384, 2048
 SEQLENS = (512, 1024, 2048, 4096, 8192, 16384)
 HEAD_DIMS = (64, 128, 256)
-PARTS = ("forward", "backward", "cases")
-KERNELS = ("libfa3", "fa3", "cudnn", "fa2", "libfa3_deterministic", "fa3_deterministic")
+PARTS = ("forward", "backward", "shapes", "cases")
+PEERS = ("fa3", "cudnn", "fa2", "triton", "fa3_deterministic")
+MOST_CALLS = 100  # of a graph
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--library", type=pathlib.Path, default=ROOT / "build/release/libfa3.so")
     parser.add_argument("--parts", default=",".join(PARTS), help="of " + ", ".join(PARTS))
+    parser.add_argument("--peers", default="fa3,cudnn,fa2", help="of " + ", ".join(PEERS))
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--milliseconds", type=float, default=5, help="of each kernel in a round")
     parser.add_argument("--results", type=pathlib.Path, help="also write the figures there, as JSON")
     options = parser.parse_args()
-    options.parts = options.parts.split(",")
-    if not set(options.parts) <= set(PARTS):
-        parser.error(f"--parts takes {', '.join(PARTS)}")
+    for name, known in (("parts", PARTS), ("peers", PEERS)):
+        setattr(options, name, [part for part in getattr(options, name).split(",") if part])
+        if not set(getattr(options, name)) <= set(known):
+            parser.error(f"--{name} takes {', '.join(known)}")
     return options
 
 
-def queue(call, count):
+def captured(call, count):
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+        for _ in range(count):
+            call()
+    return graph
+
+
+def queue(replay):
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
-    for _ in range(count):
-        call()
+    replay()
     end.record()
     return start, end
 
 
+def elapsed(replay):
+    start, end = queue(replay)
+    end.synchronize()
+    return start.elapsed_time(end)
+
+
 def take_turns(calls, rounds, milliseconds):
     """{name: milliseconds of a call, one for each round}."""
-    counts = {}
+    graphs, counts = {}, {}
     for name, call in calls.items():
         call()
-        start, end = queue(call, 2)
-        end.synchronize()
-        counts[name] = max(2, min(500, round(milliseconds / (start.elapsed_time(end) / 2))))
+        once = captured(call, 1)
+        once.replay()
+        counts[name] = max(1, min(MOST_CALLS, round(milliseconds / elapsed(once.replay))))
+        graphs[name] = captured(call, counts[name])
+        graphs[name].replay()
     samples = {name: [] for name in calls}
     for _ in range(rounds):
         for name in random.sample(list(calls), len(calls)):
-            start, end = queue(calls[name], counts[name])
-            end.synchronize()
-            samples[name].append(start.elapsed_time(end) / counts[name])
+            samples[name].append(elapsed(graphs[name].replay) / counts[name])
     return samples
 
 
@@ -88,119 +106,74 @@ def time_calls(options, calls, flops):
     return {name: summary(values, flops) for name, values in samples.items()}
 
 
-def measure(library, options, phase, batch, seqlen, heads, head_dim, causal, window=None):
-    """Of both phases: `heads` are those of queries and of keys."""
-    torch.manual_seed(seqlen + head_dim + causal)
-    query = gpu_problem.random(batch, seqlen, heads[0], head_dim)
-    key, value = (gpu_problem.random(batch, seqlen, heads[1], head_dim) for _ in range(2))
-    pairs = seqlen * seqlen / (2 if causal else 1)
-    if window:
-        pairs = sum(min(row + 1, window[0] + 1) for row in range(seqlen))
-    flops = 4 * pairs * head_dim * heads[0] * batch
-    if phase == "backward":
-        calls = gpu_problem.backward_calls(library, query, key, value, causal)
-        return time_calls(options, calls, 2.5 * flops)
-    calls = gpu_problem.forward_calls(library, query, key, value, causal, window)
-    return time_calls(options, calls, flops)
+CALLS = {"forward": gpu_problem.forward_calls, "backward": gpu_problem.backward_calls}
 
 
-def fill_in(cell, known, index):
-    """FlashAttention-3's speed, measured or by its ratio to cuDNN elsewhere."""
-    cell["fa3_is"] = "measured" if "fa3" in cell else "by its ratio to cuDNN"
-    for name, peer in (("fa3", "FA3"), ("fa3_deterministic", "FA3 deterministic")):
-        ratio = known.get((cell["head_dim"], cell["causal"], peer))
-        if cell["fa3_is"] != "measured" and ratio:
-            cudnn = known[cell["head_dim"], cell["causal"], "cuDNN"][index]
-            cell[name] = {"tflops": ratio[index] / cudnn * cell["cudnn"]["tflops"]}
-
-
-def grid(library, options, phase, save):
-    peers = json.loads((ROOT / "bench/peers.json").read_text())
-    known = {(c["head_dim"], c["causal"], c["kernel"]): c["tflops"] for c in peers[phase]}
-    cells = []
-    kernels = KERNELS if phase == "backward" else KERNELS[:4]
-    print(f"{phase}, TFLOP/s", *kernels, "and libfa3 over fa3, cudnn, the better")
-    for head_dim in HEAD_DIMS:
-        for causal in (False, True):
-            for i, seqlen in enumerate(SEQLENS):
-                heads = 2 * [HIDDEN // head_dim]
-                shape = (TOKENS // seqlen, seqlen, heads, head_dim, causal)
-                cell = {"head_dim": head_dim, "causal": causal, "seqlen": seqlen}
-                cell.update(measure(library, options, phase, *shape))
-                fill_in(cell, known, i)
-                cells.append(cell)
-                save(cells)
-                print(row(cell, kernels), flush=True)
-    return cells
+def measure(library, options, phase, shape):
+    problem = gpu_problem.Problem(shape)
+    calls = CALLS[phase](library, problem, options.peers)
+    return time_calls(options, calls, shape.flops(phase))
 
 
 def rate(cell, name):
     return cell[name]["tflops"]
 
 
+def ratio(cell, *names):
+    """libfa3 over the fastest of `names` that were measured, or None."""
+    rates = [rate(cell, name) for name in names if name in cell]
+    return rate(cell, "libfa3") / max(rates) if rates else None
+
+
 def row(cell, kernels):
     figures = "".join(f"{rate(cell, k):6.0f}" if k in cell else "     -" for k in kernels)
-    ours, official, cudnn = (rate(cell, name) for name in KERNELS[:3])
-    return (
-        f"{cell['head_dim']:3} {'causal' if cell['causal'] else 'full':6} {cell['seqlen']:6}{figures}"
-        f"  {ours / official:6.3f}{ours / cudnn:6.3f}{ours / max(official, cudnn):6.3f}"
-    )
+    ratios = (ratio(cell, "fa3"), ratio(cell, "cudnn"), ratio(cell, "fa3", "cudnn"))
+    return f"{cell['shape']:44}{figures}" + "".join(f"{r:7.3f}" if r else "      -" for r in ratios)
+
+
+def table(library, options, phase, shapes, save):
+    kernels = ("libfa3", *options.peers)
+    print(f"{phase}, TFLOP/s:", *kernels, "and libfa3 over fa3, cudnn, the better of both")
+    cells = []
+    for shape in shapes:
+        cell = {"shape": shape.name(), "head_dim": shape.head_dim, "causal": shape.causal}
+        cell.update(seqlen=shape.queries, **measure(library, options, phase, shape))
+        cells.append(cell)
+        save(cells)
+        print(row(cell, kernels), flush=True)
+    return cells
 
 
 def summarise(cells):
-    def mean(part, ours, other):
-        return statistics.geometric_mean(rate(c, ours) / other(c) for c in part)
-
-    def better(cell):
-        return max(rate(cell, "fa3"), rate(cell, "cudnn"))
-
-    over_fa3 = [rate(c, "libfa3") / rate(c, "fa3") for c in cells]
-    over_cudnn = [rate(c, "libfa3") / rate(c, "cudnn") for c in cells if c["seqlen"] >= 2048]
-    figures = {
-        "fa3_is": cells[0]["fa3_is"],
-        "over_fa3": statistics.geometric_mean(over_fa3),
-        "worst_over_fa3": min(over_fa3),
-        "over_cudnn": mean(cells, "libfa3", lambda c: rate(c, "cudnn")),
-        "worst_over_cudnn_from_2048": min(over_cudnn),
-    }
-    for head_dim in HEAD_DIMS:
-        part = [cell for cell in cells if cell["head_dim"] == head_dim]
-        figures[f"over_fa3_{head_dim}"] = mean(part, "libfa3", lambda c: rate(c, "fa3"))
-        figures[f"over_better_{head_dim}"] = mean(part, "libfa3", better)
-    if "libfa3_deterministic" in cells[0]:
-        figures["deterministic_over_libfa3"] = mean(
-            cells, "libfa3_deterministic", lambda c: rate(c, "libfa3")
-        )
+    figures = {}
+    for label, names in {"fa3": ["fa3"], "cudnn": ["cudnn"], "better": ["fa3", "cudnn"]}.items():
+        for part in ("", *HEAD_DIMS):
+            ratios = [ratio(c, *names) for c in cells if part in ("", c["head_dim"])]
+            ratios = [r for r in ratios if r]
+            if ratios:
+                suffix = f"_{part}" if part else ""
+                figures[f"over_{label}{suffix}"] = statistics.geometric_mean(ratios)
+                figures[f"worst_over_{label}{suffix}"] = min(ratios)
     return figures
 
 
-def packed(library, options):
-    """Sequences of many lengths, one after the other: both phases."""
-    torch.manual_seed(1)
-    lengths = [128, 3000, 512, 1024, 77, 2048, 4096, 1500, 3999]
-    starts = torch.tensor([0] + lengths).cumsum(0).to(torch.int32).cuda()
-    heads, head_dim = 16, 128
-    query, key, value = (gpu_problem.random(sum(lengths), heads, head_dim) for _ in range(3))
-    output = gpu_problem.unwritten(query)
-    bounds = (starts, max(lengths))
-    call = library.forward_gpu(query, key, value, output, causal=True, lengths=bounds)
-    call()
-    for first, length in zip(starts.tolist(), lengths):
-        part = [tensor[None, first : first + length] for tensor in (query, key, value, output)]
-        gpu_problem.check_output("libfa3", *part, causal=True)
-    flops = sum(2 * length**2 * head_dim * heads for length in lengths)
-    forward = time_calls(options, {"libfa3": call}, flops)
-    call = gpu_problem.backward_alone(library, query, key, value, True, bounds)
-    backward = time_calls(options, {"libfa3": call}, 2.5 * flops)
-    return {"lengths": lengths, **forward}, {"lengths": lengths, **backward}
-
-
 def two_head_dims(library, options):
-    """Gradients where value's head dim is smaller than query's and key's."""
+    """Gradients where V's head dim is smaller than that of Q and K."""
     batch, seqlen, heads, head_dim, value_head_dim = 4, 4096, 16, 192, 128
     query, key = (gpu_problem.random(batch, seqlen, heads, head_dim) for _ in range(2))
-    value = gpu_problem.random(batch, seqlen, heads, value_head_dim)
-    call = gpu_problem.backward_alone(library, query, key, value, True)
+    value, grad_output = (
+        gpu_problem.random(batch, seqlen, heads, value_head_dim) for _ in range(2)
+    )
+    output = gpu_problem.unwritten(value)
+    lse = torch.full((batch, heads, seqlen), float("nan"), device="cuda")
+    gradients = [gpu_problem.unwritten(tensor) for tensor in (query, key, value)]
+    library.forward_gpu(query, key, value, output, True, lse=lse)()
+    call = library.backward_gpu(query, key, value, output, lse, grad_output, gradients, True)
+    call()
+    problem = gpu_problem.Problem(gpu_shapes.square(batch, 16, heads, heads, value_head_dim))
+    expected = problem.exact_gradients(query[-1], key[-1], value[-1], grad_output[-1])
+    for name, result, right in zip(("query", "key", "value"), gradients, expected):
+        gpu_problem.compare(f"libfa3's gradient of {name}", result[-1, :, -1], right)
     flops = batch * heads * seqlen**2 * (3 * head_dim + 2 * value_head_dim)
     return time_calls(options, {"libfa3": call}, flops)
 
@@ -237,21 +210,7 @@ def gemm(options):
     return summary(samples["gemm"], 2 * 8192**3)
 
 
-def cases(library, options, keep):
-    """What the grid leaves out; `keep` takes the figures of each."""
-    grouped = (4, 4096, (32, 8), 128, True)
-    keep("grouped_32_8", measure(library, options, "forward", *grouped))
-    keep("grouped_32_8_backward", measure(library, options, "backward", *grouped))
-    window = (1, 16384, (16, 16), 128, True, (1024, 0))
-    keep("window_1024", measure(library, options, "forward", *window))
-    for name, figures in zip(("packed", "packed_backward"), packed(library, options)):
-        keep(name, figures)
-    keep("192_128_backward", two_head_dims(library, options))
-    keep("million", million(library))
-
-
-def main():
-    options = arguments()
+def run(options):
     library = fa3.Library(options.library)
     library.prepare_gpu()
     query = ["nvidia-smi", "--query-gpu=driver_version,clocks.sm,clocks.mem", "--format=csv,noheader"]
@@ -264,40 +223,47 @@ def main():
         "libfa3": library.version(),
         "torch": torch.__version__,
         "cudnn": torch.backends.cudnn.version(),
+        "timed": "CUDA graph replays",
         "gemm": gemm(options),
     }
     print(f"{results['gpu']}, driver {driver}, torch {torch.__version__}; cuBLAS 8192^3", end=" ")
     print(f"{results['gemm']['tflops']:.0f} TFLOP/s")
 
-    def save():
+    def save(name, figures):
+        results[name] = figures
         if options.results:
             options.results.parent.mkdir(parents=True, exist_ok=True)
             options.results.write_text(json.dumps(results, indent=1) + "\n")
 
-    def save_cells(phase, cells):
-        results[phase] = cells
-        save()
-
-    summaries = results["summary"] = {}
-    for phase in ("forward", "backward"):
-        if phase in options.parts:
-            cells = grid(library, options, phase, lambda cells: save_cells(phase, cells))
-            summaries[phase] = summarise(cells)
-            rounded = {k: v if isinstance(v, str) else round(v, 3) for k, v in summaries[phase].items()}
-            print(phase, rounded, flush=True)
-            save()
+    summaries = {}
+    grid = gpu_shapes.grid(HEAD_DIMS, SEQLENS)
+    tables = {"forward": ("forward", grid), "backward": ("backward", grid)}
+    if "shapes" in options.parts:
+        tables["shapes_forward"] = ("forward", gpu_shapes.THIN)
+        tables["shapes_backward"] = ("backward", gpu_shapes.THIN)
+    for name, (phase, shapes) in tables.items():
+        if name in PARTS and name not in options.parts:
+            continue
+        cells = table(library, options, phase, shapes, lambda cells: save(name, cells))
+        summaries[name] = summarise(cells)
+        save("summary", summaries)
+        print(name, {k: round(v, 3) for k, v in summaries[name].items()}, flush=True)
     if "cases" in options.parts:
-
-        def keep(name, figures):
-            results[name] = figures
-            save()
-            rates = {k: round(v["tflops"]) for k, v in figures.items() if isinstance(v, dict)}
-            print(name, rates, flush=True)
-
-        cases(library, options, keep)
-    results["gemm_after"] = gemm(options)
+        for name, case in (
+            ("192_128_backward", lambda: two_head_dims(library, options)),
+            ("million", lambda: million(library)),
+        ):
+            save(name, case())
+            print(name, round(results[name]["libfa3"]["tflops"]), "TFLOP/s", flush=True)
+    save("gemm_after", gemm(options))
     print(f"cuBLAS after: {results['gemm_after']['tflops']:.0f} TFLOP/s")
-    save()
+
+
+def main():
+    options = arguments()
+    # Graphs are not captured on the default stream.
+    with torch.cuda.stream(torch.cuda.Stream()):
+        run(options)
 
 
 main()

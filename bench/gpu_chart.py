@@ -17,11 +17,11 @@ from matplotlib import pyplot  # noqa: E402
 
 LINES = {  # name: label, colour, line
     "libfa3": ("libfa3", "#c53030", "-"),
-    "libfa3_deterministic": ("libfa3, deterministic", "#c53030", ":"),
     "fa3": ("FlashAttention-3", "#2b6cb0", "-"),
     "fa3_deterministic": ("FlashAttention-3, deterministic", "#2b6cb0", ":"),
     "cudnn": ("cuDNN", "#2f855a", "--"),
     "fa2": ("FlashAttention-2", "#718096", "--"),
+    "triton": ("Triton (FlexAttention)", "#975a16", "--"),
 }
 
 
@@ -66,12 +66,7 @@ def main(path):
         axes.set_xlabel("sequence length")
     handles, labels = grid[-1][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="lower center", ncols=len(labels), fontsize=8, frameon=False)
-    how = {cell["fa3_is"] for kind in kinds for cell in results[kind[0]]}
-    figure.suptitle(
-        f"{results['gpu']}: bf16, 16384 tokens, hidden size 2048; "
-        f"FlashAttention-3 {', '.join(sorted(how))}",
-        fontsize=10,
-    )
+    figure.suptitle(f"{results['gpu']}: bf16, 16384 tokens, hidden size 2048", fontsize=10)
     figure.tight_layout(rect=(0, 0.08 / len(kinds), 1, 1))
     figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
 

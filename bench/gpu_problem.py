@@ -1,15 +1,17 @@
 """One attention problem on the GPU: its tensors, the calls of each kernel that solve it, and the
 comparison with float64 that comes before any timing."""
 
+import functools
 import math
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 try:  # the official FlashAttention-3, where the person running this has installed it
-    from flash_attn_interface import flash_attn_func
+    from flash_attn_interface import flash_attn_func, flash_attn_varlen_func
 except ImportError:
-    flash_attn_func = None
+    flash_attn_func = flash_attn_varlen_func = None
 
 BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "fa2": SDPBackend.FLASH_ATTENTION}
 LARGEST_ERROR = 6e-3  # bfloat16 rounds by up to 3.9e-3
@@ -37,137 +39,192 @@ def compare(name, result, expected):
         refuse(f"{name} is {error:.2g} off")
 
 
-def scores_of(query, key, rows, causal, window=None):
+def scores_of(query, key, rows, causal, window=0):
     """Of one head in float64, masked, for some of its rows."""
     scores = query[rows].double() @ key.double().T / math.sqrt(query.shape[1])
     column = torch.arange(len(key), device=key.device)[None]
-    if causal or window:
-        scores.masked_fill_(column > rows[:, None], -math.inf)
+    last = rows[:, None] + len(key) - len(query)
+    if causal:
+        scores.masked_fill_(column > last, -math.inf)
     if window:
-        scores.masked_fill_(column < rows[:, None] - window[0], -math.inf)
+        scores.masked_fill_(column < last - window, -math.inf)
     return scores
 
 
-def check_output(name, query, key, value, output, causal, window=None):
-    """Sampled rows of the first and the last head."""
-    seqlen, group = query.shape[1], query.shape[2] // key.shape[2]
-    rows = [torch.arange(16), torch.randint(seqlen, (32,)), torch.arange(seqlen - 16, seqlen)]
-    rows = torch.cat(rows).cuda()
-    for b, head in ((0, 0), (query.shape[0] - 1, query.shape[2] - 1)):
-        scores = scores_of(query[b, :, head], key[b, :, head // group], rows, causal, window)
-        expected = torch.softmax(scores, dim=1) @ value[b, :, head // group].double()
-        compare(name, output[b, rows, head], expected)
-    if not torch.isfinite(output).all():
-        refuse(f"{name}: not every element was written")
+def softmax(scores):
+    """A row that sees no key is zero."""
+    return torch.softmax(scores, dim=1).nan_to_num(0.0)
 
 
-def exact_gradients(query, key, value, grad_output, causal):
-    """Of the last head of each, in the last sequence, in float64: key's and value's are summed over
-    the query heads that share them."""
-    k, v = (tensor[-1, :, -1].double() for tensor in (key, value))
-    grad_k, grad_v = torch.zeros_like(k), torch.zeros_like(v)
-    scale = 1 / math.sqrt(k.shape[1])
-    heads, group = query.shape[2], query.shape[2] // key.shape[2]
-    for head in range(heads - group, heads):
-        q, g = (tensor[-1, :, head].double() for tensor in (query, grad_output))
-        grad_q = torch.zeros_like(q)
-        for rows in torch.arange(len(q), device=q.device).split(ROWS_AT_ONCE):
-            p = torch.softmax(scores_of(q, k, rows, causal), dim=1)
-            grad_v += p.T @ g[rows]
-            ds = p * (g[rows] @ v.T - (g[rows] * (p @ v)).sum(1, keepdim=True)) * scale
-            grad_q[rows] = ds @ k
-            grad_k += ds.T @ q[rows]
-    return grad_q, grad_k, grad_v
+class Problem:
+    """The tensors of a shape, (batch, seqlen, heads, head_dim), or (total, heads, head_dim) where
+    its sequences are packed."""
+
+    def __init__(self, shape, seed=0):
+        torch.manual_seed(seed + shape.queries + shape.head_dim + shape.causal)
+        self.shape = shape
+        q, k = (shape.heads, shape.head_dim), (shape.heads_k, shape.head_dim)
+        if shape.lengths:
+            rows_q = rows_k = (sum(shape.lengths),)
+            self.starts = torch.tensor((0, *shape.lengths)).cumsum(0).to(torch.int32).cuda()
+            self.lengths = (self.starts, shape.queries)
+        else:
+            rows_q, rows_k = (shape.batch, shape.queries), (shape.batch, shape.keys)
+            self.starts = self.lengths = None
+        self.query, self.grad_output = random(*rows_q, *q), random(*rows_q, *q)
+        self.key, self.value = random(*rows_k, *k), random(*rows_k, *k)
+        self.window = (shape.window, 0) if shape.window else None
+        self.output = unwritten(self.query)
+        heads_first = (shape.batch, shape.heads, shape.queries)
+        if shape.lengths:
+            heads_first = (shape.heads, len(self.query))
+        self.lse = torch.full(heads_first, math.nan, device="cuda")
+
+    def sequences(self, *tensors):
+        """The first and the last sequence of each tensor."""
+        if self.starts is None:
+            parts = [[t[b] for t in tensors] for b in (0, self.shape.batch - 1)]
+        else:
+            at = self.starts.tolist()
+            parts = [[t[at[b] : at[b + 1]] for t in tensors] for b in (0, len(at) - 2)]
+        return parts if len(self.shape.rows()) > 1 else parts[:1]
+
+    def check_output(self, name, output):
+        """Sampled rows of the first and the last head."""
+        group = self.shape.heads // self.shape.heads_k
+        for query, key, value, out in self.sequences(self.query, self.key, self.value, output):
+            count = len(query)
+            ends = torch.cat([torch.arange(min(16, count)), torch.arange(max(0, count - 16), count)])
+            rows = torch.cat([ends, torch.randint(count, (32,))]).cuda()
+            for head in (0, self.shape.heads - 1):
+                k, v = key[:, head // group], value[:, head // group].double()
+                scores = scores_of(query[:, head], k, rows, self.shape.causal, self.shape.window)
+                compare(name, out[rows, head], softmax(scores) @ v)
+        if not torch.isfinite(output).all():
+            refuse(f"{name}: not every element was written")
+
+    def check_gradients(self, name, gradients):
+        """Those of the last key head and of the last query head that reads it, in the first and the
+        last sequence."""
+        inputs = (self.query, self.key, self.value, self.grad_output, *gradients)
+        for query, key, value, grad_output, *results in self.sequences(*inputs):
+            expected = self.exact_gradients(query, key, value, grad_output)
+            for part, result, right in zip(("query", "key", "value"), results, expected):
+                compare(f"{name}'s gradient of {part}", result[:, -1], right)
+        for part, result in zip(("query", "key", "value"), gradients):
+            if not torch.isfinite(result).all():
+                refuse(f"{name}'s gradient of {part}: not every element was written")
+
+    def exact_gradients(self, query, key, value, grad_output):
+        k, v = (tensor[:, -1].double() for tensor in (key, value))
+        grad_k, grad_v = torch.zeros_like(k), torch.zeros_like(v)
+        scale = 1 / math.sqrt(k.shape[1])
+        heads, group = query.shape[1], query.shape[1] // key.shape[1]
+        for head in range(heads - group, heads):
+            q, g = (tensor[:, head].double() for tensor in (query, grad_output))
+            grad_q = torch.zeros_like(q)
+            for rows in torch.arange(len(q), device=q.device).split(ROWS_AT_ONCE):
+                p = softmax(scores_of(q, k, rows, self.shape.causal, self.shape.window))
+                grad_v += p.T @ g[rows]
+                ds = p * (g[rows] @ v.T - (g[rows] * (p @ v)).sum(1, keepdim=True)) * scale
+                grad_q[rows] = ds @ k
+                grad_k += ds.T @ q[rows]
+        return grad_q, grad_k, grad_v
+
+    def square(self):
+        """Whether PyTorch's is_causal, which is aligned to the top left, means the same mask."""
+        return not self.shape.causal or self.shape.queries == self.shape.keys
 
 
-def check_gradients(name, gradients, expected):
-    for part, result, right in zip(("query", "key", "value"), gradients, expected):
-        compare(f"{name}'s gradient of {part}", result[-1, :, -1], right)
-        if not torch.isfinite(result).all():
-            refuse(f"{name}'s gradient of {part}: not every element was written")
+def through_torch(problem, kind, tensors):
+    q, k, v = (tensor.transpose(1, 2) for tensor in tensors)
+    grouped = q.shape[1] != k.shape[1]
+    with sdpa_kernel(kind):
+        result = attention(q, k, v, is_causal=problem.shape.causal, enable_gqa=grouped)
+    return result.transpose(1, 2)
 
 
-def forward_calls(library, query, key, value, causal, window=None):
-    """{name: a function that queues the call on the current stream}. PyTorch's and the official
-    package's costs on the host are in it: calls are queued, so that they hide."""
-    output = unwritten(query)
-    calls = {"libfa3": library.forward_gpu(query, key, value, output, causal, window)}
+@functools.lru_cache
+def compiled_flex_attention():
+    """FlexAttention, whose kernels are Triton's."""
+    return torch.compile(flex_attention, dynamic=False)
+
+
+def through_triton(problem, tensors):
+    q, k, v = (tensor.transpose(1, 2) for tensor in tensors)
+    mask = None
+    if problem.shape.causal:
+        offset = problem.shape.keys - problem.shape.queries
+
+        def visible(b, h, i, j):
+            return i + offset >= j
+
+        mask = create_block_mask(visible, None, None, problem.shape.queries, problem.shape.keys)
+    call = compiled_flex_attention()
+    grouped = q.shape[1] != k.shape[1]
+    return lambda: call(q, k, v, block_mask=mask, enable_gqa=grouped).transpose(1, 2)
+
+
+def through_fa3(problem, tensors, deterministic=False):
+    shape = problem.shape
+    options = {"causal": shape.causal, "deterministic": deterministic}
+    if shape.window:
+        options.update(causal=False, window_size=(shape.window, 0))
+    if shape.lengths:
+        bounds = (problem.starts, problem.starts, shape.queries, shape.queries)
+        return flash_attn_varlen_func(*tensors, *bounds, **options)
+    return flash_attn_func(*tensors, **options)
+
+
+def peers(problem, wanted):
+    """{name: a function of query, key and value that gives a function which gives the output}."""
+    found = {}
+    shape = problem.shape
+    if flash_attn_func and "fa3" in wanted:
+        found["fa3"] = lambda tensors: lambda: through_fa3(problem, tensors)
+    if shape.window or shape.lengths or not problem.square():
+        return found
+    for name, kind in BACKENDS.items():
+        if name in wanted:
+            found[name] = lambda tensors, kind=kind: lambda: through_torch(problem, kind, tensors)
+    if "triton" in wanted:
+        found["triton"] = lambda tensors: through_triton(problem, tensors)
+    return found
+
+
+def forward_calls(library, problem, wanted):
+    """{name: a function that queues the call on the current stream}, each checked."""
+    tensors = (problem.query, problem.key, problem.value)
+    options = (problem.shape.causal, problem.window, problem.lengths)
+    calls = {"libfa3": library.forward_gpu(*tensors, problem.output, *options)}
     calls["libfa3"]()
-    check_output("libfa3", query, key, value, output, causal, window)
-    if window:
-        return calls
-    q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
-    grouped = query.shape[2] != key.shape[2]
-
-    def through_torch(kind):
-        with sdpa_kernel(kind):
-            return attention(q, k, v, is_causal=causal, enable_gqa=grouped)
-
-    for name, kind in BACKENDS.items():
-        calls[name] = lambda kind=kind: through_torch(kind)
-    if flash_attn_func:
-        calls["fa3"] = lambda: flash_attn_func(query, key, value, causal=causal)
-        check_output("fa3", query, key, value, calls["fa3"](), causal)
+    problem.check_output("libfa3", problem.output)
+    for name, prepare in peers(problem, wanted).items():
+        calls[name] = prepare(tensors)
+        problem.check_output(name, calls[name]())
     return calls
 
 
-def backward_calls(library, query, key, value, causal):
-    """As forward_calls, of the gradients alone. `_deterministic`: the same bits every time."""
-    batch, seqlen, heads, head_dim = query.shape
-    grad_output, output = random(*query.shape), unwritten(query)
-    lse = torch.full((batch, heads, seqlen), math.nan, device="cuda")
-    library.forward_gpu(query, key, value, output, causal, lse=lse)()
-    expected = exact_gradients(query, key, value, grad_output, causal)
-    calls = {}
-    for name, deterministic in (("libfa3", False), ("libfa3_deterministic", True)):
-        gradients = [unwritten(tensor) for tensor in (query, key, value)]
-        tensors = (query, key, value, output, lse, grad_output, gradients)
-        calls[name] = library.backward_gpu(*tensors, causal, deterministic)
-        calls[name]()
-        check_gradients(name, gradients, expected)
+def backward_calls(library, problem, wanted):
+    """As forward_calls, of the gradients alone."""
+    tensors = (problem.query, problem.key, problem.value)
+    options = (problem.shape.causal, problem.window, problem.lengths)
+    library.forward_gpu(*tensors, problem.output, *options, lse=problem.lse)()
+    gradients = [unwritten(tensor) for tensor in tensors]
+    given = (*tensors, problem.output, problem.lse, problem.grad_output, gradients)
+    calls = {"libfa3": library.backward_gpu(*given, *options)}
+    calls["libfa3"]()
+    problem.check_gradients("libfa3", gradients)
+    leaves = [tensor.detach().requires_grad_() for tensor in tensors]
+    prepared = peers(problem, wanted)
+    if flash_attn_func and "fa3_deterministic" in wanted and problem.shape.head_dim < 256:
+        prepared["fa3_deterministic"] = lambda t: lambda: through_fa3(problem, t, True)
+    for name, prepare in prepared.items():
+        result = prepare(leaves)()
 
-    leaves = [tensor.detach().requires_grad_() for tensor in (query, key, value)]
+        def call(result=result):
+            return torch.autograd.grad(result, leaves, problem.grad_output, retain_graph=True)
 
-    def differentiate(name, result):
-        def call():
-            return torch.autograd.grad(result, leaves, grad_output, retain_graph=True)
-
+        problem.check_gradients(name, call())
         calls[name] = call
-        return call()
-
-    grouped = query.shape[2] != key.shape[2]
-    for name, kind in BACKENDS.items():
-        with sdpa_kernel(kind):
-            q, k, v = (leaf.transpose(1, 2) for leaf in leaves)
-            result = attention(q, k, v, is_causal=causal, enable_gqa=grouped)
-        differentiate(name, result.transpose(1, 2))
-    if flash_attn_func:
-        result = flash_attn_func(*leaves, causal=causal)
-        check_gradients("fa3", differentiate("fa3", result), expected)
-        if head_dim < 256:  # it refuses the others
-            result = flash_attn_func(*leaves, causal=causal, deterministic=True)
-            differentiate("fa3_deterministic", result)
     return calls
-
-
-def backward_alone(library, query, key, value, causal, lengths=None):
-    """Ours, of any head dims, also of packed sequences."""
-    heads, head_dim = query.shape[-2], value.shape[-1]
-    grad_output = random(*query.shape[:-1], head_dim)
-    output = unwritten(grad_output)
-    rows = (query.shape[0], heads, query.shape[1]) if query.dim() == 4 else (heads, len(query))
-    lse = torch.full(rows, math.nan, device="cuda")
-    gradients = [unwritten(tensor) for tensor in (query, key, value)]
-    library.forward_gpu(query, key, value, output, causal, lengths=lengths, lse=lse)()
-    tensors = (query, key, value, output, lse, grad_output, gradients)
-    call = library.backward_gpu(*tensors, causal, lengths=lengths)
-    call()
-    inputs = (query, key, value, grad_output)
-    if lengths is None:
-        check_gradients("libfa3", gradients, exact_gradients(*inputs, causal))
-    else:
-        starts = lengths[0].tolist()
-        for first, end in zip(starts, starts[1:]):
-            part, results = ([t[None, first:end] for t in group] for group in (inputs, gradients))
-            check_gradients("libfa3", results, exact_gradients(*part, causal))
-    return call
