@@ -12,25 +12,27 @@ static const size_t places[TENSORS] = {
 #include "tensors.def"
 };
 
-static const char *const dimension_names[DIMENSIONS] = {
-    [BATCH] = "batch",       [BATCH_K] = "batch",          [ROWS_Q] = "rows",
-    [ROWS_K] = "rows",       [HEADS_Q] = "heads",          [HEADS_K] = "heads",
-    [HEAD_DIM] = "head dim", [VALUE_HEAD_DIM] = "head dim"};
+static const char *const axis_names[AXES] = {
+    [AXIS_BATCH] = "batch",       [AXIS_BATCH_K] = "batch",          [AXIS_ROWS_Q] = "rows",
+    [AXIS_ROWS_K] = "rows",       [AXIS_HEADS_Q] = "heads",          [AXIS_HEADS_K] = "heads",
+    [AXIS_HEAD_DIM] = "head dim", [AXIS_VALUE_HEAD_DIM] = "head dim"};
 
 /* The tensors of a call while they are read. */
 struct reading {
   const void *args;
   struct problem *problem;
-  /* Set by the first tensor that has the dimension, whose name is kept; the others must agree. */
-  int64_t extents[DIMENSIONS];
-  const char *owners[DIMENSIONS];
-  enum dimension batch_k; /* BATCH, or of a cache BATCH_K */
+  /* Set by the first tensor that has the axis, whose name is kept; the others must agree. */
+  int64_t extents[AXES];
+  const char *owners[AXES];
+  enum axis batch_k; /* AXIS_BATCH, or of a cache AXIS_BATCH_K */
 };
 
-/* Whether a tensor is in the phase's struct, and was given. */
-static bool is_given(const struct reading *reading, enum tensor tensor) {
-  const fa3_tensor *argument = find_argument(reading->problem->phase, reading->args, tensor);
-  return argument && !tensor_absent(argument);
+/* A tensor that is in the phase's struct and was given, or null. */
+static const fa3_tensor *find_given(const struct reading *reading, enum tensor tensor) {
+  const struct argument *argument = find_argument(reading->problem->phase, tensor);
+  if (!argument) return NULL;
+  const fa3_tensor *given = argument_in(reading->args, argument);
+  return tensor_absent(given) ? NULL : given;
 }
 
 static fa3_status check_dtype_rule(const struct reading *reading, const struct tensor_row *row,
@@ -44,14 +46,13 @@ static fa3_status check_dtype_rule(const struct reading *reading, const struct t
       break;
   }
   const char *model_name = tensor_rows[row->model].name;
-  if (!is_given(reading, row->model))
-    return set_error(FA3_INVALID_FLAGS, "%s is given without %s", row->name, model_name);
-  const fa3_tensor *model = find_argument(reading->problem->phase, reading->args, row->model);
+  const fa3_tensor *model = find_given(reading, row->model);
+  if (!model) return set_error(FA3_INVALID_FLAGS, "%s is given without %s", row->name, model_name);
   return row->rule == RULE_SAME ? check_same_dtype(row->name, tensor, model_name, model->dtype)
                                 : check_computed_dtype(row->name, tensor, model_name, model->dtype);
 }
 
-/* A packed tensor has no dimension for the batch. */
+/* A packed tensor has no axis for the batch. */
 static fa3_status check_rank(const struct tensor_row *row, const fa3_tensor *tensor, bool packed) {
   const struct shape *shape = row->shape;
   if (tensor->rank == shape->rank - packed) return FA3_OK;
@@ -66,10 +67,10 @@ static fa3_status check_rank(const struct tensor_row *row, const fa3_tensor *ten
                    row->name, tensor->rank, shape->rank, shape->rank - 1, starts);
 }
 
-static fa3_status check_least(const char *name, int d, int64_t extent, enum dimension dimension) {
-  const bool heads = dimension == HEADS_Q || dimension == HEADS_K;
-  const bool dim = dimension == HEAD_DIM || dimension == VALUE_HEAD_DIM;
-  if (extent > 0 || !(heads || dim || dimension == BATCH_AND_ONE)) return FA3_OK;
+static fa3_status check_least(const char *name, int d, int64_t extent, enum axis axis) {
+  const bool heads = axis == AXIS_HEADS_Q || axis == AXIS_HEADS_K;
+  const bool dim = axis == AXIS_HEAD_DIM || axis == AXIS_VALUE_HEAD_DIM;
+  if (extent > 0 || !(heads || dim || axis == AXIS_BATCH_AND_ONE)) return FA3_OK;
   return set_error(FA3_INVALID_SHAPE, "%s.shape[%d] is 0: expected %s", name, d,
                    heads ? "at least one head"
                    : dim ? "a head dim"
@@ -77,8 +78,8 @@ static fa3_status check_least(const char *name, int d, int64_t extent, enum dime
 }
 
 static fa3_status check_group(const struct reading *reading, int64_t heads_k) {
-  const int64_t heads_q = reading->extents[HEADS_Q];
-  if (!reading->owners[HEADS_Q] || heads_q % heads_k == 0) return FA3_OK;
+  const int64_t heads_q = reading->extents[AXIS_HEADS_Q];
+  if (!reading->owners[AXIS_HEADS_Q] || heads_q % heads_k == 0) return FA3_OK;
   const bool packed = reading->problem->features & FA3_FEATURE_VARLEN_QUERY;
   return set_error(FA3_INVALID_SHAPE,
                    "query.shape[%d] is %" PRId64 ": expected a multiple of key's %" PRId64 " heads",
@@ -86,40 +87,39 @@ static fa3_status check_group(const struct reading *reading, int64_t heads_k) {
 }
 
 static fa3_status check_extent(struct reading *reading, const char *name, int d, int64_t extent,
-                               enum dimension dimension) {
-  TRY(check_least(name, d, extent, dimension));
+                               enum axis axis) {
+  TRY(check_least(name, d, extent, axis));
   /* What is as long as the batch and one is bound as the batch. */
-  const int64_t more = dimension == BATCH_AND_ONE;
-  if (more) dimension = BATCH;
-  if (!reading->owners[dimension]) {
-    if (dimension == HEADS_K) TRY(check_group(reading, extent));
-    reading->owners[dimension] = name;
-    reading->extents[dimension] = extent - more;
+  const int64_t more = axis == AXIS_BATCH_AND_ONE;
+  if (more) axis = AXIS_BATCH;
+  if (!reading->owners[axis]) {
+    if (axis == AXIS_HEADS_K) TRY(check_group(reading, extent));
+    reading->owners[axis] = name;
+    reading->extents[axis] = extent - more;
     return FA3_OK;
   }
-  const int64_t expected = reading->extents[dimension] + more;
+  const int64_t expected = reading->extents[axis] + more;
   if (extent == expected) return FA3_OK;
-  return set_error(
-      FA3_INVALID_SHAPE, "%s.shape[%d] is %" PRId64 ": expected %" PRId64 ", %s's %s%s", name, d,
-      extent, expected, reading->owners[dimension], dimension_names[dimension], more ? " + 1" : "");
+  return set_error(FA3_INVALID_SHAPE,
+                   "%s.shape[%d] is %" PRId64 ": expected %" PRId64 ", %s's %s%s", name, d, extent,
+                   expected, reading->owners[axis], axis_names[axis], more ? " + 1" : "");
 }
 
-/* The place of a tensor's dimension in an operand. */
-static void set_axis(struct operand *operand, enum dimension dimension, int64_t extent,
-                     int64_t stride) {
-  switch (dimension) {
-    case ROWS_Q:
-    case ROWS_K:
+/* The place of a tensor's axis in an operand. */
+static void set_axis(struct operand *operand, enum axis axis, int64_t extent, int64_t stride) {
+  switch (axis) {
+    case AXIS_ROWS_Q:
+    case AXIS_ROWS_K:
       operand->rows = extent;
       operand->stride_row = stride;
       break;
-    case HEADS_Q:
-    case HEADS_K:
+    case AXIS_HEADS_Q:
+    case AXIS_HEADS_K:
       operand->heads = extent;
       operand->stride_head = stride;
       break;
-    case HEAD_DIM:
-    case VALUE_HEAD_DIM:
+    case AXIS_HEAD_DIM:
+    case AXIS_VALUE_HEAD_DIM:
       operand->dim = extent;
       break;
     default:
@@ -131,17 +131,17 @@ static void set_axis(struct operand *operand, enum dimension dimension, int64_t 
 static fa3_status read_tensor(struct reading *reading, const struct argument *argument,
                               const fa3_tensor *tensor) {
   const struct tensor_row *row = &tensor_rows[argument->tensor];
-  const bool packed = is_given(reading, row->shape->packed_by);
-  const enum dimension *dimensions = row->shape->dimensions + packed;
+  const bool packed = find_given(reading, row->shape->packed_by);
+  const enum axis *axes = row->shape->axes + packed;
   struct operand operand = {
       .data = tensor->data, .dtype = tensor->dtype, .batch = 1, .rows = 1, .heads = 1, .dim = 1};
   TRY(check_dtype_rule(reading, row, tensor));
   TRY(check_rank(row, tensor, packed));
   TRY(check_tensor(row->name, tensor, tensor->rank));
   for (int d = 0; d < tensor->rank; d++) {
-    const enum dimension dimension = dimensions[d] == BATCH_K ? reading->batch_k : dimensions[d];
-    TRY(check_extent(reading, row->name, d, tensor->shape[d], dimension));
-    set_axis(&operand, dimension, tensor->shape[d], tensor->strides[d]);
+    const enum axis axis = axes[d] == AXIS_BATCH_K ? reading->batch_k : axes[d];
+    TRY(check_extent(reading, row->name, d, tensor->shape[d], axis));
+    set_axis(&operand, axis, tensor->shape[d], tensor->strides[d]);
   }
   if (argument->output) TRY(check_output_strides(row->name, tensor));
   void *place = (char *)reading->problem + places[argument->tensor];
@@ -155,11 +155,11 @@ static fa3_status read_tensor(struct reading *reading, const struct argument *ar
 
 fa3_status read_tensors(const void *args, struct problem *problem) {
   struct reading reading = {.args = args, .problem = problem};
-  reading.batch_k = is_given(&reading, TENSOR_cache_batch_index) ? BATCH_K : BATCH;
+  reading.batch_k = find_given(&reading, TENSOR_cache_batch_index) ? AXIS_BATCH_K : AXIS_BATCH;
   const struct argument_struct *list = arguments_of(problem->phase);
   for (int i = 0; i < list->count; i++) {
     const struct argument *argument = &list->arguments[i];
-    const fa3_tensor *tensor = find_argument(problem->phase, args, argument->tensor);
+    const fa3_tensor *tensor = argument_in(args, argument);
     if (!tensor_absent(tensor))
       TRY(read_tensor(&reading, argument, tensor));
     else if (!argument->optional)
@@ -167,13 +167,13 @@ fa3_status read_tensors(const void *args, struct problem *problem) {
                        tensor_rows[argument->tensor].name);
   }
   const int64_t *extents = reading.extents;
-  problem->batch = extents[BATCH];
-  problem->heads_q = extents[HEADS_Q];
-  problem->heads_k = extents[HEADS_K];
-  problem->head_dim = extents[HEAD_DIM];
-  problem->value_head_dim = extents[VALUE_HEAD_DIM];
-  problem->rows_q = extents[ROWS_Q];
-  problem->rows_k = extents[ROWS_K];
+  problem->batch = extents[AXIS_BATCH];
+  problem->heads_q = extents[AXIS_HEADS_Q];
+  problem->heads_k = extents[AXIS_HEADS_K];
+  problem->head_dim = extents[AXIS_HEAD_DIM];
+  problem->value_head_dim = extents[AXIS_VALUE_HEAD_DIM];
+  problem->rows_q = extents[AXIS_ROWS_Q];
+  problem->rows_k = extents[AXIS_ROWS_K];
   problem->batch_k = problem->key.batch;
   return FA3_OK;
 }
@@ -186,6 +186,6 @@ struct tensor_data problem_tensor(const struct problem *problem, enum tensor ten
     return (struct tensor_data){row->name, operand->data, operand->dtype, !has_elements(operand)};
   }
   const bool given = problem->features & row->feature;
-  const bool no_sequences = row->shape->dimensions[0] == BATCH && problem->batch == 0;
+  const bool no_sequences = row->shape->axes[0] == AXIS_BATCH && problem->batch == 0;
   return (struct tensor_data){row->name, *(void *const *)place, row->dtype, !given || no_sequences};
 }

@@ -7,7 +7,7 @@ enum {
 };
 
 static const struct shape shapes[SHAPES] = {
-#define RANK(...) ((int)(sizeof((enum dimension[]){__VA_ARGS__}) / sizeof(enum dimension)))
+#define RANK(...) ((int)(sizeof((enum axis[]){__VA_ARGS__}) / sizeof(enum axis)))
 #define SHAPE(name, packed_by, ...) \
   [SHAPE_##name] = {TENSOR_##packed_by, RANK(__VA_ARGS__), {__VA_ARGS__}},
 #include "tensors.def"
@@ -68,10 +68,9 @@ const struct argument_struct *arguments_of(fa3_phase phase) {
   }
 }
 
-const fa3_tensor *find_argument(fa3_phase phase, const void *args, enum tensor tensor) {
+const struct argument *find_argument(fa3_phase phase, enum tensor tensor) {
   const struct argument_struct *list = arguments_of(phase);
   for (int i = 0; i < list->count; i++)
-    if (list->arguments[i].tensor == tensor)
-      return (const fa3_tensor *)(const void *)((const char *)args + list->arguments[i].offset);
+    if (list->arguments[i].tensor == tensor) return &list->arguments[i];
   return NULL;
 }

@@ -16,24 +16,24 @@ enum tensor {
 };
 
 /* What an extent counts. */
-enum dimension {
-  NO_DIMENSION,
-  BATCH,
-  BATCH_AND_ONE,
-  BATCH_K, /* of a dense key and value: the batch, unless they are a cache */
-  ROWS_Q,
-  ROWS_K,
-  HEADS_Q,
-  HEADS_K,
-  HEAD_DIM,
-  VALUE_HEAD_DIM,
-  DIMENSIONS
+enum axis {
+  NO_AXIS,
+  AXIS_BATCH,
+  AXIS_BATCH_AND_ONE,
+  AXIS_BATCH_K, /* of a dense key and value: the batch, unless they are a cache */
+  AXIS_ROWS_Q,
+  AXIS_ROWS_K,
+  AXIS_HEADS_Q,
+  AXIS_HEADS_K,
+  AXIS_HEAD_DIM,
+  AXIS_VALUE_HEAD_DIM,
+  AXES
 };
 
 struct shape {
   enum tensor packed_by;
   int rank; /* if not packed; else one less */
-  enum dimension dimensions[4];
+  enum axis axes[4];
 };
 
 enum dtype_rule { RULE_FLOATS, RULE_ONLY, RULE_SAME, RULE_COMPUTED };
@@ -69,7 +69,12 @@ struct argument_struct {
 /* Null for a phase that has no call. */
 const struct argument_struct *arguments_of(fa3_phase phase);
 
-/* A tensor in an argument struct of the phase; null if the struct has no such tensor. */
-const fa3_tensor *find_argument(fa3_phase phase, const void *args, enum tensor tensor);
+/* A tensor of the phase's struct; null if it has no such tensor. */
+const struct argument *find_argument(fa3_phase phase, enum tensor tensor);
+
+/* The tensor in an argument struct, which is const if the struct is. */
+static inline fa3_tensor *argument_in(const void *args, const struct argument *argument) {
+  return (fa3_tensor *)((uintptr_t)args + argument->offset);
+}
 
 #endif

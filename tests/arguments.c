@@ -145,11 +145,12 @@ static void test_null(void **state) {
 }
 
 /* Spoils field `field` of one tensor of a fresh call; `value` goes into the message. */
-static void refuse_field(const struct call_pass *pass, bool packed, int which, int64_t value,
-                         fa3_status status, bool before_data, const char *format, int index) {
+static void refuse_field(const struct call_pass *pass, bool packed, const struct argument *which,
+                         int64_t value, fa3_status status, bool before_data, const char *format,
+                         int index) {
   char field[32], name[64], what[128];
   snprintf(field, sizeof field, format, index);
-  snprintf(name, sizeof name, "%s.%s", pass->tensors[which].name, field);
+  snprintf(name, sizeof name, "%s.%s", tensor_rows[which->tensor].name, field);
   snprintf(what, sizeof what, "%s %s = %lld", packed ? "packed" : "dense", name, (long long)value);
   call_init(&call, packed);
   fa3_tensor *tensor = call_tensor(&call, pass, which);
@@ -163,7 +164,8 @@ static void refuse_field(const struct call_pass *pass, bool packed, int which, i
   call_is_refused(&call, pass, what, status, before_data, (const char *const[]){name, text, NULL});
 }
 
-static void refuse_every_field(const struct call_pass *pass, bool packed, int which) {
+static void refuse_every_field(const struct call_pass *pass, bool packed,
+                               const struct argument *which) {
   call_init(&call, packed);
   const fa3_tensor tensor = *call_tensor(&call, pass, which);
   if (tensor.rank == 0) return; /* the one optional tensor that this call can't have */
@@ -193,7 +195,7 @@ static void refuse_every_field(const struct call_pass *pass, bool packed, int wh
   }
   refuse_field(pass, packed, which, 2, FA3_INVALID_STRIDE, true, "strides[%d]", last);
   refuse_field(pass, packed, which, 0, FA3_INVALID_STRIDE, true, "strides[%d]", last);
-  if (pass->tensors[which].output)
+  if (which->output)
     for (int d = 0; d < last; d++)
       for (int64_t stride = 0; stride < tensor.shape[last]; stride++)
         refuse_field(pass, packed, which, stride, FA3_INVALID_STRIDE, true, "strides[%d]", d);
@@ -204,7 +206,8 @@ static void refuse_every_field(const struct call_pass *pass, bool packed, int wh
 static void test_every_field_of_every_tensor(void **state) {
   (void)state;
   for (int p = 0; p < PASSES; p++)
-    for (int which = 0; which < passes[p]->tensor_count; which++) {
+    for (int i = 0; i < arguments_of(passes[p]->phase)->count; i++) {
+      const struct argument *which = &arguments_of(passes[p]->phase)->arguments[i];
       refuse_every_field(passes[p], false, which);
       refuse_every_field(passes[p], true, which);
     }
@@ -212,22 +215,23 @@ static void test_every_field_of_every_tensor(void **state) {
 
 /* An extent that is one too large, for every dimension: the message names either side. */
 static void refuse_extents(const struct call_pass *pass) {
+  const struct argument_struct *list = arguments_of(pass->phase);
   for (int packed = 0; packed <= 1; packed++) {
-    for (int which = 0; which < pass->tensor_count; which++) {
+    for (int i = 0; i < list->count; i++) {
+      const struct argument *which = &list->arguments[i];
       for (int d = 0; d < 4; d++) {
         call_init(&call, packed);
         fa3_tensor *tensor = call_tensor(&call, pass, which);
         if (d >= tensor->rank) continue;
         /* Any batch of keys will do with an index. */
-        if (pass == &call_forward && !packed && d == 0 && !strcmp(pass->tensors[which].name, "key"))
-          continue;
+        if (pass == &call_forward && !packed && d == 0 && which->tensor == TENSOR_key) continue;
         tensor->shape[d]++;
         if (d == tensor->rank - 1) tensor->shape[d] += 7; /* stays a multiple of 8 */
-        const char *name = pass->tensors[which].name;
+        const char *name = tensor_rows[which->tensor].name;
         if (!strcmp(name, "cu_seqlens_q")) name = "shape"; /* it says what the batch is */
         char what[64];
         snprintf(what, sizeof what, "%s %s.shape[%d]", packed ? "packed" : "dense",
-                 pass->tensors[which].name, d);
+                 tensor_rows[which->tensor].name, d);
         call_is_refused(&call, pass, what, FA3_INVALID_SHAPE, true,
                         (const char *const[]){name, NULL});
       }
@@ -241,10 +245,12 @@ static void test_extents_that_do_not_match(void **state) {
 }
 
 static void refuse_data_pointers(const struct call_pass *pass) {
+  const struct argument_struct *list = arguments_of(pass->phase);
   for (int packed = 0; packed <= 1; packed++) {
-    for (int which = 0; which < pass->tensor_count; which++) {
+    for (int i = 0; i < list->count; i++) {
+      const struct argument *which = &list->arguments[i];
       char name[64];
-      snprintf(name, sizeof name, "%s.data", pass->tensors[which].name);
+      snprintf(name, sizeof name, "%s.data", tensor_rows[which->tensor].name);
       call_init(&call, packed);
       if (call_tensor(&call, pass, which)->rank == 0) continue;
       call_tensor(&call, pass, which)->data = NULL;

@@ -81,7 +81,7 @@ static double difference(const struct gradient_trial *trial, const fa3_tensor *t
 static void round_inputs(const struct gradient_trial *trial) {
   const fa3_tensor *tensors[] = {&trial->args.query, &trial->args.key, &trial->args.value,
                                  &trial->args.sink};
-  for (int i = 0; i < TRIAL_INPUTS; i++) buffer_make_writable(&trial->forward.buffers[i]);
+  for (int i = 0; i < TENSORS; i++) buffer_make_writable(&trial->forward.buffers[i]);
   for (int i = 0; i < 4; i++)
     for (int64_t e = 0; e < tensor_reach(tensors[i]); e++)
       tensor_store(tensors[i], e, round(reference_load(tensors[i], e) / step) * step);

@@ -50,7 +50,7 @@ static bool is_zero(double value) {
 struct spoilt {
   const char *name;
   size_t tensor;
-  int buffer; /* of the forward trial, or behind TRIAL_BUFFERS of the backward one */
+  int buffer; /* of the forward trial, or behind TENSORS of the backward one */
   int query;
   int key;
   int value;
@@ -60,15 +60,15 @@ struct spoilt {
 
 static const struct spoilt inputs[] = {
     /* All of P's row, and with it dS's. */
-    {SPOILT(query, TRIAL_QUERY), HEAD_DIM, KEYS *HEAD_DIM, KEYS *VALUE_HEAD_DIM},
-    {SPOILT(lse, TRIAL_LSE), HEAD_DIM, KEYS *HEAD_DIM, KEYS *VALUE_HEAD_DIM},
+    {SPOILT(query, TENSOR_query), HEAD_DIM, KEYS *HEAD_DIM, KEYS *VALUE_HEAD_DIM},
+    {SPOILT(lse, TENSOR_lse), HEAD_DIM, KEYS *HEAD_DIM, KEYS *VALUE_HEAD_DIM},
     /* A column of both, for two query heads. */
-    {SPOILT(key, TRIAL_KEY), 2 * QUERIES *HEAD_DIM, HEAD_DIM, VALUE_HEAD_DIM},
-    {SPOILT(value, TRIAL_VALUE), 2 * QUERIES *HEAD_DIM, HEAD_DIM, 0},
+    {SPOILT(key, TENSOR_key), 2 * QUERIES *HEAD_DIM, HEAD_DIM, VALUE_HEAD_DIM},
+    {SPOILT(value, TENSOR_value), 2 * QUERIES *HEAD_DIM, HEAD_DIM, 0},
     /* A row of dS. */
-    {SPOILT(output, TRIAL_OUTPUT), HEAD_DIM, KEYS *HEAD_DIM, 0},
-    {SPOILT(grad_lse, TRIAL_BUFFERS + GRADIENT_GRAD_LSE), HEAD_DIM, KEYS *HEAD_DIM, 0},
-    {SPOILT(grad_output, TRIAL_BUFFERS + GRADIENT_GRAD_OUTPUT), HEAD_DIM, KEYS *HEAD_DIM, KEYS},
+    {SPOILT(output, TENSOR_output), HEAD_DIM, KEYS *HEAD_DIM, 0},
+    {SPOILT(grad_lse, TENSORS + TENSOR_grad_lse), HEAD_DIM, KEYS *HEAD_DIM, 0},
+    {SPOILT(grad_output, TENSORS + TENSOR_grad_output), HEAD_DIM, KEYS *HEAD_DIM, KEYS},
 };
 
 static void check_spoilt(fa3_dtype dtype, const struct spoilt *input, int64_t row) {
@@ -77,7 +77,7 @@ static void check_spoilt(fa3_dtype dtype, const struct spoilt *input, int64_t ro
   struct gradient_trial trial = gradient_trial_new(&spec, &rng);
   fa3_tensor *tensor = (fa3_tensor *)(void *)((char *)&trial.args + input->tensor);
   const int64_t *stride = tensor->strides;
-  if (input->buffer < TRIAL_BUFFERS) buffer_make_writable(&trial.forward.buffers[input->buffer]);
+  if (input->buffer < TENSORS) buffer_make_writable(&trial.forward.buffers[input->buffer]);
   tensor_store(
       tensor,
       tensor->rank == 3 ? stride[0] + stride[1] + row : stride[0] + row * stride[1] + stride[2] + 5,
@@ -115,7 +115,7 @@ static void test_infinity_outside_sequences(void **state) {
     forward.seqused_q = forward.seqused_k = true;
     const struct gradient_spec spec = gradient_spec_random(&forward, &rng);
     struct gradient_trial trial = gradient_trial_new(&spec, &rng);
-    for (int i = 0; i < TRIAL_WORKSPACE; i++) buffer_make_writable(&trial.forward.buffers[i]);
+    for (int i = 0; i < TENSORS; i++) buffer_make_writable(&trial.forward.buffers[i]);
     const fa3_tensor *tensors[] = {&trial.args.query,   &trial.args.key, &trial.args.value,
                                    &trial.args.output,  &trial.args.lse, &trial.args.grad_output,
                                    &trial.args.grad_lse};

@@ -33,7 +33,7 @@ static struct trial make_trial(uint64_t number, struct rng *rng) {
   struct spec spec = spec_random(rng);
   spec.layout = LAYOUT_CONTIGUOUS; /* small outputs */
   struct trial trial = trial_new(&spec, rng);
-  assert_true(trial.buffers[TRIAL_OUTPUT].size <= TRIAL_BYTES);
+  assert_true(trial.buffers[TENSOR_output].size <= TRIAL_BYTES);
   return trial;
 }
 
@@ -46,7 +46,7 @@ static int run_level(int level) {
     struct rng rng;
     struct trial trial = make_trial(number, &rng);
     trial_run(&trial, &rng);
-    const struct buffer *output = &trial.buffers[TRIAL_OUTPUT];
+    const struct buffer *output = &trial.buffers[TENSOR_output];
     if (output->size) memcpy(outputs_of(level, number), output->data, output->size);
     trial_free(&trial);
   }

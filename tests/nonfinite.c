@@ -122,7 +122,7 @@ static void test_infinite_key(void **state) {
 /* What lies outside the sequences is NaN in every trial; here it is infinity. */
 static void test_infinity_outside_sequences(void **state) {
   (void)state;
-  static const int inputs[] = {TRIAL_QUERY, TRIAL_KEY, TRIAL_VALUE};
+  static const int inputs[] = {TENSOR_query, TENSOR_key, TENSOR_value};
   for (uint64_t number = 0; number < 40; number++) {
     struct rng rng = rng_for(2000 + number);
     struct spec spec = spec_random(&rng);

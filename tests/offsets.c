@@ -101,18 +101,18 @@ static void test_gradients_far_apart(void **state) {
                                       .rank = 3,
                                       .shape = {BATCH, HEADS, SEQLEN},
                                       .strides = {(int64_t)HEADS * SEQLEN, SEQLEN, 1}}};
-    enum { TENSORS = 8 };
-    fa3_tensor *tensors[TENSORS] = {&args.query,    &args.key,         &args.value,
-                                    &args.output,   &args.grad_output, &args.grad_query,
-                                    &args.grad_key, &args.grad_value};
-    for (int i = 0; i < TENSORS; i++)
+    enum { FAR_TENSORS = 8 };
+    fa3_tensor *tensors[FAR_TENSORS] = {&args.query,    &args.key,         &args.value,
+                                        &args.output,   &args.grad_output, &args.grad_query,
+                                        &args.grad_key, &args.grad_value};
+    for (int i = 0; i < FAR_TENSORS; i++)
       if (!make_tensor(tensors[i], far_dimension, &rng)) skip();
     assert_int_equal(fa3_backward_workspace(&args, &args.workspace_size), FA3_OK);
     args.workspace = malloc(args.workspace_size);
     if (fa3_backward(&args)) fail_msg("%s", fa3_last_error());
     check_gradients(&args);
     free(args.workspace);
-    for (int i = 0; i < TENSORS; i++) free_tensor(tensors[i], far_dimension);
+    for (int i = 0; i < FAR_TENSORS; i++) free_tensor(tensors[i], far_dimension);
   }
 }
 

@@ -32,12 +32,12 @@ static struct trial make_trial(uint64_t number, struct rng *rng) {
 }
 
 static void poison_outputs(struct trial *trial) {
-  for (int i = TRIAL_OUTPUT; i <= TRIAL_LSE; i++)
+  for (int i = TENSOR_output; i <= TENSOR_lse; i++)
     if (trial->buffers[i].size) memset(trial->buffers[i].data, 0xff, trial->buffers[i].size);
 }
 
 static bool same_outputs(const struct trial *a, const struct trial *b) {
-  for (int i = TRIAL_OUTPUT; i <= TRIAL_LSE; i++) {
+  for (int i = TENSOR_output; i <= TENSOR_lse; i++) {
     if (a->buffers[i].size != b->buffers[i].size) return false;
     if (a->buffers[i].size &&
         memcmp(a->buffers[i].data, b->buffers[i].data, a->buffers[i].size) != 0)

@@ -113,14 +113,14 @@ static void test_contents_do_not_matter(void **state) {
     struct spec spec = spec_random(&rng);
     struct trial trial = trial_new(&spec, &rng);
     trial_run(&trial, &rng);
-    size_t size = trial.buffers[TRIAL_OUTPUT].size;
+    size_t size = trial.buffers[TENSOR_output].size;
     char *first = malloc(size + 1);
     assert_non_null(first);
-    if (size) memcpy(first, trial.buffers[TRIAL_OUTPUT].data, size);
+    if (size) memcpy(first, trial.buffers[TENSOR_output].data, size);
     for (int i = 0; i < 3; i++) {
       memset(trial.args.workspace, contents[i], trial.args.workspace_size);
       assert_int_equal(fa3_forward(&trial.args), FA3_OK);
-      if (size) assert_memory_equal(first, trial.buffers[TRIAL_OUTPUT].data, size);
+      if (size) assert_memory_equal(first, trial.buffers[TENSOR_output].data, size);
     }
     free(first);
     trial_free(&trial);

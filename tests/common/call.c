@@ -5,39 +5,75 @@
 
 #include "test.h"
 
-static void init_forward(struct call *call, bool packed) {
-  fa3_forward_args *args = &call->forward;
-  args->struct_size = sizeof *args;
-  if (packed) {
-    int64_t total_q = (int64_t)CALL_BATCH * CALL_SEQLEN_Q;
-    int64_t total_k = (int64_t)CALL_BATCH * CALL_SEQLEN_K;
-    args->query = fa3_packed(call->query, FA3_FLOAT32, total_q, CALL_HEADS_Q, CALL_HEAD_DIM);
-    args->key = fa3_packed(call->key, FA3_FLOAT32, total_k, CALL_HEADS_K, CALL_HEAD_DIM);
-    args->value = fa3_packed(call->value, FA3_FLOAT32, total_k, CALL_HEADS_K, CALL_VALUE_HEAD_DIM);
-    args->output =
-        fa3_packed(call->output, FA3_FLOAT32, total_q, CALL_HEADS_Q, CALL_VALUE_HEAD_DIM);
-    args->lse = fa3_packed_lse(call->lse, CALL_HEADS_Q, total_q);
-    args->cu_seqlens_q = fa3_vector(call->cu_seqlens_q, FA3_INT32, CALL_BATCH + 1);
-    args->cu_seqlens_k = fa3_vector(call->cu_seqlens_k, FA3_INT32, CALL_BATCH + 1);
-    args->max_seqlen_q = CALL_SEQLEN_Q;
-    args->max_seqlen_k = CALL_SEQLEN_K;
-  } else {
-    args->query =
-        fa3_dense(call->query, FA3_FLOAT32, CALL_BATCH, CALL_SEQLEN_Q, CALL_HEADS_Q, CALL_HEAD_DIM);
-    args->key =
-        fa3_dense(call->key, FA3_FLOAT32, CALL_BATCH, CALL_SEQLEN_K, CALL_HEADS_K, CALL_HEAD_DIM);
-    args->value = fa3_dense(call->value, FA3_FLOAT32, CALL_BATCH, CALL_SEQLEN_K, CALL_HEADS_K,
-                            CALL_VALUE_HEAD_DIM);
-    args->output = fa3_dense(call->output, FA3_FLOAT32, CALL_BATCH, CALL_SEQLEN_Q, CALL_HEADS_Q,
-                             CALL_VALUE_HEAD_DIM);
-    args->lse = fa3_lse(call->lse, CALL_BATCH, CALL_HEADS_Q, CALL_SEQLEN_Q);
-    args->cache_batch_index = fa3_vector(call->cache_batch_index, FA3_INT32, CALL_BATCH);
+/* Where struct call has what a tensor holds. */
+static const size_t contents[TENSORS] = {
+#define TENSOR(name, ...) offsetof(struct call, name),
+#define VECTOR(name, ...) offsetof(struct call, name),
+#include "tensors.def"
+};
+
+static const int64_t extents[AXES] = {[AXIS_BATCH] = CALL_BATCH,
+                                      [AXIS_BATCH_AND_ONE] = CALL_BATCH + 1,
+                                      [AXIS_BATCH_K] = CALL_BATCH,
+                                      [AXIS_ROWS_Q] = CALL_SEQLEN_Q,
+                                      [AXIS_ROWS_K] = CALL_SEQLEN_K,
+                                      [AXIS_HEADS_Q] = CALL_HEADS_Q,
+                                      [AXIS_HEADS_K] = CALL_HEADS_K,
+                                      [AXIS_HEAD_DIM] = CALL_HEAD_DIM,
+                                      [AXIS_VALUE_HEAD_DIM] = CALL_VALUE_HEAD_DIM};
+
+/* Contiguous, and packed if it can be and the call is. */
+static fa3_tensor make_tensor(struct call *call, enum tensor which, bool packed) {
+  const struct tensor_row *row = &tensor_rows[which];
+  const struct shape *shape = row->shape;
+  const bool drops_batch = packed && shape->packed_by != TENSOR_nothing;
+  fa3_tensor tensor = {.data = (char *)call + contents[which],
+                       .dtype = row->rule == RULE_ONLY ? row->dtype : FA3_FLOAT32,
+                       .rank = shape->rank - drops_batch};
+  int64_t stride = 1;
+  for (int d = tensor.rank - 1; d >= 0; d--) {
+    const enum axis axis = shape->axes[d + drops_batch];
+    const bool rows = axis == AXIS_ROWS_Q || axis == AXIS_ROWS_K;
+    tensor.shape[d] = extents[axis] * (drops_batch && rows ? CALL_BATCH : 1);
+    tensor.strides[d] = stride;
+    stride *= tensor.shape[d];
   }
-  args->sink = fa3_vector(call->sink, FA3_FLOAT32, CALL_HEADS_Q);
-  args->seqused_q = fa3_vector(call->seqused_q, FA3_INT32, CALL_BATCH);
-  args->seqused_k = fa3_vector(call->seqused_k, FA3_INT32, CALL_BATCH);
-  args->leftpad_k = fa3_vector(call->leftpad_k, FA3_INT32, CALL_BATCH);
-  args->diagonal = fa3_vector(call->diagonal, FA3_INT64, CALL_BATCH);
+  return tensor;
+}
+
+/* Every tensor that a dense or a packed call of the phase can have; outputs are NaN. */
+static void make_tensors(struct call *call, fa3_phase phase, void *args, bool packed) {
+  const struct argument_struct *list = arguments_of(phase);
+  for (int i = 0; i < list->count; i++) {
+    const enum tensor which = list->arguments[i].tensor;
+    const bool starts = which == TENSOR_cu_seqlens_q || which == TENSOR_cu_seqlens_k;
+    if (packed ? which == TENSOR_cache_batch_index : starts) continue;
+    fa3_tensor *tensor = argument_in(args, &list->arguments[i]);
+    *tensor = make_tensor(call, which, packed);
+    if (list->arguments[i].output)
+      memset(tensor->data, 0xff, (size_t)(tensor->shape[0] * tensor->strides[0]) * sizeof(float));
+  }
+}
+
+#define SET_OPTIONS(args)                               \
+  do {                                                  \
+    (args).struct_size = sizeof(args);                  \
+    (args).max_seqlen_q = packed ? CALL_SEQLEN_Q : 0;   \
+    (args).max_seqlen_k = packed ? CALL_SEQLEN_K : 0;   \
+    (args).flags = FA3_CAUSAL | FA3_WINDOW | FA3_SCALE; \
+    (args).window_left = 2;                             \
+    (args).window_right = 1;                            \
+    (args).softmax_scale = 0.25f;                       \
+    (args).softcap = 30;                                \
+    (args).num_threads = 1;                             \
+    (args).workspace = call->workspace;                 \
+    (args).workspace_size = sizeof call->workspace;     \
+  } while (0)
+
+void call_init(struct call *call, bool packed) {
+  memset(call, 0, sizeof *call);
+  make_tensors(call, FA3_FORWARD, &call->forward, packed);
+  make_tensors(call, FA3_BACKWARD, &call->backward, packed);
   for (int b = 0; b < CALL_BATCH; b++) {
     call->cu_seqlens_q[b + 1] = (b + 1) * CALL_SEQLEN_Q;
     call->cu_seqlens_k[b + 1] = (b + 1) * CALL_SEQLEN_K;
@@ -47,90 +83,9 @@ static void init_forward(struct call *call, bool packed) {
     call->cache_batch_index[b] = CALL_BATCH - 1 - b;
     call->diagonal[b] = b;
   }
-  args->flags = FA3_CAUSAL | FA3_WINDOW | FA3_SCALE;
-  args->window_left = 2;
-  args->window_right = 1;
-  args->softmax_scale = 0.25f;
-  args->softcap = 30;
-  args->num_threads = 1;
-  args->workspace = call->workspace;
-  args->workspace_size = sizeof call->workspace;
+  SET_OPTIONS(call->forward);
+  SET_OPTIONS(call->backward);
 }
-
-/* The same tensors in memory, and gradients of their shapes. */
-static void init_backward(struct call *call) {
-  const fa3_forward_args *forward = &call->forward;
-  fa3_backward_args *args = &call->backward;
-  *args = (fa3_backward_args){.struct_size = sizeof *args,
-                              .query = forward->query,
-                              .key = forward->key,
-                              .value = forward->value,
-                              .output = forward->output,
-                              .lse = forward->lse,
-                              .grad_output = forward->output,
-                              .grad_query = forward->query,
-                              .grad_key = forward->key,
-                              .grad_value = forward->value,
-                              .grad_lse = forward->lse,
-                              .sink = forward->sink,
-                              .grad_sink = forward->sink,
-                              .cu_seqlens_q = forward->cu_seqlens_q,
-                              .cu_seqlens_k = forward->cu_seqlens_k,
-                              .seqused_q = forward->seqused_q,
-                              .seqused_k = forward->seqused_k,
-                              .leftpad_k = forward->leftpad_k,
-                              .diagonal = forward->diagonal,
-                              .max_seqlen_q = forward->max_seqlen_q,
-                              .max_seqlen_k = forward->max_seqlen_k,
-                              .flags = forward->flags,
-                              .softmax_scale = forward->softmax_scale,
-                              .softcap = forward->softcap,
-                              .num_threads = forward->num_threads,
-                              .window_left = forward->window_left,
-                              .window_right = forward->window_right,
-                              .workspace = forward->workspace,
-                              .workspace_size = forward->workspace_size};
-  args->grad_output.data = call->grad_output;
-  args->grad_lse.data = call->grad_lse;
-  args->grad_query.data = call->grad_query;
-  args->grad_key.data = call->grad_key;
-  args->grad_value.data = call->grad_value;
-  args->grad_sink.data = call->grad_sink;
-}
-
-void call_init(struct call *call, bool packed) {
-  memset(call, 0, sizeof *call);
-  float *const poisoned[] = {call->output,   call->lse,        call->grad_query,
-                             call->grad_key, call->grad_value, call->grad_sink};
-  const size_t sizes[] = {sizeof call->output,   sizeof call->lse,        sizeof call->grad_query,
-                          sizeof call->grad_key, sizeof call->grad_value, sizeof call->grad_sink};
-  for (size_t i = 0; i < sizeof poisoned / sizeof *poisoned; i++)
-    memset(poisoned[i], 0xff, sizes[i]);
-  init_forward(call, packed);
-  init_backward(call);
-}
-
-#define FORWARD(name, output) \
-  { #name, offsetof(struct call, forward.name), output }
-#define BACKWARD(name, output) \
-  { #name, offsetof(struct call, backward.name), output }
-
-static const struct call_tensor forward_tensors[] = {
-    FORWARD(query, false),        FORWARD(key, false),          FORWARD(value, false),
-    FORWARD(output, true),        FORWARD(lse, true),           FORWARD(sink, false),
-    FORWARD(cu_seqlens_q, false), FORWARD(cu_seqlens_k, false), FORWARD(seqused_q, false),
-    FORWARD(seqused_k, false),    FORWARD(leftpad_k, false),    FORWARD(cache_batch_index, false),
-    FORWARD(diagonal, false),
-};
-
-static const struct call_tensor backward_tensors[] = {
-    BACKWARD(query, false),        BACKWARD(key, false),          BACKWARD(value, false),
-    BACKWARD(output, false),       BACKWARD(lse, false),          BACKWARD(grad_output, false),
-    BACKWARD(grad_query, true),    BACKWARD(grad_key, true),      BACKWARD(grad_value, true),
-    BACKWARD(grad_lse, false),     BACKWARD(sink, false),         BACKWARD(grad_sink, true),
-    BACKWARD(cu_seqlens_q, false), BACKWARD(cu_seqlens_k, false), BACKWARD(seqused_q, false),
-    BACKWARD(seqused_k, false),    BACKWARD(leftpad_k, false),    BACKWARD(diagonal, false),
-};
 
 static fa3_status forward_workspace(const struct call *call, size_t *bytes) {
   return fa3_forward_workspace(&call->forward, bytes);
@@ -148,17 +103,15 @@ static fa3_status run_backward(const struct call *call) {
   return fa3_backward(&call->backward);
 }
 
-const struct call_pass call_forward = {
-    forward_tensors,         sizeof forward_tensors / sizeof *forward_tensors,
-    "fa3_forward_workspace", forward_workspace,
-    "fa3_forward",           run_forward};
-const struct call_pass call_backward = {
-    backward_tensors,         sizeof backward_tensors / sizeof *backward_tensors,
-    "fa3_backward_workspace", backward_workspace,
-    "fa3_backward",           run_backward};
+const struct call_pass call_forward = {FA3_FORWARD, "fa3_forward_workspace", forward_workspace,
+                                       "fa3_forward", run_forward};
+const struct call_pass call_backward = {FA3_BACKWARD, "fa3_backward_workspace", backward_workspace,
+                                        "fa3_backward", run_backward};
 
-fa3_tensor *call_tensor(struct call *call, const struct call_pass *pass, int which) {
-  return (fa3_tensor *)(void *)((char *)call + pass->tensors[which].offset);
+fa3_tensor *call_tensor(struct call *call, const struct call_pass *pass,
+                        const struct argument *argument) {
+  return argument_in(pass->phase == FA3_FORWARD ? (void *)&call->forward : (void *)&call->backward,
+                     argument);
 }
 
 static void check_message(const char *what, const char *const texts[]) {

@@ -5,6 +5,7 @@
 #include <stdbool.h>
 
 #include "fa3.h"
+#include "tensors.h"
 
 enum {
   CALL_BATCH = 2,
@@ -13,31 +14,25 @@ enum {
   CALL_HEADS_Q = 4,
   CALL_HEADS_K = 2,
   CALL_HEAD_DIM = 16,
-  CALL_VALUE_HEAD_DIM = 24
+  CALL_VALUE_HEAD_DIM = 24,
+  /* Elements of each shape of tensors.def. */
+  CALL_QUERY = CALL_BATCH * CALL_SEQLEN_Q * CALL_HEADS_Q * CALL_HEAD_DIM,
+  CALL_KEY = CALL_BATCH * CALL_SEQLEN_K * CALL_HEADS_K * CALL_HEAD_DIM,
+  CALL_VALUE = CALL_BATCH * CALL_SEQLEN_K * CALL_HEADS_K * CALL_VALUE_HEAD_DIM,
+  CALL_OUTPUT = CALL_BATCH * CALL_SEQLEN_Q * CALL_HEADS_Q * CALL_VALUE_HEAD_DIM,
+  CALL_LSE = CALL_BATCH * CALL_HEADS_Q * CALL_SEQLEN_Q,
+  CALL_HEADS = CALL_HEADS_Q,
+  CALL_SEQUENCES = CALL_BATCH,
+  CALL_STARTS = CALL_BATCH + 1
 };
 
+/* The arguments, and what the tensors hold. */
 struct call {
   fa3_forward_args forward;
   fa3_backward_args backward;
-  float query[CALL_BATCH * CALL_SEQLEN_Q * CALL_HEADS_Q * CALL_HEAD_DIM];
-  float key[CALL_BATCH * CALL_SEQLEN_K * CALL_HEADS_K * CALL_HEAD_DIM];
-  float value[CALL_BATCH * CALL_SEQLEN_K * CALL_HEADS_K * CALL_VALUE_HEAD_DIM];
-  float output[CALL_BATCH * CALL_SEQLEN_Q * CALL_HEADS_Q * CALL_VALUE_HEAD_DIM];
-  float lse[CALL_BATCH * CALL_HEADS_Q * CALL_SEQLEN_Q];
-  float sink[CALL_HEADS_Q];
-  float grad_output[CALL_BATCH * CALL_SEQLEN_Q * CALL_HEADS_Q * CALL_VALUE_HEAD_DIM];
-  float grad_lse[CALL_BATCH * CALL_HEADS_Q * CALL_SEQLEN_Q];
-  float grad_query[CALL_BATCH * CALL_SEQLEN_Q * CALL_HEADS_Q * CALL_HEAD_DIM];
-  float grad_key[CALL_BATCH * CALL_SEQLEN_K * CALL_HEADS_K * CALL_HEAD_DIM];
-  float grad_value[CALL_BATCH * CALL_SEQLEN_K * CALL_HEADS_K * CALL_VALUE_HEAD_DIM];
-  float grad_sink[CALL_HEADS_Q];
-  int32_t cu_seqlens_q[CALL_BATCH + 1];
-  int32_t cu_seqlens_k[CALL_BATCH + 1];
-  int32_t seqused_q[CALL_BATCH];
-  int32_t seqused_k[CALL_BATCH];
-  int32_t leftpad_k[CALL_BATCH];
-  int32_t cache_batch_index[CALL_BATCH];
-  int64_t diagonal[CALL_BATCH];
+#define TENSOR(name, dtypes, shape, feature) float name[CALL_##shape];
+#define VECTOR(name, type, shape, feature) type name[CALL_##shape];
+#include "tensors.def"
   char workspace[1 << 20];
 };
 
@@ -45,15 +40,9 @@ struct call {
  * a window, a scale and a softcap. */
 void call_init(struct call *call, bool packed);
 
-/* A pass of the API: its functions and the tensors of its arguments, by name. */
-struct call_tensor {
-  const char *name;
-  size_t offset; /* in struct call */
-  bool output;
-};
+/* A pass of the API: its functions. */
 struct call_pass {
-  const struct call_tensor *tensors;
-  int tensor_count;
+  fa3_phase phase;
   const char *workspace_name;
   fa3_status (*workspace)(const struct call *call, size_t *bytes);
   const char *run_name;
@@ -61,7 +50,10 @@ struct call_pass {
 };
 extern const struct call_pass call_forward;
 extern const struct call_pass call_backward;
-fa3_tensor *call_tensor(struct call *call, const struct call_pass *pass, int which);
+
+/* An argument of the pass in the call. */
+fa3_tensor *call_tensor(struct call *call, const struct call_pass *pass,
+                        const struct argument *argument);
 
 /* Fails unless the pass returns `status` with a one-line message that contains every one of
  * `texts` (ended by null), and writes nothing. With `before_data` the function that tells the

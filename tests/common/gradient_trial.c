@@ -30,20 +30,24 @@ void gradient_spec_print(const struct gradient_spec *spec, char *text, size_t si
     spec_print(&spec->forward, text + length, size - (size_t)length);
 }
 
-fa3_tensor *gradient_tensor(fa3_backward_args *args, int which) {
-  fa3_tensor *tensors[GRADIENT_BUFFERS] = {&args->grad_output, &args->grad_lse,   &args->grad_query,
-                                           &args->grad_key,    &args->grad_value, &args->grad_sink};
-  return tensors[which];
+/* What a backward call writes. */
+static const enum tensor gradients[] = {TENSOR_grad_query, TENSOR_grad_key, TENSOR_grad_value,
+                                        TENSOR_grad_sink};
+enum { GRADIENTS = sizeof gradients / sizeof *gradients };
+
+static fa3_tensor *tensor_of(const fa3_backward_args *args, enum tensor which) {
+  return argument_in(args, find_argument(FA3_BACKWARD, which));
 }
 
 /* A tensor of another one's shape, in a layout of its own. */
-static void make_like(struct gradient_trial *trial, int which, const fa3_tensor *model,
+static void make_like(struct gradient_trial *trial, enum tensor which, const fa3_tensor *model,
                       fa3_dtype dtype, struct rng *rng) {
-  fa3_tensor *tensor = gradient_tensor(&trial->args, which);
+  fa3_tensor *tensor = tensor_of(&trial->args, which);
   *tensor = (fa3_tensor){.dtype = dtype, .rank = model->rank};
   memcpy(tensor->shape, model->shape, sizeof tensor->shape);
-  int heads = which == GRADIENT_GRAD_LSE ? -1 : model->rank - 2;
-  tensor_layout(tensor, heads, trial->spec.forward.layout, which < GRADIENT_INPUTS, rng);
+  int heads = which == TENSOR_grad_lse ? -1 : model->rank - 2;
+  tensor_layout(tensor, heads, trial->spec.forward.layout, !trial_is_output(FA3_BACKWARD, which),
+                rng);
   tensor_allocate(&trial->buffers[which], tensor, rng);
 }
 
@@ -102,46 +106,50 @@ struct gradient_trial gradient_trial_new(const struct gradient_spec *spec, struc
                               .num_threads = forward->num_threads,
                               .window_left = forward->window_left,
                               .window_right = forward->window_right};
-  make_like(&trial, GRADIENT_GRAD_OUTPUT, &args->output, args->output.dtype, rng);
-  make_like(&trial, GRADIENT_GRAD_QUERY, &args->query, spec->grad_query_dtype, rng);
-  make_like(&trial, GRADIENT_GRAD_KEY, &args->key, spec->grad_key_dtype, rng);
-  make_like(&trial, GRADIENT_GRAD_VALUE, &args->value, spec->grad_value_dtype, rng);
-  if (spec->grad_lse) make_like(&trial, GRADIENT_GRAD_LSE, &args->lse, FA3_FLOAT32, rng);
+  make_like(&trial, TENSOR_grad_output, &args->output, args->output.dtype, rng);
+  make_like(&trial, TENSOR_grad_query, &args->query, spec->grad_query_dtype, rng);
+  make_like(&trial, TENSOR_grad_key, &args->key, spec->grad_key_dtype, rng);
+  make_like(&trial, TENSOR_grad_value, &args->value, spec->grad_value_dtype, rng);
+  if (spec->grad_lse) make_like(&trial, TENSOR_grad_lse, &args->lse, FA3_FLOAT32, rng);
   if (spec->grad_sink_dtype) {
     args->grad_sink = fa3_vector(NULL, spec->grad_sink_dtype, args->sink.shape[0]);
-    tensor_allocate(&trial.buffers[GRADIENT_GRAD_SINK], &args->grad_sink, rng);
+    tensor_allocate(&trial.buffers[TENSOR_grad_sink], &args->grad_sink, rng);
   }
   fill(&trial, rng);
-  for (int i = GRADIENT_INPUTS; i < GRADIENT_WORKSPACE; i++) {
-    const struct buffer *buffer = &trial.buffers[i];
-    trial.before[i] = malloc(buffer->size + 1);
-    assert_non_null(trial.before[i]);
-    if (buffer->size) memcpy(trial.before[i], buffer->data, buffer->size);
+  for (int i = 0; i < GRADIENTS; i++) {
+    const struct buffer *buffer = &trial.buffers[gradients[i]];
+    trial.before[gradients[i]] = malloc(buffer->size + 1);
+    assert_non_null(trial.before[gradients[i]]);
+    if (buffer->size) memcpy(trial.before[gradients[i]], buffer->data, buffer->size);
   }
   return trial;
 }
 
 void gradient_trial_free(struct gradient_trial *trial) {
-  for (int i = 0; i < GRADIENT_BUFFERS; i++) {
+  for (int i = 0; i < TENSORS; i++) {
     buffer_free(&trial->buffers[i]);
     free(trial->before[i]);
   }
+  buffer_free(&trial->workspace);
   trial_free(&trial->forward);
 }
 
 void gradient_trial_reset(struct gradient_trial *trial) {
-  for (int i = GRADIENT_INPUTS; i < GRADIENT_WORKSPACE; i++)
-    if (trial->buffers[i].size)
-      memcpy(trial->buffers[i].data, trial->before[i], trial->buffers[i].size);
+  for (int i = 0; i < GRADIENTS; i++)
+    if (trial->buffers[gradients[i]].size)
+      memcpy(trial->buffers[gradients[i]].data, trial->before[gradients[i]],
+             trial->buffers[gradients[i]].size);
 }
 
 void gradient_trial_run(struct gradient_trial *trial, struct rng *rng) {
-  for (int i = 0; i < GRADIENT_INPUTS; i++) buffer_make_read_only(&trial->buffers[i]);
-  for (int i = 0; i < TRIAL_WORKSPACE; i++) buffer_make_read_only(&trial->forward.buffers[i]);
+  for (enum tensor i = 0; i < TENSORS; i++) {
+    if (!trial_is_output(FA3_BACKWARD, i)) buffer_make_read_only(&trial->buffers[i]);
+    buffer_make_read_only(&trial->forward.buffers[i]);
+  }
   size_t bytes = 0;
   if (fa3_backward_workspace(&trial->args, &bytes))
     fail_msg("fa3_backward_workspace: %s", fa3_last_error());
-  struct buffer *workspace = &trial->buffers[GRADIENT_WORKSPACE];
+  struct buffer *workspace = &trial->workspace;
   buffer_free(workspace);
   if (bytes > 0)
     *workspace = rng_chance(rng, 0.5) ? buffer_at_end(bytes)
@@ -153,11 +161,11 @@ void gradient_trial_run(struct gradient_trial *trial, struct rng *rng) {
 
 char *gradient_trial_copy(const struct gradient_trial *trial) {
   size_t size = 1;
-  for (int i = GRADIENT_INPUTS; i < GRADIENT_WORKSPACE; i++) size += trial->buffers[i].size;
+  for (int i = 0; i < GRADIENTS; i++) size += trial->buffers[gradients[i]].size;
   char *copy = malloc(size), *to = copy;
   assert_non_null(copy);
-  for (int i = GRADIENT_INPUTS; i < GRADIENT_WORKSPACE; i++) {
-    const struct buffer *buffer = &trial->buffers[i];
+  for (int i = 0; i < GRADIENTS; i++) {
+    const struct buffer *buffer = &trial->buffers[gradients[i]];
     if (buffer->size) memcpy(to, buffer->data, buffer->size);
     to += buffer->size;
   }
@@ -165,8 +173,8 @@ char *gradient_trial_copy(const struct gradient_trial *trial) {
 }
 
 bool gradient_trial_equals(const struct gradient_trial *trial, const char *copy) {
-  for (int i = GRADIENT_INPUTS; i < GRADIENT_WORKSPACE; i++) {
-    const struct buffer *buffer = &trial->buffers[i];
+  for (int i = 0; i < GRADIENTS; i++) {
+    const struct buffer *buffer = &trial->buffers[gradients[i]];
     if (buffer->size && memcmp(copy, buffer->data, buffer->size) != 0) return false;
     copy += buffer->size;
   }
@@ -178,24 +186,24 @@ bool gradient_trial_equals(const struct gradient_trial *trial, const char *copy)
 struct check {
   const struct gradient_trial *trial;
   struct comparison at;
-  bool *marks[GRADIENT_WORKSPACE];
+  bool *marks[TENSORS];
 };
 
-static void mark(struct check *check, int which, int64_t index, int64_t count) {
+static void mark(struct check *check, enum tensor which, int64_t index, int64_t count) {
   memset(check->marks[which] + index, true, (size_t)count);
 }
 
 /* `expected` and `bound` of elements from `index` on, before they are stored. */
-static void compare(struct check *check, int which, const char *name, int64_t index, int64_t count,
+static void compare(struct check *check, enum tensor which, int64_t index, int64_t count,
                     const double *expected, const double *bound) {
-  fa3_backward_args args = check->trial->args;
-  const fa3_tensor *tensor = gradient_tensor(&args, which);
+  const fa3_backward_args *args = &check->trial->args;
+  const fa3_tensor *tensor = tensor_of(args, which);
   fa3_tensor before = *tensor;
   before.data = check->trial->before[which];
   for (int64_t d = 0; d < count; d++) {
     double sum = expected[d];
-    if (args.flags & FA3_ACCUMULATE) sum += reference_load(&before, index + d);
-    tensor_compare(&check->at, name, d, reference_load(tensor, index + d), sum,
+    if (args->flags & FA3_ACCUMULATE) sum += reference_load(&before, index + d);
+    tensor_compare(&check->at, tensor_rows[which].name, d, reference_load(tensor, index + d), sum,
                    reference_stored_bound(tensor->dtype, sum, bound[d]));
   }
 }
@@ -206,10 +214,10 @@ static void check_query_row(struct check *check, bool computed) {
   const int64_t head_dim = check->trial->spec.forward.head_dim;
   const int64_t index = reference_grad_query_index(args, at->batch, at->head, at->row);
   double gradient[256], bound[256];
-  mark(check, GRADIENT_GRAD_QUERY, index, head_dim);
+  mark(check, TENSOR_grad_query, index, head_dim);
   if (!computed) return;
   reference_grad_query(args, at->batch, at->head, at->row, gradient, bound);
-  compare(check, GRADIENT_GRAD_QUERY, "grad_query", index, head_dim, gradient, bound);
+  compare(check, TENSOR_grad_query, index, head_dim, gradient, bound);
 }
 
 static void check_key_row(struct check *check, bool computed) {
@@ -220,13 +228,13 @@ static void check_key_row(struct check *check, bool computed) {
   const int64_t key = reference_grad_key_index(args, at->batch, at->head, at->row);
   const int64_t value = reference_grad_value_index(args, at->batch, at->head, at->row);
   double grad_key[256], grad_value[256], key_bound[256], value_bound[256];
-  mark(check, GRADIENT_GRAD_KEY, key, head_dim);
-  mark(check, GRADIENT_GRAD_VALUE, value, value_head_dim);
+  mark(check, TENSOR_grad_key, key, head_dim);
+  mark(check, TENSOR_grad_value, value, value_head_dim);
   if (!computed) return;
   reference_grad_key_value(args, at->batch, at->head, at->row, grad_key, grad_value, key_bound,
                            value_bound);
-  compare(check, GRADIENT_GRAD_KEY, "grad_key", key, head_dim, grad_key, key_bound);
-  compare(check, GRADIENT_GRAD_VALUE, "grad_value", value, value_head_dim, grad_value, value_bound);
+  compare(check, TENSOR_grad_key, key, head_dim, grad_key, key_bound);
+  compare(check, TENSOR_grad_value, value, value_head_dim, grad_value, value_bound);
 }
 
 static void check_sinks(struct check *check) {
@@ -236,21 +244,20 @@ static void check_sinks(struct check *check) {
     const int64_t index = head * args->grad_sink.strides[0];
     double gradient, bound;
     check->at.head = head;
-    mark(check, GRADIENT_GRAD_SINK, index, 1);
+    mark(check, TENSOR_grad_sink, index, 1);
     reference_grad_sink(args, head, &gradient, &bound);
-    compare(check, GRADIENT_GRAD_SINK, "grad_sink", index, 1, &gradient, &bound);
+    compare(check, TENSOR_grad_sink, index, 1, &gradient, &bound);
   }
 }
 
 double gradient_trial_check(const struct gradient_trial *trial, struct rng *rng, double pairs) {
-  static const char *const names[GRADIENT_BUFFERS] = {
-      "grad_output", "grad_lse", "grad_query", "grad_key", "grad_value", "grad_sink", "workspace"};
   const struct spec *spec = &trial->spec.forward;
   struct check check = {.trial = trial};
-  fa3_backward_args args = trial->args;
-  for (int i = 0; i < GRADIENT_BUFFERS; i++) buffer_check(&trial->buffers[i], names[i]);
-  for (int i = GRADIENT_INPUTS; i < GRADIENT_WORKSPACE; i++)
-    check.marks[i] = tensor_marks(gradient_tensor(&args, i));
+  const fa3_backward_args *args = &trial->args;
+  for (int i = 0; i < TENSORS; i++) buffer_check(&trial->buffers[i], tensor_rows[i].name);
+  buffer_check(&trial->workspace, "workspace");
+  for (int i = 0; i < GRADIENTS; i++)
+    check.marks[gradients[i]] = tensor_marks(tensor_of(args, gradients[i]));
 
   double all = 0; /* each pair counts for its query and for its key */
   for (int64_t b = 0; b < spec->batch; b++)
@@ -270,7 +277,8 @@ double gradient_trial_check(const struct gradient_trial *trial, struct rng *rng,
         check_key_row(&check, rng_chance(rng, part));
   }
   check_sinks(&check);
-  for (int i = GRADIENT_INPUTS; i < GRADIENT_WORKSPACE; i++)
-    tensor_check_unmarked(gradient_tensor(&args, i), check.marks[i], names[i]);
+  for (int i = 0; i < GRADIENTS; i++)
+    tensor_check_unmarked(tensor_of(args, gradients[i]), check.marks[gradients[i]],
+                          tensor_rows[gradients[i]].name);
   return check.at.worst;
 }

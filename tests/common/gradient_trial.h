@@ -20,32 +20,18 @@ struct gradient_spec {
 struct gradient_spec gradient_spec_random(const struct spec *forward, struct rng *rng);
 void gradient_spec_print(const struct gradient_spec *spec, char *text, size_t size);
 
-enum {
-  GRADIENT_GRAD_OUTPUT,
-  GRADIENT_GRAD_LSE,
-  GRADIENT_INPUTS, /* what comes before is only read */
-  GRADIENT_GRAD_QUERY = GRADIENT_INPUTS,
-  GRADIENT_GRAD_KEY,
-  GRADIENT_GRAD_VALUE,
-  GRADIENT_GRAD_SINK,
-  GRADIENT_WORKSPACE,
-  GRADIENT_BUFFERS
-};
-
 struct gradient_trial {
   struct gradient_spec spec;
   struct trial forward; /* its output and lse are inputs here */
   fa3_backward_args args;
-  struct buffer buffers[GRADIENT_BUFFERS];
-  char *before[GRADIENT_BUFFERS]; /* what the gradients hold before a call */
+  struct buffer buffers[TENSORS]; /* of what the forward call lacks */
+  struct buffer workspace;
+  char *before[TENSORS]; /* what the gradients hold before a call */
 };
 
 /* Lays out and fills everything but the workspace, and runs the forward call. */
 struct gradient_trial gradient_trial_new(const struct gradient_spec *spec, struct rng *rng);
 void gradient_trial_free(struct gradient_trial *trial);
-
-/* The tensor in a buffer; the workspace has none. */
-fa3_tensor *gradient_tensor(fa3_backward_args *args, int which);
 
 /* Puts the gradients back to what they were before a call. */
 void gradient_trial_reset(struct gradient_trial *trial);

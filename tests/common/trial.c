@@ -12,34 +12,39 @@ static int64_t min(int64_t a, int64_t b) {
   return a < b ? a : b;
 }
 
-static void make_tensor(struct trial *trial, int which, fa3_tensor *tensor, fa3_dtype dtype,
+bool trial_is_output(fa3_phase phase, enum tensor tensor) {
+  const struct argument *argument = find_argument(phase, tensor);
+  return argument && argument->output;
+}
+
+static void make_tensor(struct trial *trial, enum tensor which, fa3_tensor *tensor, fa3_dtype dtype,
                         int32_t rank, const int64_t shape[4], int heads, struct rng *rng) {
   *tensor = (fa3_tensor){.dtype = dtype, .rank = rank};
   memcpy(tensor->shape, shape, sizeof tensor->shape);
-  tensor_layout(tensor, heads, trial->spec.layout, which < TRIAL_INPUTS, rng);
+  tensor_layout(tensor, heads, trial->spec.layout, !trial_is_output(FA3_FORWARD, which), rng);
   tensor_allocate(&trial->buffers[which], tensor, rng);
 }
 
 /* (batch, rows, heads, dim), or (rows, heads, dim) if packed. */
-static void make_operand(struct trial *trial, int which, fa3_tensor *tensor, fa3_dtype dtype,
-                         bool packed, int64_t batch, int64_t rows, int64_t heads, int64_t dim,
-                         struct rng *rng) {
+static void make_operand(struct trial *trial, enum tensor which, fa3_tensor *tensor,
+                         fa3_dtype dtype, bool packed, int64_t batch, int64_t rows, int64_t heads,
+                         int64_t dim, struct rng *rng) {
   const int64_t dense_shape[4] = {batch, rows, heads, dim};
   const int64_t packed_shape[4] = {rows, heads, dim};
   make_tensor(trial, which, tensor, dtype, packed ? 3 : 4, packed ? packed_shape : dense_shape,
               packed ? 1 : 2, rng);
 }
 
-static int32_t *make_int32(struct trial *trial, int which, fa3_tensor *tensor, int64_t extent,
-                           struct rng *rng) {
+static int32_t *make_int32(struct trial *trial, enum tensor which, fa3_tensor *tensor,
+                           int64_t extent, struct rng *rng) {
   *tensor = fa3_vector(NULL, FA3_INT32, extent);
   tensor_allocate(&trial->buffers[which], tensor, rng);
   return tensor->data;
 }
 
 /* Lengths of a packed batch; returns the total of rows, with a few behind the last sequence. */
-static int64_t make_cu_seqlens(struct trial *trial, int which, fa3_tensor *tensor, int64_t longest,
-                               struct rng *rng) {
+static int64_t make_cu_seqlens(struct trial *trial, enum tensor which, fa3_tensor *tensor,
+                               int64_t longest, struct rng *rng) {
   int64_t batch = trial->spec.batch;
   int32_t *cu_seqlens = make_int32(trial, which, tensor, batch + 1, rng);
   cu_seqlens[0] = 0;
@@ -80,24 +85,25 @@ static void make_lengths(struct trial *trial, struct rng *rng) {
   fa3_forward_args *args = &trial->args;
   int64_t batch = spec->batch;
   if (spec->seqused_q) {
-    int32_t *used = make_int32(trial, TRIAL_SEQUSED_Q, &args->seqused_q, batch, rng);
+    int32_t *used = make_int32(trial, TENSOR_seqused_q, &args->seqused_q, batch, rng);
     for (int64_t b = 0; b < batch; b++)
       used[b] =
           (int32_t)rng_between(rng, 0, allotted_rows(&args->query, &args->cu_seqlens_q, b).count);
   }
   if (spec->batch_index) {
-    int32_t *index = make_int32(trial, TRIAL_BATCH_INDEX, &args->cache_batch_index, batch, rng);
+    int32_t *index =
+        make_int32(trial, TENSOR_cache_batch_index, &args->cache_batch_index, batch, rng);
     for (int64_t b = 0; b < batch; b++)
       index[b] = (int32_t)rng_between(rng, 0, args->key.shape[0] - 1);
   }
   if (spec->seqused_k) {
-    int32_t *used = make_int32(trial, TRIAL_SEQUSED_K, &args->seqused_k, batch, rng);
+    int32_t *used = make_int32(trial, TENSOR_seqused_k, &args->seqused_k, batch, rng);
     for (int64_t b = 0; b < batch; b++)
       used[b] =
           (int32_t)rng_between(rng, 0, allotted_rows(&args->key, &args->cu_seqlens_k, b).count);
   }
   if (spec->leftpad_k) {
-    int32_t *leftpad = make_int32(trial, TRIAL_LEFTPAD_K, &args->leftpad_k, batch, rng);
+    int32_t *leftpad = make_int32(trial, TENSOR_leftpad_k, &args->leftpad_k, batch, rng);
     for (int64_t b = 0; b < batch; b++) {
       leftpad[b] = 0;
       leftpad[b] = (int32_t)rng_between(rng, 0, min(trial_key_rows(trial, b).count, 40));
@@ -105,7 +111,7 @@ static void make_lengths(struct trial *trial, struct rng *rng) {
   }
   if (spec->diagonal) {
     args->diagonal = fa3_vector(NULL, FA3_INT64, batch);
-    tensor_allocate(&trial->buffers[TRIAL_DIAGONAL], &args->diagonal, rng);
+    tensor_allocate(&trial->buffers[TENSOR_diagonal], &args->diagonal, rng);
     int64_t *diagonal = args->diagonal.data;
     for (int64_t b = 0; b < batch; b++)
       diagonal[b] = rng_chance(rng, 0.1)
@@ -147,30 +153,30 @@ struct trial trial_new(const struct spec *spec, struct rng *rng) {
   int64_t rows_k = spec->max_seqlen_k;
   int64_t batch_k = spec->batch_index ? rng_between(rng, 1, 4) : spec->batch;
   if (spec->packed_q) {
-    rows_q = make_cu_seqlens(&trial, TRIAL_CU_SEQLENS_Q, &args->cu_seqlens_q, rows_q, rng);
+    rows_q = make_cu_seqlens(&trial, TENSOR_cu_seqlens_q, &args->cu_seqlens_q, rows_q, rng);
     args->max_seqlen_q = spec->max_seqlen_q + rng_between(rng, 0, 2);
   }
   if (spec->packed_k) {
-    rows_k = make_cu_seqlens(&trial, TRIAL_CU_SEQLENS_K, &args->cu_seqlens_k, rows_k, rng);
+    rows_k = make_cu_seqlens(&trial, TENSOR_cu_seqlens_k, &args->cu_seqlens_k, rows_k, rng);
     args->max_seqlen_k = rng_chance(rng, 0.5) ? spec->max_seqlen_k : 0;
   }
-  make_operand(&trial, TRIAL_QUERY, &args->query, spec->dtype, spec->packed_q, spec->batch, rows_q,
+  make_operand(&trial, TENSOR_query, &args->query, spec->dtype, spec->packed_q, spec->batch, rows_q,
                heads_q, spec->head_dim, rng);
-  make_operand(&trial, TRIAL_KEY, &args->key, spec->dtype, spec->packed_k, batch_k, rows_k,
+  make_operand(&trial, TENSOR_key, &args->key, spec->dtype, spec->packed_k, batch_k, rows_k,
                spec->heads_k, spec->head_dim, rng);
-  make_operand(&trial, TRIAL_VALUE, &args->value, spec->dtype, spec->packed_k, batch_k, rows_k,
+  make_operand(&trial, TENSOR_value, &args->value, spec->dtype, spec->packed_k, batch_k, rows_k,
                spec->heads_k, spec->value_head_dim, rng);
-  make_operand(&trial, TRIAL_OUTPUT, &args->output, spec->output_dtype, spec->packed_q, spec->batch,
-               rows_q, heads_q, spec->value_head_dim, rng);
+  make_operand(&trial, TENSOR_output, &args->output, spec->output_dtype, spec->packed_q,
+               spec->batch, rows_q, heads_q, spec->value_head_dim, rng);
   if (spec->lse) {
     const int64_t dense_shape[4] = {spec->batch, heads_q, rows_q};
     const int64_t packed_shape[4] = {heads_q, rows_q};
-    make_tensor(&trial, TRIAL_LSE, &args->lse, FA3_FLOAT32, spec->packed_q ? 2 : 3,
+    make_tensor(&trial, TENSOR_lse, &args->lse, FA3_FLOAT32, spec->packed_q ? 2 : 3,
                 spec->packed_q ? packed_shape : dense_shape, -1, rng);
   }
   if (spec->sink_dtype) {
     args->sink = fa3_vector(NULL, spec->sink_dtype, heads_q);
-    tensor_allocate(&trial.buffers[TRIAL_SINK], &args->sink, rng);
+    tensor_allocate(&trial.buffers[TENSOR_sink], &args->sink, rng);
     for (int64_t h = 0; h < heads_q; h++)
       tensor_store(&args->sink, h, rng_chance(rng, 0.1) ? -INFINITY : 3 * rng_normal(rng));
   }
@@ -186,15 +192,17 @@ struct trial trial_new(const struct spec *spec, struct rng *rng) {
 }
 
 void trial_free(struct trial *trial) {
-  for (int i = 0; i < TRIAL_BUFFERS; i++) buffer_free(&trial->buffers[i]);
+  for (int i = 0; i < TENSORS; i++) buffer_free(&trial->buffers[i]);
+  buffer_free(&trial->workspace);
 }
 
 void trial_run(struct trial *trial, struct rng *rng) {
-  for (int i = 0; i < TRIAL_INPUTS; i++) buffer_make_read_only(&trial->buffers[i]);
+  for (enum tensor i = 0; i < TENSORS; i++)
+    if (!trial_is_output(FA3_FORWARD, i)) buffer_make_read_only(&trial->buffers[i]);
   size_t bytes = 0;
   if (fa3_forward_workspace(&trial->args, &bytes))
     fail_msg("fa3_forward_workspace: %s", fa3_last_error());
-  struct buffer *workspace = &trial->buffers[TRIAL_WORKSPACE];
+  struct buffer *workspace = &trial->workspace;
   buffer_free(workspace);
   if (bytes > 0)
     *workspace = rng_chance(rng, 0.5) ? buffer_at_end(bytes)
@@ -219,13 +227,10 @@ static void check_row(const struct trial *trial, struct comparison *at) {
 }
 
 double trial_check(const struct trial *trial, struct rng *rng, double pairs) {
-  static const char *const names[TRIAL_BUFFERS] = {
-      "query",        "key",       "value",     "sink",      "cu_seqlens_q",
-      "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k", "batch_index",
-      "diagonal",     "output",    "lse",       "workspace"};
   const fa3_forward_args *args = &trial->args;
   int64_t heads_q = trial->spec.heads_k * trial->spec.group;
-  for (int i = 0; i < TRIAL_BUFFERS; i++) buffer_check(&trial->buffers[i], names[i]);
+  for (int i = 0; i < TENSORS; i++) buffer_check(&trial->buffers[i], tensor_rows[i].name);
+  buffer_check(&trial->workspace, "workspace");
 
   double all = 0;
   for (int64_t b = 0; b < trial->spec.batch; b++)

@@ -7,35 +7,21 @@
 #include "buffer.h"
 #include "spec.h"
 #include "tensor.h"
-
-enum {
-  TRIAL_QUERY,
-  TRIAL_KEY,
-  TRIAL_VALUE,
-  TRIAL_SINK,
-  TRIAL_CU_SEQLENS_Q,
-  TRIAL_CU_SEQLENS_K,
-  TRIAL_SEQUSED_Q,
-  TRIAL_SEQUSED_K,
-  TRIAL_LEFTPAD_K,
-  TRIAL_BATCH_INDEX,
-  TRIAL_DIAGONAL,
-  TRIAL_INPUTS, /* what comes before is only read */
-  TRIAL_OUTPUT = TRIAL_INPUTS,
-  TRIAL_LSE,
-  TRIAL_WORKSPACE,
-  TRIAL_BUFFERS
-};
+#include "tensors.h"
 
 struct trial {
   struct spec spec;
   fa3_forward_args args;
-  struct buffer buffers[TRIAL_BUFFERS];
+  struct buffer buffers[TENSORS]; /* of the tensors that the call has */
+  struct buffer workspace;
 };
 
 /* Lays out and fills everything but the workspace; inputs are still writable. */
 struct trial trial_new(const struct spec *spec, struct rng *rng);
 void trial_free(struct trial *trial);
+
+/* Whether a call of the phase writes the tensor. */
+bool trial_is_output(fa3_phase phase, enum tensor tensor);
 
 /* Makes the inputs read-only, gives the call a workspace of exactly the size it asks for, and
  * calls fa3_forward, which must succeed. */

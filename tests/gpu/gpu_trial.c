@@ -137,7 +137,7 @@ static void reverse_lengths(const fa3_tensor *cu_seqlens, int64_t batch) {
 void gpu_trial_refill(struct gpu_trial *trial, struct rng *rng) {
   const struct spec *spec = &trial->gradient.spec.forward;
   struct trial *forward = &trial->gradient.forward;
-  for (int i = 0; i < TRIAL_WORKSPACE; i++) buffer_make_writable(&forward->buffers[i]);
+  for (int i = 0; i < TENSORS; i++) buffer_make_writable(&forward->buffers[i]);
   if (!spec->seqused_q) reverse_lengths(&forward->args.cu_seqlens_q, spec->batch);
   if (!spec->seqused_k && !spec->leftpad_k)
     reverse_lengths(&forward->args.cu_seqlens_k, spec->batch);

@@ -49,22 +49,29 @@ static void place_workspace(struct mirror *mirror, bool aligned) {
   assert_non_null(mirror->before);
 }
 
+/* The tensors of a call, from the buffers of a trial, or of a backward one that has them in two
+ * places. */
+static void add_regions(struct mirror *mirror, fa3_phase phase, const void *args,
+                        const struct buffer *buffers, const struct buffer *others,
+                        char *const *before) {
+  const struct argument_struct *list = arguments_of(phase);
+  for (int i = 0; i < list->count; i++) {
+    const enum tensor tensor = list->arguments[i].tensor;
+    const bool other = others && others[tensor].data;
+    add_region(mirror, argument_in(args, &list->arguments[i]),
+               other ? &others[tensor] : &buffers[tensor], list->arguments[i].output,
+               before ? before[tensor] : NULL);
+  }
+}
+
 struct mirror mirror_new(struct trial *trial, struct gpu_arena *arena, gpu_stream stream,
                          bool aligned) {
   struct mirror mirror = {.stream = stream, .forward_args = trial->args, .arena = arena};
   fa3_forward_args *args = &mirror.forward_args;
-  const fa3_tensor *tensors[TRIAL_WORKSPACE] = {&args->query,        &args->key,
-                                                &args->value,        &args->sink,
-                                                &args->cu_seqlens_q, &args->cu_seqlens_k,
-                                                &args->seqused_q,    &args->seqused_k,
-                                                &args->leftpad_k,    &args->cache_batch_index,
-                                                &args->diagonal,     &args->output,
-                                                &args->lse};
   args->device = (fa3_device){FA3_CUDA, 0};
   args->stream = stream;
   args->num_threads = 0;
-  for (int i = 0; i < TRIAL_WORKSPACE; i++)
-    add_region(&mirror, tensors[i], &trial->buffers[i], i >= TRIAL_INPUTS, NULL);
+  add_regions(&mirror, FA3_FORWARD, args, trial->buffers, NULL, NULL);
   place_regions(&mirror, aligned);
   place_workspace(&mirror, aligned);
   return mirror;
@@ -75,20 +82,10 @@ struct mirror mirror_new_backward(struct gradient_trial *trial, struct gpu_arena
   struct mirror mirror = {
       .stream = stream, .backward = true, .backward_args = trial->args, .arena = arena};
   fa3_backward_args *args = &mirror.backward_args;
-  fa3_tensor no_index = {0}; /* a backward call has no cache_batch_index, and no buffer for it */
-  const fa3_tensor *tensors[TRIAL_WORKSPACE] = {
-      &args->query,        &args->key,          &args->value,     &args->sink,
-      &args->cu_seqlens_q, &args->cu_seqlens_k, &args->seqused_q, &args->seqused_k,
-      &args->leftpad_k,    &no_index,           &args->diagonal,  &args->output,
-      &args->lse};
   args->device = (fa3_device){FA3_CUDA, 0};
   args->stream = stream;
   args->num_threads = 0;
-  for (int i = 0; i < TRIAL_WORKSPACE; i++)
-    add_region(&mirror, tensors[i], &trial->forward.buffers[i], false, NULL);
-  for (int i = 0; i < GRADIENT_WORKSPACE; i++)
-    add_region(&mirror, gradient_tensor(args, i), &trial->buffers[i], i >= GRADIENT_INPUTS,
-               trial->before[i]);
+  add_regions(&mirror, FA3_BACKWARD, args, trial->forward.buffers, trial->buffers, trial->before);
   place_regions(&mirror, aligned);
   place_workspace(&mirror, aligned);
   return mirror;

@@ -14,14 +14,12 @@ struct mirror_region {
   const char *before; /* what an output holds before the call; null: NaN */
 };
 
-enum { MIRROR_REGIONS = TRIAL_BUFFERS + GRADIENT_BUFFERS };
-
 struct mirror {
   gpu_stream stream;
   bool backward;
   fa3_forward_args forward_args; /* the trial's, with the GPU's pointers: those of its pass count */
   fa3_backward_args backward_args;
-  struct mirror_region regions[MIRROR_REGIONS];
+  struct mirror_region regions[TENSORS];
   int region_count;
   size_t workspace_size;
   gpu_pointer workspace; /* between two guards, as every region */
