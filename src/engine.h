@@ -5,12 +5,12 @@
 #include "fa3.h"
 #include "problem.h"
 
-/* How one call will run, decided from the problem alone. */
+/* How one call will run: decided once, from the problem and what the engine knows of the device.
+ * But for the workspace that it takes it is the engine's own. */
+enum { ENGINE_PLAN_SIZE = 1024 };
 struct plan {
-  int64_t tile_q;
-  int64_t tile_k;
-  int32_t num_threads;
   size_t workspace_size;
+  _Alignas(16) unsigned char of_engine[ENGINE_PLAN_SIZE];
 };
 
 struct engine {
@@ -26,7 +26,7 @@ struct engine {
   int32_t (*kernel_count)(void);
   void (*kernel_info)(int32_t index, fa3_kernel_info *info); /* info is zeroed, index valid */
 
-  /* Pure: no device is touched. Called only with what `supports` takes. */
+  /* Queues nothing, and reads no tensor. Called only with what `supports` takes. */
   fa3_status (*plan)(const struct problem *problem, struct plan *plan);
   /* The problem's workspace holds plan->workspace_size bytes, of any alignment. */
   fa3_status (*run)(const struct problem *problem, const struct plan *plan);

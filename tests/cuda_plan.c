@@ -4,11 +4,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cuda/backward_plan.h"
-#include "cuda/forward_plan.h"
-#include "cuda/kernels.h"
+#include "cuda/plan.h"
 #include "kernels/mask.h"
 #include "test.h"
+
+static const struct cuda_facts facts = {.architecture = "sm_90a", .multiprocessors = 132};
 
 static struct problem make_problem(fa3_dtype dtype, int64_t batch, int64_t seqlen, int64_t heads_q,
                                    int64_t heads_k, int64_t head_dim, int64_t value_head_dim) {
@@ -30,7 +30,8 @@ static void test_every_head_dim(void **state) {
       for (int softcap = 0; softcap < 2; softcap++) {
         const struct kernel *kernel;
         assert_int_equal(
-            find_forward_kernel(FA3_BFLOAT16, head_dim, value_head_dim, softcap, &kernel), FA3_OK);
+            find_forward_kernel(NULL, FA3_BFLOAT16, head_dim, value_head_dim, softcap, &kernel),
+            FA3_OK);
         assert_true(kernel->head_dim >= head_dim && kernel->value_head_dim >= value_head_dim);
         assert_true(kernel->softcap || !softcap);
         for (int k = 0; k < KERNELS; k++) {
@@ -43,7 +44,8 @@ static void test_every_head_dim(void **state) {
         }
       }
   const struct kernel *kernel;
-  assert_int_equal(find_forward_kernel(FA3_FLOAT16, 264, 64, false, &kernel), FA3_UNSUPPORTED);
+  assert_int_equal(find_forward_kernel(NULL, FA3_FLOAT16, 264, 64, false, &kernel),
+                   FA3_UNSUPPORTED);
 }
 
 /* A block has at most 227 KiB of shared memory. */
@@ -80,8 +82,9 @@ static void test_backward_plans(void **state) {
         for (int k = 0; k < 6; k++) {
           const struct problem problem =
               make_backward_problem(lengths[q], lengths[k], head_dim, value_head_dim);
-          struct backward_plan plan;
-          assert_int_equal(plan_backward(&problem, &plan), FA3_OK);
+          struct cuda_plan cuda_plan;
+          assert_int_equal(plan_backward(&problem, &facts, &cuda_plan), FA3_OK);
+          const struct backward_plan plan = cuda_plan.backward;
           const struct kernel *kernel = plan.kernel;
           assert_true(kernel->head_dim >= head_dim && kernel->value_head_dim >= value_head_dim);
           assert_true((int64_t)plan.tiles.blocks * kernel->tile_k >= lengths[k]);
@@ -89,20 +92,19 @@ static void test_backward_plans(void **state) {
           assert_true(plan.slots >= 2 * plan.blocks_q);
           const size_t sums =
               sizeof(float) * 6 * (size_t)plan.slots * (size_t)(kernel->tile_q * kernel->head_dim);
-          assert_true(plan.partial.offset + sums <= plan.workspace_size);
-          const int section = backward_section(&plan, 132);
-          assert_true(section >= 1 && section <= plan.tiles.heads * plan.tiles.batches);
+          assert_true(plan.partial.offset + sums <= cuda_plan.workspace_size);
+          assert_in_range(plan.tiles.section, 1, plan.tiles.heads * plan.tiles.batches);
         }
 }
 
 static int32_t queries_of_step(int64_t head_dim, int64_t seqlen_q, uint32_t flags, float softcap) {
   struct problem problem = make_backward_problem(seqlen_q, 300, head_dim, head_dim);
-  struct backward_plan plan;
+  struct cuda_plan plan;
   if (flags & FA3_CAUSAL) problem.window_right = 0;
   if (flags & FA3_WINDOW) problem.window_left = 1000;
   problem.softcap = softcap;
-  assert_int_equal(plan_backward(&problem, &plan), FA3_OK);
-  return plan.kernel->tile_q;
+  assert_int_equal(plan_backward(&problem, &facts, &plan), FA3_OK);
+  return plan.backward.kernel->tile_q;
 }
 
 /* More queries at a time where a tile of keys meets many. */
@@ -125,8 +127,8 @@ static int32_t section_of(int64_t head_dim, bool causal, int64_t bytes_per_head,
       .tiles = {.blocks = 4, .heads = heads, .batches = 8, .uneven = causal},
       .heads_in_turn = heads_in_turn,
       .bytes_per_head = bytes_per_head};
-  assert_int_equal(find_backward_kernel(FA3_BFLOAT16, head_dim, head_dim, false, 0, &plan.kernel),
-                   FA3_OK);
+  assert_int_equal(
+      find_backward_kernel(NULL, FA3_BFLOAT16, head_dim, head_dim, false, 0, &plan.kernel), FA3_OK);
   plan.cluster = head_dim > 128 ? 2 : 1;
   return backward_section(&plan, multiprocessors);
 }
@@ -151,67 +153,68 @@ static void test_backward_section(void **state) {
 static void test_packing(void **state) {
   (void)state;
   static const int64_t groups[] = {2, 3, 5, 6, 7, 8, 16, 64};
-  struct forward_plan plan;
+  struct cuda_plan plan;
   for (size_t g = 0; g < sizeof groups / sizeof *groups; g++) {
     struct problem problem = make_problem(FA3_FLOAT16, 3, 1, 2 * groups[g], 2, 128, 128);
-    assert_int_equal(plan_forward(&problem, &plan), FA3_OK);
-    assert_int_equal(plan.tile_heads, groups[g]);
-    assert_int_equal(plan.tiles.heads, 2);
-    assert_int_equal(plan.tiles.blocks, 1);
+    assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+    assert_int_equal(plan.forward.tile_heads, groups[g]);
+    assert_int_equal(plan.forward.tiles.heads, 2);
+    assert_int_equal(plan.forward.tiles.blocks, 1);
   }
   /* More heads than a tile has rows, many queries, or one head each: as they are. */
   struct problem problem = make_problem(FA3_FLOAT16, 3, 1, 128, 1, 128, 128);
-  assert_int_equal(plan_forward(&problem, &plan), FA3_OK);
-  assert_int_equal(plan.tile_heads, 1);
+  assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+  assert_int_equal(plan.forward.tile_heads, 1);
   problem = make_problem(FA3_FLOAT16, 3, 8192, 32, 8, 128, 128);
-  assert_int_equal(plan_forward(&problem, &plan), FA3_OK);
-  assert_int_equal(plan.tile_heads, 1);
-  assert_int_equal(plan.tiles.heads, 32);
+  assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+  assert_int_equal(plan.forward.tile_heads, 1);
+  assert_int_equal(plan.forward.tiles.heads, 32);
   problem = make_problem(FA3_FLOAT16, 3, 1, 8, 8, 128, 128);
-  assert_int_equal(plan_forward(&problem, &plan), FA3_OK);
-  assert_int_equal(plan.tile_heads, 1);
+  assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+  assert_int_equal(plan.forward.tile_heads, 1);
 }
 
 static void test_staging(void **state) {
   (void)state;
-  struct forward_plan plan;
+  struct cuda_plan plan;
   struct problem problem = make_problem(FA3_FLOAT16, 2, 100, 4, 2, 64, 64);
-  assert_int_equal(plan_forward(&problem, &plan), FA3_OK);
+  assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
   assert_int_equal(plan.workspace_size, 0);
 
   /* 100 rows of 4 heads of 64, twice, in 16 bits. */
   const size_t query_bytes = (size_t)2 * 100 * 4 * 64 * 2;
   problem.query.data = (char *)8;
-  assert_int_equal(plan_forward(&problem, &plan), FA3_OK);
-  assert_true(plan.query.used && !plan.key.used && !plan.value.used && !plan.output.used);
+  assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+  assert_true(plan.forward.query.used && !plan.forward.key.used && !plan.forward.value.used &&
+              !plan.forward.output.used);
   assert_true(plan.workspace_size >= query_bytes && plan.workspace_size < query_bytes + 128);
 
   problem.query.data = NULL;
   problem.key.stride_head += 4;
-  assert_int_equal(plan_forward(&problem, &plan), FA3_OK);
-  assert_true(plan.key.used && !plan.query.used);
+  assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+  assert_true(plan.forward.key.used && !plan.forward.query.used);
   problem.key.stride_head = 0; /* an expanded tensor needs no copy */
-  assert_int_equal(plan_forward(&problem, &plan), FA3_OK);
-  assert_true(!plan.key.used);
+  assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+  assert_true(!plan.forward.key.used);
   problem.key.stride_row = 7; /* nor the odd stride of a single row */
   problem.key.rows = problem.value.rows = problem.rows_k = problem.max_seqlen_k = 1;
-  assert_int_equal(plan_forward(&problem, &plan), FA3_OK);
-  assert_true(!plan.key.used);
+  assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+  assert_true(!plan.forward.key.used);
 
   problem.scale = -1;
-  assert_int_equal(plan_forward(&problem, &plan), FA3_OK);
-  assert_true(plan.query.used && plan.negate);
+  assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+  assert_true(plan.forward.query.used && plan.forward.negate);
 }
 
 static void test_limits(void **state) {
   (void)state;
-  struct forward_plan plan;
+  struct cuda_plan plan;
   struct problem problem = make_problem(FA3_FLOAT16, 1, (int64_t)1 << 29, 1, 1, 64, 64);
-  assert_int_equal(plan_forward(&problem, &plan), FA3_UNSUPPORTED);
+  assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_UNSUPPORTED);
   problem = make_problem(FA3_FLOAT16, (int64_t)1 << 40, 64, 1, 1, 64, 64);
-  assert_int_equal(plan_forward(&problem, &plan), FA3_UNSUPPORTED);
+  assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_UNSUPPORTED);
   problem = make_problem(FA3_FLOAT16, 1, 1000000, 1, 1, 128, 128);
-  assert_int_equal(plan_forward(&problem, &plan), FA3_OK);
+  assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
 }
 
 /* Each tile has exactly one index. */

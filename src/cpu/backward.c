@@ -27,7 +27,7 @@ static int64_t choose_tile_k(const struct problem *problem, const struct routine
 }
 
 fa3_status cpu_plan_backward(const struct problem *problem, const struct routines *routines,
-                             struct plan *plan) {
+                             struct cpu_plan *plan) {
   int64_t tiles_size = query_tiles_size(problem, routines);
   if (tiles_size < 0)
     return set_error(FA3_UNSUPPORTED, "the workspace for the queries' gradients is too large");
@@ -110,7 +110,7 @@ static void run_block(void *argument, int64_t task, int32_t place) {
 }
 
 void cpu_backward(const struct problem *problem, const struct routines *routines,
-                  const struct plan *plan, void *workspace) {
+                  const struct cpu_plan *plan, void *workspace) {
   const struct work work = work_of(problem);
   const int32_t threads = work_threads(&work, plan->num_threads);
   char *base = (char *)(((uintptr_t)workspace + CACHE_LINE - 1) & -(uintptr_t)CACHE_LINE);

@@ -2,12 +2,13 @@
 #ifndef FA3_CPU_BACKWARD_H
 #define FA3_CPU_BACKWARD_H
 
-#include "engine.h"
+#include "plan.h"
+#include "problem.h"
 #include "routines.h"
 
 fa3_status cpu_plan_backward(const struct problem *problem, const struct routines *routines,
-                             struct plan *plan);
+                             struct cpu_plan *plan);
 void cpu_backward(const struct problem *problem, const struct routines *routines,
-                  const struct plan *plan, void *workspace);
+                  const struct cpu_plan *plan, void *workspace);
 
 #endif

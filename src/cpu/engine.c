@@ -117,12 +117,18 @@ static const struct routines *routines_for(const struct level *level,
   return level_routines(level, backward ? problem->grad_output.dtype : problem->query.dtype);
 }
 
+_Static_assert(sizeof(struct cpu_plan) <= ENGINE_PLAN_SIZE, "the engine's plan");
+
 static fa3_status plan(const struct problem *problem, struct plan *plan) {
   const struct level *level = cpu_level();
   if (!level) return FA3_INVALID_ENVIRONMENT;
   const struct routines *routines = routines_for(level, problem);
-  if (problem->phase == FA3_BACKWARD) return cpu_plan_backward(problem, routines, plan);
-  cpu_plan(problem, routines, plan);
+  struct cpu_plan *ours = (struct cpu_plan *)plan->of_engine;
+  if (problem->phase == FA3_BACKWARD)
+    TRY(cpu_plan_backward(problem, routines, ours));
+  else
+    cpu_plan_forward(problem, routines, ours);
+  plan->workspace_size = ours->workspace_size;
   return FA3_OK;
 }
 
@@ -130,10 +136,11 @@ static fa3_status run(const struct problem *problem, const struct plan *plan) {
   const struct level *level = cpu_level();
   if (!level) return FA3_INVALID_ENVIRONMENT;
   const struct routines *routines = routines_for(level, problem);
+  const struct cpu_plan *ours = (const struct cpu_plan *)plan->of_engine;
   if (problem->phase == FA3_BACKWARD)
-    cpu_backward(problem, routines, plan, problem->workspace);
+    cpu_backward(problem, routines, ours, problem->workspace);
   else
-    cpu_forward(problem, routines, plan, problem->workspace);
+    cpu_forward(problem, routines, ours, problem->workspace);
   return FA3_OK;
 }
 

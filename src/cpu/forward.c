@@ -101,7 +101,8 @@ static int64_t choose_tile_q(const struct problem *problem, const struct routine
   return round_up(divide_up(rows, blocks), routines->strip);
 }
 
-void cpu_plan(const struct problem *problem, const struct routines *routines, struct plan *plan) {
+void cpu_plan_forward(const struct problem *problem, const struct routines *routines,
+                      struct cpu_plan *plan) {
   plan->num_threads = work_most_threads(problem);
   plan->tile_k = TILE_K;
   plan->tile_q = choose_tile_q(problem, routines, plan->num_threads);
@@ -321,7 +322,7 @@ static void run_task(void *argument, int64_t task, int32_t place) {
 }
 
 void cpu_forward(const struct problem *problem, const struct routines *routines,
-                 const struct plan *plan, void *workspace) {
+                 const struct cpu_plan *plan, void *workspace) {
   const struct work work = work_of(problem);
   if (work.longest_q == 0) return;
   struct scratch layout;

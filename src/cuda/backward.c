@@ -9,7 +9,7 @@
 
 /* One call under way. */
 struct call {
-  struct launch launch;
+  const struct cuda_scope *scope;
   const struct problem *problem;
   const struct backward_plan *plan;
   const struct kernel *kernel;
@@ -74,12 +74,12 @@ static void set_operands(struct call *call) {
 static fa3_status stage_operands(const struct call *call) {
   const struct problem *problem = call->problem;
   const struct backward_plan *plan = call->plan;
-  const struct launch *launch = &call->launch;
-  TRY(stage_input(launch, &plan->query, &problem->query, &call->query, false));
-  TRY(stage_input(launch, &plan->key, &problem->key, &call->key, false));
-  TRY(stage_input(launch, &plan->value, &problem->value, &call->value, false));
-  TRY(stage_input(launch, &plan->grad_output, &problem->grad_output, &call->grad_output, false));
-  return stage_head_values(launch, &plan->sink, &problem->sink, in_workspace(call, &plan->sink));
+  const struct cuda_scope *scope = call->scope;
+  TRY(stage_input(scope, &plan->query, &problem->query, &call->query, false));
+  TRY(stage_input(scope, &plan->key, &problem->key, &call->key, false));
+  TRY(stage_input(scope, &plan->value, &problem->value, &call->value, false));
+  TRY(stage_input(scope, &plan->grad_output, &problem->grad_output, &call->grad_output, false));
+  return stage_head_values(scope, &plan->sink, &problem->sink, in_workspace(call, &plan->sink));
 }
 
 static fa3_status launch_prepare(const struct call *call) {
@@ -119,7 +119,7 @@ static fa3_status launch_prepare(const struct call *call) {
                             .y = (unsigned)problem->heads_q,
                             .z = (unsigned)problem->batch,
                             .threads = FA3_BACKWARD_PREPARE_THREADS};
-  return launch_kernel(&call->launch, plan->prepare, BACKWARD_PREPARE, &grid, &params);
+  return launch_kernel(call->scope, plan->prepare, BACKWARD_PREPARE, &grid, &params);
 }
 
 static fa3_status set_tensor_maps(const struct call *call, fa3_backward_params *params) {
@@ -146,7 +146,7 @@ static fa3_status set_tensor_maps(const struct call *call, fa3_backward_params *
         {operand->rows, operand->stride_row, tensors[i].rows},
         {operand->heads, operand->stride_head, 1},
         {operand->batch, operand->stride_batch, 1}};
-    TRY(make_tensor_map(call->launch.device->driver, kernel->dtype, chunk, tensors[i].name,
+    TRY(make_tensor_map(call->scope->device->driver, kernel->dtype, chunk, tensors[i].name,
                         has_elements(operand) ? operand->data : any, 4, dimensions,
                         tensors[i].map));
   }
@@ -165,8 +165,6 @@ static fa3_status launch_gradients(const struct call *call) {
   params.grad_key = make_gradient(&problem->grad_key, problem->accumulate);
   params.grad_value = make_gradient(&problem->grad_value, problem->accumulate);
   params.tiles = plan->tiles;
-  const int workers = call->launch.scope->multiprocessors;
-  params.tiles.section = backward_section(plan, workers);
   params.queries_per_key = (int)(problem->heads_q / problem->heads_k);
   params.slots = plan->slots;
   params.counters = in_workspace(call, &plan->counters);
@@ -178,19 +176,13 @@ static fa3_status launch_gradients(const struct call *call) {
   params.softcap_log2 = scales.softcap_log2;
   params.clear_query = problem->cu_seqlens_q || problem->seqused_q;
   params.clear_key = problem->cu_seqlens_k || problem->seqused_k;
-  /* Blocks stay until the work is done, one on each multiprocessor; more than fit come later, and
-   * find none left. */
-  const int64_t cluster = plan->cluster;
-  const int64_t blocks = cluster * fa3_tile_count(&plan->tiles), most = workers / cluster * cluster;
   const struct grid grid = {
-      .x = (unsigned)(blocks < most ? blocks
-                      : most > 0    ? most
-                                    : cluster),
+      .x = (unsigned)plan->workers,
       .y = 1,
       .z = 1,
-      .threads = cluster > 1 ? FA3_BACKWARD_WIDE_THREADS : FA3_BACKWARD_THREADS,
+      .threads = plan->cluster > 1 ? FA3_BACKWARD_WIDE_THREADS : FA3_BACKWARD_THREADS,
       .dependent = true};
-  return launch_kernel(&call->launch, plan->kernel, 0, &grid, &params);
+  return launch_kernel(call->scope, plan->kernel, 0, &grid, &params);
 }
 
 static fa3_status launch_sink(const struct call *call) {
@@ -213,22 +205,22 @@ static fa3_status launch_sink(const struct call *call) {
                                      .accumulate = problem->accumulate};
   const struct grid grid = {
       .x = (unsigned)problem->heads_q, .y = 1, .z = 1, .threads = FA3_BACKWARD_SINK_THREADS};
-  return launch_kernel(&call->launch, call->plan->prepare, BACKWARD_SINK, &grid, &params);
+  return launch_kernel(call->scope, call->plan->prepare, BACKWARD_SINK, &grid, &params);
 }
 
-fa3_status launch_backward(const struct cuda_device *device, const struct cuda_scope *scope,
-                           const struct problem *problem, const struct backward_plan *plan,
-                           void *workspace) {
-  struct call call = {.launch = {.device = device, .scope = scope},
+fa3_status launch_backward(const struct cuda_scope *scope, const struct problem *problem,
+                           const struct cuda_plan *cuda_plan, char *workspace) {
+  const struct backward_plan *plan = &cuda_plan->backward;
+  struct call call = {.scope = scope,
                       .problem = problem,
                       .plan = plan,
                       .kernel = plan->kernel,
-                      .workspace = align_workspace(workspace)};
+                      .workspace = workspace};
   set_operands(&call);
   if (problem->batch > 0) {
     TRY(stage_operands(&call));
     TRY(launch_prepare(&call));
   }
-  if (fa3_tile_count(&plan->tiles) > 0) TRY(launch_gradients(&call));
+  if (plan->workers > 0) TRY(launch_gradients(&call));
   return launch_sink(&call);
 }

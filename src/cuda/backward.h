@@ -2,12 +2,11 @@
 #ifndef FA3_SRC_CUDA_BACKWARD_H
 #define FA3_SRC_CUDA_BACKWARD_H
 
-#include "cuda/backward_plan.h"
 #include "cuda/context.h"
+#include "cuda/plan.h"
 
-/* In scope. `workspace` holds plan->workspace_size bytes, of any alignment. */
-fa3_status launch_backward(const struct cuda_device *device, const struct cuda_scope *scope,
-                           const struct problem *problem, const struct backward_plan *plan,
-                           void *workspace);
+/* In scope; the workspace is aligned. */
+fa3_status launch_backward(const struct cuda_scope *scope, const struct problem *problem,
+                           const struct cuda_plan *plan, char *workspace);
 
 #endif

@@ -4,6 +4,7 @@
 
 #include "cuda/kernels.h"
 #include "cuda/limits.h"
+#include "cuda/plan.h"
 #include "error.h"
 #include "integer.h"
 
@@ -39,9 +40,11 @@ const struct kernel_kind backward_wide_kind = {
 const struct kernel_kind backward_prepare_kind = {
     .entries = {[BACKWARD_PREPARE] = "backward_prepare", [BACKWARD_SINK] = "backward_sink"}};
 
-fa3_status find_backward_kernel(fa3_dtype dtype, int64_t head_dim, int64_t value_head_dim,
-                                bool softcap, int64_t queries, const struct kernel **kernel) {
+fa3_status find_backward_kernel(const char *architecture, fa3_dtype dtype, int64_t head_dim,
+                                int64_t value_head_dim, bool softcap, int64_t queries,
+                                const struct kernel **kernel) {
   struct kernel_need need = {.kind = &backward_kind,
+                             .architecture = architecture,
                              .dtype = dtype,
                              .head_dim = head_dim,
                              .value_head_dim = value_head_dim,
@@ -79,7 +82,6 @@ static fa3_status plan_tiles(const struct problem *problem, struct backward_plan
   plan->tiles = (fa3_tile_space){.blocks = (int32_t)blocks,
                                  .heads = (int32_t)problem->heads_k,
                                  .batches = (int32_t)problem->batch,
-                                 .section = 1,
                                  .uneven = problem->window_right < MASK_UNBOUNDED};
   /* backward_wide.cu, in clusters, is done with a query head before it takes the next. */
   plan->heads_in_turn = plan->cluster > 1 ? 1 : (int32_t)group;
@@ -109,10 +111,10 @@ static int64_t queries_of_tile(const struct problem *problem) {
   return smaller(longest / 4, left + right + 1);
 }
 
-static fa3_status plan_workspace(const struct problem *problem, struct backward_plan *plan) {
+static fa3_status plan_workspace(const struct problem *problem, struct backward_plan *plan,
+                                 size_t *size) {
   const struct kernel *kernel = plan->kernel;
   const int64_t heads = problem->heads_q, rows = padded_rows(problem);
-  size_t *size = &plan->workspace_size;
   TRY(reserve(size, &plan->next_tile, "a counter", 1, 1, sizeof(int32_t)));
   TRY(reserve(size, &plan->counters, "counters", heads, slots(problem, SMALLEST_TILE_M),
               sizeof(int32_t)));
@@ -129,20 +131,7 @@ static fa3_status plan_workspace(const struct problem *problem, struct backward_
     if (problem->sink.dtype != FA3_FLOAT32 || (heads > 1 && problem->sink.stride_head != 1))
       TRY(reserve(size, &plan->sink, "sink", 1, heads, sizeof(float)));
   }
-  plan->workspace_size = with_alignment(plan->workspace_size);
   return FA3_OK;
-}
-
-fa3_status plan_backward(const struct problem *problem, struct backward_plan *plan) {
-  *plan = (struct backward_plan){0};
-  TRY(find_backward_kernel(problem->query.dtype, problem->head_dim, problem->value_head_dim,
-                           problem->softcap > 0, queries_of_tile(problem), &plan->kernel));
-  plan->prepare = find_kernel(
-      &(struct kernel_need){.kind = &backward_prepare_kind, .dtype = problem->query.dtype});
-  plan->cluster = plan->kernel->kind == &backward_wide_kind ? 2 : 1;
-  TRY(check_lengths(problem));
-  TRY(plan_tiles(problem, plan));
-  return plan_workspace(problem, plan);
 }
 
 int32_t backward_section(const struct backward_plan *plan, int multiprocessors) {
@@ -154,4 +143,30 @@ int32_t backward_section(const struct backward_plan *plan, int multiprocessors) 
   const int64_t least = plan->tiles.uneven ? chain : LEAST_HEADS;
   const int64_t most = larger(larger(CACHE_BYTES / plan->bytes_per_head, least), 1);
   return (int32_t)larger(divide_up(all, larger(divide_up(all, most), 1)), 1);
+}
+
+/* Blocks stay until the work is done, one on each multiprocessor; more than fit come later, and
+ * find none left. */
+static void plan_grid(const struct cuda_facts *facts, struct backward_plan *plan) {
+  const int64_t cluster = plan->cluster, clusters = larger(facts->multiprocessors / cluster, 1);
+  plan->workers = (int32_t)(cluster * smaller(fa3_tile_count(&plan->tiles), clusters));
+  plan->tiles.section = backward_section(plan, facts->multiprocessors);
+}
+
+fa3_status plan_backward(const struct problem *problem, const struct cuda_facts *facts,
+                         struct cuda_plan *plan) {
+  struct backward_plan *backward = &plan->backward;
+  *plan = (struct cuda_plan){.backward = {0}};
+  TRY(find_backward_kernel(facts->architecture, problem->query.dtype, problem->head_dim,
+                           problem->value_head_dim, problem->softcap > 0, queries_of_tile(problem),
+                           &backward->kernel));
+  backward->prepare = find_kernel(&(struct kernel_need){.kind = &backward_prepare_kind,
+                                                        .architecture = facts->architecture,
+                                                        .dtype = problem->query.dtype});
+  backward->cluster = backward->kernel->kind == &backward_wide_kind ? 2 : 1;
+  TRY(check_lengths(problem));
+  TRY(plan_tiles(problem, backward));
+  TRY(plan_workspace(problem, backward, &plan->workspace_size));
+  plan_grid(facts, backward);
+  return FA3_OK;
 }

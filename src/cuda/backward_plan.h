@@ -1,4 +1,4 @@
-/* How a backward call runs on a Hopper GPU, decided from the problem alone: no GPU is touched. */
+/* How a backward call runs on a Hopper GPU. */
 #ifndef FA3_SRC_CUDA_BACKWARD_PLAN_H
 #define FA3_SRC_CUDA_BACKWARD_PLAN_H
 
@@ -8,12 +8,16 @@
 /* The functions of kernels/backward_prepare.cu. */
 enum { BACKWARD_PREPARE, BACKWARD_SINK };
 
+struct cuda_facts;
+struct cuda_plan;
+
 struct backward_plan {
   const struct kernel *kernel;
   const struct kernel *prepare; /* for what comes before and after */
   int32_t cluster;              /* blocks that share a tile */
-  fa3_tile_space tiles;         /* its section depends on the GPU: backward_section */
-  int32_t heads_in_turn;        /* query heads that take a block of rows one after the other */
+  fa3_tile_space tiles;
+  int32_t workers;       /* blocks of the grid */
+  int32_t heads_in_turn; /* query heads that take a block of rows one after the other */
   int32_t blocks_q;
   int32_t slots;
   /* What a head of keys reads and writes again and again. */
@@ -29,15 +33,16 @@ struct backward_plan {
   struct reservation partial;
   struct reservation sinks;
   struct reservation next_tile;
-  size_t workspace_size;
 };
 
 /* FA3_UNSUPPORTED if there is none for tiles of keys that meet `queries` queries of a head. */
-fa3_status find_backward_kernel(fa3_dtype dtype, int64_t head_dim, int64_t value_head_dim,
-                                bool softcap, int64_t queries, const struct kernel **kernel);
+fa3_status find_backward_kernel(const char *architecture, fa3_dtype dtype, int64_t head_dim,
+                                int64_t value_head_dim, bool softcap, int64_t queries,
+                                const struct kernel **kernel);
 
 /* FA3_UNSUPPORTED or FA3_INVALID_LENGTHS, with the reason, for what no kernel can do. */
-fa3_status plan_backward(const struct problem *problem, struct backward_plan *plan);
+fa3_status plan_backward(const struct problem *problem, const struct cuda_facts *facts,
+                         struct cuda_plan *plan);
 
 /* How many heads of keys, over all batches, are in flight together. Few enough that their queries
  * and dQ, which every tile of keys reads and adds to, stay in the L2 cache: without a mask the

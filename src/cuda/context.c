@@ -24,52 +24,58 @@ static fa3_status find_context(const struct cuda_device *device, CUstream stream
   return FA3_OK;
 }
 
-/* With the context current. */
-static fa3_status inspect(const struct cuda_device *device, CUcontext context,
-                          struct cuda_scope *scope) {
-  scope->multiprocessors = device->multiprocessors;
-  scope->primary = context == device->primary;
-  if (scope->primary) return FA3_OK;
+static fa3_status check_owner(const struct cuda_scope *scope) {
+  const struct cuda_driver *driver = scope->device->driver;
   CUdevice owner;
-  TRY_CUDA(device->driver, cuCtxGetDevice, &owner);
-  if (owner != device->device)
-    return set_error(FA3_INVALID_STREAM, "stream is %p, of GPU %d: expected one of device.index %d",
-                     (void *)scope->stream, owner, device->device);
+  CUcontext popped;
+  if (!scope->current) TRY_CUDA(driver, cuCtxPushCurrent, scope->context);
+  const CUresult result = driver->cuCtxGetDevice(&owner);
+  if (!scope->current) driver->cuCtxPopCurrent(&popped);
+  if (result) return cuda_error(driver, "cuCtxGetDevice", result);
+  if (owner == scope->device->device) return FA3_OK;
+  return set_error(FA3_INVALID_STREAM, "stream is %p, of GPU %d: expected one of device.index %d",
+                   (void *)scope->stream, owner, scope->device->device);
+}
+
+fa3_status cuda_scope_find(const struct cuda_device *device, void *stream,
+                           struct cuda_scope *scope) {
+  const struct cuda_driver *driver = device->driver;
+  CUcontext current;
+  *scope = (struct cuda_scope){
+      .device = device, .stream = stream, .multiprocessors = device->multiprocessors};
+  TRY_CUDA(driver, cuCtxGetCurrent, &current);
+  TRY(find_context(device, stream, current, &scope->context));
+  scope->current = scope->context == current;
+  scope->primary = scope->context == device->primary;
+  if (scope->primary) return FA3_OK;
+  TRY(check_owner(scope));
   struct CUdevResource resource;
-  if (device->driver->cuCtxGetDevResource &&
-      device->driver->cuCtxGetDevResource(context, &resource, CU_DEV_RESOURCE_TYPE_SM) ==
+  if (driver->cuCtxGetDevResource &&
+      driver->cuCtxGetDevResource(scope->context, &resource, CU_DEV_RESOURCE_TYPE_SM) ==
           CUDA_SUCCESS &&
       resource.sm_count > 0)
     scope->multiprocessors = (int)resource.sm_count;
   return FA3_OK;
 }
 
-fa3_status cuda_scope_enter(const struct cuda_device *device, void *stream,
-                            struct cuda_scope *scope) {
-  const struct cuda_driver *driver = device->driver;
-  *scope = (struct cuda_scope){.driver = driver, .stream = stream};
-  CUcontext current, context;
-  TRY_CUDA(driver, cuCtxGetCurrent, &current);
-  TRY(find_context(device, stream, current, &context));
-  if (context != current) {
-    TRY_CUDA(driver, cuCtxPushCurrent, context);
-    scope->pushed = true;
-  }
+fa3_status cuda_scope_enter(struct cuda_scope *scope) {
+  const struct cuda_driver *driver = scope->device->driver;
+  if (!scope->current) TRY_CUDA(driver, cuCtxPushCurrent, scope->context);
   scope->capture_mode = CU_STREAM_CAPTURE_MODE_RELAXED;
   driver->cuThreadExchangeStreamCaptureMode(&scope->capture_mode);
-  fa3_status status = inspect(device, context, scope);
-  if (status) cuda_scope_leave(scope);
-  return status;
+  return FA3_OK;
 }
 
 void cuda_scope_leave(struct cuda_scope *scope) {
-  scope->driver->cuThreadExchangeStreamCaptureMode(&scope->capture_mode);
+  const struct cuda_driver *driver = scope->device->driver;
   CUcontext popped;
-  if (scope->pushed) scope->driver->cuCtxPopCurrent(&popped);
+  driver->cuThreadExchangeStreamCaptureMode(&scope->capture_mode);
+  if (!scope->current) driver->cuCtxPopCurrent(&popped);
 }
 
-static fa3_status check_memory(const struct cuda_device *device, const struct cuda_scope *scope,
-                               const char *name, const char *field, const void *data) {
+static fa3_status check_memory(const struct cuda_scope *scope, const char *name, const char *field,
+                               const void *data) {
+  const struct cuda_device *device = scope->device;
   if (!data) return FA3_OK;
   int attributes[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
   unsigned type = 0;
@@ -91,11 +97,11 @@ static fa3_status check_memory(const struct cuda_device *device, const struct cu
   return FA3_OK;
 }
 
-fa3_status cuda_check_memory(const struct cuda_device *device, const struct cuda_scope *scope,
-                             const struct problem *problem, const void *workspace) {
+fa3_status cuda_check_memory(const struct cuda_scope *scope, const struct problem *problem,
+                             const void *workspace) {
   for (int t = 0; t < TENSORS; t++) {
     const struct tensor_data tensor = problem_tensor(problem, (enum tensor)t);
-    if (!tensor.empty) TRY(check_memory(device, scope, tensor.name, ".data", tensor.data));
+    if (!tensor.empty) TRY(check_memory(scope, tensor.name, ".data", tensor.data));
   }
-  return check_memory(device, scope, "workspace", "", workspace);
+  return check_memory(scope, "workspace", "", workspace);
 }

@@ -8,23 +8,26 @@
 #include "problem.h"
 
 struct cuda_scope {
-  const struct cuda_driver *driver;
+  const struct cuda_device *device;
   CUstream stream;
-  bool pushed;
+  CUcontext context;
+  bool current;        /* the context is the thread's as it is */
   bool primary;        /* the context is the device's primary one */
   int multiprocessors; /* that the context may use; fewer in a green context */
   int capture_mode;    /* the thread's own, to be put back */
 };
 
-/* Makes the stream's context current, and lets what the driver still loads for it load beside a
- * capture. FA3_INVALID_STREAM if the stream is another device's. */
-fa3_status cuda_scope_enter(const struct cuda_device *device, void *stream,
-                            struct cuda_scope *scope);
+/* FA3_INVALID_STREAM if the stream is another device's. */
+fa3_status cuda_scope_find(const struct cuda_device *device, void *stream,
+                           struct cuda_scope *scope);
+
+/* Makes the context current, and lets what the driver still loads for it load beside a capture. */
+fa3_status cuda_scope_enter(struct cuda_scope *scope);
 void cuda_scope_leave(struct cuda_scope *scope);
 
 /* Every tensor is in memory that the driver knows, the GPU's own or pinned: a kernel that reads
  * anything else breaks the caller's context for good. In scope. */
-fa3_status cuda_check_memory(const struct cuda_device *device, const struct cuda_scope *scope,
-                             const struct problem *problem, const void *workspace);
+fa3_status cuda_check_memory(const struct cuda_scope *scope, const struct problem *problem,
+                             const void *workspace);
 
 #endif

@@ -129,9 +129,9 @@ static fa3_status load_kernel(struct cuda_device *device, int32_t k) {
 }
 
 /* Those of the device's architecture, with its primary context current. */
-static fa3_status load_kernels(struct cuda_device *device, const char *level) {
+static fa3_status load_kernels(struct cuda_device *device) {
   for (int32_t k = 0; k < KERNELS; k++)
-    if (!strcmp(kernels[k].architecture, level)) TRY(load_kernel(device, k));
+    if (!strcmp(kernels[k].architecture, device->architecture)) TRY(load_kernel(device, k));
   return FA3_OK;
 }
 
@@ -141,11 +141,12 @@ static fa3_status load_device(int32_t index, struct cuda_device *device) {
   TRY(cuda_device_info(index, &info));
   TRY(cuda_device_check(index));
   device->multiprocessors = info.units;
+  memcpy(device->architecture, info.level, sizeof device->architecture);
   /* Kept: the kernels stay loaded until the process ends. */
   if (!device->primary)
     TRY_CUDA(device->driver, cuDevicePrimaryCtxRetain, &device->primary, device->device);
   TRY_CUDA(device->driver, cuCtxPushCurrent, device->primary);
-  fa3_status status = load_kernels(device, info.level);
+  fa3_status status = load_kernels(device);
   CUcontext popped;
   device->driver->cuCtxPopCurrent(&popped);
   return status;

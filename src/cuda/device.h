@@ -11,6 +11,7 @@ struct cuda_device {
   CUkernel entries[KERNELS][KERNEL_ENTRIES]; /* of the kernels of its architecture */
   CUdevice device;
   int multiprocessors;
+  char architecture[32]; /* as variants.def has it */
 };
 
 /* The GPU of that index if the driver shows it, of any kind. */

@@ -47,9 +47,9 @@ static fa3_status supports(const fa3_capability *capability) {
   const struct kernel *kernel;
   /* A kernel that takes any number of queries takes all calls of its kind. */
   if (capability->phase == FA3_BACKWARD)
-    return find_backward_kernel(dtype, capability->head_dim, capability->value_head_dim,
+    return find_backward_kernel(NULL, dtype, capability->head_dim, capability->value_head_dim,
                                 capability->features & FA3_FEATURE_SOFTCAP, 0, &kernel);
-  return find_forward_kernel(dtype, capability->head_dim, capability->value_head_dim,
+  return find_forward_kernel(NULL, dtype, capability->head_dim, capability->value_head_dim,
                              capability->features & FA3_FEATURE_SOFTCAP, &kernel);
 }
 
@@ -77,68 +77,47 @@ static void kernel_info(int32_t index, fa3_kernel_info *info) {
   info->selected = info->usable;
 }
 
-static fa3_status summarize_forward(const struct problem *problem, struct plan *plan) {
-  struct forward_plan forward_plan;
-  TRY(plan_forward(problem, &forward_plan));
-  const struct kernel *kernel = forward_plan.kernel;
-  *plan = (struct plan){.tile_q = kernel->tile_q,
-                        .tile_k = kernel->tile_k,
-                        .workspace_size = forward_plan.workspace_size};
-  return FA3_OK;
-}
+static const struct {
+  fa3_status (*plan)(const struct problem *problem, const struct cuda_facts *facts,
+                     struct cuda_plan *plan);
+  fa3_status (*launch)(const struct cuda_scope *scope, const struct problem *problem,
+                       const struct cuda_plan *plan, char *workspace);
+} phases[] = {[FA3_FORWARD] = {plan_forward, launch_forward},
+              [FA3_BACKWARD] = {plan_backward, launch_backward}};
 
-static fa3_status summarize_backward(const struct problem *problem, struct plan *plan) {
-  struct backward_plan backward_plan;
-  TRY(plan_backward(problem, &backward_plan));
-  const struct kernel *kernel = backward_plan.kernel;
-  *plan = (struct plan){.tile_q = kernel->tile_q,
-                        .tile_k = kernel->tile_k,
-                        .workspace_size = backward_plan.workspace_size};
-  return FA3_OK;
-}
+/* What struct plan holds for this engine: where the call runs, and how. */
+struct engine_plan {
+  struct cuda_scope scope;
+  struct cuda_plan plan;
+};
+_Static_assert(sizeof(struct engine_plan) <= ENGINE_PLAN_SIZE, "the engine's plan");
 
 static fa3_status plan(const struct problem *problem, struct plan *plan) {
-  return problem->phase == FA3_BACKWARD ? summarize_backward(problem, plan)
-                                        : summarize_forward(problem, plan);
-}
-
-/* The stream's context, and memory that a kernel may touch. */
-static fa3_status enter(const struct problem *problem, const void *workspace,
-                        const struct cuda_device **device, struct cuda_scope *scope) {
-  TRY(cuda_device_get(problem->device.index, device));
-  TRY(cuda_scope_enter(*device, problem->stream, scope));
-  fa3_status status = cuda_check_memory(*device, scope, problem, workspace);
-  if (status) cuda_scope_leave(scope);
-  return status;
-}
-
-static fa3_status forward(const struct problem *problem) {
+  struct engine_plan *ours = (struct engine_plan *)plan->of_engine;
   const struct cuda_device *device;
-  struct forward_plan forward_plan;
-  struct cuda_scope scope;
-  TRY(plan_forward(problem, &forward_plan));
-  if (fa3_tile_count(&forward_plan.tiles) == 0) return FA3_OK;
-  void *workspace = forward_plan.workspace_size ? problem->workspace : NULL;
-  TRY(enter(problem, workspace, &device, &scope));
-  fa3_status status = launch_forward(device, &scope, problem, &forward_plan, workspace);
-  cuda_scope_leave(&scope);
-  return status;
+  TRY(cuda_device_get(problem->device.index, &device));
+  TRY(cuda_scope_find(device, problem->stream, &ours->scope));
+  const struct cuda_facts facts = {.architecture = device->architecture,
+                                   .multiprocessors = ours->scope.multiprocessors};
+  TRY(phases[problem->phase].plan(problem, &facts, &ours->plan));
+  plan->workspace_size = with_alignment(ours->plan.workspace_size);
+  return FA3_OK;
 }
 
-static fa3_status backward(const struct problem *problem) {
-  const struct cuda_device *device;
-  struct backward_plan backward_plan;
-  struct cuda_scope scope;
-  TRY(plan_backward(problem, &backward_plan));
-  TRY(enter(problem, problem->workspace, &device, &scope));
-  fa3_status status = launch_backward(device, &scope, problem, &backward_plan, problem->workspace);
-  cuda_scope_leave(&scope);
-  return status;
+/* In scope: memory that a kernel may touch, then the kernels. */
+static fa3_status launch(const struct problem *problem, const struct engine_plan *ours) {
+  char *workspace = ours->plan.workspace_size ? problem->workspace : NULL;
+  TRY(cuda_check_memory(&ours->scope, problem, workspace));
+  return phases[problem->phase].launch(&ours->scope, problem, &ours->plan,
+                                       align_workspace(workspace));
 }
 
 static fa3_status run(const struct problem *problem, const struct plan *plan) {
-  (void)plan;
-  return problem->phase == FA3_BACKWARD ? backward(problem) : forward(problem);
+  struct engine_plan ours = *(const struct engine_plan *)plan->of_engine;
+  TRY(cuda_scope_enter(&ours.scope));
+  fa3_status status = launch(problem, &ours);
+  cuda_scope_leave(&ours.scope);
+  return status;
 }
 
 const struct engine cuda_engine = {

@@ -12,7 +12,7 @@
 
 /* One call under way. */
 struct call {
-  struct launch launch;
+  const struct cuda_scope *scope;
   const struct problem *problem;
   const struct forward_plan *plan;
   char *workspace; /* aligned */
@@ -45,7 +45,7 @@ static void set_operands(struct call *call) {
 }
 
 static fa3_status set_tensor_maps(const struct call *call, fa3_forward_params *params) {
-  const struct cuda_driver *driver = call->launch.device->driver;
+  const struct cuda_driver *driver = call->scope->device->driver;
   const struct kernel *kernel = call->plan->kernel;
   const int32_t chunk = FA3_FORWARD_CHUNK(kernel->head_dim, kernel->value_head_dim);
   int tile_heads = call->plan->tile_heads;
@@ -84,12 +84,12 @@ static fa3_status set_tensor_maps(const struct call *call, fa3_forward_params *p
 
 /* What blocks take their tiles from: the stream's counter, or one in the workspace, cleared. */
 static fa3_status set_tile_counter(const struct call *call, fa3_forward_params *params) {
-  const struct launch *launch = &call->launch;
-  params->next_tile = cuda_tile_counter(launch->scope, call->plan->kernel);
+  const struct cuda_scope *scope = call->scope;
+  params->next_tile = cuda_tile_counter(scope, call->plan->kernel);
   if (params->next_tile) return FA3_OK;
   params->next_tile = (unsigned *)(void *)(call->workspace + call->plan->next_tile.offset);
-  TRY_CUDA(launch->device->driver, cuMemsetD32Async, (CUdeviceptr)params->next_tile, 0, 1,
-           launch->scope->stream);
+  TRY_CUDA(scope->device->driver, cuMemsetD32Async, (CUdeviceptr)params->next_tile, 0, 1,
+           scope->stream);
   return FA3_OK;
 }
 
@@ -120,39 +120,30 @@ static fa3_status launch_attention(const struct call *call) {
   params.store_by_tma = plan->tile_heads == 1;
   params.clear_value =
       problem->cu_seqlens_q || problem->cu_seqlens_k || problem->seqused_q || problem->seqused_k;
-  /* Blocks stay until the work is done, as many as run at the same time:
-   * their shared memory leaves room for one on each multiprocessor. */
-  int64_t workers = call->launch.scope->multiprocessors;
-  int64_t tiles = fa3_tile_count(&plan->tiles);
-  if (tiles < workers) workers = tiles;
-  /* With one tile for each there is nothing to hand out. */
-  if (plan->next_tile.used && tiles > workers) TRY(set_tile_counter(call, &params));
-  struct grid grid = {.x = (unsigned)workers,
+  if (plan->counted) TRY(set_tile_counter(call, &params));
+  struct grid grid = {.x = (unsigned)plan->workers,
                       .y = 1,
                       .z = 1,
                       .threads = FA3_FORWARD_THREADS((unsigned)plan->kernel->tile_q),
                       .dependent = true};
-  return launch_kernel(&call->launch, plan->kernel, 0, &grid, &params);
+  return launch_kernel(call->scope, plan->kernel, 0, &grid, &params);
 }
 
-fa3_status launch_forward(const struct cuda_device *device, const struct cuda_scope *scope,
-                          const struct problem *problem, const struct forward_plan *plan,
-                          void *workspace) {
-  struct call call = {.launch = {.device = device, .scope = scope},
-                      .problem = problem,
-                      .plan = plan,
-                      .workspace = align_workspace(workspace)};
-  const struct launch *launch = &call.launch;
+fa3_status launch_forward(const struct cuda_scope *scope, const struct problem *problem,
+                          const struct cuda_plan *cuda_plan, char *workspace) {
+  const struct forward_plan *plan = &cuda_plan->forward;
+  struct call call = {.scope = scope, .problem = problem, .plan = plan, .workspace = workspace};
   const struct lengths lengths = {.longest = problem->max_seqlen_q,
                                   .batch = problem->batch,
                                   .cu_seqlens = problem->cu_seqlens_q,
                                   .seqused = problem->seqused_q};
+  if (plan->workers == 0) return FA3_OK;
   set_operands(&call);
-  TRY(stage_input(launch, &plan->query, &problem->query, &call.query, plan->negate));
-  TRY(stage_input(launch, &plan->key, &problem->key, &call.key, false));
-  TRY(stage_input(launch, &plan->value, &problem->value, &call.value, false));
-  TRY(stage_head_values(launch, &plan->sink, &problem->sink, call.sink));
+  TRY(stage_input(scope, &plan->query, &problem->query, &call.query, plan->negate));
+  TRY(stage_input(scope, &plan->key, &problem->key, &call.key, false));
+  TRY(stage_input(scope, &plan->value, &problem->value, &call.value, false));
+  TRY(stage_head_values(scope, &plan->sink, &problem->sink, call.sink));
   TRY(launch_attention(&call));
-  TRY(unstage_output(launch, &plan->output, &call.output, &problem->output, &lengths));
-  return unstage_output(launch, &plan->lse, &call.lse, &problem->lse, &lengths);
+  TRY(unstage_output(scope, &plan->output, &call.output, &problem->output, &lengths));
+  return unstage_output(scope, &plan->lse, &call.lse, &problem->lse, &lengths);
 }

@@ -3,11 +3,10 @@
 #define FA3_SRC_CUDA_FORWARD_H
 
 #include "cuda/context.h"
-#include "cuda/forward_plan.h"
+#include "cuda/plan.h"
 
-/* In scope. `workspace` holds plan->workspace_size bytes, of any alignment. */
-fa3_status launch_forward(const struct cuda_device *device, const struct cuda_scope *scope,
-                          const struct problem *problem, const struct forward_plan *plan,
-                          void *workspace);
+/* In scope; the workspace is aligned. */
+fa3_status launch_forward(const struct cuda_scope *scope, const struct problem *problem,
+                          const struct cuda_plan *plan, char *workspace);
 
 #endif

@@ -4,6 +4,7 @@
 
 #include "cuda/kernels.h"
 #include "cuda/limits.h"
+#include "cuda/plan.h"
 #include "error.h"
 #include "integer.h"
 #include "kernels/mask.h"
@@ -22,9 +23,10 @@ static int32_t shared_bytes(const struct kernel *kernel) {
 const struct kernel_kind forward_kind = {
     .phase = FA3_FORWARD, .entries = {"forward"}, .shared_bytes = shared_bytes};
 
-fa3_status find_forward_kernel(fa3_dtype dtype, int64_t head_dim, int64_t value_head_dim,
-                               bool softcap, const struct kernel **kernel) {
+fa3_status find_forward_kernel(const char *architecture, fa3_dtype dtype, int64_t head_dim,
+                               int64_t value_head_dim, bool softcap, const struct kernel **kernel) {
   *kernel = find_kernel(&(struct kernel_need){.kind = &forward_kind,
+                                              .architecture = architecture,
                                               .dtype = dtype,
                                               .head_dim = head_dim,
                                               .value_head_dim = value_head_dim,
@@ -70,9 +72,9 @@ static fa3_status plan_tiles(const struct problem *problem, struct forward_plan 
   return FA3_OK;
 }
 
-static fa3_status plan_staging(const struct problem *problem, struct forward_plan *plan) {
+static fa3_status plan_staging(const struct problem *problem, struct forward_plan *plan,
+                               size_t *size) {
   const struct operand *query = &problem->query, *lse = &problem->lse, *sink = &problem->sink;
-  size_t *size = &plan->workspace_size;
   plan->negate = problem->scale < 0;
   /* Tiles of unequal length go to whoever is free. */
   if (plan->tiles.uneven) TRY(reserve(size, &plan->next_tile, "a counter", 1, 1, sizeof(uint32_t)));
@@ -90,15 +92,26 @@ static fa3_status plan_staging(const struct problem *problem, struct forward_pla
   if (problem->features & FA3_FEATURE_SINK &&
       (sink->dtype != FA3_FLOAT32 || (sink->heads > 1 && sink->stride_head != 1)))
     TRY(reserve(size, &plan->sink, "sink", 1, sink->heads, sizeof(float)));
-  plan->workspace_size = with_alignment(plan->workspace_size);
   return FA3_OK;
 }
 
-fa3_status plan_forward(const struct problem *problem, struct forward_plan *plan) {
-  *plan = (struct forward_plan){0};
-  TRY(find_forward_kernel(problem->query.dtype, problem->head_dim, problem->value_head_dim,
-                          problem->softcap > 0, &plan->kernel));
+/* Blocks stay until the work is done, as many as run at the same time: their shared memory leaves
+ * room for one on each multiprocessor. With one tile for each there is nothing to hand out. */
+static void plan_grid(const struct cuda_facts *facts, struct forward_plan *plan) {
+  const int32_t tiles = fa3_tile_count(&plan->tiles);
+  plan->workers = tiles < facts->multiprocessors ? tiles : facts->multiprocessors;
+  plan->counted = plan->next_tile.used && tiles > plan->workers;
+}
+
+fa3_status plan_forward(const struct problem *problem, const struct cuda_facts *facts,
+                        struct cuda_plan *plan) {
+  struct forward_plan *forward = &plan->forward;
+  *plan = (struct cuda_plan){.forward = {0}};
+  TRY(find_forward_kernel(facts->architecture, problem->query.dtype, problem->head_dim,
+                          problem->value_head_dim, problem->softcap > 0, &forward->kernel));
   TRY(check_lengths(problem));
-  TRY(plan_tiles(problem, plan));
-  return plan_staging(problem, plan);
+  TRY(plan_tiles(problem, forward));
+  TRY(plan_staging(problem, forward, &plan->workspace_size));
+  plan_grid(facts, forward);
+  return FA3_OK;
 }

@@ -1,30 +1,35 @@
-/* How a forward call runs on a Hopper GPU, decided from the problem alone: no GPU is touched. */
+/* How a forward call runs on a Hopper GPU. */
 #ifndef FA3_SRC_CUDA_FORWARD_PLAN_H
 #define FA3_SRC_CUDA_FORWARD_PLAN_H
 
 #include "cuda/staging.h"
 #include "kernels/forward_params.h"
 
+struct cuda_facts;
+struct cuda_plan;
+
 struct forward_plan {
   const struct kernel *kernel;
   int32_t tile_heads; /* query heads of one key head that share a tile */
   fa3_tile_space tiles;
-  bool negate; /* a negative scale: minus query, and the scale's size */
+  int32_t workers; /* blocks of the grid */
+  bool negate;     /* a negative scale: minus query, and the scale's size */
   struct reservation query;
   struct reservation key;
   struct reservation value;
   struct reservation output;
   struct reservation lse;
   struct reservation sink;
-  struct reservation next_tile; /* the counter that tiles are taken from */
-  size_t workspace_size;
+  struct reservation next_tile; /* for a counter that tiles are taken from */
+  bool counted;                 /* blocks take them from a counter */
 };
 
 /* FA3_UNSUPPORTED if there is none. */
-fa3_status find_forward_kernel(fa3_dtype dtype, int64_t head_dim, int64_t value_head_dim,
-                               bool softcap, const struct kernel **kernel);
+fa3_status find_forward_kernel(const char *architecture, fa3_dtype dtype, int64_t head_dim,
+                               int64_t value_head_dim, bool softcap, const struct kernel **kernel);
 
 /* FA3_UNSUPPORTED or FA3_INVALID_LENGTHS, with the reason, for what no kernel can do. */
-fa3_status plan_forward(const struct problem *problem, struct forward_plan *plan);
+fa3_status plan_forward(const struct problem *problem, const struct cuda_facts *facts,
+                        struct cuda_plan *plan);
 
 #endif

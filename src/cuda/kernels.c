@@ -60,9 +60,11 @@ int32_t kernel_shared_bytes(const struct kernel *kernel) {
 const struct kernel *find_kernel(const struct kernel_need *need) {
   for (int32_t k = 0; k < KERNELS; k++) {
     const struct kernel *kernel = &kernels[k];
-    if (kernel->kind == need->kind && kernel->dtype == (int32_t)need->dtype &&
-        kernel->head_dim >= need->head_dim && kernel->value_head_dim >= need->value_head_dim &&
-        (kernel->softcap || !need->softcap) && kernel->least_queries <= need->queries)
+    if (kernel->kind == need->kind &&
+        (!need->architecture || !strcmp(kernel->architecture, need->architecture)) &&
+        kernel->dtype == (int32_t)need->dtype && kernel->head_dim >= need->head_dim &&
+        kernel->value_head_dim >= need->value_head_dim && (kernel->softcap || !need->softcap) &&
+        kernel->least_queries <= need->queries)
       return kernel;
   }
   return NULL;

@@ -51,7 +51,8 @@ int32_t kernel_shared_bytes(const struct kernel *kernel);
 /* What a kernel has to take. */
 struct kernel_need {
   const struct kernel_kind *kind;
-  fa3_dtype dtype; /* as all that follow: 0 if its rows don't say */
+  const char *architecture; /* null: any */
+  fa3_dtype dtype;          /* as all that follow: 0 if its rows don't say */
   int64_t head_dim;
   int64_t value_head_dim;
   bool softcap;

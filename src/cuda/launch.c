@@ -2,7 +2,7 @@
 
 #include "error.h"
 
-fa3_status launch_kernel(const struct launch *launch, const struct kernel *kernel, int entry,
+fa3_status launch_kernel(const struct cuda_scope *scope, const struct kernel *kernel, int entry,
                          const struct grid *grid, void *params) {
   const int shared_bytes = entry == 0 ? kernel_shared_bytes(kernel) : 0;
   struct CUlaunchAttribute dependent = {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
@@ -14,11 +14,11 @@ fa3_status launch_kernel(const struct launch *launch, const struct kernel *kerne
                                   .block_y = 1,
                                   .block_z = 1,
                                   .shared_bytes = (unsigned)shared_bytes,
-                                  .stream = launch->scope->stream,
+                                  .stream = scope->stream,
                                   .attributes = &dependent,
                                   .attribute_count = grid->dependent ? 1 : 0};
   void *parameters[] = {params};
-  TRY_CUDA(launch->device->driver, cuLaunchKernelEx, &config,
-           launch->device->entries[kernel - kernels][entry], parameters, NULL);
+  TRY_CUDA(scope->device->driver, cuLaunchKernelEx, &config,
+           scope->device->entries[kernel - kernels][entry], parameters, NULL);
   return FA3_OK;
 }

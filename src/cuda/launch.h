@@ -1,15 +1,10 @@
-/* Queues kernels for one call. */
+/* Queues a kernel. */
 #ifndef FA3_SRC_CUDA_LAUNCH_H
 #define FA3_SRC_CUDA_LAUNCH_H
 
 #include <stdbool.h>
 
 #include "cuda/context.h"
-
-struct launch {
-  const struct cuda_device *device;
-  const struct cuda_scope *scope;
-};
 
 struct grid {
   unsigned x;
@@ -19,8 +14,8 @@ struct grid {
   bool dependent; /* may begin before the kernel ahead of it ends, and waits for it by itself */
 };
 
-/* The function kind->entries[entry] of a kernel; `params` is its one parameter. */
-fa3_status launch_kernel(const struct launch *launch, const struct kernel *kernel, int entry,
+/* In scope. The function kind->entries[entry] of a kernel; `params` is its one parameter. */
+fa3_status launch_kernel(const struct cuda_scope *scope, const struct kernel *kernel, int entry,
                          const struct grid *grid, void *params);
 
 #endif

@@ -69,13 +69,13 @@ static fa3_view make_view(const struct operand *operand, int64_t elements) {
                     .stride_head = operand->stride_head * elements};
 }
 
-static fa3_status copy(const struct launch *launch, const fa3_copy_params *params,
+static fa3_status copy(const struct cuda_scope *scope, const fa3_copy_params *params,
                        int64_t batches) {
   /* A grid's second dimension ends at 65535, so batches beyond it are copied in parts. */
   const int64_t most = 65535;
   int64_t elements = params->rows * params->heads * params->dims;
   int64_t blocks = divide_up(elements, FA3_STRIDED_THREADS);
-  int64_t enough = 16 * (int64_t)launch->scope->multiprocessors;
+  int64_t enough = 16 * (int64_t)scope->multiprocessors;
   const struct kernel *strided = find_kernel(&(struct kernel_need){.kind = &strided_kind});
   if (elements == 0) return FA3_OK;
   for (int64_t first = 0; first < batches; first += most) {
@@ -92,12 +92,12 @@ static fa3_status copy(const struct launch *launch, const fa3_copy_params *param
                         .y = (unsigned)count,
                         .z = 1,
                         .threads = FA3_STRIDED_THREADS};
-    TRY(launch_kernel(launch, strided, COPY_STRIDED, &grid, &part));
+    TRY(launch_kernel(scope, strided, COPY_STRIDED, &grid, &part));
   }
   return FA3_OK;
 }
 
-fa3_status stage_input(const struct launch *launch, const struct reservation *staged,
+fa3_status stage_input(const struct cuda_scope *scope, const struct reservation *staged,
                        const struct operand *from, const struct operand *to, bool negate) {
   if (!staged->used) return FA3_OK;
   fa3_copy_params params = {.from = make_view(from, 1),
@@ -106,10 +106,10 @@ fa3_status stage_input(const struct launch *launch, const struct reservation *st
                             .heads = (int)from->heads,
                             .dims = (int)from->dim,
                             .flip = negate ? 0x8000 : 0};
-  return copy(launch, &params, from->batch);
+  return copy(scope, &params, from->batch);
 }
 
-fa3_status unstage_output(const struct launch *launch, const struct reservation *staged,
+fa3_status unstage_output(const struct cuda_scope *scope, const struct reservation *staged,
                           const struct operand *from, const struct operand *to,
                           const struct lengths *lengths) {
   if (!staged->used) return FA3_OK;
@@ -121,10 +121,10 @@ fa3_status unstage_output(const struct launch *launch, const struct reservation 
                             .dims = (int)(to->dim * elements),
                             .cu_seqlens = lengths->cu_seqlens,
                             .used = lengths->seqused};
-  return copy(launch, &params, lengths->batch);
+  return copy(scope, &params, lengths->batch);
 }
 
-fa3_status stage_head_values(const struct launch *launch, const struct reservation *staged,
+fa3_status stage_head_values(const struct cuda_scope *scope, const struct reservation *staged,
                              const struct operand *from, float *to) {
   if (!staged->used) return FA3_OK;
   fa3_sink_params params = {.from = from->data,
@@ -135,6 +135,6 @@ fa3_status stage_head_values(const struct launch *launch, const struct reservati
                                                                  : 2};
   params.to = to;
   struct grid grid = {.x = 1, .y = 1, .z = 1, .threads = FA3_STRIDED_THREADS};
-  return launch_kernel(launch, find_kernel(&(struct kernel_need){.kind = &strided_kind}),
+  return launch_kernel(scope, find_kernel(&(struct kernel_need){.kind = &strided_kind}),
                        SINKS_TO_FLOAT, &grid, &params);
 }

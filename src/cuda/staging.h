@@ -36,7 +36,7 @@ struct operand staged_operand(const struct operand *operand, const struct reserv
 
 /* Queues the copy of an input of 16 bits to its place in the workspace; with `negate` of minus
  * the input. */
-fa3_status stage_input(const struct launch *launch, const struct reservation *staged,
+fa3_status stage_input(const struct cuda_scope *scope, const struct reservation *staged,
                        const struct operand *from, const struct operand *to, bool negate);
 
 /* Queues the copy of an output from the workspace, only of the rows of a sequence. */
@@ -46,12 +46,12 @@ struct lengths {
   const int32_t *cu_seqlens; /* may be null, as seqused */
   const int32_t *seqused;
 };
-fa3_status unstage_output(const struct launch *launch, const struct reservation *staged,
+fa3_status unstage_output(const struct cuda_scope *scope, const struct reservation *staged,
                           const struct operand *from, const struct operand *to,
                           const struct lengths *lengths);
 
 /* Queues the conversion of a number per head to float32. */
-fa3_status stage_head_values(const struct launch *launch, const struct reservation *staged,
+fa3_status stage_head_values(const struct cuda_scope *scope, const struct reservation *staged,
                              const struct operand *from, float *to);
 
 #endif

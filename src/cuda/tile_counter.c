@@ -19,7 +19,7 @@ static bool owned_by(atomic_uint_least64_t *owner, uint64_t id) {
 }
 
 unsigned *cuda_tile_counter(const struct cuda_scope *scope, const struct kernel *kernel) {
-  const struct cuda_driver *driver = scope->driver;
+  const struct cuda_driver *driver = scope->device->driver;
   int capturing = 0;
   uint64_t id = 0;
   CUdeviceptr counters = 0;

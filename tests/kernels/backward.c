@@ -19,7 +19,7 @@ struct call {
   const struct routines *routines;
   fa3_backward_args args;
   struct problem problem;
-  struct plan plan;
+  struct cpu_plan plan;
   void *workspace;
 };
 
@@ -42,9 +42,9 @@ static void fill(struct run *run, const fa3_tensor *tensor) {
 static void run_forward(const struct call *c) {
   const fa3_forward_args args = reference_forward_args(&c->args);
   struct problem problem;
-  struct plan plan;
+  struct cpu_plan plan;
   if (problem_from_args(FA3_FORWARD, &args, &problem)) abort();
-  cpu_plan(&problem, c->routines, &plan);
+  cpu_plan_forward(&problem, c->routines, &plan);
   void *workspace = guarded_new(plan.workspace_size);
   cpu_forward(&problem, c->routines, &plan, workspace);
   guarded_free(workspace);

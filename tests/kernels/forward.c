@@ -12,7 +12,7 @@ struct call {
   const struct routines *routines;
   fa3_forward_args args;
   struct problem problem;
-  struct plan plan;
+  struct cpu_plan plan;
   void *workspace;
 };
 
@@ -49,7 +49,7 @@ static struct call call_new(struct run *run, const struct call_shape *shape) {
 
 static void call_plan(struct call *c) {
   if (problem_from_args(FA3_FORWARD, &c->args, &c->problem)) abort();
-  cpu_plan(&c->problem, c->routines, &c->plan);
+  cpu_plan_forward(&c->problem, c->routines, &c->plan);
   c->workspace = guarded_new(c->plan.workspace_size);
 }
 

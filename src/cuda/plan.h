@@ -1,0 +1,22 @@
+/* How a call runs on a GPU: a function of the problem and of a few facts of the GPU, which no plan
+ * touches. */
+#ifndef FA3_SRC_CUDA_PLAN_H
+#define FA3_SRC_CUDA_PLAN_H
+
+#include "cuda/backward_plan.h"
+#include "cuda/forward_plan.h"
+
+struct cuda_facts {
+  const char *architecture;
+  int multiprocessors; /* that the call may use */
+};
+
+struct cuda_plan {
+  size_t workspace_size;
+  union { /* by the problem's phase */
+    struct forward_plan forward;
+    struct backward_plan backward;
+  };
+};
+
+#endif
