@@ -178,6 +178,10 @@ fa3_status read_tensors(const void *args, struct problem *problem) {
   return FA3_OK;
 }
 
+struct operand *problem_operand(const struct problem *problem, enum tensor tensor) {
+  return (struct operand *)((uintptr_t)problem + places[tensor]);
+}
+
 struct tensor_data problem_tensor(const struct problem *problem, enum tensor tensor) {
   const struct tensor_row *row = &tensor_rows[tensor];
   const void *place = (const char *)problem + places[tensor];

@@ -72,6 +72,9 @@ struct tensor_data {
 };
 struct tensor_data problem_tensor(const struct problem *problem, enum tensor tensor);
 
+/* The operand of a tensor that is no vector; const if the problem is. */
+struct operand *problem_operand(const struct problem *problem, enum tensor tensor);
+
 /* Validates everything but data pointers, contents of lengths and the workspace, and fills in
  * `problem`. `args` is the phase's struct, of this version's size. Never reads through the caller's
  * tensors. */

@@ -174,6 +174,12 @@ static void test_packing(void **state) {
   assert_int_equal(plan.forward.tile_heads, 1);
 }
 
+static bool is_staged(const struct cuda_plan *plan, enum tensor tensor) {
+  for (int i = 0; i < plan->staging.count; i++)
+    if (plan->staging.tensors[i].demand.tensor == tensor) return true;
+  return false;
+}
+
 static void test_staging(void **state) {
   (void)state;
   struct cuda_plan plan;
@@ -185,25 +191,24 @@ static void test_staging(void **state) {
   const size_t query_bytes = (size_t)2 * 100 * 4 * 64 * 2;
   problem.query.data = (char *)8;
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
-  assert_true(plan.forward.query.used && !plan.forward.key.used && !plan.forward.value.used &&
-              !plan.forward.output.used);
+  assert_true(plan.staging.count == 1 && is_staged(&plan, TENSOR_query));
   assert_true(plan.workspace_size >= query_bytes && plan.workspace_size < query_bytes + 128);
 
   problem.query.data = NULL;
   problem.key.stride_head += 4;
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
-  assert_true(plan.forward.key.used && !plan.forward.query.used);
+  assert_true(plan.staging.count == 1 && is_staged(&plan, TENSOR_key));
   problem.key.stride_head = 0; /* an expanded tensor needs no copy */
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
-  assert_true(!plan.forward.key.used);
+  assert_int_equal(plan.staging.count, 0);
   problem.key.stride_row = 7; /* nor the odd stride of a single row */
   problem.key.rows = problem.value.rows = problem.rows_k = problem.max_seqlen_k = 1;
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
-  assert_true(!plan.forward.key.used);
+  assert_int_equal(plan.staging.count, 0);
 
   problem.scale = -1;
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
-  assert_true(plan.forward.query.used && plan.forward.negate);
+  assert_true(is_staged(&plan, TENSOR_query) && plan.staging.tensors[0].demand.form == FORM_MINUS);
 }
 
 static void test_limits(void **state) {

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include "cuda/kernels.h"
+#include "cuda/launch.h"
 #include "cuda/scales.h"
 #include "cuda/tensor_map.h"
 #include "error.h"
@@ -14,11 +14,6 @@ struct call {
   const struct backward_plan *plan;
   const struct kernel *kernel;
   char *workspace; /* aligned */
-  /* Where the kernels find them. */
-  struct operand query;
-  struct operand key;
-  struct operand value;
-  struct operand grad_output;
   fa3_backward_sequences sequences;
   fa3_gradient grad_query;
 };
@@ -47,14 +42,9 @@ static fa3_gradient make_gradient(const struct operand *operand, bool accumulate
                         .vectors = takes_vectors(operand)};
 }
 
-static void set_operands(struct call *call) {
+static void set_up(struct call *call) {
   const struct problem *problem = call->problem;
   const struct backward_plan *plan = call->plan;
-  char *workspace = call->workspace;
-  call->query = staged_operand(&problem->query, &plan->query, workspace);
-  call->key = staged_operand(&problem->key, &plan->key, workspace);
-  call->value = staged_operand(&problem->value, &plan->value, workspace);
-  call->grad_output = staged_operand(&problem->grad_output, &plan->grad_output, workspace);
   call->sequences = (fa3_backward_sequences){.cu_seqlens_q = problem->cu_seqlens_q,
                                              .cu_seqlens_k = problem->cu_seqlens_k,
                                              .used_q = problem->seqused_q,
@@ -71,23 +61,10 @@ static void set_operands(struct call *call) {
   call->grad_query = make_gradient(&problem->grad_query, problem->accumulate);
 }
 
-static fa3_status stage_operands(const struct call *call) {
-  const struct problem *problem = call->problem;
-  const struct backward_plan *plan = call->plan;
-  const struct cuda_scope *scope = call->scope;
-  TRY(stage_input(scope, &plan->query, &problem->query, &call->query, false));
-  TRY(stage_input(scope, &plan->key, &problem->key, &call->key, false));
-  TRY(stage_input(scope, &plan->value, &problem->value, &call->value, false));
-  TRY(stage_input(scope, &plan->grad_output, &problem->grad_output, &call->grad_output, false));
-  return stage_head_values(scope, &plan->sink, &problem->sink, in_workspace(call, &plan->sink));
-}
-
 static fa3_status launch_prepare(const struct call *call) {
   const struct problem *problem = call->problem;
   const struct backward_plan *plan = call->plan;
-  const struct operand *output = &problem->output, *grad_output = &call->grad_output;
-  const float *sink =
-      plan->sink.used ? in_workspace(call, &plan->sink) : (const float *)(void *)problem->sink.data;
+  const struct operand *output = &problem->output, *grad_output = &problem->grad_output;
   fa3_backward_prepare_params params = {
       .sequences = call->sequences,
       .output = output->data,
@@ -108,7 +85,7 @@ static fa3_status launch_prepare(const struct call *call) {
       .grad_lse_stride_batch = problem->grad_lse.stride_batch,
       .grad_lse_stride_row = problem->grad_lse.stride_row,
       .grad_lse_stride_head = problem->grad_lse.stride_head,
-      .sink = has_elements(&problem->grad_sink) ? sink : NULL,
+      .sink = has_elements(&problem->grad_sink) ? (const float *)(void *)problem->sink.data : NULL,
       .grad_query = call->grad_query,
       .slots = plan->slots,
       .counters = in_workspace(call, &plan->counters),
@@ -126,18 +103,19 @@ static fa3_status set_tensor_maps(const struct call *call, fa3_backward_params *
   const struct kernel *kernel = call->kernel;
   const int32_t chunk = FA3_BACKWARD_CHUNK(kernel->head_dim, kernel->value_head_dim);
   const int32_t cluster = call->plan->cluster;
+  const struct problem *problem = call->problem;
   /* An empty query is not read, but its map has to be valid; a call without keys has no tiles. */
-  void *const any = call->key.data;
+  void *const any = problem->key.data;
   const struct {
     const char *name;
     const struct operand *operand;
     int32_t rows;
     fa3_tensor_map *map;
   } tensors[] = {
-      {"query", &call->query, kernel->tile_q, &params->query},
-      {"grad_output", &call->grad_output, kernel->tile_q, &params->grad_output},
-      {"key", &call->key, kernel->tile_k / cluster, &params->key},
-      {"value", &call->value, kernel->tile_k / cluster, &params->value},
+      {"query", &problem->query, kernel->tile_q, &params->query},
+      {"grad_output", &problem->grad_output, kernel->tile_q, &params->grad_output},
+      {"key", &problem->key, kernel->tile_k / cluster, &params->key},
+      {"value", &problem->value, kernel->tile_k / cluster, &params->value},
   };
   for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) {
     const struct operand *operand = tensors[i].operand;
@@ -216,11 +194,8 @@ fa3_status launch_backward(const struct cuda_scope *scope, const struct problem 
                       .plan = plan,
                       .kernel = plan->kernel,
                       .workspace = workspace};
-  set_operands(&call);
-  if (problem->batch > 0) {
-    TRY(stage_operands(&call));
-    TRY(launch_prepare(&call));
-  }
+  set_up(&call);
+  if (problem->batch > 0) TRY(launch_prepare(&call));
   if (plan->workers > 0) TRY(launch_gradients(&call));
   return launch_sink(&call);
 }

@@ -111,8 +111,9 @@ static int64_t queries_of_tile(const struct problem *problem) {
   return smaller(longest / 4, left + right + 1);
 }
 
-static fa3_status plan_workspace(const struct problem *problem, struct backward_plan *plan,
-                                 size_t *size) {
+static fa3_status plan_workspace(const struct problem *problem, struct cuda_plan *cuda_plan) {
+  struct backward_plan *plan = &cuda_plan->backward;
+  size_t *size = &cuda_plan->workspace_size;
   const struct kernel *kernel = plan->kernel;
   const int64_t heads = problem->heads_q, rows = padded_rows(problem);
   TRY(reserve(size, &plan->next_tile, "a counter", 1, 1, sizeof(int32_t)));
@@ -121,17 +122,18 @@ static fa3_status plan_workspace(const struct problem *problem, struct backward_
   TRY(reserve(size, &plan->rows, "a copy of lse", heads, rows, 2 * sizeof(float)));
   TRY(reserve(size, &plan->partial, "grad_query in float32", heads, rows,
               (int64_t)sizeof(float) * kernel->head_dim));
-  TRY(reserve_if_needed(size, &plan->query, "query", &problem->query));
-  TRY(reserve_if_needed(size, &plan->key, "key", &problem->key));
-  TRY(reserve_if_needed(size, &plan->value, "value", &problem->value));
-  TRY(reserve_if_needed(size, &plan->grad_output, "grad_output", &problem->grad_output));
-  if (has_elements(&problem->grad_sink)) {
+  const struct demand demands[] = {{TENSOR_query, FORM_TMA},
+                                   {TENSOR_key, FORM_TMA},
+                                   {TENSOR_value, FORM_TMA},
+                                   {TENSOR_grad_output, FORM_TMA},
+                                   {TENSOR_sink, FORM_FLOATS}};
+  int count = sizeof demands / sizeof *demands;
+  if (has_elements(&problem->grad_sink))
     TRY(reserve(size, &plan->sinks, "grad_sink in parts", heads, slots(problem, SMALLEST_TILE_M),
                 sizeof(float)));
-    if (problem->sink.dtype != FA3_FLOAT32 || (heads > 1 && problem->sink.stride_head != 1))
-      TRY(reserve(size, &plan->sink, "sink", 1, heads, sizeof(float)));
-  }
-  return FA3_OK;
+  else
+    count--; /* the sink itself is in lse */
+  return plan_staging(problem, demands, count, &cuda_plan->staging, size);
 }
 
 int32_t backward_section(const struct backward_plan *plan, int multiprocessors) {
@@ -166,7 +168,7 @@ fa3_status plan_backward(const struct problem *problem, const struct cuda_facts 
   backward->cluster = backward->kernel->kind == &backward_wide_kind ? 2 : 1;
   TRY(check_lengths(problem));
   TRY(plan_tiles(problem, backward));
-  TRY(plan_workspace(problem, backward, &plan->workspace_size));
+  TRY(plan_workspace(problem, plan));
   plan_grid(facts, backward);
   return FA3_OK;
 }

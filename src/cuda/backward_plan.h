@@ -22,11 +22,6 @@ struct backward_plan {
   int32_t slots;
   /* What a head of keys reads and writes again and again. */
   int64_t bytes_per_head;
-  struct reservation query;
-  struct reservation key;
-  struct reservation value;
-  struct reservation grad_output;
-  struct reservation sink;
   /* The kernels' own arrays, see kernels/backward_params.h. */
   struct reservation counters;
   struct reservation rows;

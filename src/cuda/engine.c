@@ -108,8 +108,14 @@ static fa3_status plan(const struct problem *problem, struct plan *plan) {
 static fa3_status launch(const struct problem *problem, const struct engine_plan *ours) {
   char *workspace = ours->plan.workspace_size ? problem->workspace : NULL;
   TRY(cuda_check_memory(&ours->scope, problem, workspace));
-  return phases[problem->phase].launch(&ours->scope, problem, &ours->plan,
-                                       align_workspace(workspace));
+  workspace = align_workspace(workspace);
+  const struct staging *staging = &ours->plan.staging;
+  struct problem staged;
+  if (staging->count == 0 || problem->batch == 0)
+    return phases[problem->phase].launch(&ours->scope, problem, &ours->plan, workspace);
+  TRY(stage(&ours->scope, problem, staging, workspace, &staged));
+  TRY(phases[problem->phase].launch(&ours->scope, &staged, &ours->plan, workspace));
+  return unstage(&ours->scope, problem, staging, &staged);
 }
 
 static fa3_status run(const struct problem *problem, const struct plan *plan) {

@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "cuda/kernels.h"
+#include "cuda/launch.h"
 #include "cuda/scales.h"
 #include "cuda/sequences.h"
 #include "cuda/tensor_map.h"
@@ -16,40 +16,14 @@ struct call {
   const struct problem *problem;
   const struct forward_plan *plan;
   char *workspace; /* aligned */
-  /* Where the attention kernel finds them. */
-  struct operand query;
-  struct operand key;
-  struct operand value;
-  struct operand output;
-  struct operand lse;
-  float *sink;
 };
-
-static void set_operands(struct call *call) {
-  const struct problem *problem = call->problem;
-  const struct forward_plan *plan = call->plan;
-  char *workspace = call->workspace;
-  call->query = staged_operand(&problem->query, &plan->query, workspace);
-  call->key = staged_operand(&problem->key, &plan->key, workspace);
-  call->value = staged_operand(&problem->value, &plan->value, workspace);
-  call->output = staged_operand(&problem->output, &plan->output, workspace);
-  call->lse = problem->lse;
-  if (plan->lse.used) { /* a head's rows lie side by side */
-    call->lse.data = workspace + plan->lse.offset;
-    call->lse.stride_row = 1;
-    call->lse.stride_head = problem->lse.rows;
-    call->lse.stride_batch = problem->lse.heads * problem->lse.rows;
-  }
-  call->sink =
-      (float *)(void *)(plan->sink.used ? workspace + plan->sink.offset : problem->sink.data);
-}
 
 static fa3_status set_tensor_maps(const struct call *call, fa3_forward_params *params) {
   const struct cuda_driver *driver = call->scope->device->driver;
   const struct kernel *kernel = call->plan->kernel;
   const int32_t chunk = FA3_FORWARD_CHUNK(kernel->head_dim, kernel->value_head_dim);
   int tile_heads = call->plan->tile_heads;
-  const struct operand *query = &call->query, *output = &call->output;
+  const struct operand *query = &call->problem->query, *output = &call->problem->output;
   const struct map_dimension query_map[] = {
       {query->dim, 1, chunk},
       {tile_heads, query->stride_head, tile_heads},
@@ -66,7 +40,7 @@ static fa3_status set_tensor_maps(const struct call *call, fa3_forward_params *p
                       &params->output));
 
   /* Without keys nothing is read; the maps only have to be valid. */
-  const struct operand *key = &call->key, *value = &call->value;
+  const struct operand *key = &call->problem->key, *value = &call->problem->value;
   const bool keys = has_elements(key);
   const struct map_dimension key_map[] = {{key->dim, 1, chunk},
                                           {key->rows, key->stride_row, kernel->tile_k},
@@ -103,14 +77,14 @@ static fa3_status launch_attention(const struct call *call) {
   params.scale_log2 = scales.scale_log2;
   params.softcap_log2 = scales.softcap_log2;
   params.sequences = make_sequences(problem);
-  params.output_data = call->output.data;
-  params.output_stride_batch = call->output.stride_batch;
-  params.output_stride_row = call->output.stride_row;
-  params.output_stride_head = call->output.stride_head;
-  params.lse = (float *)(void *)call->lse.data;
-  params.lse_stride_batch = call->lse.stride_batch;
-  params.lse_stride_head = call->lse.stride_head;
-  params.sink = call->sink;
+  params.output_data = problem->output.data;
+  params.output_stride_batch = problem->output.stride_batch;
+  params.output_stride_row = problem->output.stride_row;
+  params.output_stride_head = problem->output.stride_head;
+  params.lse = (float *)(void *)problem->lse.data;
+  params.lse_stride_batch = problem->lse.stride_batch;
+  params.lse_stride_head = problem->lse.stride_head;
+  params.sink = (const float *)(void *)problem->sink.data;
   params.tiles = plan->tiles;
   params.group = (int)(problem->heads_q / problem->heads_k);
   params.tile_heads = plan->tile_heads;
@@ -133,17 +107,5 @@ fa3_status launch_forward(const struct cuda_scope *scope, const struct problem *
                           const struct cuda_plan *cuda_plan, char *workspace) {
   const struct forward_plan *plan = &cuda_plan->forward;
   struct call call = {.scope = scope, .problem = problem, .plan = plan, .workspace = workspace};
-  const struct lengths lengths = {.longest = problem->max_seqlen_q,
-                                  .batch = problem->batch,
-                                  .cu_seqlens = problem->cu_seqlens_q,
-                                  .seqused = problem->seqused_q};
-  if (plan->workers == 0) return FA3_OK;
-  set_operands(&call);
-  TRY(stage_input(scope, &plan->query, &problem->query, &call.query, plan->negate));
-  TRY(stage_input(scope, &plan->key, &problem->key, &call.key, false));
-  TRY(stage_input(scope, &plan->value, &problem->value, &call.value, false));
-  TRY(stage_head_values(scope, &plan->sink, &problem->sink, call.sink));
-  TRY(launch_attention(&call));
-  TRY(unstage_output(scope, &plan->output, &call.output, &problem->output, &lengths));
-  return unstage_output(scope, &plan->lse, &call.lse, &problem->lse, &lengths);
+  return plan->workers ? launch_attention(&call) : FA3_OK;
 }

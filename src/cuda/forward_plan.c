@@ -72,27 +72,19 @@ static fa3_status plan_tiles(const struct problem *problem, struct forward_plan 
   return FA3_OK;
 }
 
-static fa3_status plan_staging(const struct problem *problem, struct forward_plan *plan,
-                               size_t *size) {
-  const struct operand *query = &problem->query, *lse = &problem->lse, *sink = &problem->sink;
-  plan->negate = problem->scale < 0;
+static fa3_status plan_workspace(const struct problem *problem, struct cuda_plan *plan) {
+  size_t *size = &plan->workspace_size;
+  /* Of a negative scale the kernel takes the size, and minus the query. */
+  const struct demand demands[] = {{TENSOR_query, problem->scale < 0 ? FORM_MINUS : FORM_TMA},
+                                   {TENSOR_key, FORM_TMA},
+                                   {TENSOR_value, FORM_TMA},
+                                   {TENSOR_output, FORM_TMA},
+                                   {TENSOR_lse, FORM_ROWS},
+                                   {TENSOR_sink, FORM_FLOATS}};
   /* Tiles of unequal length go to whoever is free. */
-  if (plan->tiles.uneven) TRY(reserve(size, &plan->next_tile, "a counter", 1, 1, sizeof(uint32_t)));
-  if (plan->negate)
-    TRY(reserve(size, &plan->query, "query", query->batch, query->rows,
-                2 * query->heads * query->dim));
-  else
-    TRY(reserve_if_needed(size, &plan->query, "query", query));
-  TRY(reserve_if_needed(size, &plan->key, "key", &problem->key));
-  TRY(reserve_if_needed(size, &plan->value, "value", &problem->value));
-  TRY(reserve_if_needed(size, &plan->output, "output", &problem->output));
-  if (problem->features & FA3_FEATURE_LSE && lse->rows > 1 && lse->stride_row != 1)
-    TRY(reserve(size, &plan->lse, "lse", lse->batch, lse->rows,
-                (int64_t)sizeof(float) * lse->heads));
-  if (problem->features & FA3_FEATURE_SINK &&
-      (sink->dtype != FA3_FLOAT32 || (sink->heads > 1 && sink->stride_head != 1)))
-    TRY(reserve(size, &plan->sink, "sink", 1, sink->heads, sizeof(float)));
-  return FA3_OK;
+  if (plan->forward.tiles.uneven)
+    TRY(reserve(size, &plan->forward.next_tile, "a counter", 1, 1, sizeof(uint32_t)));
+  return plan_staging(problem, demands, sizeof demands / sizeof *demands, &plan->staging, size);
 }
 
 /* Blocks stay until the work is done, as many as run at the same time: their shared memory leaves
@@ -111,7 +103,7 @@ fa3_status plan_forward(const struct problem *problem, const struct cuda_facts *
                           problem->value_head_dim, problem->softcap > 0, &forward->kernel));
   TRY(check_lengths(problem));
   TRY(plan_tiles(problem, forward));
-  TRY(plan_staging(problem, forward, &plan->workspace_size));
+  TRY(plan_workspace(problem, plan));
   plan_grid(facts, forward);
   return FA3_OK;
 }

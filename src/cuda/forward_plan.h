@@ -12,14 +12,7 @@ struct forward_plan {
   const struct kernel *kernel;
   int32_t tile_heads; /* query heads of one key head that share a tile */
   fa3_tile_space tiles;
-  int32_t workers; /* blocks of the grid */
-  bool negate;     /* a negative scale: minus query, and the scale's size */
-  struct reservation query;
-  struct reservation key;
-  struct reservation value;
-  struct reservation output;
-  struct reservation lse;
-  struct reservation sink;
+  int32_t workers;              /* blocks of the grid */
   struct reservation next_tile; /* for a counter that tiles are taken from */
   bool counted;                 /* blocks take them from a counter */
 };

@@ -5,6 +5,7 @@
 
 #include "cuda/backward_plan.h"
 #include "cuda/forward_plan.h"
+#include "cuda/staging.h"
 
 struct cuda_facts {
   const char *architecture;
@@ -13,6 +14,7 @@ struct cuda_facts {
 
 struct cuda_plan {
   size_t workspace_size;
+  struct staging staging;
   union { /* by the problem's phase */
     struct forward_plan forward;
     struct backward_plan backward;

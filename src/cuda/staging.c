@@ -1,5 +1,6 @@
 #include "cuda/staging.h"
 
+#include "cuda/launch.h"
 #include "error.h"
 #include "integer.h"
 #include "kernels/strided_params.h"
@@ -16,10 +17,20 @@ static bool stride_fits(int64_t extent, int64_t stride) {
   return extent <= 1 || (stride % 8 == 0 && stride < (INT64_C(1) << 39));
 }
 
-bool needs_staging(const struct operand *operand) {
-  return (uintptr_t)operand->data % 16 || !stride_fits(operand->batch, operand->stride_batch) ||
-         !stride_fits(operand->rows, operand->stride_row) ||
-         !stride_fits(operand->heads, operand->stride_head);
+static bool is_as_demanded(const struct operand *operand, const struct demand *demand) {
+  switch (demand->form) {
+    case FORM_TMA:
+      return (uintptr_t)operand->data % 16 == 0 &&
+             stride_fits(operand->batch, operand->stride_batch) &&
+             stride_fits(operand->rows, operand->stride_row) &&
+             stride_fits(operand->heads, operand->stride_head);
+    case FORM_MINUS:
+      return false;
+    case FORM_ROWS:
+      return operand->rows <= 1 || operand->stride_row == 1;
+    default:
+      return operand->dtype == FA3_FLOAT32 && (operand->heads <= 1 || operand->stride_head == 1);
+  }
 }
 
 fa3_status reserve(size_t *workspace_size, struct reservation *reservation, const char *name,
@@ -34,13 +45,6 @@ fa3_status reserve(size_t *workspace_size, struct reservation *reservation, cons
   return FA3_OK;
 }
 
-fa3_status reserve_if_needed(size_t *workspace_size, struct reservation *reservation,
-                             const char *name, const struct operand *operand) {
-  if (!needs_staging(operand)) return FA3_OK;
-  return reserve(workspace_size, reservation, name, operand->batch, operand->rows,
-                 2 * operand->heads * operand->dim);
-}
-
 size_t with_alignment(size_t workspace_size) {
   return workspace_size ? workspace_size + ALIGNMENT - 1 : 0;
 }
@@ -50,14 +54,36 @@ char *align_workspace(void *workspace) {
   return workspace ? (char *)(((uintptr_t)workspace + mask) & ~mask) : NULL;
 }
 
-struct operand staged_operand(const struct operand *operand, const struct reservation *staged,
-                              char *workspace) {
+fa3_status plan_staging(const struct problem *problem, const struct demand *demands, int count,
+                        struct staging *staging, size_t *workspace_size) {
+  for (int d = 0; d < count; d++) {
+    const struct operand *operand = problem_operand(problem, demands[d].tensor);
+    if (!operand->dtype || is_as_demanded(operand, &demands[d])) continue;
+    const int64_t element = demands[d].form == FORM_FLOATS
+                                ? (int64_t)sizeof(float)
+                                : (int64_t)fa3_dtype_size(operand->dtype);
+    struct reservation room;
+    TRY(reserve(workspace_size, &room, tensor_rows[demands[d].tensor].name, operand->batch,
+                operand->rows, element * operand->heads * operand->dim));
+    staging->tensors[staging->count++] = (struct staged){demands[d], room.offset};
+  }
+  return FA3_OK;
+}
+
+/* The view of an operand's copy. */
+static struct operand make_copy(const struct operand *operand, enum form form, char *data) {
   struct operand copy = *operand;
-  if (!staged->used) return copy;
-  copy.data = workspace + staged->offset;
-  copy.stride_head = copy.dim;
-  copy.stride_row = copy.heads * copy.stride_head;
-  copy.stride_batch = copy.rows * copy.stride_row;
+  copy.data = data;
+  if (form == FORM_FLOATS) copy.dtype = FA3_FLOAT32;
+  if (form == FORM_TMA || form == FORM_MINUS) {
+    copy.stride_head = copy.dim;
+    copy.stride_row = copy.heads * copy.stride_head;
+    copy.stride_batch = copy.rows * copy.stride_row;
+  } else {
+    copy.stride_row = 1;
+    copy.stride_head = copy.rows;
+    copy.stride_batch = copy.heads * copy.stride_head;
+  }
   return copy;
 }
 
@@ -97,44 +123,69 @@ static fa3_status copy(const struct cuda_scope *scope, const fa3_copy_params *pa
   return FA3_OK;
 }
 
-fa3_status stage_input(const struct cuda_scope *scope, const struct reservation *staged,
-                       const struct operand *from, const struct operand *to, bool negate) {
-  if (!staged->used) return FA3_OK;
+static fa3_status copy_input(const struct cuda_scope *scope, const struct operand *from,
+                             const struct operand *to, bool negated) {
   fa3_copy_params params = {.from = make_view(from, 1),
                             .to = make_view(to, 1),
                             .rows = from->rows,
                             .heads = (int)from->heads,
                             .dims = (int)from->dim,
-                            .flip = negate ? 0x8000 : 0};
+                            .flip = negated ? 0x8000 : 0};
   return copy(scope, &params, from->batch);
 }
 
-fa3_status unstage_output(const struct cuda_scope *scope, const struct reservation *staged,
-                          const struct operand *from, const struct operand *to,
-                          const struct lengths *lengths) {
-  if (!staged->used) return FA3_OK;
+static fa3_status copy_output(const struct cuda_scope *scope, const struct problem *problem,
+                              const struct operand *from, const struct operand *to) {
   const int64_t elements = to->dtype == FA3_FLOAT32 ? 2 : 1;
   fa3_copy_params params = {.from = make_view(from, elements),
                             .to = make_view(to, elements),
-                            .rows = smaller(lengths->longest, to->rows),
+                            .rows = smaller(problem->max_seqlen_q, to->rows),
                             .heads = (int)to->heads,
                             .dims = (int)(to->dim * elements),
-                            .cu_seqlens = lengths->cu_seqlens,
-                            .used = lengths->seqused};
-  return copy(scope, &params, lengths->batch);
+                            .cu_seqlens = problem->cu_seqlens_q,
+                            .used = problem->seqused_q};
+  return copy(scope, &params, problem->batch);
 }
 
-fa3_status stage_head_values(const struct cuda_scope *scope, const struct reservation *staged,
-                             const struct operand *from, float *to) {
-  if (!staged->used) return FA3_OK;
+static fa3_status make_floats(const struct cuda_scope *scope, const struct operand *from,
+                              const struct operand *to) {
   fa3_sink_params params = {.from = from->data,
                             .stride = from->stride_head,
                             .heads = (int)from->heads,
                             .kind = from->dtype == FA3_FLOAT32   ? 0
                                     : from->dtype == FA3_FLOAT16 ? 1
                                                                  : 2};
-  params.to = to;
+  params.to = (float *)(void *)to->data;
   struct grid grid = {.x = 1, .y = 1, .z = 1, .threads = FA3_STRIDED_THREADS};
   return launch_kernel(scope, find_kernel(&(struct kernel_need){.kind = &strided_kind}),
                        SINKS_TO_FLOAT, &grid, &params);
+}
+
+static bool is_output(const struct problem *problem, const struct staged *staged) {
+  return find_argument(problem->phase, staged->demand.tensor)->output;
+}
+
+fa3_status stage(const struct cuda_scope *scope, const struct problem *problem,
+                 const struct staging *staging, char *workspace, struct problem *staged) {
+  *staged = *problem;
+  for (const struct staged *s = staging->tensors; s < staging->tensors + staging->count; s++) {
+    struct operand *to = problem_operand(staged, s->demand.tensor);
+    const struct operand from = *to;
+    *to = make_copy(&from, s->demand.form, workspace + s->offset);
+    if (is_output(problem, s)) continue;
+    if (s->demand.form == FORM_FLOATS)
+      TRY(make_floats(scope, &from, to));
+    else
+      TRY(copy_input(scope, &from, to, s->demand.form == FORM_MINUS));
+  }
+  return FA3_OK;
+}
+
+fa3_status unstage(const struct cuda_scope *scope, const struct problem *problem,
+                   const struct staging *staging, const struct problem *staged) {
+  for (const struct staged *s = staging->tensors; s < staging->tensors + staging->count; s++)
+    if (is_output(problem, s))
+      TRY(copy_output(scope, problem, problem_operand(staged, s->demand.tensor),
+                      problem_operand(problem, s->demand.tensor)));
+  return FA3_OK;
 }
