@@ -1,0 +1,390 @@
+/* fa3._core: libfa3's calls on Python objects. A tensor is whatever speaks DLPack: through the C
+ * exchange functions of its type (`__dlpack_c_exchange_api__`: PyTorch from 2.10), which cost
+ * nanoseconds and know the current stream, else through `__dlpack__`, which every array library
+ * has. Nothing here is PyTorch's, and only Python's limited API is used: one build serves every
+ * version of both. */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "dlpack.h"
+#include "fa3.h"
+
+static PyObject *raise_status(fa3_status status) {
+  PyObject *type = PyExc_RuntimeError;
+  if (status < 100) type = PyExc_ValueError;
+  if (status == FA3_INVALID_DTYPE) type = PyExc_TypeError;
+  if (status == FA3_UNSUPPORTED) type = PyExc_NotImplementedError;
+  if (status == FA3_OUT_OF_MEMORY) type = PyExc_MemoryError;
+  PyErr_SetString(type, fa3_last_error());
+  return NULL;
+}
+
+/* The fields of the calls' arguments, which are keyword arguments of the same names here. */
+enum kind { TENSOR, INT32, UINT32, INT64, FLOAT };
+
+struct field {
+  const char *name;
+  enum kind kind;
+  size_t offset;
+};
+
+#define FORWARD(name, kind) \
+  { #name, kind, offsetof(fa3_forward_args, name) }
+static const struct field forward_fields[] = {
+    FORWARD(query, TENSOR),        FORWARD(key, TENSOR),
+    FORWARD(value, TENSOR),        FORWARD(output, TENSOR),
+    FORWARD(lse, TENSOR),          FORWARD(sink, TENSOR),
+    FORWARD(cu_seqlens_q, TENSOR), FORWARD(cu_seqlens_k, TENSOR),
+    FORWARD(seqused_q, TENSOR),    FORWARD(seqused_k, TENSOR),
+    FORWARD(leftpad_k, TENSOR),    FORWARD(cache_batch_index, TENSOR),
+    FORWARD(diagonal, TENSOR),     FORWARD(max_seqlen_q, INT64),
+    FORWARD(max_seqlen_k, INT64),  FORWARD(flags, UINT32),
+    FORWARD(softmax_scale, FLOAT), FORWARD(softcap, FLOAT),
+    FORWARD(num_threads, INT32),   FORWARD(window_left, INT64),
+    FORWARD(window_right, INT64),
+};
+
+#define BACKWARD(name, kind) \
+  { #name, kind, offsetof(fa3_backward_args, name) }
+static const struct field backward_fields[] = {
+    BACKWARD(query, TENSOR),        BACKWARD(key, TENSOR),
+    BACKWARD(value, TENSOR),        BACKWARD(output, TENSOR),
+    BACKWARD(lse, TENSOR),          BACKWARD(grad_output, TENSOR),
+    BACKWARD(grad_query, TENSOR),   BACKWARD(grad_key, TENSOR),
+    BACKWARD(grad_value, TENSOR),   BACKWARD(grad_lse, TENSOR),
+    BACKWARD(sink, TENSOR),         BACKWARD(grad_sink, TENSOR),
+    BACKWARD(cu_seqlens_q, TENSOR), BACKWARD(cu_seqlens_k, TENSOR),
+    BACKWARD(seqused_q, TENSOR),    BACKWARD(seqused_k, TENSOR),
+    BACKWARD(leftpad_k, TENSOR),    BACKWARD(diagonal, TENSOR),
+    BACKWARD(max_seqlen_q, INT64),  BACKWARD(max_seqlen_k, INT64),
+    BACKWARD(flags, UINT32),        BACKWARD(softmax_scale, FLOAT),
+    BACKWARD(softcap, FLOAT),       BACKWARD(num_threads, INT32),
+    BACKWARD(window_left, INT64),   BACKWARD(window_right, INT64),
+};
+
+/* Any phase's arguments. */
+union arguments {
+  struct {
+    size_t struct_size;
+    fa3_device device;
+    void *stream;
+  } common;
+  fa3_forward_args forward;
+  fa3_backward_args backward;
+};
+
+static fa3_status forward_workspace(const union arguments *args, size_t *bytes) {
+  return fa3_forward_workspace(&args->forward, bytes);
+}
+
+static fa3_status forward_run(union arguments *args, void *workspace, size_t bytes) {
+  args->forward.workspace = workspace;
+  args->forward.workspace_size = bytes;
+  return fa3_forward(&args->forward);
+}
+
+static fa3_status backward_workspace(const union arguments *args, size_t *bytes) {
+  return fa3_backward_workspace(&args->backward, bytes);
+}
+
+static fa3_status backward_run(union arguments *args, void *workspace, size_t bytes) {
+  args->backward.workspace = workspace;
+  args->backward.workspace_size = bytes;
+  return fa3_backward(&args->backward);
+}
+
+enum { MAX_FIELDS = 64 };
+
+static struct phase {
+  const char *name;
+  size_t struct_size;
+  const struct field *fields;
+  int num_fields;
+  fa3_status (*workspace)(const union arguments *args, size_t *bytes);
+  fa3_status (*run)(union arguments *args, void *workspace, size_t bytes);
+  PyObject *names[MAX_FIELDS]; /* of the fields, interned */
+} phases[] = {
+    {"forward", sizeof(fa3_forward_args), forward_fields,
+     sizeof forward_fields / sizeof *forward_fields, forward_workspace, forward_run, {0}},
+    {"backward", sizeof(fa3_backward_args), backward_fields,
+     sizeof backward_fields / sizeof *backward_fields, backward_workspace, backward_run, {0}},
+};
+enum { FORWARD_PHASE, BACKWARD_PHASE, NUM_PHASES };
+
+/* What a call needs to know of Python's side. */
+struct call {
+  const struct phase *phase;
+  union arguments args;
+  int on_gpu, device_known;
+  int stream_given;
+  const struct dlpack_exchange *exchange; /* that of the first tensor on a GPU */
+  PyObject *capsules[MAX_FIELDS];         /* of tensors without exchange functions */
+  int num_capsules;
+};
+
+/* The exchange functions of an object's type, or null. The last type's are remembered. */
+static const struct dlpack_exchange *exchange_of(PyObject *object) {
+  static PyObject *name, *known_type;
+  static const struct dlpack_exchange *known;
+  PyObject *type = (PyObject *)Py_TYPE(object);
+  if (type == known_type) return known;
+  if (!name) name = PyUnicode_InternFromString("__dlpack_c_exchange_api__");
+  const struct dlpack_exchange *found = NULL;
+  PyObject *capsule = PyObject_GetAttr(type, name);
+  if (capsule) {
+    found = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+    Py_DECREF(capsule);
+  }
+  PyErr_Clear();
+  if (found && (found->header.version.major != 1 || !found->tensor_from_py_object)) found = NULL;
+  Py_INCREF(type); /* a type that is remembered must not be replaced at its address */
+  Py_XDECREF(known_type);
+  known_type = type;
+  known = found;
+  return found;
+}
+
+/* The DLTensor of an object, valid while the call has its capsule, if it needed one. */
+static int view(struct call *call, PyObject *object, const char *name, struct dl_tensor *tensor) {
+  const struct dlpack_exchange *exchange = exchange_of(object);
+  if (exchange) {
+    if (exchange->tensor_from_py_object(object, tensor)) return -1;
+    if (!call->exchange) call->exchange = exchange;
+    return 0;
+  }
+  PyObject *capsule = PyObject_CallMethod(object, "__dlpack__", NULL);
+  if (!capsule) {
+    if (PyErr_ExceptionMatches(PyExc_AttributeError))
+      PyErr_Format(PyExc_TypeError, "%s is of %R: expected a tensor (an object with __dlpack__)",
+                   name, Py_TYPE(object));
+    return -1;
+  }
+  call->capsules[call->num_capsules++] = capsule;
+  const struct dl_managed_tensor *managed = PyCapsule_GetPointer(capsule, "dltensor");
+  if (!managed) return -1;
+  *tensor = managed->tensor;
+  return 0;
+}
+
+/* Sets an argument that is a tensor. */
+static int set_tensor(struct call *call, PyObject *object, const char *name, fa3_tensor *field) {
+  struct dl_tensor tensor;
+  if (view(call, object, name, &tensor)) return -1;
+  fa3_status status = fa3_tensor_from_dlpack(&tensor, field);
+  if (status) {
+    PyObject *type = status == FA3_INVALID_DTYPE ? PyExc_TypeError : PyExc_ValueError;
+    PyErr_Format(type, "%s: %s", name, fa3_last_error());
+    return -1;
+  }
+  int on_gpu = tensor.device.type == DL_CUDA || tensor.device.type == DL_CUDA_MANAGED;
+  int index = on_gpu ? tensor.device.index : 0;
+  fa3_device *device = &call->args.common.device;
+  if (!call->device_known) {
+    call->device_known = 1;
+    call->on_gpu = on_gpu;
+    *device = (fa3_device){on_gpu ? FA3_CUDA : FA3_CPU, index};
+  } else if (on_gpu != call->on_gpu || index != device->index) {
+    PyErr_Format(PyExc_ValueError, "%s is on %s %d, and the first tensor on %s %d", name,
+                 on_gpu ? "CUDA device" : "CPU", index, call->on_gpu ? "CUDA device" : "CPU",
+                 device->index);
+    return -1;
+  }
+  return 0;
+}
+
+static int set_field(struct call *call, const struct field *field, PyObject *value) {
+  void *place = (char *)&call->args + field->offset;
+  if (value == Py_None) return 0;
+  if (field->kind == TENSOR) return set_tensor(call, value, field->name, place);
+  if (field->kind == FLOAT) {
+    double number = PyFloat_AsDouble(value);
+    *(float *)place = (float)number;
+    return number == -1 && PyErr_Occurred() ? -1 : 0;
+  }
+  long long number = PyLong_AsLongLong(value);
+  if (number == -1 && PyErr_Occurred()) return -1;
+  if (field->kind == INT64) *(int64_t *)place = number;
+  if (field->kind == INT32) *(int32_t *)place = (int32_t)number;
+  if (field->kind == UINT32) *(uint32_t *)place = (uint32_t)number;
+  int fits = field->kind == INT64 || (field->kind == INT32 && number == (int32_t)number) ||
+             (field->kind == UINT32 && number == (uint32_t)number);
+  if (!fits) PyErr_Format(PyExc_OverflowError, "%s is %lld", field->name, number);
+  return fits ? 0 : -1;
+}
+
+/* The index of a keyword in the phase's fields, -1 if there is none. */
+static int field_index(const struct phase *phase, PyObject *name) {
+  for (int i = 0; i < phase->num_fields; i++)
+    if (phase->names[i] == name) return i;
+  for (int i = 0; i < phase->num_fields; i++)
+    if (!PyUnicode_Compare(phase->names[i], name)) return i;
+  return -1;
+}
+
+static int set_fields(struct call *call, PyObject *const *values, PyObject *names) {
+  static PyObject *stream;
+  if (!stream) stream = PyUnicode_InternFromString("stream");
+  Py_ssize_t count = names ? PyTuple_Size(names) : 0;
+  for (Py_ssize_t i = 0; i < count; i++) {
+    PyObject *name = PyTuple_GetItem(names, i);
+    if (!PyUnicode_Compare(name, stream)) {
+      if (values[i] == Py_None) continue;
+      call->args.common.stream = PyLong_AsVoidPtr(values[i]);
+      if (PyErr_Occurred()) return -1;
+      call->stream_given = 1;
+      continue;
+    }
+    int index = field_index(call->phase, name);
+    if (index < 0) {
+      PyErr_Format(PyExc_TypeError, "%s has no argument %R", call->phase->name, name);
+      return -1;
+    }
+    if (set_field(call, &call->phase->fields[index], values[i])) return -1;
+  }
+  return 0;
+}
+
+static int set_stream(struct call *call) {
+  if (!call->on_gpu || call->stream_given) return 0;
+  if (!call->exchange) {
+    PyErr_SetString(PyExc_TypeError,
+                    "stream is needed: these tensors are on a GPU, and their type has no "
+                    "__dlpack_c_exchange_api__ to ask for the current one");
+    return -1;
+  }
+  return call->exchange->current_work_stream(DL_CUDA, call->args.common.device.index,
+                                             &call->args.common.stream);
+}
+
+static void raise_allocation(void *context, const char *kind, const char *message) {
+  (void)context;
+  PyErr_Format(PyExc_MemoryError, "workspace: %s: %s", kind, message);
+}
+
+/* Calls the library with memory of the tensors' own allocator, which on a GPU is one that gives
+ * memory back in the stream's order. */
+static int run_on_gpu(struct call *call, size_t bytes) {
+  struct dl_managed_tensor_versioned *workspace = NULL;
+  if (bytes) {
+    if (!call->exchange) {
+      PyErr_SetString(PyExc_TypeError,
+                      "this call needs a workspace, and the tensors' type has no "
+                      "__dlpack_c_exchange_api__ to allocate one with");
+      return -1;
+    }
+    int64_t shape = (int64_t)bytes, stride = 1;
+    struct dl_tensor prototype = {.device = {DL_CUDA, call->args.common.device.index},
+                                  .ndim = 1,
+                                  .dtype = {DL_UINT, 8, 1},
+                                  .shape = &shape,
+                                  .strides = &stride};
+    if (call->exchange->allocate(&prototype, &workspace, NULL, raise_allocation)) return -1;
+  }
+  fa3_status status;
+  Py_BEGIN_ALLOW_THREADS
+  status = call->phase->run(&call->args, workspace ? workspace->tensor.data : NULL, bytes);
+  Py_END_ALLOW_THREADS
+  if (workspace) workspace->deleter(workspace);
+  if (status) raise_status(status);
+  return status ? -1 : 0;
+}
+
+static int run_on_cpu(struct call *call, size_t bytes) {
+  void *workspace = malloc(bytes);
+  if (bytes && !workspace) {
+    PyErr_Format(PyExc_MemoryError, "a workspace of %zu bytes", bytes);
+    return -1;
+  }
+  fa3_status status;
+  Py_BEGIN_ALLOW_THREADS
+  status = call->phase->run(&call->args, workspace, bytes);
+  Py_END_ALLOW_THREADS
+  free(workspace);
+  if (status) raise_status(status);
+  return status ? -1 : 0;
+}
+
+static PyObject *run_phase(int phase, PyObject *const *values, Py_ssize_t count, PyObject *names) {
+  struct call call = {.phase = &phases[phase]};
+  if (count) {
+    PyErr_Format(PyExc_TypeError, "%s takes keyword arguments alone", call.phase->name);
+    return NULL;
+  }
+  call.args.common.struct_size = call.phase->struct_size;
+  int failed = set_fields(&call, values, names) || set_stream(&call);
+  size_t bytes = 0;
+  if (!failed) {
+    fa3_status status = call.phase->workspace(&call.args, &bytes);
+    if (status) raise_status(status);
+    failed = status || (call.on_gpu ? run_on_gpu(&call, bytes) : run_on_cpu(&call, bytes));
+  }
+  for (int i = 0; i < call.num_capsules; i++) Py_DECREF(call.capsules[i]);
+  if (failed) return NULL;
+  Py_RETURN_NONE;
+}
+
+static PyObject *forward(PyObject *self, PyObject *const *values, Py_ssize_t count,
+                         PyObject *names) {
+  (void)self;
+  return run_phase(FORWARD_PHASE, values, count, names);
+}
+
+static PyObject *backward(PyObject *self, PyObject *const *values, Py_ssize_t count,
+                          PyObject *names) {
+  (void)self;
+  return run_phase(BACKWARD_PHASE, values, count, names);
+}
+
+static PyObject *version(PyObject *self, PyObject *nothing) {
+  (void)self;
+  (void)nothing;
+  return PyUnicode_FromString(fa3_version());
+}
+
+static PyObject *prepare(PyObject *self, PyObject *index) {
+  (void)self;
+  long number = PyLong_AsLong(index);
+  if (number == -1 && PyErr_Occurred()) return NULL;
+  fa3_status status;
+  Py_BEGIN_ALLOW_THREADS
+  status = fa3_prepare((fa3_device){FA3_CUDA, (int32_t)number});
+  Py_END_ALLOW_THREADS
+  if (status) return raise_status(status);
+  Py_RETURN_NONE;
+}
+
+#define CALL(function) (PyCFunction)(void (*)(void)) function
+static PyMethodDef methods[] = {
+    {"forward", CALL(forward), METH_FASTCALL | METH_KEYWORDS,
+     "fa3_forward: its argument struct's fields by name. Tensors are objects with DLPack."},
+    {"backward", CALL(backward), METH_FASTCALL | METH_KEYWORDS, "fa3_backward, as forward."},
+    {"prepare", prepare, METH_O, "fa3_prepare of the CUDA device with this index."},
+    {"version", version, METH_NOARGS, "fa3_version."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    .m_base = PyModuleDef_HEAD_INIT, .m_name = "_core", .m_size = -1, .m_methods = methods};
+
+PyMODINIT_FUNC PyInit__core(void);
+
+PyMODINIT_FUNC PyInit__core(void) {
+  PyObject *module = PyModule_Create(&definition);
+  if (!module) return NULL;
+  for (int p = 0; p < NUM_PHASES; p++)
+    for (int i = 0; i < phases[p].num_fields; i++)
+      phases[p].names[i] = PyUnicode_InternFromString(phases[p].fields[i].name);
+  static const struct {
+    const char *name;
+    long value;
+  } constants[] = {
+      {"CAUSAL", FA3_CAUSAL},         {"WINDOW", FA3_WINDOW},
+      {"SCALE", FA3_SCALE},           {"ACCUMULATE", FA3_ACCUMULATE},
+      {"DETERMINISTIC", FA3_DETERMINISTIC},
+  };
+  for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
+    if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value)) return NULL;
+  return module;
+}

@@ -1,0 +1,313 @@
+"""The official FlashAttention-3's functions on PyTorch tensors, CUDA's or the CPU's.
+
+Signatures, defaults, shapes and returned values are the official ones. Arguments of ours come after
+them and are keywords: `s_aux` (a learnable sink per head, as in gpt-oss), `out`,
+`return_softmax_lse`. Arguments that only tune the official kernels (num_splits, pack_gqa) change
+nothing here, and results are always deterministic."""
+
+import torch
+
+from fa3.operators import attention
+
+
+def refuse(**arguments):
+    """Raises for an argument that is given and has no support."""
+    for name, given in arguments.items():
+        if given is not None:
+            raise NotImplementedError(f"{name} is not supported")
+
+
+def bound(max_seqlen) -> int:
+    """An upper bound of the lengths, from an int or a tensor of one; 0 lets the CPU engine look."""
+    return 0 if max_seqlen is None else int(max_seqlen)
+
+
+def scale_of(q, softmax_scale) -> float:
+    return q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale)
+
+
+def flash_attn_func(
+    q,
+    k,
+    v,
+    softmax_scale=None,
+    causal=False,
+    qv=None,
+    q_descale=None,
+    k_descale=None,
+    v_descale=None,
+    window_size=(-1, -1),
+    attention_chunk=0,
+    softcap=0.0,
+    num_splits=1,
+    pack_gqa=None,
+    deterministic=False,
+    sm_margin=0,
+    return_attn_probs=False,
+    *,
+    s_aux=None,
+    out=None,
+    return_softmax_lse=False,
+):
+    """Attention of a dense batch.
+
+    q is (batch, seqlen_q, heads, head_dim), k (batch, seqlen_k, heads_k, head_dim) and v (batch,
+    seqlen_k, heads_k, head_dim_v); heads is a multiple of heads_k. Returns the output, (batch,
+    seqlen_q, heads, head_dim_v); with return_attn_probs or return_softmax_lse also the logarithm of
+    the softmax's denominator, (batch, heads, seqlen_q) in float32, which has a gradient too.
+
+    The causal mask and the window are aligned to the bottom right: query i sees keys from
+    i + seqlen_k - seqlen_q - window_size[0] to i + seqlen_k - seqlen_q + window_size[1], both
+    included; -1 is unbounded, and causal means 0 on the right. A query that sees no key gives 0.
+
+    softcap caps the scaled scores, softcap * tanh(score / softcap). s_aux, (heads), joins the
+    softmax's denominator. out is written in place of a new tensor, where no gradient is needed."""
+    refuse(
+        qv=qv,
+        q_descale=q_descale,
+        k_descale=k_descale,
+        v_descale=v_descale,
+        attention_chunk=attention_chunk or None,
+        sm_margin=sm_margin or None,
+    )
+    with_lse = return_attn_probs or return_softmax_lse
+    output, lse = attention(
+        q,
+        k,
+        v,
+        s_aux,
+        None,
+        None,
+        None,
+        None,
+        None,
+        None,
+        0,
+        0,
+        scale_of(q, softmax_scale),
+        causal,
+        window_size[0],
+        window_size[1],
+        softcap,
+        output=out,
+        with_lse=with_lse,
+    )
+    return (output, lse) if with_lse else output
+
+
+def flash_attn_varlen_func(
+    q,
+    k,
+    v,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    max_seqlen_q,
+    max_seqlen_k,
+    seqused_q=None,
+    seqused_k=None,
+    softmax_scale=None,
+    causal=False,
+    qv=None,
+    q_descale=None,
+    k_descale=None,
+    v_descale=None,
+    window_size=(-1, -1),
+    attention_chunk=0,
+    softcap=0.0,
+    num_splits=1,
+    pack_gqa=None,
+    deterministic=False,
+    sm_margin=0,
+    return_attn_probs=False,
+    *,
+    s_aux=None,
+    out=None,
+    return_softmax_lse=False,
+):
+    """As flash_attn_func, on sequences of different lengths, packed one after the other.
+
+    q is (total_q, heads, head_dim), k and v (total_k, heads_k, ...). cu_seqlens_q and cu_seqlens_k,
+    int32 (batch + 1), say where each sequence starts and the last one ends; max_seqlen_q and
+    max_seqlen_k, ints or tensors of one, bound the lengths. Where one cu_seqlens is None that side
+    is a dense batch. seqused_q and seqused_k, int32 (batch), say how many rows of each sequence
+    count: output and gradients of the others are 0. lse is (heads, total_q).
+
+    Rows past the last sequence's end are neither read nor written."""
+    refuse(
+        qv=qv,
+        q_descale=q_descale,
+        k_descale=k_descale,
+        v_descale=v_descale,
+        attention_chunk=attention_chunk or None,
+        sm_margin=sm_margin or None,
+    )
+    with_lse = return_attn_probs or return_softmax_lse
+    output, lse = attention(
+        q,
+        k,
+        v,
+        s_aux,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        seqused_q,
+        seqused_k,
+        None,
+        None,
+        0 if cu_seqlens_q is None else bound(max_seqlen_q),
+        0 if cu_seqlens_k is None else bound(max_seqlen_k),
+        scale_of(q, softmax_scale),
+        causal,
+        window_size[0],
+        window_size[1],
+        softcap,
+        output=out,
+        with_lse=with_lse,
+    )
+    return (output, lse) if with_lse else output
+
+
+def flash_attn_qkvpacked_func(
+    qkv,
+    softmax_scale=None,
+    causal=False,
+    q_descale=None,
+    k_descale=None,
+    v_descale=None,
+    window_size=(-1, -1),
+    attention_chunk=0,
+    softcap=0.0,
+    deterministic=False,
+    num_heads_q=None,
+    sm_margin=0,
+    return_attn_probs=False,
+    *,
+    s_aux=None,
+    out=None,
+    return_softmax_lse=False,
+):
+    """As flash_attn_func, with q, k and v in one tensor: (batch, seqlen, 3, heads, head_dim), or
+    (batch, seqlen, num_heads_q + 2 * heads_k, head_dim) with num_heads_q given."""
+    if qkv.dim() == 5:
+        if qkv.shape[-3] != 3:
+            raise ValueError(f"qkv has shape {tuple(qkv.shape)}: expected 3 at its third dimension")
+        q, k, v = qkv.unbind(dim=-3)
+    else:
+        if qkv.dim() != 4 or num_heads_q is None or (qkv.shape[2] - num_heads_q) % 2:
+            raise ValueError(
+                f"qkv has shape {tuple(qkv.shape)}, and num_heads_q is {num_heads_q}: expected 5 "
+                "dimensions, or 4 and num_heads_q + 2 * heads_k heads"
+            )
+        num_heads_k = (qkv.shape[2] - num_heads_q) // 2
+        q, k, v = qkv.split([num_heads_q, num_heads_k, num_heads_k], dim=-2)
+    return flash_attn_func(
+        q,
+        k,
+        v,
+        softmax_scale,
+        causal,
+        None,
+        q_descale,
+        k_descale,
+        v_descale,
+        window_size,
+        attention_chunk,
+        softcap,
+        deterministic=deterministic,
+        sm_margin=sm_margin,
+        return_attn_probs=return_attn_probs,
+        s_aux=s_aux,
+        out=out,
+        return_softmax_lse=return_softmax_lse,
+    )
+
+
+def flash_attn_with_kvcache(
+    q,
+    k_cache,
+    v_cache,
+    k=None,
+    v=None,
+    qv=None,
+    rotary_cos=None,
+    rotary_sin=None,
+    cache_seqlens=None,
+    cache_batch_idx=None,
+    cache_leftpad=None,
+    page_table=None,
+    cu_seqlens_q=None,
+    cu_seqlens_k_new=None,
+    max_seqlen_q=None,
+    rotary_seqlens=None,
+    q_descale=None,
+    k_descale=None,
+    v_descale=None,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    attention_chunk=0,
+    softcap=0.0,
+    rotary_interleaved=True,
+    scheduler_metadata=None,
+    num_splits=0,
+    pack_gqa=None,
+    sm_margin=0,
+    return_softmax_lse=False,
+    *,
+    s_aux=None,
+    out=None,
+):
+    """Attention of a few new queries with a cache of keys and values; no gradient.
+
+    q is (batch, seqlen_q, heads, head_dim), or (total_q, heads, head_dim) with cu_seqlens_q and
+    max_seqlen_q; k_cache and v_cache are (batch_cache, seqlen_cache, heads_k, ...). cache_seqlens,
+    an int or int32 (batch), says how many rows of the cache count; cache_batch_idx, int32 (batch),
+    which entry of the cache each sequence has; cache_leftpad, int32 (batch), the first row that
+    counts. Returns the output; with return_softmax_lse (output, lse, empty, empty), as the official
+    function does with its partial results."""
+    refuse(
+        k=k,
+        v=v,
+        qv=qv,
+        rotary_cos=rotary_cos,
+        rotary_sin=rotary_sin,
+        page_table=page_table,
+        cu_seqlens_k_new=cu_seqlens_k_new,
+        rotary_seqlens=rotary_seqlens,
+        q_descale=q_descale,
+        k_descale=k_descale,
+        v_descale=v_descale,
+        attention_chunk=attention_chunk or None,
+        sm_margin=sm_margin or None,
+    )
+    if k_cache.stride(-1) != 1 or v_cache.stride(-1) != 1:
+        raise ValueError("k_cache and v_cache must be contiguous in their last dimension")
+    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+    if isinstance(cache_seqlens, int):
+        cache_seqlens = torch.full(
+            (batch,), cache_seqlens, dtype=torch.int32, device=k_cache.device
+        )
+    with torch.no_grad():
+        output, lse = attention(
+            q,
+            k_cache,
+            v_cache,
+            s_aux,
+            cu_seqlens_q,
+            None,
+            None,
+            cache_seqlens,
+            cache_leftpad,
+            cache_batch_idx,
+            0 if cu_seqlens_q is None else bound(max_seqlen_q),
+            0,
+            scale_of(q, softmax_scale),
+            causal,
+            window_size[0],
+            window_size[1],
+            softcap,
+            output=out,
+            with_lse=return_softmax_lse,
+        )
+    if not return_softmax_lse:
+        return output
+    return output, lse, lse.new_empty(0), lse.new_empty(0)

@@ -1,0 +1,49 @@
+"""NumPy arrays, and the package from outside."""
+
+import subprocess
+import sys
+
+import fa3
+import numpy
+import pytest
+import torch
+
+
+def test_numpy():
+    generator = numpy.random.default_rng(7)
+    q, k, v = (generator.standard_normal((2, 20, 4, 32), dtype=numpy.float32) for _ in range(3))
+    found, lse = fa3.attention(q, k, v, causal=True, window=(6, 0), return_lse=True)
+    assert isinstance(found, numpy.ndarray)
+    tensors = [torch.from_numpy(array) for array in (q, k, v)]
+    wanted, wanted_lse = fa3.flash_attn_func(
+        *tensors, causal=True, window_size=(6, 0), return_attn_probs=True
+    )
+    assert (found == wanted.numpy()).all() and (lse == wanted_lse.numpy()).all()
+    with pytest.raises(TypeError):
+        fa3.attention(q.astype(numpy.float64), k, v)
+
+
+def test_numpy_packed():
+    q, k, v = (numpy.full((6, 2, 16), fill, numpy.float32) for fill in (1, 2, 3))
+    starts = numpy.array([0, 4, 6], numpy.int32)
+    found = fa3.attention(q, k, v, cu_seqlens_q=starts, cu_seqlens_k=starts)
+    assert found.shape == q.shape and (abs(found - 3) < 1e-6).all()
+
+
+def test_without_torch():
+    code = """if True:
+        import importlib.util, sys
+        find_spec = importlib.util.find_spec
+        importlib.util.find_spec = lambda name, *a: None if name == "torch" else find_spec(name, *a)
+        import fa3
+        assert "torch" not in sys.modules
+        print(fa3.__all__)"""
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert output.stdout == "['attention']\n"
+
+
+def test_module_prints_what_the_program_does():
+    output = subprocess.run(
+        [sys.executable, "-m", "fa3"], capture_output=True, text=True, check=True
+    )
+    assert fa3.__version__ in output.stdout and "engine" in output.stdout.lower()

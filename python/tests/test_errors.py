@@ -1,0 +1,89 @@
+"""What is refused, and as what."""
+
+import fa3
+import pytest
+import torch
+
+
+def tensors(**kwargs):
+    return [torch.randn(1, 8, 2, 64, **kwargs) for _ in range(3)]
+
+
+def test_shapes():
+    q, k, v = tensors()
+    with pytest.raises(ValueError, match="query"):
+        fa3.flash_attn_func(q[0, 0], k, v)
+    with pytest.raises(ValueError, match="value"):
+        fa3.flash_attn_func(q, k, v[:, :5])
+    with pytest.raises(ValueError, match="heads"):
+        fa3.flash_attn_func(torch.randn(1, 8, 3, 64), k, v)
+    with pytest.raises(NotImplementedError, match="head_dim is 7"):
+        fa3.flash_attn_func(q[..., :7], k[..., :7], v)
+    with pytest.raises(ValueError, match="qkv"):
+        fa3.flash_attn_qkvpacked_func(torch.randn(1, 8, 2, 2, 64))
+
+
+def test_dtypes():
+    q, k, v = tensors()
+    with pytest.raises(TypeError):
+        fa3.flash_attn_func(q, k.bfloat16(), v)
+    with pytest.raises(TypeError, match="query"):
+        fa3.flash_attn_func(q.double(), k.double(), v.double())
+    with pytest.raises(TypeError, match="cu_seqlens_q"):
+        starts = torch.tensor([0, 8])
+        fa3.flash_attn_varlen_func(q[0], k[0], v[0], starts, starts, 8, 8)
+
+
+def test_lengths():
+    q, k, v = tensors()
+    with pytest.raises(ValueError, match="cu_seqlens_k"):
+        starts = torch.tensor([0, 8], dtype=torch.int32)
+        wrong = torch.tensor([0, 9], dtype=torch.int32)
+        fa3.flash_attn_varlen_func(q[0], k[0], v[0], starts, wrong, 8, 9)
+
+
+def test_options():
+    q, k, v = tensors()
+    with pytest.raises(ValueError, match="softcap"):
+        fa3.flash_attn_func(q, k, v, softcap=-1.0)
+    with pytest.raises(ValueError, match="softmax_scale"):
+        fa3.flash_attn_func(q, k, v, softmax_scale=float("inf"))
+    with pytest.raises(NotImplementedError, match="attention_chunk"):
+        fa3.flash_attn_func(q, k, v, attention_chunk=4)
+    with pytest.raises(NotImplementedError, match="qv"):
+        fa3.flash_attn_func(q, k, v, qv=q)
+
+
+def test_not_a_tensor():
+    q, k, v = tensors()
+    with pytest.raises(TypeError, match="key"):
+        fa3.attention(q.numpy(), [1.0], v.numpy())
+    with pytest.raises(TypeError, match="no argument"):
+        fa3._core.forward(question=q)
+    with pytest.raises(TypeError, match="keyword"):
+        fa3._core.forward(q, k, v)
+
+
+def test_mixed_devices():
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU here")
+    q, k, v = tensors()
+    with pytest.raises(ValueError, match="key is on CUDA device 0"):
+        fa3.flash_attn_func(q, k.cuda(), v)
+
+
+def test_double_backward_is_refused():
+    q, k, v = (t.requires_grad_() for t in tensors())
+    (gradient,) = torch.autograd.grad(
+        fa3.flash_attn_func(q, k, v).square().sum(), q, create_graph=True
+    )
+    with pytest.raises(RuntimeError):
+        gradient.sum().backward()
+
+
+def test_an_error_leaves_things_as_they_were():
+    q, k, v = tensors()
+    wanted = fa3.flash_attn_func(q, k, v)
+    with pytest.raises(ValueError):
+        fa3.flash_attn_func(q, k, v, softcap=-1.0)
+    assert torch.equal(fa3.flash_attn_func(q, k, v), wanted)

@@ -1,0 +1,241 @@
+"""The official functions against attention in float64, on CPU and GPU tensors."""
+
+import functools
+
+import fa3
+import pytest
+import reference
+import torch
+
+DTYPES = {
+    "cpu": [torch.float32, torch.bfloat16, torch.float16],
+    "cuda": [torch.bfloat16, torch.float16],
+}
+
+
+def make(device, dtype, *shapes):
+    return [torch.randn(shape, device=device, dtype=dtype) for shape in shapes]
+
+
+def compare(ours, tensors, options, dtype):
+    """`ours` and the reference with the same options, outputs and gradients."""
+    q, k, v, sink = tensors
+    grad_output = torch.randn((*q.shape[:-1], v.shape[-1]), device=q.device, dtype=dtype)
+    theirs = functools.partial(reference.attention, **options)
+
+    def reference_function(q, k, v, sink=None):
+        return theirs(q, k, v, sink=sink)
+
+    found = reference.with_gradients(ours, tensors, grad_output)
+    exact = reference.with_gradients(reference_function, tensors, grad_output, torch.float64)
+    plain = reference.with_gradients(reference_function, tensors, grad_output)
+    reference.check(found, exact, plain)
+
+
+@pytest.mark.parametrize("shape", [
+    # batch, seqlen_q, seqlen_k, heads, heads_k, head_dim, head_dim_v
+    (2, 113, 113, 4, 4, 64, 64),
+    (1, 65, 200, 6, 2, 128, 128),
+    (2, 128, 33, 4, 1, 40, 40),
+    (1, 77, 96, 2, 2, 192, 128),
+    (1, 1, 150, 8, 2, 128, 128),
+])
+@pytest.mark.parametrize("options", [
+    {},
+    {"causal": True},
+    {"window": (17, 5)},
+    {"causal": True, "window": (40, -1), "softcap": 3.0},
+    {"scale": 0.3},
+])
+def test_dense(device, shape, options):
+    batch, seqlen_q, seqlen_k, heads, heads_k, head_dim, head_dim_v = shape
+    for dtype in DTYPES[device]:
+        tensors = make(
+            device,
+            dtype,
+            (batch, seqlen_q, heads, head_dim),
+            (batch, seqlen_k, heads_k, head_dim),
+            (batch, seqlen_k, heads_k, head_dim_v),
+        )
+
+        def ours(q, k, v, sink=None):
+            return fa3.flash_attn_func(
+                q,
+                k,
+                v,
+                softmax_scale=options.get("scale"),
+                causal=options.get("causal", False),
+                window_size=options.get("window", (-1, -1)),
+                softcap=options.get("softcap", 0.0),
+                return_attn_probs=True,
+            )
+
+        compare(ours, [*tensors, None], options, dtype)
+
+
+def test_sink_has_a_gradient(device):
+    for dtype in DTYPES[device]:
+        q, k, v, sink = make(device, dtype, (2, 70, 4, 64), (2, 70, 2, 64), (2, 70, 2, 64), (4,))
+
+        def ours(q, k, v, sink):
+            return fa3.flash_attn_func(
+                q, k, v, causal=True, window_size=(20, 0), s_aux=sink, return_softmax_lse=True
+            )
+
+        compare(ours, [q, k, v, sink], {"causal": True, "window": (20, 0)}, dtype)
+
+
+def test_gradient_of_lse(device):
+    dtype = DTYPES[device][0]
+    q, k, v = make(device, dtype, (1, 50, 2, 64), (1, 60, 2, 64), (1, 60, 2, 64))
+    weight = torch.randn(1, 2, 50, device=device)
+
+    def run(function, dtype):
+        leaves = [t.detach().to(dtype).requires_grad_() for t in (q, k, v)]
+        output, lse = function(*leaves)
+        ((lse * weight).sum() + output.sum()).backward()
+        return [t.grad for t in leaves]
+
+    ours = functools.partial(fa3.flash_attn_func, return_attn_probs=True)
+    reference.check(
+        run(ours, dtype), run(reference.attention, torch.float64), run(reference.attention, dtype)
+    )
+
+
+LENGTHS_Q, LENGTHS_K = [30, 1, 0, 47], [41, 5, 7, 47]
+
+
+def packed(lengths, device):
+    starts = torch.tensor([0, *lengths]).cumsum(0)
+    return starts.to(torch.int32).to(device)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_varlen(device, causal):
+    dtype = DTYPES[device][-1]
+    total_q, total_k = sum(LENGTHS_Q), sum(LENGTHS_K)
+    tensors = make(device, dtype, (total_q, 4, 64), (total_k, 2, 64), (total_k, 2, 64))
+    grad_output = torch.randn(total_q, 4, 64, device=device, dtype=dtype)
+
+    def ours(q, k, v):
+        return fa3.flash_attn_varlen_func(
+            q,
+            k,
+            v,
+            packed(LENGTHS_Q, device),
+            packed(LENGTHS_K, device),
+            torch.tensor(max(LENGTHS_Q)),
+            max(LENGTHS_K),
+            causal=causal,
+            return_attn_probs=True,
+        )
+
+    def each_sequence(q, k, v):
+        parts = [
+            reference.attention(*(t[None] for t in part), causal=causal)
+            for part in zip(q.split(LENGTHS_Q), k.split(LENGTHS_K), v.split(LENGTHS_K))
+        ]
+        return torch.cat([o[0] for o, _ in parts]), torch.cat([lse[0] for _, lse in parts], 1)
+
+    reference.check(
+        reference.with_gradients(ours, tensors, grad_output),
+        reference.with_gradients(each_sequence, tensors, grad_output, torch.float64),
+        reference.with_gradients(each_sequence, tensors, grad_output),
+    )
+
+
+def test_unused_rows_are_zero(device):
+    dtype = DTYPES[device][0]
+    q, k, v = make(device, dtype, (24, 2, 64), (24, 2, 64), (24, 2, 64))
+    leaves = [t.requires_grad_() for t in (q, k, v)]
+    starts = packed([12, 12], device)
+    used = torch.tensor([5, 12], dtype=torch.int32, device=device)
+    output = fa3.flash_attn_varlen_func(*leaves, starts, starts, 12, 12, used, used)
+    output.backward(torch.ones_like(output))
+    for tensor in (output, *(t.grad for t in leaves)):
+        assert not tensor[5:12].any()
+        assert tensor[:5].any() and torch.isfinite(tensor).all()
+
+
+def test_qkvpacked(device):
+    dtype = DTYPES[device][0]
+    (qkv,) = make(device, dtype, (2, 40, 3, 4, 64))
+    (grouped,) = make(device, dtype, (2, 40, 8, 64))
+    for tensor, heads in ((qkv, None), (grouped, 4)):
+        leaf = tensor.clone().requires_grad_()
+        output = fa3.flash_attn_qkvpacked_func(leaf, causal=True, num_heads_q=heads)
+        output.sum().backward()
+        parts = tensor.unbind(-3) if heads is None else tensor.split([4, 2, 2], -2)
+        parts = [t.detach().requires_grad_() for t in parts]
+        apart = fa3.flash_attn_func(*parts, causal=True)
+        apart.sum().backward()
+        assert torch.equal(output, apart)
+        gradients = [t.grad for t in parts]
+        together = torch.stack(gradients, -3) if heads is None else torch.cat(gradients, -2)
+        assert torch.equal(leaf.grad, together)
+
+
+def test_cache(device):
+    dtype = DTYPES[device][0]
+    q, k, v = make(device, dtype, (2, 3, 4, 64), (5, 60, 2, 64), (5, 60, 2, 64))
+    index, used, padding = [4, 1], [33, 60], [2, 0]
+    as_tensor = functools.partial(torch.tensor, dtype=torch.int32, device=device)
+    output, lse, *rest = fa3.flash_attn_with_kvcache(
+        q,
+        k,
+        v,
+        cache_seqlens=as_tensor(used),
+        cache_batch_idx=as_tensor(index),
+        cache_leftpad=as_tensor(padding),
+        causal=True,
+        return_softmax_lse=True,
+    )
+    assert len(rest) == 2
+    for b in range(2):
+        rows = slice(padding[b], used[b])
+        part = (q[b : b + 1], k[index[b] : index[b] + 1, rows], v[index[b] : index[b] + 1, rows])
+        exact = reference.attention(*(t.double() for t in part), causal=True)
+        plain = reference.attention(*part, causal=True)
+        reference.check([output[b : b + 1], lse[b : b + 1]], exact, plain)
+    whole = fa3.flash_attn_with_kvcache(q, k[:2], v[:2], cache_seqlens=60)
+    assert torch.equal(whole, fa3.flash_attn_func(q, k[:2], v[:2]))
+
+
+def test_layouts(device):
+    """Transposed, expanded and interleaved tensors give what contiguous ones give."""
+    dtype = DTYPES[device][0]
+    q, k, v = make(device, dtype, (2, 4, 30, 64), (2, 30, 1, 64), (2, 30, 4, 128))
+    q, k, v = q.transpose(1, 2), k.expand(2, 30, 4, 64), v[..., ::2]
+    output = fa3.flash_attn_func(q, k, v)
+    assert output.is_contiguous()
+    assert torch.equal(output, fa3.flash_attn_func(*(t.contiguous() for t in (q, k, v))))
+
+
+def test_out(device):
+    dtype = DTYPES[device][0]
+    q, k, v = make(device, dtype, (2, 30, 4, 64), (2, 30, 4, 64), (2, 30, 4, 64))
+    out = torch.full((2, 4, 30, 64), float("nan"), device=device, dtype=dtype).transpose(1, 2)
+    assert fa3.flash_attn_func(q, k, v, out=out) is out
+    assert torch.equal(out, fa3.flash_attn_func(q, k, v))
+    with pytest.raises(ValueError, match="out"):
+        fa3.flash_attn_func(q.requires_grad_(), k, v, out=out)
+
+
+def test_empty(device):
+    dtype = DTYPES[device][0]
+    q, k, v = make(device, dtype, (2, 5, 2, 64), (2, 0, 2, 64), (2, 0, 2, 64))
+    output, lse = fa3.flash_attn_func(q.requires_grad_(), k, v, return_attn_probs=True)
+    assert not output.any() and torch.isneginf(lse).all()
+    output.sum().backward()
+    assert not q.grad.any()
+
+
+def test_deterministic(device):
+    dtype = DTYPES[device][0]
+    tensors = make(device, dtype, (1, 300, 4, 64), (1, 300, 2, 64), (1, 300, 2, 64))
+    grad_output = torch.randn(1, 300, 4, 64, device=device, dtype=dtype)
+    run = functools.partial(fa3.flash_attn_func, causal=True, return_attn_probs=True)
+    first = reference.with_gradients(run, tensors, grad_output)
+    for _ in range(3):
+        for a, b in zip(first, reference.with_gradients(run, tensors, grad_output)):
+            assert torch.equal(a, b)

@@ -1,0 +1,193 @@
+"""What PyTorch does around a call: gradcheck, opcheck, compile, graphs, autocast, threads, fork."""
+
+import concurrent.futures
+import multiprocessing
+
+import fa3
+import pytest
+import torch
+from fa3 import operators
+
+
+def tensors(device="cpu", dtype=torch.float32, seqlen=9, requires_grad=True):
+    shapes = [(2, seqlen, 4, 64), (2, seqlen, 2, 64), (2, seqlen, 2, 64), (4,)]
+    return [
+        torch.randn(shape, device=device, dtype=dtype, requires_grad=requires_grad)
+        for shape in shapes
+    ]
+
+
+def test_gradcheck():
+    q, k, v, sink = tensors(seqlen=4)
+    q, k, v = (t[:1, ..., :8].detach().requires_grad_() for t in (q, k, v))
+
+    def run(q, k, v, sink):
+        return fa3.flash_attn_func(q, k, v, causal=True, s_aux=sink, return_attn_probs=True)
+
+    # In float32: differences over 1e-2 lose half of its digits.
+    assert torch.autograd.gradcheck(run, (q, k, v, sink), eps=1e-2, atol=2e-3, rtol=1e-2)
+
+
+def operator_arguments(device):
+    q, k, v, sink = tensors(device, torch.float32 if device == "cpu" else torch.bfloat16)
+    return q, k, v, sink, *(None,) * 6, 0, 0, 0.125, True, 5, 0, 0.0
+
+
+def test_opcheck(device):
+    torch.library.opcheck(torch.ops.fa3.forward.default, operator_arguments(device))
+    arguments = operator_arguments(device)
+    q, k, v, sink = (t.detach() for t in arguments[:4])
+    output, lse = torch.ops.fa3.forward(q, k, v, sink, *arguments[4:])
+    backward = (
+        torch.randn_like(output),
+        torch.randn_like(lse),
+        q,
+        k,
+        v,
+        output,
+        lse,
+        sink,
+        *(None,) * 5,
+        *arguments[operators.TENSORS :],
+    )
+    torch.library.opcheck(torch.ops.fa3.backward.default, backward)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compile(device, backend):
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    q, k, v, sink = tensors(device, dtype)
+
+    def model(q, k, v, sink):
+        output = fa3.flash_attn_func(q * 2, k, v, causal=True, s_aux=sink)
+        starts = torch.arange(0, 3 * q.shape[1], q.shape[1], dtype=torch.int32, device=device)
+        flat = [t.flatten(0, 1) for t in (output, k, v)]
+        length = q.shape[1]
+        return fa3.flash_attn_varlen_func(*flat, starts, starts, length, length).square().sum()
+
+    wanted = torch.autograd.grad(model(q, k, v, sink), (q, k, v, sink))
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    found = torch.autograd.grad(compiled(q, k, v, sink), (q, k, v, sink))
+    for a, b in zip(found, wanted):
+        torch.testing.assert_close(a, b)
+    # Another length, which may be symbolic.
+    q, k, v, sink = tensors(device, dtype, seqlen=14)
+    torch.testing.assert_close(compiled(q, k, v, sink), model(q, k, v, sink))
+
+
+def test_export():
+    q, k, v, _ = tensors(requires_grad=False)
+
+    class Model(torch.nn.Module):
+        def forward(self, q, k, v):
+            return fa3.flash_attn_func(q, k, v, causal=True)
+
+    exported = torch.export.export(Model(), (q, k, v)).module()
+    assert torch.equal(exported(q, k, v), fa3.flash_attn_func(q, k, v, causal=True))
+
+
+def test_autocast(device):
+    q, k, v, _ = tensors(device)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        output = fa3.flash_attn_func(q, k, v)
+    assert output.dtype == torch.bfloat16
+    output.sum().backward()
+    assert q.grad.dtype == torch.float32
+
+
+def test_parameters_and_subclasses():
+    q, k, v, _ = tensors()
+    wanted = fa3.flash_attn_func(q, k, v)
+    parameter = torch.nn.Parameter(q.detach())
+    found = fa3.flash_attn_func(parameter, k, v)
+    assert torch.equal(found, wanted)
+    found.sum().backward()
+    assert parameter.grad is not None
+
+
+def test_checkpoint():
+    from torch.utils.checkpoint import checkpoint
+
+    q, k, v, _ = tensors()
+    wanted = torch.autograd.grad(fa3.flash_attn_func(q, k, v).square().sum(), (q, k, v))
+    output = checkpoint(fa3.flash_attn_func, q, k, v, use_reentrant=False)
+    for a, b in zip(torch.autograd.grad(output.square().sum(), (q, k, v)), wanted):
+        assert torch.equal(a, b)
+
+
+def test_threads(device):
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    calls = [tensors(device, dtype, seqlen=40 + i) for i in range(8)]
+
+    def run(call):
+        q, k, v, sink = call
+        output = fa3.flash_attn_func(q, k, v, causal=True, s_aux=sink)
+        return [output, *torch.autograd.grad(output.sum(), (q, k, v, sink))]
+
+    wanted = [run(call) for call in calls]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for found, expected in zip(pool.map(run, calls * 5), wanted * 5):
+            for a, b in zip(found, expected):
+                assert torch.equal(a, b)
+
+
+def in_child(queue, arrays):
+    q, k, v = (torch.from_numpy(array) for array in arrays)
+    queue.put(fa3.flash_attn_func(q, k, v, causal=True).numpy())
+
+
+def test_fork():
+    q, k, v, _ = tensors(requires_grad=False, seqlen=200)
+    wanted = fa3.flash_attn_func(q, k, v, causal=True)  # the parent's threads exist now
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    child = context.Process(target=in_child, args=(queue, [t.numpy() for t in (q, k, v)]))
+    child.start()
+    try:
+        found = queue.get(timeout=60)
+        child.join(timeout=60)
+        assert child.exitcode == 0
+    finally:
+        child.kill()
+    assert (found == wanted.numpy()).all()
+
+
+def test_cuda_graph():
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU here")
+    q, k, v, _ = tensors("cuda", torch.bfloat16, seqlen=300)
+
+    def run():
+        output = fa3.flash_attn_func(q, k, v, causal=True)
+        return [output, *torch.autograd.grad(output, (q, k, v), torch.ones_like(output))]
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = run()
+    with torch.no_grad():
+        for tensor in (q, k, v):
+            tensor.copy_(torch.randn_like(tensor))
+    graph.replay()
+    for a, b in zip(found, run()):
+        assert torch.equal(a, b)
+
+
+def test_streams():
+    """Work goes to the current stream, and the memory that a call used to that stream's pool."""
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU here")
+    q, k, v, _ = tensors("cuda", torch.bfloat16, seqlen=300, requires_grad=False)
+    wanted = fa3.flash_attn_func(q, k, v)
+    side = torch.cuda.Stream()
+    for _ in range(20):
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(1_000_000)
+            late = q.clone()
+            found = fa3.flash_attn_func(late, k, v)
+        side.synchronize()
+        assert torch.equal(found, wanted)
