@@ -7,7 +7,7 @@ PREFIX ?= /usr/local
 RUN_TESTS = ctest --preset $(1) --parallel $(JOBS)
 
 .NOTPARALLEL:
-.PHONY: build demo test check lint asan tsan gpu worklog bench install format clean help setup-build setup-test
+.PHONY: build demo test check lint asan tsan gpu worklog bench wheel python install format clean help setup-build setup-test setup-python
 
 build: setup-build ## build the library and the program: build/release
 	@scripts/build release $(if $(wildcard build/release/build.ninja),,-DFA3_BUILD_TESTS=OFF)
@@ -15,8 +15,8 @@ build: setup-build ## build the library and the program: build/release
 demo: build ## run attention on a real model's query, key and value, and check the result
 	@scripts/demo
 
-test: check ## everything that a change has to pass, the four targets below
-	@scripts/once lint asan tsan
+test: check ## everything that a change has to pass, the five targets below
+	@scripts/once lint asan tsan python
 	@echo "make test: everything passed (CUDA kernels: by tests/gpu/receipt.json, see make gpu)"
 
 check: setup-test ## the tests of the optimised build
@@ -34,6 +34,12 @@ asan: setup-test ## the tests with AddressSanitizer and UBSan, and a short run o
 tsan: setup-test ## the tests with ThreadSanitizer
 	@scripts/build tsan
 	@$(call RUN_TESTS,tsan)
+
+python: wheel ## the Python package's tests on CPU tensors (a big download, the first time)
+	@scripts/test_python
+
+wheel: setup-python ## build the Python package: build/dist
+	@scripts/wheel
 
 gpu: setup-test ## on a machine with a Hopper GPU: the GPU tests, and the receipt that they pass
 	@FA3_CUDA=REFERENCE scripts/build release -DFA3_BUILD_TESTS=ON
@@ -64,3 +70,6 @@ setup-build:
 
 setup-test:
 	@scripts/setup test
+
+setup-python:
+	@scripts/setup python

@@ -30,39 +30,25 @@ struct field {
   size_t offset;
 };
 
-#define FORWARD(name, kind) \
-  { #name, kind, offsetof(fa3_forward_args, name) }
-static const struct field forward_fields[] = {
-    FORWARD(query, TENSOR),        FORWARD(key, TENSOR),
-    FORWARD(value, TENSOR),        FORWARD(output, TENSOR),
-    FORWARD(lse, TENSOR),          FORWARD(sink, TENSOR),
-    FORWARD(cu_seqlens_q, TENSOR), FORWARD(cu_seqlens_k, TENSOR),
-    FORWARD(seqused_q, TENSOR),    FORWARD(seqused_k, TENSOR),
-    FORWARD(leftpad_k, TENSOR),    FORWARD(cache_batch_index, TENSOR),
-    FORWARD(diagonal, TENSOR),     FORWARD(max_seqlen_q, INT64),
-    FORWARD(max_seqlen_k, INT64),  FORWARD(flags, UINT32),
-    FORWARD(softmax_scale, FLOAT), FORWARD(softcap, FLOAT),
-    FORWARD(num_threads, INT32),   FORWARD(window_left, INT64),
-    FORWARD(window_right, INT64),
-};
+#define NUMBERS(args)                                          \
+  {"max_seqlen_q", INT64, offsetof(args, max_seqlen_q)},       \
+      {"max_seqlen_k", INT64, offsetof(args, max_seqlen_k)},   \
+      {"flags", UINT32, offsetof(args, flags)},                \
+      {"softmax_scale", FLOAT, offsetof(args, softmax_scale)}, \
+      {"softcap", FLOAT, offsetof(args, softcap)},             \
+      {"num_threads", INT32, offsetof(args, num_threads)},     \
+      {"window_left", INT64, offsetof(args, window_left)},     \
+      {"window_right", INT64, offsetof(args, window_right)},
 
-#define BACKWARD(name, kind) \
-  { #name, kind, offsetof(fa3_backward_args, name) }
+static const struct field forward_fields[] = {
+#define FORWARD(use, name) {#name, TENSOR, offsetof(fa3_forward_args, name)},
+#include "tensors.def"
+    NUMBERS(fa3_forward_args)};
+
 static const struct field backward_fields[] = {
-    BACKWARD(query, TENSOR),        BACKWARD(key, TENSOR),
-    BACKWARD(value, TENSOR),        BACKWARD(output, TENSOR),
-    BACKWARD(lse, TENSOR),          BACKWARD(grad_output, TENSOR),
-    BACKWARD(grad_query, TENSOR),   BACKWARD(grad_key, TENSOR),
-    BACKWARD(grad_value, TENSOR),   BACKWARD(grad_lse, TENSOR),
-    BACKWARD(sink, TENSOR),         BACKWARD(grad_sink, TENSOR),
-    BACKWARD(cu_seqlens_q, TENSOR), BACKWARD(cu_seqlens_k, TENSOR),
-    BACKWARD(seqused_q, TENSOR),    BACKWARD(seqused_k, TENSOR),
-    BACKWARD(leftpad_k, TENSOR),    BACKWARD(diagonal, TENSOR),
-    BACKWARD(max_seqlen_q, INT64),  BACKWARD(max_seqlen_k, INT64),
-    BACKWARD(flags, UINT32),        BACKWARD(softmax_scale, FLOAT),
-    BACKWARD(softcap, FLOAT),       BACKWARD(num_threads, INT32),
-    BACKWARD(window_left, INT64),   BACKWARD(window_right, INT64),
-};
+#define BACKWARD(use, name) {#name, TENSOR, offsetof(fa3_backward_args, name)},
+#include "tensors.def"
+    NUMBERS(fa3_backward_args)};
 
 /* Any phase's arguments. */
 union arguments {
@@ -106,10 +92,20 @@ static struct phase {
   fa3_status (*run)(union arguments *args, void *workspace, size_t bytes);
   PyObject *names[MAX_FIELDS]; /* of the fields, interned */
 } phases[] = {
-    {"forward", sizeof(fa3_forward_args), forward_fields,
-     sizeof forward_fields / sizeof *forward_fields, forward_workspace, forward_run, {0}},
-    {"backward", sizeof(fa3_backward_args), backward_fields,
-     sizeof backward_fields / sizeof *backward_fields, backward_workspace, backward_run, {0}},
+    {"forward",
+     sizeof(fa3_forward_args),
+     forward_fields,
+     sizeof forward_fields / sizeof *forward_fields,
+     forward_workspace,
+     forward_run,
+     {0}},
+    {"backward",
+     sizeof(fa3_backward_args),
+     backward_fields,
+     sizeof backward_fields / sizeof *backward_fields,
+     backward_workspace,
+     backward_run,
+     {0}},
 };
 enum { FORWARD_PHASE, BACKWARD_PHASE, NUM_PHASES };
 
@@ -283,10 +279,9 @@ static int run_on_gpu(struct call *call, size_t bytes) {
     if (call->exchange->allocate(&prototype, &workspace, NULL, raise_allocation)) return -1;
   }
   fa3_status status;
-  Py_BEGIN_ALLOW_THREADS
-  status = call->phase->run(&call->args, workspace ? workspace->tensor.data : NULL, bytes);
-  Py_END_ALLOW_THREADS
-  if (workspace) workspace->deleter(workspace);
+  Py_BEGIN_ALLOW_THREADS status =
+      call->phase->run(&call->args, workspace ? workspace->tensor.data : NULL, bytes);
+  Py_END_ALLOW_THREADS if (workspace) workspace->deleter(workspace);
   if (status) raise_status(status);
   return status ? -1 : 0;
 }
@@ -298,10 +293,8 @@ static int run_on_cpu(struct call *call, size_t bytes) {
     return -1;
   }
   fa3_status status;
-  Py_BEGIN_ALLOW_THREADS
-  status = call->phase->run(&call->args, workspace, bytes);
-  Py_END_ALLOW_THREADS
-  free(workspace);
+  Py_BEGIN_ALLOW_THREADS status = call->phase->run(&call->args, workspace, bytes);
+  Py_END_ALLOW_THREADS free(workspace);
   if (status) raise_status(status);
   return status ? -1 : 0;
 }
@@ -348,10 +341,8 @@ static PyObject *prepare(PyObject *self, PyObject *index) {
   long number = PyLong_AsLong(index);
   if (number == -1 && PyErr_Occurred()) return NULL;
   fa3_status status;
-  Py_BEGIN_ALLOW_THREADS
-  status = fa3_prepare((fa3_device){FA3_CUDA, (int32_t)number});
-  Py_END_ALLOW_THREADS
-  if (status) return raise_status(status);
+  Py_BEGIN_ALLOW_THREADS status = fa3_prepare((fa3_device){FA3_CUDA, (int32_t)number});
+  Py_END_ALLOW_THREADS if (status) return raise_status(status);
   Py_RETURN_NONE;
 }
 
@@ -380,8 +371,10 @@ PyMODINIT_FUNC PyInit__core(void) {
     const char *name;
     long value;
   } constants[] = {
-      {"CAUSAL", FA3_CAUSAL},         {"WINDOW", FA3_WINDOW},
-      {"SCALE", FA3_SCALE},           {"ACCUMULATE", FA3_ACCUMULATE},
+      {"CAUSAL", FA3_CAUSAL},
+      {"WINDOW", FA3_WINDOW},
+      {"SCALE", FA3_SCALE},
+      {"ACCUMULATE", FA3_ACCUMULATE},
       {"DETERMINISTIC", FA3_DETERMINISTIC},
   };
   for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)

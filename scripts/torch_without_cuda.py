@@ -1,15 +1,13 @@
 """Makes PyPI's PyTorch, which is the CUDA build, import without the 2 GB of CUDA libraries it asks
 for: each one gets an empty stand-in whose functions return an error. CPU tensors are all that works
-then, and all that the tests on a machine without a GPU need.
-
-    python torch_without_cuda.py SITE_PACKAGES
+then, and all that the tests on a machine without a GPU need. Run by the Python that has it.
 """
 
 import collections
 import pathlib
 import re
 import subprocess
-import sys
+import sysconfig
 
 NO_DEVICE = 100  # cudaErrorNoDevice, and an error in the other libraries too
 
@@ -59,7 +57,7 @@ def build(folder, name, functions):
 
 
 def main():
-    folder = pathlib.Path(sys.argv[1]) / "torch" / "lib"
+    folder = pathlib.Path(sysconfig.get_path("platlib")) / "torch" / "lib"
     for name, functions in missing_libraries(folder).items():
         build(folder, name, functions)
 
