@@ -6,18 +6,30 @@
 #include "numbers.h"
 #include "path.h"
 
-enum { KEY_SOURCES = 0x100, KEY_IN = 0x200, KEY_BF16, KEY_LAYOUT };
-enum { KEY_CAUSAL = 0x300, KEY_WINDOW, KEY_SCALE, KEY_SOFTCAP };
+/* Keys of the tensors that are read, and of those that are written or verified. */
+enum { KEY_SOURCES = 0x100, KEY_FILES = 0x200 };
+enum { KEY_IN = 0x300, KEY_BF16, KEY_LAYOUT, KEY_CAUSAL, KEY_WINDOW, KEY_SCALE, KEY_SOFTCAP };
+enum { KEY_GRADIENTS = 0x380, KEY_GRADIENT_DTYPE, KEY_DETERMINISTIC };
+
+const enum tensor input_gradients[GRADIENTS] = {TENSOR_grad_query, TENSOR_grad_key,
+                                                TENSOR_grad_value, TENSOR_grad_sink};
 
 static const struct argp_option options[] = {
     {.doc = "Tensors:", .group = 1},
-    {.name = "in", .key = KEY_IN, .arg = "FILE", .doc = "A .safetensors file with the tensors"},
-    {.name = "q",
-     .key = KEY_SOURCES + QUERY,
-     .arg = "TENSOR",
-     .doc = "Query: (batch, seqlen, heads, head_dim), or 3-d without batch"},
-    {.name = "k", .key = KEY_SOURCES + KEY, .arg = "TENSOR", .doc = "Key"},
-    {.name = "v", .key = KEY_SOURCES + VALUE, .arg = "TENSOR", .doc = "Value"},
+    {.doc = "Masks and scores:", .group = 2},
+    {.doc = "Lengths (LIST: integers such as 0,5,9, or a TENSOR):", .group = 3},
+#define OPTION(tensor, option, argument, its_group, help) \
+  {.name = (option),                                      \
+   .key = KEY_SOURCES + TENSOR_##tensor,                  \
+   .arg = (argument),                                     \
+   .doc = (help),                                         \
+   .group = (its_group)},
+#include "tensors.def"
+    {.name = "in",
+     .key = KEY_IN,
+     .arg = "FILE",
+     .doc = "A .safetensors file with the tensors",
+     .group = 1},
     {.name = "layout",
      .key = KEY_LAYOUT,
      .arg = "bshd|bhsd",
@@ -26,10 +38,10 @@ static const struct argp_option options[] = {
      .key = KEY_BF16,
      .doc = "Take untyped 2-byte .npy elements ('<V2'), which is how ml_dtypes saves them, as "
             "bfloat16"},
-    {.doc = "Masks and scores:", .group = 2},
     {.name = "causal",
      .key = KEY_CAUSAL,
-     .doc = "Query i sees key j if j <= i + seqlen_k - seqlen_q: the last query sees the last key"},
+     .doc = "Query i sees key j if j <= i + seqlen_k - seqlen_q: the last query sees the last key",
+     .group = 2},
     {.name = "window",
      .key = KEY_WINDOW,
      .arg = "LEFT,RIGHT",
@@ -43,41 +55,60 @@ static const struct argp_option options[] = {
      .key = KEY_SOFTCAP,
      .arg = "X",
      .doc = "Cap scores smoothly: X * tanh(score / X)"},
-    {.name = "sink",
-     .key = KEY_SOURCES + SINK,
+    {.doc = "Gradients:", .group = 5},
+    {.name = "grad",
+     .key = KEY_GRADIENTS,
+     .arg = "FILE",
+     .doc = "The .safetensors file with the gradients of query, key, value and sink: fa3 run "
+            "writes it, fa3 verify reads it"},
+    {.name = "grad-query",
+     .key = KEY_FILES + TENSOR_grad_query,
+     .arg = "FILE",
+     .doc = "The file with query's gradient alone; it may be a .npy"},
+    {.name = "grad-key",
+     .key = KEY_FILES + TENSOR_grad_key,
+     .arg = "FILE",
+     .doc = "The file with key's gradient alone"},
+    {.name = "grad-value",
+     .key = KEY_FILES + TENSOR_grad_value,
+     .arg = "FILE",
+     .doc = "The file with value's gradient alone"},
+    {.name = "grad-sink",
+     .key = KEY_FILES + TENSOR_grad_sink,
+     .arg = "FILE",
+     .doc = "The file with the sink's gradient alone"},
+    {.name = "grad-output",
+     .key = KEY_SOURCES + TENSOR_grad_output,
      .arg = "TENSOR",
-     .doc = "A logit per head that joins the softmax's denominator: (heads)"},
-    {.doc = "Lengths (LIST: integers such as 0,5,9, or a TENSOR):", .group = 3},
-    {.name = "cu-seqlens-q",
-     .key = KEY_SOURCES + CU_SEQLENS_Q,
-     .arg = "LIST",
-     .doc = "Where each sequence of a packed query (total, heads, head_dim) begins, and the total"},
-    {.name = "cu-seqlens-k",
-     .key = KEY_SOURCES + CU_SEQLENS_K,
-     .arg = "LIST",
-     .doc = "Where each sequence of a packed key and value begins, and the total"},
-    {.name = "seqused-q",
-     .key = KEY_SOURCES + SEQUSED_Q,
-     .arg = "LIST",
-     .doc = "How many rows of each query sequence count; the output is zero in the rest"},
-    {.name = "seqused-k",
-     .key = KEY_SOURCES + SEQUSED_K,
-     .arg = "LIST",
-     .doc = "How many rows of each key sequence count"},
-    {.name = "leftpad-k",
-     .key = KEY_SOURCES + LEFTPAD_K,
-     .arg = "LIST",
-     .doc = "The first row of each key sequence that counts"},
-    {.name = "cache-batch-index",
-     .key = KEY_SOURCES + CACHE_BATCH_INDEX,
-     .arg = "LIST",
-     .doc = "Which batch entry of key and value each sequence reads"},
-    {.name = "diagonal",
-     .key = KEY_SOURCES + DIAGONAL,
-     .arg = "LIST",
-     .doc = "Each sequence's causal and window diagonal, in place of seqlen_k - seqlen_q; "
-            "with --causal or --window"},
+     .doc = "The output's gradient, which all start from; of the output's shape and dtype"},
+    {.name = "grad-lse",
+     .key = KEY_SOURCES + TENSOR_grad_lse,
+     .arg = "TENSOR",
+     .doc = "The log-sum-exp's gradient, where the loss uses it too"},
+    {.name = "grad-dtype",
+     .key = KEY_GRADIENT_DTYPE,
+     .arg = "same|fp32",
+     .doc = "The gradients' elements: those of query, key, value and sink (the default), or "
+            "float32"},
+    {.name = "deterministic",
+     .key = KEY_DETERMINISTIC,
+     .doc = "Bitwise the same gradients every time"},
     {0}};
+
+const char *option_of(enum tensor tensor) {
+  static const char *const names[TENSORS] = {
+#define OPTION(tensor, option, ...) [TENSOR_##tensor] = "--" option,
+#include "tensors.def"
+      [TENSOR_output] = "--out",
+      [TENSOR_lse] = "--lse",
+      [TENSOR_grad_query] = "--grad-query",
+      [TENSOR_grad_key] = "--grad-key",
+      [TENSOR_grad_value] = "--grad-value",
+      [TENSOR_grad_sink] = "--grad-sink",
+      [TENSOR_grad_output] = "--grad-output",
+      [TENSOR_grad_lse] = "--grad-lse"};
+  return names[tensor];
+}
 
 static void parse_window(const char *text, struct attention_options *attention,
                          struct argp_state *state) {
@@ -91,22 +122,54 @@ static void parse_window(const char *text, struct attention_options *attention,
 }
 
 static void check_sources(const struct attention_options *attention, struct argp_state *state) {
-  static const char *const names[] = {"--q", "--k", "--v"};
+  static const enum tensor needed[] = {TENSOR_query, TENSOR_key, TENSOR_value};
   const char *container = attention->rules.container;
   if (container && !path_has_suffix(container, ".safetensors"))
     argp_error(state, "--in %s: expected a .safetensors file", container);
-  for (int i = QUERY; i <= VALUE; i++) {
-    if (!attention->sources[i] && !container)
-      argp_error(state, "%s is missing, and there is no --in", names[i]);
+  for (size_t i = 0; i < sizeof needed / sizeof *needed; i++) {
+    if (!attention->sources[needed[i]] && !container)
+      argp_error(state, "%s is missing, and there is no --in", option_of(needed[i]));
   }
-  if (attention->sources[DIAGONAL] && !(attention->flags & (FA3_CAUSAL | FA3_WINDOW)))
+  if (attention->sources[TENSOR_diagonal] && !(attention->flags & (FA3_CAUSAL | FA3_WINDOW)))
     argp_error(state, "--diagonal needs --causal or --window");
+}
+
+/* Those of the gradients. */
+static error_t parse_gradient_option(int key, const char *arg, struct attention_options *attention,
+                                     struct argp_state *state) {
+  switch (key) {
+    case KEY_GRADIENTS:
+      if (!path_has_suffix(arg, ".safetensors"))
+        argp_error(state, "--grad %s: expected a .safetensors file", arg);
+      attention->all_gradients = arg;
+      break;
+    case KEY_GRADIENT_DTYPE:
+      if (strcmp(arg, "fp32") == 0)
+        attention->gradient_dtype = FA3_FLOAT32;
+      else if (strcmp(arg, "same") != 0)
+        argp_error(state, "--grad-dtype %s: expected same or fp32", arg);
+      break;
+    case KEY_DETERMINISTIC:
+      attention->deterministic = true;
+      break;
+    default:
+      return ARGP_ERR_UNKNOWN;
+  }
+  attention->gradients_wanted = true;
+  return 0;
 }
 
 static error_t parse(int key, char *arg, struct argp_state *state) {
   struct attention_options *attention = state->input;
-  if (key >= KEY_SOURCES && key < KEY_SOURCES + OPERANDS) {
-    attention->sources[key - KEY_SOURCES] = arg;
+  if (key >= KEY_SOURCES && key < KEY_SOURCES + TENSORS) {
+    const enum tensor tensor = (enum tensor)(key - KEY_SOURCES);
+    attention->sources[tensor] = arg;
+    if (!find_argument(FA3_FORWARD, tensor)) attention->gradients_wanted = true;
+    return 0;
+  }
+  if (key >= KEY_FILES && key < KEY_FILES + TENSORS) {
+    attention->files[key - KEY_FILES] = arg;
+    attention->gradients_wanted = true;
     return 0;
   }
   switch (key) {
@@ -140,8 +203,30 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
       check_sources(attention, state);
       return 0;
     default:
-      return ARGP_ERR_UNKNOWN;
+      return parse_gradient_option(key, arg, attention, state);
   }
 }
 
 const struct argp attention_argp = {.options = options, .parser = parse};
+
+const char *file_of(const struct attention_options *attention, enum tensor output) {
+  const struct argument *gradient = find_argument(FA3_BACKWARD, output);
+  if (attention->files[output] || !gradient || !gradient->output) return attention->files[output];
+  return attention->all_gradients;
+}
+
+bool has_gradient_files(const struct attention_options *attention) {
+  for (int i = 0; i < GRADIENTS; i++)
+    if (file_of(attention, input_gradients[i])) return true;
+  return false;
+}
+
+void gradient_options_check(const struct attention_options *attention, struct argp_state *state) {
+  for (enum tensor i = 0; i < TENSORS; i++)
+    if (attention->sources[i] && !find_argument(FA3_BACKWARD, i))
+      argp_error(state, "%s: gradients do not go with it", option_of(i));
+  if (attention->files[TENSOR_grad_sink] && !attention->sources[TENSOR_sink])
+    argp_error(state, "--grad-sink: there is no --sink");
+  if (!attention->sources[TENSOR_grad_output] && !attention->rules.container)
+    argp_error(state, "--grad-output is missing, and there is no --in");
+}

@@ -1,4 +1,5 @@
-/* What to compute, as options say it: the tensors and the masks, the same for every command. */
+/* What to compute, as options say it: tensors, masks, gradients, the same for every command that
+ * works on files. */
 #ifndef FA3_CLI_ATTENTION_OPTIONS_H
 #define FA3_CLI_ATTENTION_OPTIONS_H
 
@@ -6,25 +7,11 @@
 
 #include "fa3.h"
 #include "loaded_tensor.h"
-
-/* The tensors that a call reads. */
-enum operand {
-  QUERY,
-  KEY,
-  VALUE,
-  SINK,
-  CU_SEQLENS_Q,
-  CU_SEQLENS_K,
-  SEQUSED_Q,
-  SEQUSED_K,
-  LEFTPAD_K,
-  CACHE_BATCH_INDEX,
-  DIAGONAL,
-  OPERANDS
-};
+#include "tensors.h"
 
 struct attention_options {
-  const char *sources[OPERANDS]; /* null: not given */
+  const char *sources[TENSORS]; /* of the inputs; null: not given */
+  const char *files[TENSORS];   /* of outputs and gradients, to write or to verify; likewise */
   struct source_rules rules;
   bool heads_first; /* bhsd instead of bshd */
   uint32_t flags;
@@ -32,9 +19,29 @@ struct attention_options {
   int64_t window_right;
   float softmax_scale;
   float softcap;
+
+  /* Gradients. */
+  const char *all_gradients; /* the file of those that have none of their own, or null */
+  fa3_dtype gradient_dtype;  /* 0: each tensor's own */
+  bool deterministic;
+  bool gradients_wanted; /* an option that is about gradients was given */
 };
 
-/* A child of each command's argp; its input is a struct attention_options. */
+/* A child of a command's argp; its input is a struct attention_options. */
 extern const struct argp attention_argp;
+
+enum { GRADIENTS = 4 };
+extern const enum tensor input_gradients[GRADIENTS];
+
+/* Where an output goes or is; null: nowhere. And whether a gradient goes somewhere. */
+const char *file_of(const struct attention_options *attention, enum tensor output);
+bool has_gradient_files(const struct attention_options *attention);
+
+/* Refuses what keeps gradients from being computed or verified: no gradient of the output, and
+ * options that do not go with them. */
+void gradient_options_check(const struct attention_options *attention, struct argp_state *state);
+
+/* The option that names a tensor, with its dashes. */
+const char *option_of(enum tensor tensor);
 
 #endif

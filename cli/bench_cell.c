@@ -29,51 +29,48 @@ double bench_flops(const struct bench_cell *cell) {
          (double)cell->head_dim;
 }
 
-/* What a cell computes, forward and, if it is wanted, backward. */
+/* What a cell computes, forward and, if it is wanted, backward: the tensors' shapes. */
 struct calls {
-  fa3_forward_args forward;
-  fa3_backward_args backward;
+  struct call forward;
+  struct call backward;
 };
 
 static struct calls cell_calls(const struct bench_cell *cell) {
-  const int64_t batch = cell->batch;
-  const int64_t seqlen = cell->seqlen;
+  const int64_t batch = cell->batch, seqlen = cell->seqlen;
+  const uint32_t flags = cell->causal ? FA3_CAUSAL : 0;
   const fa3_tensor query = fa3_dense(NULL, cell->dtype, batch, seqlen, cell->heads, cell->head_dim);
   const fa3_tensor key = fa3_dense(NULL, cell->dtype, batch, seqlen, cell->heads_k, cell->head_dim);
-  struct calls calls = {.forward = {.struct_size = sizeof calls.forward,
-                                    .device = cell->device,
-                                    .query = query,
-                                    .key = key,
-                                    .value = key,
-                                    .output = query,
-                                    .flags = cell->causal ? FA3_CAUSAL : 0,
-                                    .num_threads = cell->num_threads}};
-  if (!cell->backward) return calls;
   const fa3_tensor lse = fa3_lse(NULL, batch, cell->heads, seqlen);
-  calls.forward.lse = lse;
-  calls.backward = (fa3_backward_args){.struct_size = sizeof calls.backward,
-                                       .device = cell->device,
-                                       .query = query,
-                                       .key = key,
-                                       .value = key,
-                                       .output = query,
-                                       .lse = lse,
-                                       .grad_output = query,
-                                       .grad_query = query,
-                                       .grad_key = key,
-                                       .grad_value = key,
-                                       .flags = calls.forward.flags,
-                                       .num_threads = cell->num_threads};
-  if (cell->deterministic) calls.backward.flags |= FA3_DETERMINISTIC;
+  struct calls calls = {.forward.phase = FA3_FORWARD, .backward.phase = FA3_BACKWARD};
+  calls.forward.args.forward = (fa3_forward_args){.struct_size = sizeof(fa3_forward_args),
+                                                  .query = query,
+                                                  .key = key,
+                                                  .value = key,
+                                                  .output = query,
+                                                  .flags = flags};
+  if (cell->backward) calls.forward.args.forward.lse = lse;
+  calls.backward.args.backward = (fa3_backward_args){.struct_size = sizeof(fa3_backward_args),
+                                                     .query = query,
+                                                     .key = key,
+                                                     .value = key,
+                                                     .output = query,
+                                                     .lse = lse,
+                                                     .grad_output = query,
+                                                     .grad_query = query,
+                                                     .grad_key = key,
+                                                     .grad_value = key,
+                                                     .flags = flags};
+  if (cell->deterministic) calls.backward.args.backward.flags |= FA3_DETERMINISTIC;
+  call_set_device(&calls.forward, cell->device, cell->num_threads);
+  call_set_device(&calls.backward, cell->device, cell->num_threads);
   return calls;
 }
 
 fa3_status bench_supported(const struct bench_cell *cell) {
   const struct calls calls = cell_calls(cell);
   size_t bytes;
-  fa3_status status = fa3_forward_workspace(&calls.forward, &bytes);
-  if (status || !cell->backward) return status;
-  return fa3_backward_workspace(&calls.backward, &bytes);
+  fa3_status status = library_check(&calls.forward, &bytes);
+  return status || !cell->backward ? status : library_check(&calls.backward, &bytes);
 }
 
 int bench_check_size(const struct bench_cell *cell) {
@@ -126,14 +123,15 @@ static int judge(const struct bench_cell *cell, const char *what,
 }
 
 static int check(const struct bench_cell *cell, const struct calls *host) {
-  struct comparison comparison = {.args = &host->forward};
-  struct gradient_comparison gradients = {.args = &host->backward};
+  static const enum tensor gradients[] = {TENSOR_grad_query, TENSOR_grad_key, TENSOR_grad_value};
+  struct comparison comparison = {.args = &host->forward.args.forward};
+  struct gradient_comparison backward = {.args = &host->backward.args.backward};
   comparison_sample(&comparison, ROWS_CHECKED, 1, NULL);
   TRY(judge(cell, "output", &comparison.output));
   if (!cell->backward) return 0;
-  gradient_comparison_sample(&gradients, ROWS_CHECKED, 1, NULL);
-  for (int i = 0; i < GRADIENTS; i++)
-    TRY(judge(cell, gradient_tensor_names[i][0], &gradients.statistics[i]));
+  gradient_comparison_sample(&backward, ROWS_CHECKED, 1, NULL);
+  for (int i = 0; i < 3; i++)
+    TRY(judge(cell, tensor_rows[gradients[i]].name, &backward.statistics[gradients[i]]));
   return 0;
 }
 
@@ -154,15 +152,13 @@ static double quantile(const double *sorted, int64_t count, double fraction) {
 /* What is timed: the call of a cell, in the device's memory. */
 struct run {
   const struct bench_cell *cell;
-  struct calls on_device;
+  struct call on_device;
   int64_t calls;
 };
 
 static int queue(void *context) {
   struct run *run = context;
-  for (int64_t i = 0; i < run->calls; i++)
-    TRY(run->cell->backward ? library_backward(&run->on_device.backward)
-                            : library_forward(&run->on_device.forward));
+  for (int64_t i = 0; i < run->calls; i++) TRY(library_run(&run->on_device));
   return 0;
 }
 
@@ -213,8 +209,8 @@ static int measure(struct run *run, const struct calls *host, const struct uploa
 
 /* For the backward pass with the output and the lse that it starts from. */
 static int make_tensors(const struct bench_cell *cell, struct calls *host) {
-  fa3_forward_args *forward = &host->forward;
-  fa3_backward_args *backward = &host->backward;
+  fa3_forward_args *forward = &host->forward.args.forward;
+  fa3_backward_args *backward = &host->backward.args.backward;
   uint64_t state = 1;
   TRY(allocate_random(&forward->query, &state));
   TRY(allocate_random(&forward->key, &state));
@@ -231,15 +227,17 @@ static int make_tensors(const struct bench_cell *cell, struct calls *host) {
   backward->value = forward->value;
   backward->output = forward->output;
   backward->lse = forward->lse;
-  return attention_run(forward);
+  return attention_run(&host->forward);
 }
 
 static void free_tensors(const struct calls *host) {
-  const fa3_tensor *tensors[] = {
-      &host->forward.query,       &host->forward.key,       &host->forward.value,
-      &host->forward.output,      &host->forward.lse,       &host->backward.grad_output,
-      &host->backward.grad_query, &host->backward.grad_key, &host->backward.grad_value};
-  for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; i++) free(tensors[i]->data);
+  const fa3_forward_args *forward = &host->forward.args.forward;
+  const fa3_backward_args *backward = &host->backward.args.backward;
+  void *const data[] = {
+      forward->query.data,       forward->key.data,       forward->value.data,
+      forward->output.data,      forward->lse.data,       backward->grad_output.data,
+      backward->grad_query.data, backward->grad_key.data, backward->grad_value.data};
+  for (size_t i = 0; i < sizeof data / sizeof data[0]; i++) free(data[i]);
 }
 
 int bench_run(const struct bench_cell *cell, int64_t repeat, struct progress *progress,
@@ -249,13 +247,11 @@ int bench_run(const struct bench_cell *cell, int64_t repeat, struct progress *pr
   double *seconds = malloc((size_t)repeat * sizeof *seconds);
   if (!seconds) return fail(EXIT_FAILED, "out of memory");
   int code = make_tensors(cell, &host);
-  struct run run = {.cell = cell, .on_device = host, .calls = 1};
-  if (!code && cell->device.type == FA3_CUDA)
-    code = cell->backward ? upload_backward(&host.backward, &run.on_device.backward, &upload)
-                          : upload_forward(&host.forward, &run.on_device.forward, &upload);
+  const struct call *timed = cell->backward ? &host.backward : &host.forward;
+  struct run run = {.cell = cell, .on_device = *timed, .calls = 1};
+  if (!code && cell->device.type == FA3_CUDA) code = upload_call(timed, &run.on_device, &upload);
   if (!code) code = measure(&run, &host, &upload, repeat, progress, seconds, times);
-  library_free_workspace(cell->device, run.on_device.forward.workspace);
-  library_free_workspace(cell->device, run.on_device.backward.workspace);
+  library_free_workspace(&run.on_device);
   upload_free(&upload);
   free(seconds);
   free_tensors(&host);

@@ -5,7 +5,6 @@
 
 #include "reference.h"
 #include "sampling.h"
-#include "slice.h"
 
 double comparison_overflow(fa3_dtype dtype) {
   if (dtype == FA3_FLOAT16) return 65520;
@@ -74,7 +73,7 @@ static int64_t rows_of(const void *context, int64_t batch) {
 
 static struct sampling all_rows(struct comparison *comparison) {
   const fa3_forward_args *args = comparison->args;
-  return (struct sampling){.batch = slice_batch(args),
+  return (struct sampling){.batch = reference_batch(args),
                            .heads = args->query.shape[args->query.rank - 2],
                            .context = comparison,
                            .rows = rows_of,
@@ -96,7 +95,7 @@ void comparison_sample(struct comparison *comparison, int64_t count, uint64_t se
 bool comparison_find_not_finite(const fa3_forward_args *args, int64_t place[4]) {
   int64_t heads = args->query.shape[args->query.rank - 2];
   int64_t columns = args->value.shape[args->value.rank - 1];
-  for (int64_t b = 0; b < slice_batch(args); b++) {
+  for (int64_t b = 0; b < reference_batch(args); b++) {
     for (int64_t row = 0; row < reference_seqlen_q(args, b); row++) {
       for (int64_t head = 0; head < heads; head++) {
         int64_t first = reference_output_index(args, b, head, row);

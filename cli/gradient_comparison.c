@@ -2,7 +2,6 @@
 
 #include "reference.h"
 #include "sampling.h"
-#include "slice.h"
 
 /* What one row of a gradient is to be, and how far it may be off before it is stored. */
 struct expected {
@@ -31,7 +30,7 @@ static void compare_query(void *context, int64_t batch, int64_t head, int64_t ro
   const fa3_backward_args *args = comparison->args;
   struct expected query;
   reference_grad_query(args, batch, head, row, query.values, query.bounds);
-  compare_row(&comparison->statistics[GRAD_QUERY], &args->grad_query,
+  compare_row(&comparison->statistics[TENSOR_grad_query], &args->grad_query,
               reference_grad_query_index(args, batch, head, row), &query, batch, head, row);
 }
 
@@ -47,9 +46,9 @@ static void compare_key_value(void *context, int64_t batch, int64_t head, int64_
   struct expected value;
   reference_grad_key_value(args, batch, head, row, key.values, value.values, key.bounds,
                            value.bounds);
-  compare_row(&comparison->statistics[GRAD_KEY], &args->grad_key,
+  compare_row(&comparison->statistics[TENSOR_grad_key], &args->grad_key,
               reference_grad_key_index(args, batch, head, row), &key, batch, head, row);
-  compare_row(&comparison->statistics[GRAD_VALUE], &args->grad_value,
+  compare_row(&comparison->statistics[TENSOR_grad_value], &args->grad_value,
               reference_grad_value_index(args, batch, head, row), &value, batch, head, row);
 }
 
@@ -60,9 +59,10 @@ static void compare_sink(struct gradient_comparison *comparison) {
     double value = 0;
     double bound = 0;
     reference_grad_sink(args, head, &value, &bound);
-    comparison_add(
-        &comparison->statistics[GRAD_SINK], reference_load(sink, head * sink->strides[0]), value,
-        reference_stored_bound(sink->dtype, value, bound), sink->dtype, (int64_t[]){0, 0, head, 0});
+    comparison_add(&comparison->statistics[TENSOR_grad_sink],
+                   reference_load(sink, head * sink->strides[0]), value,
+                   reference_stored_bound(sink->dtype, value, bound), sink->dtype,
+                   (int64_t[]){0, 0, head, 0});
   }
 }
 
@@ -70,12 +70,12 @@ void gradient_comparison_sample(struct gradient_comparison *comparison, int64_t 
                                 uint64_t seed, const char *label) {
   const fa3_backward_args *args = comparison->args;
   const fa3_forward_args forward = reference_forward_args(args);
-  const struct sampling query = {.batch = slice_batch(&forward),
+  const struct sampling query = {.batch = reference_batch(&forward),
                                  .heads = args->query.shape[args->query.rank - 2],
                                  .context = comparison,
                                  .rows = query_rows,
                                  .visit = compare_query};
-  const struct sampling key = {.batch = slice_batch(&forward),
+  const struct sampling key = {.batch = reference_batch(&forward),
                                .heads = args->key.shape[args->key.rank - 2],
                                .context = comparison,
                                .rows = key_rows,

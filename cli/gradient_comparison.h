@@ -3,11 +3,11 @@
 #define FA3_CLI_GRADIENT_COMPARISON_H
 
 #include "comparison.h"
-#include "gradient_options.h"
+#include "tensors.h"
 
 struct gradient_comparison {
   const fa3_backward_args *args; /* a gradient that is absent is not compared */
-  struct error_statistics statistics[GRADIENTS];
+  struct error_statistics statistics[TENSORS];
 };
 
 /* Compares `count` rows of query's gradient and of key's and value's, or

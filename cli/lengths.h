@@ -2,7 +2,6 @@
 #ifndef FA3_CLI_LENGTHS_H
 #define FA3_CLI_LENGTHS_H
 
-#include "attention_options.h"
 #include "loaded_tensor.h"
 
 /* `source` is a list such as 0,5,9 or a tensor of int32 or int64; what is read is `dtype`, one of
@@ -10,12 +9,8 @@
 int lengths_read(const char *source, const struct source_rules *rules, const char *const *names,
                  const char *option, fa3_dtype dtype, struct loaded_tensor *lengths);
 
-/* Checks that the contents of all lengths stay within the tensors, whose shapes are right: the
- * library does so only when it computes. */
-int lengths_check(const fa3_forward_args *args, const struct loaded_tensor loaded[OPERANDS]);
-
 /* The longest of the packed sequences, but 1 at least: what fa3_forward_args has no other way to
- * know on a GPU. 0 if there are no starts. */
+ * know on a GPU. 0 if there are no starts. They have been checked. */
 int64_t lengths_longest(const struct loaded_tensor *starts);
 
 #endif

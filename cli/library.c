@@ -19,7 +19,9 @@ const char *library_message(void) {
     const char *ours;
   } words[] = {{"1 (FA3_FLOAT32)", "fp32"},  {"2 (FA3_FLOAT16)", "fp16"},
                {"3 (FA3_BFLOAT16)", "bf16"}, {"FA3_FLOAT32", "fp32"},
-               {"FA3_FLOAT16", "fp16"},      {"FA3_BFLOAT16", "bf16"}};
+               {"FA3_FLOAT16", "fp16"},      {"FA3_BFLOAT16", "bf16"},
+               {"32 (FA3_INT32)", "int32"},  {"33 (FA3_INT64)", "int64"},
+               {"FA3_INT32", "int32"},       {"FA3_INT64", "int64"}};
   static char message[1024];
   size_t length = 0;
   for (const char *at = fa3_last_error(); *at && length + 16 < sizeof message;) {
@@ -39,42 +41,60 @@ const char *library_message(void) {
   return message;
 }
 
+/* Both structs begin with the same fields. */
+fa3_device call_device(const struct call *call) {
+  return call->args.forward.device;
+}
+
+void call_set_device(struct call *call, fa3_device device, int32_t num_threads) {
+  call->args.forward.device = device;
+  if (call->phase == FA3_BACKWARD)
+    call->args.backward.num_threads = num_threads;
+  else
+    call->args.forward.num_threads = num_threads;
+}
+
+fa3_status library_check(const struct call *call, size_t *bytes) {
+  return call->phase == FA3_BACKWARD ? fa3_backward_workspace(&call->args.backward, bytes)
+                                     : fa3_forward_workspace(&call->args.forward, bytes);
+}
+
 static int check(fa3_status status) {
   return status ? fail(library_exit_code(status), "%s", library_message()) : 0;
 }
 
-static int grow(fa3_device device, size_t bytes, void **workspace, size_t *size) {
-  if (bytes <= *size) return 0;
-  library_free_workspace(device, *workspace);
-  *workspace = NULL;
-  *size = 0;
-  if (device.type == FA3_CUDA) {
-    TRY(cuda_allocate(bytes, "the workspace", workspace));
+static int grow(struct call *call, size_t bytes) {
+  if (bytes <= call->workspace_size) return 0;
+  library_free_workspace(call);
+  if (call_device(call).type == FA3_CUDA) {
+    TRY(cuda_allocate(bytes, "the workspace", &call->workspace));
   } else {
-    *workspace = malloc(bytes);
-    if (!*workspace) return fail(EXIT_FAILED, "no memory for the workspace: %zu bytes", bytes);
+    call->workspace = malloc(bytes);
+    if (!call->workspace) return fail(EXIT_FAILED, "no memory for the workspace: %zu bytes", bytes);
   }
-  *size = bytes;
+  call->workspace_size = bytes;
   return 0;
 }
 
-int library_forward(fa3_forward_args *args) {
+int library_run(struct call *call) {
   size_t bytes = 0;
-  TRY(check(fa3_forward_workspace(args, &bytes)));
-  TRY(grow(args->device, bytes, &args->workspace, &args->workspace_size));
-  return check(fa3_forward(args));
+  TRY(check(library_check(call, &bytes)));
+  TRY(grow(call, bytes));
+  if (call->phase == FA3_BACKWARD) {
+    call->args.backward.workspace = call->workspace;
+    call->args.backward.workspace_size = call->workspace_size;
+    return check(fa3_backward(&call->args.backward));
+  }
+  call->args.forward.workspace = call->workspace;
+  call->args.forward.workspace_size = call->workspace_size;
+  return check(fa3_forward(&call->args.forward));
 }
 
-int library_backward(fa3_backward_args *args) {
-  size_t bytes = 0;
-  TRY(check(fa3_backward_workspace(args, &bytes)));
-  TRY(grow(args->device, bytes, &args->workspace, &args->workspace_size));
-  return check(fa3_backward(args));
-}
-
-void library_free_workspace(fa3_device device, void *workspace) {
-  if (device.type == FA3_CUDA)
-    cuda_free(workspace);
+void library_free_workspace(struct call *call) {
+  if (call_device(call).type == FA3_CUDA)
+    cuda_free(call->workspace);
   else
-    free(workspace);
+    free(call->workspace);
+  call->workspace = NULL;
+  call->workspace_size = 0;
 }

@@ -1,12 +1,10 @@
 #include "loaded_tensor.h"
 
-#include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "dtype.h"
 #include "failure.h"
 #include "npy.h"
 #include "path.h"
@@ -32,6 +30,7 @@ int loaded_tensor_read_data(const struct input_file *file, const struct stored_t
                 elements);
   if (stored->rank > STORED_MAX_RANK)
     return fail(EXIT_INPUT, "%s: has more than %d dimensions", origin, STORED_MAX_RANK);
+  tensor->given = true;
   tensor->rank = stored->rank;
   memcpy(tensor->shape, stored->shape, sizeof tensor->shape);
   if (stored->size == 0) return 0;
@@ -101,39 +100,9 @@ int loaded_tensor_read(const char *source, const struct source_rules *rules,
 
 int loaded_tensor_make(struct loaded_tensor *tensor, const char *what) {
   size_t count = (size_t)loaded_tensor_elements(tensor);
+  tensor->given = true;
   tensor->data = calloc(count + 1, fa3_dtype_size(tensor->dtype));
   return tensor->data ? 0 : fail(EXIT_FAILED, "no memory for the %s", what);
-}
-
-int loaded_tensor_check_float(const struct loaded_tensor *tensor) {
-  if (tensor->dtype == FA3_FLOAT32 || tensor->dtype == FA3_FLOAT16 || tensor->dtype == FA3_BFLOAT16)
-    return 0;
-  return fail(EXIT_INPUT, "%s: its elements are integers: expected %s", tensor->origin,
-              floating_point_elements);
-}
-
-int loaded_tensor_check_dtype(const struct loaded_tensor *tensor,
-                              const struct loaded_tensor *model) {
-  if (tensor->dtype == FA3_FLOAT32 || tensor->dtype == model->dtype) return 0;
-  return fail(EXIT_INPUT, "%s: its elements are %s: expected %s, as in %s%s", tensor->origin,
-              dtype_name(tensor->dtype), dtype_name(model->dtype), model->origin,
-              model->dtype == FA3_FLOAT32 ? "" : ", or fp32");
-}
-
-int loaded_tensor_check_shape(const struct loaded_tensor *tensor,
-                              const struct loaded_tensor *expected) {
-  char text[2][96] = {"", ""};
-  const struct loaded_tensor *shapes[] = {tensor, expected};
-  if (tensor->rank == expected->rank &&
-      memcmp(tensor->shape, expected->shape, (size_t)tensor->rank * sizeof tensor->shape[0]) == 0)
-    return 0;
-  for (int i = 0; i < 2; i++) {
-    int length = 0;
-    for (int d = 0; d < shapes[i]->rank; d++)
-      length += snprintf(text[i] + length, sizeof text[i] - (size_t)length, "%s%" PRId64,
-                         d ? ", " : "", shapes[i]->shape[d]);
-  }
-  return fail(EXIT_INPUT, "%s: its shape is (%s): expected (%s)", tensor->origin, text[0], text[1]);
 }
 
 int64_t loaded_tensor_elements(const struct loaded_tensor *tensor) {

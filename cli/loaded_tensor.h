@@ -6,6 +6,7 @@
 #include "stored_tensor.h"
 
 struct loaded_tensor {
+  bool given;       /* false: there is none */
   char origin[512]; /* "q.npy" or "model.safetensors: tensor 'query'", for messages */
   void *data;       /* null if it has no elements */
   fa3_dtype dtype;
@@ -35,14 +36,6 @@ int loaded_tensor_read_data(const struct input_file *file, const struct stored_t
 
 /* Zeros, for a tensor that has its dtype and shape; `what` it is, if they do not fit. */
 int loaded_tensor_make(struct loaded_tensor *tensor, const char *what);
-
-/* Fails unless the elements are floating point; are float32 or the model's; or the shapes are the
- * same. */
-int loaded_tensor_check_float(const struct loaded_tensor *tensor);
-int loaded_tensor_check_dtype(const struct loaded_tensor *tensor,
-                              const struct loaded_tensor *model);
-int loaded_tensor_check_shape(const struct loaded_tensor *tensor,
-                              const struct loaded_tensor *expected);
 
 int64_t loaded_tensor_elements(const struct loaded_tensor *tensor);
 void loaded_tensor_free(struct loaded_tensor *tensor);

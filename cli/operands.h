@@ -1,41 +1,47 @@
-/* The tensors of one attention call, read from files and checked against each other. */
+/* The tensors of an attention call and of its gradients: read from files or made, and checked
+ * against each other by the library. */
 #ifndef FA3_CLI_OPERANDS_H
 #define FA3_CLI_OPERANDS_H
 
 #include "attention_options.h"
 #include "device.h"
+#include "library.h"
 #include "loaded_tensor.h"
 
 struct operands {
-  struct loaded_tensor loaded[OPERANDS];
-  struct loaded_tensor output;
-  struct loaded_tensor lse;
+  struct loaded_tensor loaded[TENSORS];
   bool heads_first;
-  fa3_forward_args args; /* views of the above */
+  struct call forward; /* views of the above; the gradients' call has none of its own yet */
+  struct call backward;
 };
 
-/* Reads and checks all that the options name: ready but for output, lse and workspace. */
+/* Reads and checks the inputs of the forward call, the contents of the lengths included. */
 int operands_read(const struct attention_options *options, struct operands *operands);
 
-/* Gives them an output and, if it is wanted, an lse, both zero. 0 as `dtype` is query's. */
-int operands_make_output(struct operands *operands, fa3_dtype dtype, bool with_lse);
+/* Reads one more tensor; `source` may be null, as loaded_tensor_read has it. */
+int operands_load(const struct attention_options *options, enum tensor tensor, const char *source,
+                  struct operands *operands);
 
-/* Checks an output, or an lse, that was read from a file into its place, and makes the view. */
-int operands_check_output(struct operands *operands);
-int operands_check_lse(struct operands *operands);
+/* Makes a tensor of the shape that it has to have, all zero. 0: of the dtype of the tensor that it
+ * follows. */
+int operands_make(struct operands *operands, enum tensor tensor, fa3_dtype dtype);
 
-/* The device that takes the call; they have an output. */
-int operands_choose_device(struct operands *operands, const struct device_options *options);
+/* What the library says of a call on the CPU, which takes all that is valid. */
+int operands_check(const struct operands *operands, const struct call *call);
 
-/* What an output and an lse are like, without data. */
-struct loaded_tensor operands_output_shape(const struct operands *operands);
-struct loaded_tensor operands_lse_shape(const struct operands *operands);
+/* What the gradients start from, for operands that have an output and an lse. */
+int operands_read_gradients(const struct attention_options *options, struct operands *operands);
 
-/* The library's view of a tensor like query, key or value as a file has it: heads first or not,
- * with a batch or without. And of one like lse. */
-fa3_tensor operands_view(const struct operands *operands, const struct loaded_tensor *tensor,
-                         bool packed);
-fa3_tensor operands_lse_view(const struct operands *operands, const struct loaded_tensor *tensor);
+/* The gradients of the inputs that there are, all zero; then those that have files, from them. */
+int operands_make_gradients(const struct attention_options *options, struct operands *operands);
+int operands_load_gradients(const struct attention_options *options, struct operands *operands);
+
+/* The device that takes the call, and with `gradients` theirs too. */
+int operands_choose_device(struct operands *operands, bool gradients,
+                           const struct device_options *chosen);
+
+/* The name of a tensor in a .safetensors file. */
+const char *operands_name(enum tensor tensor);
 
 void operands_free(struct operands *operands);
 

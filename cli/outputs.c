@@ -26,7 +26,7 @@ static int begin(struct outputs *outputs, int index) {
   output_file_discard(file);
   if (!path_has_suffix(output->path, ".npy")) return 0;
   int other = 0;
-  while (!outputs->list[other].path || outputs->file_of[other] != shared) other++;
+  while (outputs->file_of[other] != shared) other++;
   return fail(EXIT_USAGE, "%s: %s and %s are the same file: expected a .safetensors for both",
               output->path, outputs->list[other].option, output->option);
 }
@@ -35,8 +35,7 @@ int outputs_begin(const struct output *list, int count, struct outputs *outputs)
   memcpy(outputs->list, list, (size_t)count * sizeof *list);
   outputs->count = count;
   outputs->file_count = 0;
-  for (int i = 0; i < count; i++)
-    if (list[i].path) TRY(begin(outputs, i));
+  for (int i = 0; i < count; i++) TRY(begin(outputs, i));
   return 0;
 }
 
@@ -45,7 +44,7 @@ static int write_file(const struct outputs *outputs, int index) {
   size_t count = 0;
   for (int i = 0; i < outputs->count; i++) {
     const struct output *output = &outputs->list[i];
-    if (!output->path || outputs->file_of[i] != index) continue;
+    if (outputs->file_of[i] != index) continue;
     tensors[count] = (struct saved_tensor){.name = output->name,
                                            .data = output->tensor->data,
                                            .dtype = output->tensor->dtype,

@@ -8,8 +8,8 @@
 /* One tensor to write. */
 struct output {
   const char *option; /* that asks for it */
-  const char *path;   /* null: it is not wanted */
-  const char *name;   /* in a .safetensors file */
+  const char *path;
+  const char *name; /* in a .safetensors file */
   const struct loaded_tensor *tensor;
 };
 

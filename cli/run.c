@@ -8,17 +8,13 @@
 #include "cuda.h"
 #include "device.h"
 #include "failure.h"
-#include "gradients.h"
 #include "operands.h"
 #include "outputs.h"
 #include "saved_tensor.h"
 
 struct run_options {
   struct attention_options attention;
-  struct gradient_options gradients;
   struct device_options device;
-  const char *output;
-  const char *lse;
   fa3_dtype output_dtype; /* 0: query's */
   bool accumulate;
 };
@@ -46,27 +42,19 @@ static const struct argp_option options[] = {
      .group = 5},
     {0}};
 
-/* Where the gradients go; false if nowhere. */
-static bool has_gradient_files(const struct gradient_options *chosen) {
-  for (int i = 0; i < GRADIENTS; i++)
-    if (gradient_file(chosen, (enum gradient)i)) return true;
-  return false;
-}
-
 static void check(const struct run_options *run, struct argp_state *state) {
-  const bool gradients = has_gradient_files(&run->gradients);
-  if (!run->output && !gradients) argp_error(state, "--out is missing");
-  if ((run->gradients.wanted || run->accumulate) && !gradients)
+  const struct attention_options *attention = &run->attention;
+  const bool gradients = has_gradient_files(attention);
+  if (!attention->files[TENSOR_output] && !gradients) argp_error(state, "--out is missing");
+  if ((attention->gradients_wanted || run->accumulate) && !gradients)
     argp_error(state, "--grad, which says where the gradients go, is missing");
-  if (gradients) gradient_options_check(&run->gradients, &run->attention, state);
-  if (run->accumulate && run->gradients.dtype)
+  if (gradients) gradient_options_check(attention, state);
+  if (run->accumulate && attention->gradient_dtype)
     argp_error(state, "--accumulate takes the dtype that the files have: not with --grad-dtype");
-  const char *outputs[2 + GRADIENTS] = {run->output, run->lse};
-  for (int i = 0; i < GRADIENTS; i++)
-    outputs[2 + i] = gradient_file(&run->gradients, (enum gradient)i);
-  for (int i = 0; i < 2 + GRADIENTS; i++) {
-    if (outputs[i] && !saved_tensor_knows(outputs[i]))
-      argp_error(state, "%s: expected a name that ends in .npy or .safetensors", outputs[i]);
+  for (int i = 0; i < TENSORS; i++) {
+    const char *file = attention->files[i];
+    if (file && !saved_tensor_knows(file))
+      argp_error(state, "%s: expected a name that ends in .npy or .safetensors", file);
   }
 }
 
@@ -75,14 +63,13 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
   switch (key) {
     case ARGP_KEY_INIT:
       state->child_inputs[0] = &run->attention;
-      state->child_inputs[1] = &run->gradients;
-      state->child_inputs[2] = &run->device;
+      state->child_inputs[1] = &run->device;
       return 0;
     case KEY_OUT:
-      run->output = arg;
+      run->attention.files[TENSOR_output] = arg;
       return 0;
     case KEY_LSE:
-      run->lse = arg;
+      run->attention.files[TENSOR_lse] = arg;
       return 0;
     case KEY_OUT_DTYPE:
       if (strcmp(arg, "fp32") == 0)
@@ -101,54 +88,45 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
   }
 }
 
-/* The tensors of a run and the files that they go to. */
-struct files {
-  struct operands operands;
-  struct gradients gradients;
-  struct outputs outputs;
-};
-
-static int prepare_gradients(const struct run_options *run, struct files *files) {
-  const struct gradient_options *chosen = &run->gradients;
-  const struct source_rules *rules = &run->attention.rules;
-  TRY(gradients_read(chosen, rules, &files->operands, &files->gradients));
-  TRY(gradients_make(chosen, &files->operands, &files->gradients));
+static int prepare_gradients(const struct run_options *run, struct operands *operands) {
+  const struct attention_options *attention = &run->attention;
+  TRY(operands_read_gradients(attention, operands));
+  TRY(operands_make_gradients(attention, operands));
   if (!run->accumulate) return 0;
-  files->gradients.args.flags |= FA3_ACCUMULATE;
-  return gradients_load(chosen, rules, &files->operands, &files->gradients);
+  operands->backward.args.backward.flags |= FA3_ACCUMULATE;
+  return operands_load_gradients(attention, operands);
 }
 
-static int begin_outputs(const struct run_options *run, struct files *files) {
-  struct output list[2 + GRADIENTS] = {{"--out", run->output, "output", &files->operands.output},
-                                       {"--lse", run->lse, "lse", &files->operands.lse}};
-  for (int i = 0; i < GRADIENTS; i++) {
-    const struct loaded_tensor *tensor = &files->gradients.tensors[i];
-    list[2 + i] =
-        (struct output){gradient_option_names[i],
-                        tensor->rank ? gradient_file(&run->gradients, (enum gradient)i) : NULL,
-                        gradient_tensor_names[i][0], tensor};
-  }
-  return outputs_begin(list, 2 + GRADIENTS, &files->outputs);
+static int begin_outputs(const struct attention_options *attention, const struct operands *operands,
+                         struct outputs *outputs) {
+  struct output list[OUTPUT_FILES];
+  int count = 0;
+  for (enum tensor i = 0; i < TENSORS; i++)
+    if (operands->loaded[i].given && file_of(attention, i))
+      list[count++] = (struct output){option_of(i), file_of(attention, i), tensor_rows[i].name,
+                                      &operands->loaded[i]};
+  return outputs_begin(list, count, outputs);
 }
 
-static int run_files(const struct run_options *run, struct files *files) {
-  struct operands *operands = &files->operands;
-  const bool gradients = run->gradients.wanted;
+static int run_files(const struct run_options *run, struct operands *operands,
+                     struct outputs *outputs) {
+  const struct attention_options *attention = &run->attention;
+  const bool gradients = attention->gradients_wanted;
   TRY(device_check(&run->device));
-  TRY(operands_read(&run->attention, operands));
-  TRY(operands_make_output(operands, run->output_dtype, run->lse || gradients));
-  if (gradients) TRY(prepare_gradients(run, files));
-  TRY(begin_outputs(run, files));
-  TRY(gradients ? gradients_choose_device(operands, &files->gradients, &run->device)
-                : operands_choose_device(operands, &run->device));
-  TRY(attention_run(&operands->args));
-  if (gradients) TRY(attention_run_backward(&files->gradients.args));
-  return outputs_write(&files->outputs);
+  TRY(operands_read(attention, operands));
+  TRY(operands_make(operands, TENSOR_output, run->output_dtype));
+  if (attention->files[TENSOR_lse] || gradients) TRY(operands_make(operands, TENSOR_lse, 0));
+  if (gradients) TRY(prepare_gradients(run, operands));
+  TRY(begin_outputs(attention, operands, outputs));
+  TRY(operands_choose_device(operands, gradients, &run->device));
+  TRY(attention_run(&operands->forward));
+  if (gradients) TRY(attention_run(&operands->backward));
+  return outputs_write(outputs);
 }
 
 int command_run(int argc, char **argv) {
   static const struct argp_child children[] = {
-      {&attention_argp, 0, NULL, 0}, {&gradient_argp, 0, NULL, 0}, {&device_argp, 0, NULL, 0}, {0}};
+      {&attention_argp, 0, NULL, 0}, {&device_argp, 0, NULL, 0}, {0}};
   static const struct argp argp = {
       options,
       parse,
@@ -168,12 +146,12 @@ int command_run(int argc, char **argv) {
       NULL,
       NULL};
   struct run_options run = {0};
-  static struct files files;
+  static struct operands operands;
+  static struct outputs outputs;
   if (argp_parse(&argp, argc, argv, 0, NULL, &run)) return fail(EXIT_USAGE, "%m");
-  int code = run_files(&run, &files);
-  outputs_discard(&files.outputs);
-  gradients_free(&files.gradients);
-  operands_free(&files.operands);
+  int code = run_files(&run, &operands, &outputs);
+  outputs_discard(&outputs);
+  operands_free(&operands);
   cuda_close();
   return code;
 }

@@ -1,7 +1,5 @@
 #include "upload.h"
 
-#include <string.h>
-
 #include "cuda.h"
 #include "failure.h"
 
@@ -27,62 +25,15 @@ static int add(struct upload *upload, const char *name, fa3_tensor *tensor, bool
   return cuda_upload(copy->device, copy->host, copy->size);
 }
 
-/* A tensor of a call. */
-struct field {
-  const char *name;
-  fa3_tensor *tensor;
-  bool output;
-};
-
-static int add_all(struct upload *upload, const struct field *fields, size_t count) {
-  for (size_t i = 0; i < count; i++)
-    TRY(add(upload, fields[i].name, fields[i].tensor, fields[i].output));
+int upload_call(const struct call *host, struct call *call, struct upload *upload) {
+  const struct argument_struct *list = arguments_of(host->phase);
+  *call = *host;
+  for (int i = 0; i < list->count; i++) {
+    const struct argument *argument = &list->arguments[i];
+    TRY(add(upload, tensor_rows[argument->tensor].name, argument_in(&call->args, argument),
+            argument->output));
+  }
   return 0;
-}
-
-int upload_forward(const fa3_forward_args *host, fa3_forward_args *args, struct upload *upload) {
-  *args = *host;
-  const struct field fields[] = {
-      {"query", &args->query, false},
-      {"key", &args->key, false},
-      {"value", &args->value, false},
-      {"output", &args->output, true},
-      {"lse", &args->lse, true},
-      {"sink", &args->sink, false},
-      {"cu_seqlens_q", &args->cu_seqlens_q, false},
-      {"cu_seqlens_k", &args->cu_seqlens_k, false},
-      {"seqused_q", &args->seqused_q, false},
-      {"seqused_k", &args->seqused_k, false},
-      {"leftpad_k", &args->leftpad_k, false},
-      {"cache_batch_index", &args->cache_batch_index, false},
-      {"diagonal", &args->diagonal, false},
-  };
-  return add_all(upload, fields, sizeof fields / sizeof fields[0]);
-}
-
-int upload_backward(const fa3_backward_args *host, fa3_backward_args *args, struct upload *upload) {
-  *args = *host;
-  const struct field fields[] = {
-      {"query", &args->query, false},
-      {"key", &args->key, false},
-      {"value", &args->value, false},
-      {"output", &args->output, false},
-      {"lse", &args->lse, false},
-      {"grad_output", &args->grad_output, false},
-      {"grad_query", &args->grad_query, true},
-      {"grad_key", &args->grad_key, true},
-      {"grad_value", &args->grad_value, true},
-      {"grad_lse", &args->grad_lse, false},
-      {"sink", &args->sink, false},
-      {"grad_sink", &args->grad_sink, true},
-      {"cu_seqlens_q", &args->cu_seqlens_q, false},
-      {"cu_seqlens_k", &args->cu_seqlens_k, false},
-      {"seqused_q", &args->seqused_q, false},
-      {"seqused_k", &args->seqused_k, false},
-      {"leftpad_k", &args->leftpad_k, false},
-      {"diagonal", &args->diagonal, false},
-  };
-  return add_all(upload, fields, sizeof fields / sizeof fields[0]);
 }
 
 int upload_fetch(const struct upload *upload) {

@@ -2,9 +2,7 @@
 #ifndef FA3_CLI_UPLOAD_H
 #define FA3_CLI_UPLOAD_H
 
-#include <stdbool.h>
-
-#include "fa3.h"
+#include "library.h"
 
 struct upload {
   struct uploaded {
@@ -12,14 +10,13 @@ struct upload {
     void *device;
     size_t size;
     bool output;
-  } tensors[24];
+  } tensors[TENSORS];
   int count;
 };
 
-/* A call in the GPU's memory: `args` has been checked, `upload` is zero. The caller frees the
+/* A call in the GPU's memory: `host` has been checked, `upload` is zero. The caller frees the
  * upload also on failure. */
-int upload_forward(const fa3_forward_args *host, fa3_forward_args *args, struct upload *upload);
-int upload_backward(const fa3_backward_args *host, fa3_backward_args *args, struct upload *upload);
+int upload_call(const struct call *host, struct call *call, struct upload *upload);
 
 /* Waits for the work, and brings the outputs back to where they came from. */
 int upload_fetch(const struct upload *upload);

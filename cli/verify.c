@@ -13,17 +13,13 @@
 #include "device.h"
 #include "failure.h"
 #include "gradient_comparison.h"
-#include "gradients.h"
 #include "numbers.h"
 #include "operands.h"
 #include "reference.h"
 
 struct verify_options {
-  struct attention_options attention;
-  struct gradient_options gradients;
+  struct attention_options attention; /* without a file of the output it is computed */
   struct device_options device;
-  const char *output; /* null: it is computed */
-  const char *lse;
   bool backward;
   int64_t rows;
   uint64_t seed;
@@ -51,27 +47,26 @@ static const struct argp_option options[] = {
     {0}};
 
 static void check(const struct verify_options *verify, struct argp_state *state) {
-  bool gradients = false;
-  for (int i = 0; i < GRADIENTS; i++)
-    gradients |= gradient_file(&verify->gradients, (enum gradient)i) != NULL;
-  if (verify->lse && !verify->output) argp_error(state, "--lse needs --out");
-  if (verify->device.given && verify->output)
+  const struct attention_options *attention = &verify->attention;
+  const bool output = attention->files[TENSOR_output], lse = attention->files[TENSOR_lse];
+  const bool gradients = has_gradient_files(attention);
+  if (lse && !output) argp_error(state, "--lse needs --out");
+  if (verify->device.given && output)
     argp_error(state, "--device and --threads compute the output, and --out has it already");
-  if (verify->backward && verify->output)
+  if (verify->backward && output)
     argp_error(state, "--backward computes the gradients, from an output computed here, not --out");
   if (verify->backward && gradients)
     argp_error(state, "--backward computes the gradients, and --grad has them already");
-  if (gradients && !(verify->output && verify->lse))
+  if (gradients && !(output && lse))
     argp_error(state,
                "--grad and its like verify gradients with what they were computed from: %s is "
                "missing (fa3 run writes it too), or --backward, which computes everything here",
-               verify->output ? "--lse" : "--out");
-  if (gradients && (verify->gradients.dtype || verify->gradients.deterministic))
+               output ? "--lse" : "--out");
+  if (gradients && (attention->gradient_dtype || attention->deterministic))
     argp_error(state, "--grad-dtype and --deterministic compute gradients, and --grad has them");
-  if (verify->gradients.wanted && !verify->backward && !gradients)
+  if (attention->gradients_wanted && !verify->backward && !gradients)
     argp_error(state, "gradients: expected --backward to compute them, or --grad to read them");
-  if (verify->backward || gradients)
-    gradient_options_check(&verify->gradients, &verify->attention, state);
+  if (verify->backward || gradients) gradient_options_check(attention, state);
 }
 
 static error_t parse(int key, char *arg, struct argp_state *state) {
@@ -80,14 +75,13 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
   switch (key) {
     case ARGP_KEY_INIT:
       state->child_inputs[0] = &verify->attention;
-      state->child_inputs[1] = &verify->gradients;
-      state->child_inputs[2] = &verify->device;
+      state->child_inputs[1] = &verify->device;
       return 0;
     case KEY_OUT:
-      verify->output = arg;
+      verify->attention.files[TENSOR_output] = arg;
       return 0;
     case KEY_LSE:
-      verify->lse = arg;
+      verify->attention.files[TENSOR_lse] = arg;
       return 0;
     case KEY_BACKWARD:
       verify->backward = true;
@@ -141,7 +135,7 @@ static int judge(const char *what, const struct loaded_tensor *tensor,
 /* The largest magnitude; infinity if there is a NaN. */
 static double largest(const struct loaded_tensor *tensor) {
   const fa3_tensor all = {.data = tensor->data, .dtype = tensor->dtype};
-  int64_t count = tensor->rank ? loaded_tensor_elements(tensor) : 0;
+  int64_t count = tensor->given ? loaded_tensor_elements(tensor) : 0;
   double result = 0;
   for (int64_t i = 0; i < count; i++) {
     double magnitude = fabs(reference_load(&all, i));
@@ -154,87 +148,88 @@ static double largest(const struct loaded_tensor *tensor) {
 /* The output is a mean of values, so from finite inputs comes a finite output, if it can hold the
  * values with room for rounding. This looks at all of it, not at samples. */
 static int check_finite(const struct operands *operands) {
+  static const enum tensor inputs[] = {TENSOR_query, TENSOR_key, TENSOR_sink};
+  const struct loaded_tensor *loaded = operands->loaded, *output = &loaded[TENSOR_output];
   int64_t place[4];
-  for (int i = QUERY; i <= SINK; i++)
-    if (i != VALUE && !isfinite(largest(&operands->loaded[i]))) return 0;
-  if (largest(&operands->loaded[VALUE]) > comparison_overflow(operands->output.dtype) / 2) return 0;
-  if (!comparison_find_not_finite(&operands->args, place)) return 0;
+  for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++)
+    if (!isfinite(largest(&loaded[inputs[i]]))) return 0;
+  if (largest(&loaded[TENSOR_value]) > comparison_overflow(output->dtype) / 2) return 0;
+  if (!comparison_find_not_finite(&operands->forward.args.forward, place)) return 0;
   return fail(EXIT_DIFFERS,
               "%s: batch %" PRId64 ", row %" PRId64 ", head %" PRId64 ", column %" PRId64
               " is not finite, though all inputs are",
-              operands->output.origin, place[0], place[1], place[2], place[3]);
+              output->origin, place[0], place[1], place[2], place[3]);
 }
 
-static int compute(const struct verify_options *verify, struct operands *operands,
-                   struct gradients *gradients) {
+static int compute(const struct verify_options *verify, struct operands *operands) {
   char name[32];
   fa3_device_info info = {.struct_size = sizeof info};
-  TRY(operands_make_output(operands, 0, true));
-  (void)snprintf(operands->output.origin, sizeof operands->output.origin, "the output");
-  (void)snprintf(operands->lse.origin, sizeof operands->lse.origin, "the lse");
+  TRY(operands_make(operands, TENSOR_output, 0));
+  TRY(operands_make(operands, TENSOR_lse, 0));
   if (verify->backward) {
-    TRY(gradients_read(&verify->gradients, &verify->attention.rules, operands, gradients));
-    TRY(gradients_make(&verify->gradients, operands, gradients));
-    TRY(gradients_choose_device(operands, gradients, &verify->device));
-  } else {
-    TRY(operands_choose_device(operands, &verify->device));
+    TRY(operands_read_gradients(&verify->attention, operands));
+    TRY(operands_make_gradients(&verify->attention, operands));
   }
-  TRY(attention_run(&operands->args));
-  if (verify->backward) TRY(attention_run_backward(&gradients->args));
-  (void)fa3_get_device_info(operands->args.device, &info);
-  printf("computed on %s (%s, %s)\n", device_name(operands->args.device, name), info.name,
-         info.level);
+  TRY(operands_choose_device(operands, verify->backward, &verify->device));
+  TRY(attention_run(&operands->forward));
+  if (verify->backward) TRY(attention_run(&operands->backward));
+  const fa3_device device = call_device(&operands->forward);
+  (void)fa3_get_device_info(device, &info);
+  printf("computed on %s (%s, %s)\n", device_name(device, name), info.name, info.level);
   return 0;
 }
 
-static int read_files(const struct verify_options *verify, struct operands *operands,
-                      struct gradients *gradients) {
-  static const char *const output_names[] = {"output", "out", "o", NULL};
-  static const char *const lse_names[] = {"lse", NULL};
-  const struct source_rules *rules = &verify->attention.rules;
-  TRY(loaded_tensor_read(verify->output, rules, output_names, floating_point_elements,
-                         &operands->output));
-  TRY(operands_check_output(operands));
-  if (!verify->lse) return 0;
-  TRY(loaded_tensor_read(verify->lse, rules, lse_names, "float32", &operands->lse));
-  TRY(operands_check_lse(operands));
-  if (!verify->gradients.wanted) return 0;
-  TRY(gradients_read(&verify->gradients, rules, operands, gradients));
-  return gradients_load(&verify->gradients, rules, operands, gradients);
+static int read_files(const struct verify_options *verify, struct operands *operands) {
+  static const enum tensor outputs[] = {TENSOR_output, TENSOR_lse};
+  const struct attention_options *attention = &verify->attention;
+  for (int i = 0; i < 2; i++)
+    if (attention->files[outputs[i]])
+      TRY(operands_load(attention, outputs[i], attention->files[outputs[i]], operands));
+  /* An output may have been converted since to another floating dtype. */
+  struct call call = operands->forward;
+  fa3_forward_args *args = &call.args.forward;
+  if (args->output.dtype == FA3_FLOAT16 || args->output.dtype == FA3_BFLOAT16)
+    args->output.dtype = args->query.dtype;
+  TRY(operands_check(operands, &call));
+  if (!attention->gradients_wanted) return 0;
+  TRY(operands_read_gradients(attention, operands));
+  return operands_load_gradients(attention, operands);
 }
 
 /* `code` is the verdict so far. */
-static int judge_gradients(const struct gradients *gradients,
+static int judge_gradients(const struct operands *operands,
                            const struct gradient_comparison *comparison, int code) {
   for (int i = 0; i < GRADIENTS; i++) {
     static const char *const names[GRADIENTS] = {"dquery", "dkey", "dvalue", "dsink"};
-    if (!gradients->tensors[i].rank) continue;
-    print_statistics(names[i], &comparison->statistics[i]);
-    if (!code) code = judge(names[i], &gradients->tensors[i], &comparison->statistics[i]);
+    const struct loaded_tensor *gradient = &operands->loaded[input_gradients[i]];
+    if (!gradient->given) continue;
+    print_statistics(names[i], &comparison->statistics[input_gradients[i]]);
+    if (!code) code = judge(names[i], gradient, &comparison->statistics[input_gradients[i]]);
   }
   return code;
 }
 
-static int verify_files(const struct verify_options *verify, struct operands *operands,
-                        struct gradients *gradients) {
+static int verify_files(const struct verify_options *verify, struct operands *operands) {
+  const struct attention_options *attention = &verify->attention;
+  const fa3_forward_args *args = &operands->forward.args.forward;
   TRY(device_check(&verify->device));
-  TRY(operands_read(&verify->attention, operands));
-  TRY((verify->output ? read_files : compute)(verify, operands, gradients));
-  struct comparison comparison = {.args = &operands->args};
-  struct gradient_comparison gradient_comparison = {.args = &gradients->args};
-  int64_t total = comparison_rows(&operands->args);
+  TRY(operands_read(attention, operands));
+  TRY((attention->files[TENSOR_output] ? read_files : compute)(verify, operands));
+  struct comparison comparison = {.args = args};
+  struct gradient_comparison gradient_comparison = {.args = &operands->backward.args.backward};
+  int64_t total = comparison_rows(args);
   int64_t rows = verify->rows < total ? verify->rows : total;
   comparison_sample(&comparison, rows, verify->seed, "verify");
-  if (verify->gradients.wanted || verify->backward)
+  if (attention->gradients_wanted || verify->backward)
     gradient_comparison_sample(&gradient_comparison, verify->rows, verify->seed, "verify");
   printf("rows     %" PRId64 " of %" PRId64 " checked against float64 (seed %" PRIu64 ")\n", rows,
          total, verify->seed);
   print_statistics("output", &comparison.output);
-  if (operands->args.lse.data) print_statistics("lse", &comparison.lse);
+  if (args->lse.data) print_statistics("lse", &comparison.lse);
 
-  int code = judge("output", &operands->output, &comparison.output);
-  if (!code) code = judge("lse", &operands->lse, &comparison.lse);
-  code = judge_gradients(gradients, &gradient_comparison, code);
+  int code = judge("output", &operands->loaded[TENSOR_output], &comparison.output);
+  if (!code) code = judge("lse", &operands->loaded[TENSOR_lse], &comparison.lse);
+  code = judge_gradients(operands, &gradient_comparison, code);
   if (!code) code = check_finite(operands);
   printf("verdict  %s\n", code ? "WRONG" : "correct: every value checked is within its bound");
   return code;
@@ -242,7 +237,7 @@ static int verify_files(const struct verify_options *verify, struct operands *op
 
 int command_verify(int argc, char **argv) {
   static const struct argp_child children[] = {
-      {&attention_argp, 0, NULL, 0}, {&gradient_argp, 0, NULL, 0}, {&device_argp, 0, NULL, 0}, {0}};
+      {&attention_argp, 0, NULL, 0}, {&device_argp, 0, NULL, 0}, {0}};
   static const struct argp argp = {
       options,
       parse,
@@ -260,10 +255,8 @@ int command_verify(int argc, char **argv) {
       NULL};
   struct verify_options verify = {.rows = 128, .seed = 1};
   struct operands operands = {0};
-  struct gradients gradients = {0};
   if (argp_parse(&argp, argc, argv, 0, NULL, &verify)) return fail(EXIT_USAGE, "%m");
-  int code = verify_files(&verify, &operands, &gradients);
-  gradients_free(&gradients);
+  int code = verify_files(&verify, &operands);
   operands_free(&operands);
   cuda_close();
   return code;

@@ -376,7 +376,8 @@ FA3_API fa3_status fa3_forward_workspace(const fa3_forward_args *args, size_t *b
 /* Attention. On the CPU it returns when the output is written; on a GPU when the work is
  * queued on `stream`, in that stream's context (for a default stream the current one if it is
  * on the device, else the device's primary one); a graph can capture it. On failure of an
- * argument check nothing is written. */
+ * argument check nothing is written. The workspace is checked last: where one is needed, a call
+ * without it checks everything else, and does no more. */
 FA3_API fa3_status fa3_forward(const fa3_forward_args *args);
 
 /* Backward. */

@@ -8,6 +8,9 @@
 /* Element `index` (in elements from tensor->data) as a double. */
 double reference_load(const fa3_tensor *tensor, int64_t index);
 
+/* Sequences of a call. */
+int64_t reference_batch(const fa3_forward_args *args);
+
 /* Rows of query that sequence `batch` has (seqused_q applied). */
 int64_t reference_seqlen_q(const fa3_forward_args *args, int64_t batch);
 

@@ -30,15 +30,16 @@ static void check_text(const char *text) {
 /* All that a run does, with what a call does left out. */
 static int use_everything(void) {
   static float query[ELEMENTS], output[ELEMENTS];
-  const fa3_forward_args host = {
-      .query = fa3_dense(query, FA3_FLOAT32, 1, ROWS, HEADS, HEAD_DIM),
-      .output = fa3_dense(output, FA3_FLOAT32, 1, ROWS, HEADS, HEAD_DIM)};
-  fa3_forward_args args;
+  const struct call host = {
+      .phase = FA3_FORWARD,
+      .args.forward = {.query = fa3_dense(query, FA3_FLOAT32, 1, ROWS, HEADS, HEAD_DIM),
+                       .output = fa3_dense(output, FA3_FLOAT32, 1, ROWS, HEADS, HEAD_DIM)}};
+  struct call call;
   struct upload upload = {0};
   double seconds = -1;
   int count = 0;
   int code = cuda_open(0);
-  if (!code) code = upload_forward(&host, &args, &upload);
+  if (!code) code = upload_call(&host, &call, &upload);
   if (!code) code = cuda_time(queue_nothing, &count, &seconds);
   if (!code) code = upload_fetch(&upload);
   upload_free(&upload);
@@ -104,19 +105,23 @@ static void test_upload(void **state) {
     query[i] = (float)i;
     output[i] = (float)-i;
   }
-  fa3_forward_args host = {.query = fa3_packed(query, FA3_FLOAT32, ROWS, HEADS, HEAD_DIM),
-                           .output = fa3_packed(output, FA3_FLOAT32, ROWS, HEADS, HEAD_DIM),
-                           .sink = fa3_vector(sink, FA3_FLOAT32, HEADS),
-                           .cu_seqlens_q = fa3_vector(starts, FA3_INT32, 2)};
-  host.query.strides[0] = HEAD_DIM;
-  host.query.strides[1] = (int64_t)ROWS * HEAD_DIM;
-  fa3_forward_args args;
+  struct call host = {
+      .phase = FA3_FORWARD,
+      .args.forward = {.query = fa3_packed(query, FA3_FLOAT32, ROWS, HEADS, HEAD_DIM),
+                       .output = fa3_packed(output, FA3_FLOAT32, ROWS, HEADS, HEAD_DIM),
+                       .sink = fa3_vector(sink, FA3_FLOAT32, HEADS),
+                       .cu_seqlens_q = fa3_vector(starts, FA3_INT32, 2)}};
+  int64_t *strides = host.args.forward.query.strides;
+  strides[0] = HEAD_DIM;
+  strides[1] = (int64_t)ROWS * HEAD_DIM;
+  struct call call;
   struct upload upload = {0};
   assert_int_equal(cuda_open(0), 0);
-  assert_int_equal(upload_forward(&host, &args, &upload), 0);
+  assert_int_equal(upload_call(&host, &call, &upload), 0);
   assert_int_equal(upload.count, 4);
+  const fa3_forward_args args = call.args.forward;
   assert_null(args.lse.data);
-  assert_memory_equal(args.query.strides, host.query.strides, sizeof host.query.strides);
+  assert_memory_equal(args.query.strides, strides, sizeof args.query.strides);
 
   /* The fake GPU's memory can be read here. */
   assert_memory_equal(args.query.data, query, sizeof query);
@@ -136,32 +141,30 @@ static void test_upload(void **state) {
 /* All that a backward call has, the gradients alone as outputs. */
 static void test_upload_backward(void **state) {
   (void)state;
-  enum { TENSORS = 18 };
   static int32_t data[TENSORS];
-  fa3_backward_args host = {.struct_size = sizeof host};
-  fa3_tensor *const tensors[TENSORS] = {
-      &host.grad_query,   &host.grad_key,     &host.grad_value, &host.grad_sink, &host.query,
-      &host.key,          &host.value,        &host.output,     &host.lse,       &host.grad_output,
-      &host.grad_lse,     &host.sink,         &host.seqused_q,  &host.seqused_k, &host.leftpad_k,
-      &host.cu_seqlens_q, &host.cu_seqlens_k, &host.diagonal};
-  for (int i = 0; i < TENSORS; i++) {
+  const struct argument_struct *list = arguments_of(FA3_BACKWARD);
+  struct call host = {.phase = FA3_BACKWARD}, call;
+  for (int i = 0; i < list->count; i++) {
     data[i] = i;
-    *tensors[i] = fa3_vector(&data[i], FA3_INT32, 1);
+    *argument_in(&host.args, &list->arguments[i]) = fa3_vector(&data[i], FA3_INT32, 1);
   }
-  fa3_backward_args args;
   struct upload upload = {0};
   assert_int_equal(cuda_open(0), 0);
-  assert_int_equal(upload_backward(&host, &args, &upload), 0);
-  assert_int_equal(upload.count, TENSORS);
-  for (int i = 0; i < TENSORS; i++) {
-    const ptrdiff_t field = (char *)tensors[i] - (char *)&host;
-    int32_t *copy = ((fa3_tensor *)((char *)&args + field))->data;
+  assert_int_equal(upload_call(&host, &call, &upload), 0);
+  assert_int_equal(upload.count, list->count);
+  for (int i = 0; i < list->count; i++) {
+    int32_t *copy = argument_in(&call.args, &list->arguments[i])->data;
     assert_ptr_not_equal(copy, &data[i]);
     assert_int_equal(*copy, i);
     *copy = -1;
   }
   assert_int_equal(upload_fetch(&upload), 0);
-  for (int i = 0; i < TENSORS; i++) assert_int_equal(data[i], i < 4 ? -1 : i);
+  for (int i = 0; i < list->count; i++) {
+    const bool gradient = !strncmp(tensor_rows[list->arguments[i].tensor].name, "grad_", 5) &&
+                          list->arguments[i].tensor != TENSOR_grad_output &&
+                          list->arguments[i].tensor != TENSOR_grad_lse;
+    assert_int_equal(data[i], gradient ? -1 : i);
+  }
   upload_free(&upload);
   cuda_close();
 }

@@ -72,27 +72,39 @@ class Terminal(program.ProgramTest):
                                          "--repeat", "3", "--json", env=SLOW).stdout)
         return int(1024 * (seconds / report["results"][0]["seconds_median"]) ** 0.5)
 
-    def test_run(self):
-        """In parts, which are sequences, heads of one, and rows of one, it gives what it gives in
-        one: a part takes half a second."""
-        def run_in_parts(factor):
-            lengths = [*[self.seqlen_for(0.05 * factor)] * 6, self.seqlen_for(0.3 * factor),
-                       self.seqlen_for(0.6 * factor)]
-            starts = ",".join(map(str, np.cumsum([0, *lengths])))
-            self.make_inputs(None, sum(lengths), 2)
-            self.packed = (*INPUTS[:-2], "--causal", "--cu-seqlens-q", starts, "--cu-seqlens-k",
-                           starts)
-            return self.on_terminal("run", *self.packed, "--out", "parts.npy", "--lse",
-                                    "parts_lse.npy", "--threads", "1")
-
-        self.show_bar("attention", (lambda factor=factor: run_in_parts(factor)
-                                    for factor in (1, 2, 4)))
-        done = self.succeed("run", *self.packed, "--out", "whole.npy", "--lse", "whole_lse.npy")
+    def check_parts(self, *masks):
+        """In parts it gives what it gives in one."""
+        done = self.succeed("run", *INPUTS, *masks, "--out", "whole.npy", "--lse", "whole_lse.npy")
         self.assertNotIn("%", done.stderr)
         for name in ("{}.npy", "{}_lse.npy"):
             parts, whole = self.load(name.format("parts")), self.load(name.format("whole"))
             self.assertFalse(np.isnan(parts).any())
             np.testing.assert_allclose(parts, whole, rtol=1e-5, atol=1e-5)
+
+    def test_run(self):
+        """A part takes half a second: several sequences, or heads of one."""
+        def run_in_parts(factor):
+            self.make_inputs(6, self.seqlen_for(0.1 * factor), 3)
+            return self.on_terminal("run", *INPUTS, "--causal", "--out", "parts.npy", "--lse",
+                                    "parts_lse.npy")
+
+        self.show_bar("attention", (lambda factor=factor: run_in_parts(factor)
+                                    for factor in (1, 2, 4)))
+        self.check_parts("--causal")
+
+    def test_packed(self):
+        """Heads of all sequences together."""
+        def run_in_parts(factor):
+            lengths = [*[self.seqlen_for(0.02 * factor)] * 6, self.seqlen_for(0.1 * factor)]
+            starts = ",".join(map(str, np.cumsum([0, *lengths])))
+            self.make_inputs(None, sum(lengths), 8)
+            self.packed = ("--causal", "--cu-seqlens-q", starts, "--cu-seqlens-k", starts)
+            return self.on_terminal("run", *INPUTS, *self.packed, "--out", "parts.npy", "--lse",
+                                    "parts_lse.npy")
+
+        self.show_bar("attention", (lambda factor=factor: run_in_parts(factor)
+                                    for factor in (1, 2, 4)))
+        self.check_parts(*self.packed)
 
     def test_gradients(self):
         def run_in_parts(factor):
