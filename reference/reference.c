@@ -67,60 +67,131 @@ void reference_row(const fa3_forward_args *args, int64_t batch, int64_t head, in
   *lse = max + log(sum);
 }
 
-/* Relative error of exp(score - max) after it has been summed with the other `keys`. */
-static double weight_error(double score_error, double keys) {
-  return exp(score_error) * (1 + 4 * UNIT_ROUNDOFF) * (1 + chain(2 * keys)) - 1;
+/* What a row's scores say before its values are looked at. */
+struct scores {
+  double keys;
+  double largest;   /* by magnitude */
+  double top;       /* the largest, the sink among them */
+  double top_error; /* of it, and the largest of all */
+  double most_error;
+  int64_t top_key; /* -1: the sink, or none */
+  bool overflow;   /* a product may leave float32's range */
+};
+
+/* How far the engine's score of key j may be off. */
+static double score_error(const struct row *row, const struct scores *scores, double magnitude) {
+  const fa3_forward_args *args = row->args;
+  const double head_dim = (double)args->query.shape[args->query.rank - 1];
+  return chain(head_dim) * magnitude + fabs(row->scale) * head_dim * 0x1p-126 +
+         16 * UNIT_ROUNDOFF * scores->largest + 8 * UNIT_ROUNDOFF * (double)args->softcap;
+}
+
+static struct scores scores_of(const struct row *row, double sink) {
+  struct scores s = {.largest = isfinite(sink) ? fabs(sink) : 0, .top = sink, .top_key = -1};
+  double magnitude, most = 0, top = 0;
+  for (int64_t j = 0; j < row->seqlen_k; j++) {
+    if (!row_sees(row, j)) continue;
+    const double x = score(row, j, &magnitude);
+    if (isfinite(x)) s.largest = fmax(s.largest, fabs(x));
+    if (x > s.top) {
+      s.top = x;
+      s.top_key = j;
+      top = magnitude;
+    }
+    most = fmax(most, magnitude);
+    s.overflow |= isfinite(magnitude) && magnitude > 0x1p127 * fabs(row->scale);
+    s.keys++;
+  }
+  s.top_error = score_error(row, &s, top);
+  s.most_error = score_error(row, &s, most);
+  return s;
+}
+
+/* exp(exponent), with what an exponential and a sum of `keys` of them lose. */
+static double weight_at_most(double exponent, double keys) {
+  return exp(exponent) * (1 + 4 * UNIT_ROUNDOFF) * (1 + chain(2 * keys));
+}
+
+/* Three bounds of a row's output before it is stored (docs/numerics.md): the smallest holds. */
+struct bounds {
+  double denominator; /* relative error */
+  double absolute[MAX_HEAD_DIM];
+  double sums[MAX_HEAD_DIM];
+  double beside_top[MAX_HEAD_DIM]; /* what other keys than the top one can add */
+  double top[MAX_HEAD_DIM];
+  double least[MAX_HEAD_DIM];
+  double most[MAX_HEAD_DIM];
+};
+
+static void include_value(struct bounds *bounds, int64_t d, double value) {
+  bounds->least[d] = fmin(bounds->least[d], value);
+  bounds->most[d] = fmax(bounds->most[d], value);
+}
+
+static double smallest_bound(const struct bounds *b, int64_t d, double output, double rounding) {
+  const double size = fmax(fabs(b->least[d]), fabs(b->most[d]));
+  double bound = fmax(b->most[d] - output, output - b->least[d]) + rounding * size + b->absolute[d];
+  const double decided = fabs(output - b->top[d]) + b->beside_top[d] +
+                         rounding * (fabs(b->top[d]) + b->beside_top[d]) + b->absolute[d];
+  if (decided < bound) bound = decided;
+  const double summed =
+      (b->sums[d] + b->absolute[d] + (b->denominator + 4 * UNIT_ROUNDOFF) * fabs(output)) /
+      (1 - b->denominator);
+  return b->denominator < 1 && summed < bound ? summed : bound;
 }
 
 void reference_bound(const fa3_forward_args *args, int64_t batch, int64_t head, int64_t row,
                      const double *output, double lse, double *output_bound, double *lse_bound) {
-  const double u = UNIT_ROUNDOFF;
+  const double u = UNIT_ROUNDOFF, sink = sink_of(args, head);
   const struct row r = row_of(args, batch, head, row);
   const fa3_tensor *value = &args->value;
-  int64_t head_dim = args->query.shape[args->query.rank - 1];
-  int64_t value_head_dim = value->shape[value->rank - 1];
-  struct rounding weights = weight_rounding(args->query.dtype);
-  struct rounding stored = rounding_of(args->output.dtype);
-
-  double max = sink_of(args, head);
-  double largest = isfinite(max) ? fabs(max) : 0; /* score, by magnitude */
-  double keys = 0;
-  double magnitude;
-  for (int64_t j = 0; j < r.seqlen_k; j++) {
-    if (!row_sees(&r, j)) continue;
-    double x = score(&r, j, &magnitude);
-    if (isfinite(x)) largest = fmax(largest, fabs(x));
-    max = fmax(max, x);
-    keys++;
-  }
-  if (lse == -INFINITY) { /* sees nothing: exactly 0 */
-    for (int64_t d = 0; d < value_head_dim; d++) output_bound[d] = 0;
-    *lse_bound = 0;
+  const int64_t value_head_dim = value->shape[value->rank - 1];
+  const struct rounding weights = weight_rounding(args->query.dtype);
+  const struct rounding stored = rounding_of(args->output.dtype);
+  const struct scores s = scores_of(&r, sink);
+  if (lse == -INFINITY || s.overflow) { /* sees nothing: exactly 0 */
+    for (int64_t d = 0; d < value_head_dim; d++) output_bound[d] = s.overflow ? INFINITY : 0;
+    *lse_bound = s.overflow ? INFINITY : 0;
     return;
   }
-  double sum = exp(lse - max); /* of the weights: the largest is 1 */
+  const double sum = exp(lse - s.top); /* of the weights: the largest is 1 */
+  const double sink_error = 16 * u * s.largest;
 
-  double common_error = 16 * u * largest + 8 * u * args->softcap;
-
-  /* Relative error of the denominator. */
-  double error = exp(sink_of(args, head) - lse) * weight_error(16 * u * largest, keys);
-  for (int64_t d = 0; d < value_head_dim; d++) output_bound[d] = 0;
+  struct bounds b = {0};
+  if (s.top_key >= 0) load_elements(value, value_index(&r, s.top_key), value_head_dim, b.top);
+  for (int64_t d = 0; d < value_head_dim; d++) {
+    b.least[d] = b.most[d] = b.top[d];
+    if (sink > -INFINITY) include_value(&b, d, 0);
+    if (sink > -INFINITY && s.top_key >= 0)
+      b.beside_top[d] +=
+          weight_at_most(sink - s.top + sink_error + s.top_error, s.keys) * fabs(b.top[d]);
+  }
+  b.denominator = weight_at_most(sink - lse + sink_error, s.keys) - exp(sink - lse);
   for (int64_t j = 0; j < r.seqlen_k; j++) {
     if (!row_sees(&r, j)) continue;
-    double probability = exp(score(&r, j, &magnitude) - lse);
-    double relative = weight_error(chain((double)head_dim) * magnitude + common_error, keys);
-    double values[MAX_HEAD_DIM];
+    double magnitude, values[MAX_HEAD_DIM];
+    const double x = score(&r, j, &magnitude), probability = exp(x - lse);
+    const double error = score_error(&r, &s, magnitude);
+    const double off = weight_at_most(x - lse + error, s.keys) - probability;
+    const double beside =
+        j == s.top_key ? 0 : weight_at_most(x - s.top + error + s.top_error, s.keys);
     load_elements(value, value_index(&r, j), value_head_dim, values);
-    if (probability > 0) error += probability * relative;
+    b.denominator += off;
     for (int64_t d = 0; d < value_head_dim; d++) {
-      double v = fabs(values[d]);
-      if (probability > 0) output_bound[d] += probability * (relative + weights.relative) * v;
-      output_bound[d] += (weights.absolute + 0x1p-126) / sum * v + 0x1p-126;
+      const double v = fabs(values[d]);
+      b.sums[d] += (off + probability * weights.relative) * v;
+      b.absolute[d] += (weights.absolute + 0x1p-126) / sum * v + 0x1p-126;
+      if (beside > 0) b.beside_top[d] += beside * fabs(values[d] - b.top[d]);
+      include_value(&b, d, values[d]);
     }
   }
+  const double rounding = 2 * (weights.relative + 8 * u + chain(2 * s.keys));
   for (int64_t d = 0; d < value_head_dim; d++) {
-    double before = (output_bound[d] + (error + 4 * u) * fabs(output[d])) / (1 - error);
+    const double before = smallest_bound(&b, d, output[d], rounding);
     output_bound[d] = before + stored.relative * (fabs(output[d]) + before) + stored.absolute;
   }
-  *lse_bound = -log1p(-error) + 8 * u * (largest + fabs(log(sum)));
+  /* A log-sum-exp moves by no more than the score that moves most. */
+  const double moved = fmax(s.most_error, sink_error) + 4 * u + chain(2 * s.keys);
+  const double summed = b.denominator < 1 ? -log1p(-b.denominator) : INFINITY;
+  *lse_bound = fmin(moved, summed) + 8 * u * (s.largest + fabs(log(sum)));
 }

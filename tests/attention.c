@@ -10,9 +10,9 @@ enum { TRIALS = 300 };
 /* Products of a query and a key that one trial may compare. */
 static const double pairs = 40000;
 
-static void run(uint64_t number) {
+static void run_spec(uint64_t number, struct spec (*draw)(struct rng *)) {
   struct rng rng = rng_for(number);
-  struct spec spec = spec_random(&rng);
+  struct spec spec = draw(&rng);
   spec_print(&spec, trials_begin(number), TRIALS_TEXT);
   struct trial trial = trial_new(&spec, &rng);
   trial_run(&trial, &rng);
@@ -20,9 +20,22 @@ static void run(uint64_t number) {
   trial_free(&trial);
 }
 
+static void run(uint64_t number) {
+  run_spec(number, spec_random);
+}
+
+static void run_extreme(uint64_t number) {
+  run_spec(number, spec_random_extreme);
+}
+
 static void test_random_trials(void **state) {
   (void)state;
   trials_run(run, 0, 1, TRIALS);
+}
+
+static void test_extreme_trials(void **state) {
+  (void)state;
+  trials_run(run_extreme, 0, 1, TRIALS);
 }
 
 int main(void) {
@@ -30,6 +43,7 @@ int main(void) {
   rng_run_seed();
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_teardown(test_random_trials, trials_print),
+      cmocka_unit_test_teardown(test_extreme_trials, trials_print),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -23,7 +23,8 @@ static struct spec usual_spec(fa3_dtype dtype) {
                        .max_seqlen_q = 6,
                        .max_seqlen_k = 300,
                        .lse = true,
-                       .spread = 1};
+                       .spread = 1,
+                       .sink = 3};
 }
 
 /* Index of (batch, row, head, d) of a dense tensor. */

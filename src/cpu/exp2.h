@@ -13,9 +13,9 @@ static inline vec vec_exp2_minus_one(vec f) {
 }
 
 #ifndef VECTOR_EXP2
-/* 2^x for x up to 127; exactly 0 from -160 down, NaN for NaN. */
+/* 2^x; exactly 0 from -160 down, infinity from 127.5 up, NaN for NaN. */
 static inline vec vec_exp2(vec x) {
-  x = vec_max(vec_set(-160), x);
+  x = vec_min(vec_set(128), vec_max(vec_set(-160), x));
   vec whole = vec_round(x);
   vec f = vec_sub(x, whole);
   return vec_scale(vec_add(vec_exp2_minus_one(f), vec_set(1)), whole);

@@ -3,6 +3,7 @@
  * rows small enough for the first cache go through product, softmax and product. */
 #include "forward.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 
@@ -21,7 +22,6 @@ enum {
 };
 
 static const float log2_e = 1.44269504f;
-static const float ln_2 = 0.693147181f;
 
 /* What one thread works in, and its sizes in words. */
 struct scratch {
@@ -132,8 +132,7 @@ static int64_t head_of(const struct block *block, int64_t row) {
   return block->head_k * block->group + (block->first_row + row) % block->group;
 }
 
-/* Packs the queries and starts the rows' softmax. A sink is a key seen before all others whose
- * value is zero. */
+/* Packs the queries and starts the rows' softmax. */
 static void begin_block(struct block *block) {
   const struct problem *problem = block->problem;
   const struct scratch *scratch = &block->scratch;
@@ -151,9 +150,8 @@ static void begin_block(struct block *block) {
     };
     block->routines->pack_queries(&query, factor, scratch->head_depth,
                                   scratch->queries + row * scratch->head_depth);
-    float sink = problem->sink.data ? load_head_value(&problem->sink, head) : -INFINITY;
-    scratch->maximum[row] = sink * log2_e;
-    scratch->sum[row] = sink == -INFINITY ? 0 : expf(sink - sink);
+    scratch->maximum[row] = -INFINITY;
+    scratch->sum[row] = 0;
   }
   memset(scratch->output, 0,
          (size_t)(block->rows * scratch->output_width) * sizeof *scratch->output);
@@ -223,7 +221,7 @@ static void attend_strip(const struct block *block, int64_t row, int64_t rows, i
       .columns = columns,
       .scores = scratch->scores,
       .score_stride = TILE_K,
-      .scale = scale * log2_e,
+      .scale = fminf(scale * log2_e, FLT_MAX),
       .maximum = scratch->maximum + row,
       .sum = scratch->sum + row,
       .output = scratch->output + row * scratch->output_width,
@@ -259,22 +257,40 @@ static void attend_tile(const struct block *block, int64_t key, int64_t keys) {
     attend_strip(block, row, smaller(routines->strip, block->rows - row), key, keys);
 }
 
+/* What a row's sums have to be multiplied by, and its log-sum-exp. */
+struct row_end {
+  float factor;
+  float lse;
+};
+
+/* A sink joins the sum of exp(score - largest) as a score of its own, and may be larger than all.
+ */
+static struct row_end end_row(float largest, float sum, float sink) {
+  if (sink == -INFINITY || largest == INFINITY)
+    return (struct row_end){sum == 0 ? 0 : 1 / sum, sum == 0 ? -INFINITY : largest + logf(sum)};
+  const float top = largest > sink ? largest : sink;
+  const float weight = largest == -INFINITY ? 0 : expf(largest - top);
+  const float whole = (sum == 0 ? 0 : sum * weight) + expf(sink - top);
+  return (struct row_end){weight / whole, top + logf(whole)};
+}
+
 static void end_block(const struct block *block) {
   const struct problem *problem = block->problem;
   const struct scratch *scratch = &block->scratch;
   const struct sequence *sequence = &block->sequence;
+  const float scale = problem->softcap > 0 ? 1 : block->score_scale;
   for (int64_t row = 0; row < block->rows; row++) {
     int64_t at = sequence->row_q + query_of(block, row), head = head_of(block, row);
     char *output = element(&problem->output, sequence->batch_q, at, head);
-    float sum = scratch->sum[row];
-    if (sum == 0) /* it sees no key: zero bits are 0 in every dtype */
+    const float sink = problem->sink.data ? load_head_value(&problem->sink, head) : -INFINITY;
+    const struct row_end end = end_row(scratch->maximum[row] * scale, scratch->sum[row], sink);
+    if (scratch->sum[row] == 0 && end.factor == 0) /* no key: zero bits are 0 in every dtype */
       memset(output, 0, (size_t)(problem->value_head_dim * element_size(&problem->output)));
     else
       block->routines->store_row(scratch->output + row * scratch->output_width,
-                                 problem->value_head_dim, 1 / sum, problem->output.dtype, output);
-    if (problem->lse.data)
-      *(float *)element(&problem->lse, sequence->batch_q, at, head) =
-          (scratch->maximum[row] + log2f(sum)) * ln_2;
+                                 problem->value_head_dim, end.factor, problem->output.dtype,
+                                 output);
+    if (problem->lse.data) *(float *)element(&problem->lse, sequence->batch_q, at, head) = end.lse;
   }
 }
 

@@ -7,8 +7,9 @@
 #include "exp2.h"
 #include "product.h"
 
-/* Both in place, as in row_exponentials. The cap's derivative comes from the capped score; -1 takes
- * the place of a masked one. */
+/* Both in place, as in row_exponentials. The product is rounded before lse is subtracted, as it was
+ * in the lse of a row that one score decides: such a row's P is then 1 however large the score. The
+ * cap's derivative comes from the capped score; -1 takes the place of a masked one. */
 INLINE void gradient_row(const struct gradient_step *s, float *scores, float *gradients,
                          const bool capped) {
   vec scale = vec_set(s->scale), inverse_cap = vec_set(capped ? 1 / s->softcap : 0);
@@ -19,7 +20,8 @@ INLINE void gradient_row(const struct gradient_step *s, float *scores, float *gr
     for (int v = 0; v < 2; v++) {
       int64_t at = i + v * VECTOR;
       vec score = vec_load(scores + at);
-      p[v] = vec_exp2(vec_fma(score, scale, vec_load(s->shift + at)));
+      vec exponent = vec_sub(vec_mul(score, scale), vec_load(s->lse + at));
+      p[v] = vec_exp2(vec_mul(exponent, vec_set(1.44269504f)));
       g[v] = vec_mul(p[v], vec_sub(vec_load(gradients + at), vec_load(s->delta + at)));
       if (capped) {
         vec bent = vec_max(vec_set(-1), vec_mul(score, inverse_cap));

@@ -14,8 +14,6 @@ enum {
   CACHE_LINE = 64
 };
 
-static const float log2_e = 1.44269504f;
-
 /* Sizes in words. */
 struct sizes {
   int64_t head_depth; /* of sums over a head dim */
@@ -219,9 +217,9 @@ static void attend_strip(const struct key_block *block, const struct query_tile 
       .scores = scratch->scores,
       .gradients = scratch->gradients,
       .stride = TILE_Q,
-      .scale = scale * log2_e,
+      .scale = scale,
       .softcap = problem->softcap,
-      .shift = tile->shift + begin,
+      .lse = tile->lse + begin,
       .delta = tile->delta + begin,
   });
 

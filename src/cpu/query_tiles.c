@@ -9,8 +9,6 @@
 enum { CACHE_LINE = 64 };
 #define MOST_BYTES (INT64_MAX / 4) /* so that sums with it don't overflow */
 
-static const float log2_e = 1.44269504f;
-
 /* A sequence's rows may end inside a tile, so each sequence has a tile more than its rows fill. */
 static int64_t first_tile(const struct problem *problem, int64_t batch) {
   int64_t row = problem->cu_seqlens_q ? problem->cu_seqlens_q[batch] : batch * problem->rows_q;
@@ -42,8 +40,8 @@ struct query_tiles query_tiles_at(const struct problem *problem, const struct ro
                               .head_width = round_up(problem->head_dim, routines->panel),
                               .grad_query = memory};
   const int64_t count = tiles.per_head * problem->heads_k;
-  tiles.shift = tiles.grad_query + count * TILE_Q * tiles.head_width;
-  tiles.delta = tiles.shift + count * TILE_Q;
+  tiles.lse = tiles.grad_query + count * TILE_Q * tiles.head_width;
+  tiles.delta = tiles.lse + count * TILE_Q;
   tiles.turns = (atomic_llong *)(tiles.delta + count * TILE_Q);
   return tiles;
 }
@@ -60,7 +58,7 @@ struct query_tile query_tile_at(const struct query_tiles *tiles, int64_t batch, 
                             .head_k = head_k,
                             .first_row = first_row,
                             .grad_query = tiles->grad_query + index * TILE_Q * tiles->head_width,
-                            .shift = tiles->shift + index * TILE_Q,
+                            .lse = tiles->lse + index * TILE_Q,
                             .delta = tiles->delta + index * TILE_Q,
                             .turn = tiles->turns + index};
   tile.rows = smaller(TILE_Q, query_rows(tiles->problem, &tile.sequence) - first_row);
@@ -86,7 +84,7 @@ void query_tile_prepare(const struct query_tiles *tiles, const struct query_tile
   const struct problem *problem = tiles->problem;
   for (int64_t row = 0; row < tile->rows; row++) {
     const float lse = *(const float *)row_of(&problem->lse, tiles, tile, row);
-    tile->shift[row] = lse == -INFINITY ? -INFINITY : -lse * log2_e;
+    tile->lse[row] = lse == -INFINITY ? INFINITY : lse;
     tile->delta[row] = tiles->routines->dot(row_of(&problem->grad_output, tiles, tile, row),
                                             row_of(&problem->output, tiles, tile, row),
                                             problem->value_head_dim, problem->output.dtype);
@@ -94,7 +92,7 @@ void query_tile_prepare(const struct query_tiles *tiles, const struct query_tile
       tile->delta[row] -= *(const float *)row_of(&problem->grad_lse, tiles, tile, row);
   }
   for (int64_t row = tile->rows; row < TILE_Q; row++) {
-    tile->shift[row] = -INFINITY;
+    tile->lse[row] = INFINITY;
     tile->delta[row] = 0;
   }
   memset(tile->grad_query, 0, (size_t)(tile->rows * tiles->head_width) * sizeof *tile->grad_query);

@@ -20,7 +20,7 @@ struct query_tiles {
   int64_t per_head;   /* tiles of a key head, of all sequences */
   int64_t head_width; /* words of a gradient's row */
   float *grad_query;
-  float *shift; /* -lse in units of the exponent of 2; -infinity after a sequence's end */
+  float *lse;   /* infinity where no key is seen and after a sequence's end, for P to be 0 */
   float *delta; /* rowsum(grad_output * output) - grad_lse */
   atomic_llong *turns;
 };
@@ -31,7 +31,7 @@ struct query_tile {
   int64_t first_row;
   int64_t rows;
   float *grad_query;
-  float *shift;
+  float *lse;
   float *delta;
   atomic_llong *turn; /* how many blocks of keys have added to grad_query */
 };

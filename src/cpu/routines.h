@@ -29,13 +29,13 @@ struct product {
 };
 
 /* One tile's step of the online softmax (FlashAttention-2, arXiv 2307.08691, algorithm 1).
- * Running maxima are in units of the exponent of 2. */
+ * Running maxima are scores. */
 struct softmax_step {
   int64_t rows;
   int64_t columns; /* a multiple of the routines' `panel` */
   float *scores;   /* become the probabilities, packed by rows with the same stride */
   int64_t score_stride;
-  float scale; /* from score to exponent of 2, above 0 */
+  float scale; /* from score to exponent of 2, above 0 and finite */
   float *maximum;
   float *sum;
   float *output; /* rescaled where the maximum moves */
@@ -44,7 +44,7 @@ struct softmax_step {
 };
 
 /* One tile's step of the backward pass (FlashAttention-2, algorithm 2), keys by rows and queries by
- * columns: P = 2^(score * scale + shift) and dS = P * (dP - delta), with a softcap c times
+ * columns: P = exp(score * scale - lse) and dS = P * (dP - delta), with a softcap c times
  * 1 - (score / c)^2. */
 struct gradient_step {
   int64_t rows;
@@ -54,7 +54,7 @@ struct gradient_step {
   int64_t stride;
   float scale;
   float softcap;      /* 0: none */
-  const float *shift; /* of each column; -infinity makes P and dS 0 */
+  const float *lse;   /* of each column; infinity makes P and dS 0 */
   const float *delta; /* likewise */
 };
 

@@ -19,7 +19,8 @@ enum {
   LOOK_OUT_NANOSECONDS = 200000, /* a few times what it takes to wake a thread */
   NAP_NANOSECONDS = 50000,
   STACK_BYTES = 1 << 20, /* the tasks' needs are small, address space may be short */
-  WOKEN_BY_ONE = 2       /* whoever is woken wakes others: many are up soon */
+  CACHE_LINE = 64,
+  WOKEN_BY_ONE = 2 /* whoever is woken wakes others: many are up soon */
 };
 
 struct job {
@@ -27,10 +28,10 @@ struct job {
   task_work *work;
   void *argument;
   int64_t tasks;
-  atomic_llong next_task;
   int32_t threads;
-  int32_t places;     /* taken so far */
-  atomic_int helpers; /* at work */
+  int32_t places; /* taken so far */
+  _Alignas(CACHE_LINE) atomic_llong next_task;
+  _Alignas(CACHE_LINE) atomic_int helpers; /* at work */
 };
 
 static struct {
@@ -40,7 +41,8 @@ static struct {
   struct job *_Atomic jobs; /* those with free seats */
   int32_t helpers;
   int32_t looking_out;
-} pool = {.lock = PTHREAD_MUTEX_INITIALIZER,
+  atomic_int callers; /* that sleep until their helpers have left */
+} pool = {.lock = PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP,
           .published = PTHREAD_COND_INITIALIZER,
           .left = PTHREAD_COND_INITIALIZER};
 
@@ -66,7 +68,6 @@ static bool look_out(bool (*ready)(const void *), const void *argument) {
       if (ready(argument)) return true;
       pause_briefly();
     }
-    (void)sched_yield(); /* whoever has work goes first */
   } while (nanoseconds() < end);
   return false;
 }
@@ -115,6 +116,14 @@ static struct job *wait_for_job(void) {
   return pool.jobs;
 }
 
+/* The pool is not locked, and the job may be gone as soon as nobody is at work on it. */
+static void leave(struct job *job) {
+  if (atomic_fetch_sub(&job->helpers, 1) > 1 || !atomic_load(&pool.callers)) return;
+  pthread_mutex_lock(&pool.lock);
+  pthread_cond_broadcast(&pool.left);
+  pthread_mutex_unlock(&pool.lock);
+}
+
 static void *help(void *unused) {
   (void)unused;
   pthread_mutex_lock(&pool.lock);
@@ -126,10 +135,8 @@ static void *help(void *unused) {
     wake_helpers();
     pthread_mutex_unlock(&pool.lock);
     do_tasks(job, place);
+    leave(job);
     pthread_mutex_lock(&pool.lock);
-    /* The job may be gone from here on. */
-    if (atomic_fetch_sub_explicit(&job->helpers, 1, memory_order_release) == 1)
-      pthread_cond_broadcast(&pool.left);
   }
   return NULL;
 }
@@ -143,9 +150,9 @@ static void after_fork(void) {
 }
 static void after_fork_in_child(void) {
   pool.jobs = NULL;
-  pool.helpers = pool.looking_out = 0;
+  pool.helpers = pool.looking_out = pool.callers = 0;
   pool.published = pool.left = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
-  pool.lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+  pool.lock = (pthread_mutex_t)PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP;
 }
 static bool follows_fork;
 static void follow_fork(void) {
@@ -197,7 +204,7 @@ static void publish(struct job *job) {
 
 static bool no_helper(const void *argument) {
   const struct job *job = argument;
-  return atomic_load_explicit(&job->helpers, memory_order_acquire) == 0;
+  return atomic_load(&job->helpers) == 0;
 }
 
 static void withdraw_and_wait(struct job *job) {
@@ -206,7 +213,9 @@ static void withdraw_and_wait(struct job *job) {
   pthread_mutex_unlock(&pool.lock);
   if (look_out(no_helper, job)) return;
   pthread_mutex_lock(&pool.lock);
+  pool.callers++;
   while (!no_helper(job)) pthread_cond_wait(&pool.left, &pool.lock);
+  pool.callers--;
   pthread_mutex_unlock(&pool.lock);
 }
 

@@ -75,6 +75,10 @@ static inline vec vec_max(vec a, vec b) {
   return _mm256_max_ps(a, b);
 }
 
+static inline vec vec_min(vec a, vec b) {
+  return _mm256_min_ps(a, b);
+}
+
 static inline vec vec_abs(vec a) {
   return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a);
 }
@@ -88,7 +92,7 @@ static inline vec vec_round(vec a) {
   return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
-/* a * 2^n for a whole n from -1000 to 127; 0 below 2^-126. */
+/* a * 2^n for a whole n from -1000 to 128; 0 below 2^-126, and infinity for 128. */
 static inline vec vec_scale(vec a, vec n) {
   __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
   exponent = _mm256_max_epi32(exponent, _mm256_setzero_si256());

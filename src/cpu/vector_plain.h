@@ -77,6 +77,11 @@ static inline vec vec_max(vec a, vec b) {
   return (vec)((above & (vec_bits)a) | (~above & (vec_bits)b));
 }
 
+static inline vec vec_min(vec a, vec b) {
+  vec_bits below = a < b;
+  return (vec)((below & (vec_bits)a) | (~below & (vec_bits)b));
+}
+
 static inline vec vec_abs(vec a) {
   return (vec)((vec_bits)a & 0x7fffffff);
 }
@@ -91,7 +96,7 @@ static inline vec vec_round(vec a) {
   return (a + shift) - shift;
 }
 
-/* a * 2^n for a whole n from -1000 to 127; 0 below 2^-126. */
+/* a * 2^n for a whole n from -1000 to 128; 0 below 2^-126, and infinity for 128. */
 static inline vec vec_scale(vec a, vec n) {
   vec_bits exponent = (vec_bits)(n + (0x1.8p23f + 127)) - (vec_bits)vec_set(0x1.8p23f);
   exponent &= exponent > 0;

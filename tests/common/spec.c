@@ -1,6 +1,7 @@
 #include "spec.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 
 /* Mostly tiny, sometimes long enough for several tiles of any engine. */
@@ -61,6 +62,28 @@ struct spec spec_random(struct rng *rng) {
   spec.num_threads = (int32_t)RNG_PICK(rng, 0, 0, 1, 2, 3, 7);
   spec.layout = (enum layout)rng_between(rng, 0, LAYOUT_COUNT - 1);
   spec.spread = rng_chance(rng, 0.15) ? 3 : 1;
+  spec.sink = 3;
+  return spec;
+}
+
+/* Scores are products of a scale and two elements: the exponents of the first two are drawn, that
+ * of the elements follows, within what the dtype holds. */
+struct spec spec_random_extreme(struct rng *rng) {
+  struct spec spec = spec_random(rng);
+  const double score = (double)rng_between(rng, -10, 30);
+  double scale = 0;
+  spec.flags &= ~(uint32_t)FA3_SCALE;
+  spec.scale = 0;
+  if (rng_chance(rng, 0.6)) {
+    spec.flags |= FA3_SCALE;
+    scale = (double)RNG_PICK(rng, -37, -30, -10, -1, 0, 10, 25, 38);
+    spec.scale = (float)((rng_chance(rng, 0.5) ? 1 : -1) * (scale == 38 ? 3.4e38 : pow(10, scale)));
+  }
+  const double most = spec.dtype == FA3_FLOAT16 ? 4 : 17;
+  spec.spread = pow(10, fmax(fmin((score - scale) / 2, most), -most));
+  if (rng_chance(rng, 0.1)) spec.softcap = 1.2e-38f;
+  spec.sink =
+      pow(10, (double)RNG_PICK(rng, -30, 0, 5, 30, spec.sink_dtype == FA3_FLOAT16 ? 4 : 38));
   return spec;
 }
 
@@ -70,11 +93,11 @@ void spec_print(const struct spec *spec, char *text, size_t size) {
            "dtype %d output %d sink %d batch %" PRId64 " heads %" PRId64 "x%" PRId64
            " head_dim %" PRId64 "/%" PRId64 " seqlen %" PRId64 "/%" PRId64
            " packed %d/%d seqused %d/%d leftpad %d index %d diagonal %d lse %d flags 0x%" PRIx32
-           " window %" PRId64 "/%" PRId64 " scale %g softcap %g threads %d %s spread %g",
+           " window %" PRId64 "/%" PRId64 " scale %g softcap %g threads %d %s spread %g sink %g",
            spec->dtype, spec->output_dtype, spec->sink_dtype, spec->batch, spec->heads_k,
            spec->group, spec->head_dim, spec->value_head_dim, spec->max_seqlen_q,
            spec->max_seqlen_k, spec->packed_q, spec->packed_k, spec->seqused_q, spec->seqused_k,
            spec->leftpad_k, spec->batch_index, spec->diagonal, spec->lse, spec->flags,
            spec->window_left, spec->window_right, (double)spec->scale, (double)spec->softcap,
-           spec->num_threads, layouts[spec->layout], spec->spread);
+           spec->num_threads, layouts[spec->layout], spec->spread, spec->sink);
 }

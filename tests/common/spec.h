@@ -44,10 +44,14 @@ struct spec {
   int32_t num_threads;
   enum layout layout;
   double spread; /* standard deviation of query's and key's elements */
+  double sink;   /* and of sinks, a tenth of which are -infinity */
 };
 
 /* Anything that fa3_forward takes, of modest size. */
 struct spec spec_random(struct rng *rng);
+
+/* The same with scores up to 1e30 by magnitude, and sinks and scales up to the largest float. */
+struct spec spec_random_extreme(struct rng *rng);
 
 void spec_print(const struct spec *spec, char *text, size_t size);
 

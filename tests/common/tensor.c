@@ -38,7 +38,7 @@ void tensor_layout(fa3_tensor *tensor, int heads, enum layout layout, bool input
     tensor->strides[d] = stride;
     if (n > 0 && layout >= LAYOUT_PADDED) {
       if (tensor->shape[d] == 1) {
-        tensor->strides[d] = RNG_PICK(rng, 0, 1, 7, INT64_C(1) << 40);
+        tensor->strides[d] = RNG_PICK(rng, 0, 1, 7, INT64_C(1) << 40, INT64_MAX);
         continue;
       }
       if (input && layout == LAYOUT_EXPANDED && rng_chance(rng, 0.3)) {

@@ -178,7 +178,10 @@ struct trial trial_new(const struct spec *spec, struct rng *rng) {
     args->sink = fa3_vector(NULL, spec->sink_dtype, heads_q);
     tensor_allocate(&trial.buffers[TENSOR_sink], &args->sink, rng);
     for (int64_t h = 0; h < heads_q; h++)
-      tensor_store(&args->sink, h, rng_chance(rng, 0.1) ? -INFINITY : 3 * rng_normal(rng));
+      tensor_store(&args->sink, h,
+                   rng_chance(rng, 0.1)
+                       ? -INFINITY
+                       : fmax(fmin(spec->sink * rng_normal(rng), 3.4e38), -3.4e38));
   }
   make_lengths(&trial, rng);
   fill(&trial, rng);

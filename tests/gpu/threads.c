@@ -116,7 +116,8 @@ static const struct gradient_spec uneven = {.forward = {.dtype = FA3_BFLOAT16,
                                                         .max_seqlen_q = 140,
                                                         .max_seqlen_k = 150,
                                                         .flags = FA3_CAUSAL,
-                                                        .spread = 1}};
+                                                        .spread = 1,
+                                                        .sink = 3}};
 
 /* The same kernel from two threads, each busy with a stream: a created one, or the thread's own. */
 static void test_busy_streams(void **state) {

@@ -14,7 +14,7 @@ struct strip {
   struct gradient_step step;
   float *scores; /* these four are guarded */
   float *gradients;
-  float *shift;
+  float *lse;
   float *delta;
   float *scores_before;
   float *gradients_before;
@@ -41,7 +41,7 @@ static struct strip strip_new(struct run *run, int64_t rows, int64_t columns, do
                              .softcap = softcap}};
   s.step.scores = s.scores = new_floats(rows * STRIDE);
   s.step.gradients = s.gradients = new_floats(rows * STRIDE);
-  s.step.shift = s.shift = new_floats(columns);
+  s.step.lse = s.lse = new_floats(columns);
   s.step.delta = s.delta = new_floats(columns);
   for (int64_t c = 0; c < columns; c++) {
     const double hidden = (double)RNG_PICK(rng, 0, 0, 1, 2) / 2;
@@ -54,7 +54,7 @@ static struct strip strip_new(struct run *run, int64_t rows, int64_t columns, do
       largest = fmaxf(largest, s.scores[r * STRIDE + c] * s.step.scale);
     }
     const bool seen = largest > -INFINITY && rng_chance(rng, 0.9);
-    s.shift[c] = seen ? -largest - (float)rng_uniform(rng) : -INFINITY;
+    s.lse[c] = seen ? largest + (float)rng_uniform(rng) : INFINITY;
     s.delta[c] = (float)rng_normal(rng);
   }
   s.scores_before = copy(s.scores, rows * STRIDE);
@@ -65,7 +65,7 @@ static struct strip strip_new(struct run *run, int64_t rows, int64_t columns, do
 static void strip_free(struct strip *s) {
   guarded_free(s->scores);
   guarded_free(s->gradients);
-  guarded_free(s->shift);
+  guarded_free(s->lse);
   guarded_free(s->delta);
   free(s->scores_before);
   free(s->gradients_before);
@@ -78,16 +78,15 @@ static bool near(const struct run *run, const char *what, int64_t row, int64_t c
                (int)column, value, expected, bound);
 }
 
-/* As softmax.c counts what 2^x loses; the difference, the products and the derivative of the cap
- * lose some units more. */
+/* As softmax.c counts what 2^x loses; exp's argument is a product, a difference and a product with
+ * log2(e), rounded itself. The products and the derivative of the cap lose some units more. */
 static bool check_score(const struct run *run, const struct strip *s, int64_t r, int64_t c) {
   const struct gradient_step *step = &s->step;
   const double stored = run->routines->elements_per_word == 1 ? 0 : 0x1p-8;
-  const double score = s->scores_before[r * STRIDE + c], shift = step->shift[c];
-  const double exponent = score * (double)step->scale + shift;
-  const double probability = exp2(exponent);
-  const double relative =
-      probability == 0 ? 0 : (fabs(exponent) + fabs(exponent - shift) + fabs(shift) + 6) * u;
+  const double score = s->scores_before[r * STRIDE + c], scaled = score * (double)step->scale;
+  const double exponent = scaled - (double)step->lse[c];
+  const double probability = exp(exponent);
+  const double relative = probability == 0 ? 0 : (fabs(scaled) + 3 * fabs(exponent) + 6) * u;
   double value = load_packed(run->routines, step->scores + r * STRIDE, 1, c);
   if (!near(run, "probability", r, c, value, probability,
             probability * (relative + stored) + 0x1p-126))

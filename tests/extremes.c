@@ -1,0 +1,190 @@
+/* The backward pass where numbers are large: rows that one enormous score decides, an lse far below
+ * the scores, and the smallest softcap; at the processor level that FA3_CPU_LEVEL names. (The
+ * forward pass at such scores is tests/attention.c's.) */
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "fa3.h"
+#include "half.h"
+#include "level.h"
+#include "rng.h"
+#include "test.h"
+
+enum { SEQLEN = 50, HEAD_DIM = 64, ELEMENTS = SEQLEN * HEAD_DIM, WORKSPACE = 8 << 20 };
+enum { QUERY, KEY, VALUE, OUTPUT, GRAD_OUTPUT, GRAD_QUERY, GRAD_KEY, GRAD_VALUE, TENSORS };
+
+struct attention {
+  fa3_dtype dtype;
+  char data[TENSORS][ELEMENTS * sizeof(float)];
+  float lse[SEQLEN];
+  char *workspace;
+  fa3_backward_args args;
+};
+
+static float element(const struct attention *a, int which, int64_t index) {
+  const void *data = a->data[which];
+  if (a->dtype == FA3_FLOAT32) return ((const float *)data)[index];
+  return float_from_bfloat(((const uint16_t *)data)[index]);
+}
+
+static void set_element(struct attention *a, int which, int64_t index, double value) {
+  void *data = a->data[which];
+  if (a->dtype == FA3_FLOAT32)
+    ((float *)data)[index] = (float)value;
+  else
+    ((uint16_t *)data)[index] = bfloat_from_float((float)value);
+}
+
+/* Query i is key `chosen(i)`'s direction, `size` long: its score is size^2, all others are 0. */
+static int64_t chosen(int64_t i) {
+  return i * 7 % SEQLEN;
+}
+
+static struct attention *attention_new(fa3_dtype dtype, double size) {
+  struct attention *a = calloc(1, sizeof *a);
+  assert_non_null(a);
+  struct rng rng = rng_for(1);
+  a->dtype = dtype;
+  for (int64_t i = 0; i < SEQLEN; i++) {
+    set_element(a, QUERY, i * HEAD_DIM + chosen(i), size);
+    set_element(a, KEY, i * HEAD_DIM + i, size);
+  }
+  for (int64_t e = 0; e < ELEMENTS; e++) {
+    set_element(a, VALUE, e, rng_normal(&rng));
+    set_element(a, GRAD_OUTPUT, e, rng_normal(&rng));
+  }
+  a->workspace = malloc(WORKSPACE);
+  assert_non_null(a->workspace);
+  a->args = (fa3_backward_args){.struct_size = sizeof a->args,
+                                .lse = fa3_lse(a->lse, 1, 1, SEQLEN),
+                                .flags = FA3_SCALE,
+                                .softmax_scale = 1,
+                                .num_threads = 1,
+                                .workspace = a->workspace,
+                                .workspace_size = WORKSPACE};
+  fa3_tensor *const tensors[TENSORS] = {
+      &a->args.query,       &a->args.key,        &a->args.value,    &a->args.output,
+      &a->args.grad_output, &a->args.grad_query, &a->args.grad_key, &a->args.grad_value};
+  for (int t = 0; t < TENSORS; t++)
+    *tensors[t] = fa3_dense(a->data[t], dtype, 1, SEQLEN, 1, HEAD_DIM);
+  return a;
+}
+
+static void attention_free(struct attention *a) {
+  free(a->workspace);
+  free(a);
+}
+
+static void forward(const struct attention *a) {
+  const fa3_forward_args args = {.struct_size = sizeof args,
+                                 .query = a->args.query,
+                                 .key = a->args.key,
+                                 .value = a->args.value,
+                                 .output = a->args.output,
+                                 .lse = a->args.lse,
+                                 .flags = a->args.flags,
+                                 .softmax_scale = a->args.softmax_scale,
+                                 .softcap = a->args.softcap,
+                                 .num_threads = 1,
+                                 .workspace = a->workspace,
+                                 .workspace_size = WORKSPACE};
+  if (fa3_forward(&args)) fail_msg("%s", fa3_last_error());
+}
+
+static void backward(struct attention *a) {
+  memset(a->data[GRAD_QUERY], 0xff, (GRAD_VALUE + 1 - GRAD_QUERY) * sizeof a->data[0]);
+  if (fa3_backward(&a->args)) fail_msg("%s", fa3_last_error());
+}
+
+static const fa3_dtype dtypes[] = {FA3_FLOAT32, FA3_BFLOAT16};
+static const double sizes[] = {1e2, 1.1e4, 3.3e4, 1.3e7, 1.7e10, 1.3e15};
+
+static void expect_finite(const struct attention *a, int which, const char *name) {
+  for (int64_t e = 0; e < ELEMENTS; e++)
+    if (!isfinite(element(a, which, e)))
+      fail_msg("%s[%d] is %g", name, (int)e, (double)element(a, which, e));
+}
+
+/* P is 1 for the chosen key and 0 for all others, so the output is its value, and grad_value the
+ * sum of what chose it. */
+static void test_rows_that_one_score_decides(void **state) {
+  (void)state;
+  for (size_t n = 0; n < 2 * sizeof sizes / sizeof *sizes; n++) {
+    struct attention *a = attention_new(dtypes[n % 2], sizes[n / 2]);
+    forward(a);
+    backward(a);
+    for (int64_t i = 0; i < SEQLEN; i++)
+      for (int64_t d = 0; d < HEAD_DIM; d++) {
+        const double output = (double)element(a, OUTPUT, i * HEAD_DIM + d);
+        const double value = (double)element(a, VALUE, chosen(i) * HEAD_DIM + d);
+        const double grad_output = (double)element(a, GRAD_OUTPUT, i * HEAD_DIM + d);
+        const double grad_value = (double)element(a, GRAD_VALUE, chosen(i) * HEAD_DIM + d);
+        if (!(output == value))
+          fail_msg("scores of %g: output[%d, %d] is %g: expected %g", sizes[n / 2] * sizes[n / 2],
+                   (int)i, (int)d, output, value);
+        if (!(grad_value == grad_output))
+          fail_msg("scores of %g: grad_value[%d, %d] is %g: expected %g",
+                   sizes[n / 2] * sizes[n / 2], (int)chosen(i), (int)d, grad_value, grad_output);
+      }
+    expect_finite(a, GRAD_QUERY, "grad_query");
+    expect_finite(a, GRAD_KEY, "grad_key");
+    attention_free(a);
+  }
+}
+
+/* P of the chosen key is exp(below), past the largest float from 88.73 on: then infinity. */
+static void test_lse_below_the_scores(void **state) {
+  (void)state;
+  static const float belows[] = {10, 80, 88, 89, 100, 1000, 1e10f};
+  for (size_t n = 0; n < 2 * sizeof belows / sizeof *belows; n++) {
+    struct attention *a = attention_new(dtypes[n % 2], 4);
+    const float below = belows[n / 2];
+    forward(a);
+    for (int64_t i = 0; i < SEQLEN; i++) a->lse[i] = 16 - below;
+    backward(a);
+    for (int64_t i = 0; i < SEQLEN; i++)
+      for (int64_t d = 0; d < HEAD_DIM; d++) {
+        const double got = (double)element(a, GRAD_VALUE, chosen(i) * HEAD_DIM + d);
+        double sum = 0, magnitude = 0; /* the other keys' scores are 0 */
+        for (int64_t j = 0; j < SEQLEN; j++) {
+          const double term = exp((j == i ? 16 : 0) - (16 - (double)below)) *
+                              (double)element(a, GRAD_OUTPUT, j * HEAD_DIM + d);
+          sum += term;
+          magnitude += fabs(term);
+        }
+        /* P or a term that is no float any more makes it infinite or NaN. */
+        if (below > 87 && !isfinite(got)) continue;
+        if (!(fabs(got - sum) <= magnitude * (a->dtype == FA3_FLOAT32 ? 1e-4 : 0.02)))
+          fail_msg("lse %g below: grad_value[%d, %d] is %g: expected %g", (double)below,
+                   (int)chosen(i), (int)d, got, sum);
+      }
+    attention_free(a);
+  }
+}
+
+static void test_smallest_softcap(void **state) {
+  (void)state;
+  for (int n = 0; n < 2; n++) {
+    struct attention *a = attention_new(dtypes[n], 4);
+    a->args.softcap = FLT_MIN;
+    forward(a);
+    backward(a);
+    expect_finite(a, OUTPUT, "output");
+    for (int which = GRAD_QUERY; which <= GRAD_VALUE; which++)
+      expect_finite(a, which, "a gradient");
+    attention_free(a);
+  }
+}
+
+int main(void) {
+  level_require();
+  rng_run_seed();
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_rows_that_one_score_decides),
+      cmocka_unit_test(test_lse_below_the_scores),
+      cmocka_unit_test(test_smallest_softcap),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
