@@ -83,7 +83,7 @@ enum {
   FA3_INVALID_LENGTHS = 7,      /* contents of cu_seqlens, seqused, leftpad, batch index */
   FA3_INVALID_FLAGS = 8,        /* an unknown flag, or a field set that needs a flag */
   FA3_INVALID_SCALE = 9,        /* softmax_scale is not finite */
-  FA3_INVALID_SOFTCAP = 10,     /* softcap is negative or not finite */
+  FA3_INVALID_SOFTCAP = 10,     /* softcap is negative, below 2^-126 or not finite */
   FA3_INVALID_WINDOW = 11,      /* window_left or window_right below -1 */
   FA3_INVALID_WORKSPACE = 12,   /* the workspace is null or too small */
   FA3_INVALID_STREAM = 13,      /* a stream with a device that has none */
@@ -336,7 +336,8 @@ typedef struct fa3_forward_args {
   fa3_tensor diagonal;
 
   /* Upper bounds of the lengths of any one sequence, for packed tensors; 0: taken from
-   * the contents of cu_seqlens, which only the CPU can do (on a GPU: refused). */
+   * the contents of cu_seqlens, which only the CPU can do (on a GPU: refused). Zero for tensors
+   * that are not packed. */
   int64_t max_seqlen_q;
   int64_t max_seqlen_k;
 

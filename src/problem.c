@@ -1,5 +1,6 @@
 #include "problem.h"
 
+#include <float.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdbool.h>
@@ -74,9 +75,10 @@ static fa3_status check_flags(const struct options *options, fa3_phase phase) {
     return set_error(FA3_INVALID_FLAGS, "softmax_scale is %g, but flags lack FA3_SCALE",
                      (double)options->softmax_scale);
   }
-  if (!(options->softcap >= 0) || !isfinite(options->softcap))
-    return set_error(FA3_INVALID_SOFTCAP, "softcap is %g: expected 0 or a positive finite number",
-                     (double)options->softcap);
+  /* The inverse of a smaller one is no float. */
+  if (options->softcap != 0 && (!(options->softcap >= FLT_MIN) || !isfinite(options->softcap)))
+    return set_error(FA3_INVALID_SOFTCAP, "softcap is %g: expected 0 or a finite number from %g on",
+                     (double)options->softcap, (double)FLT_MIN);
   if (options->flags & FA3_WINDOW) {
     if (options->window_left < -1)
       return set_error(FA3_INVALID_WINDOW, "window_left is %" PRId64 ": expected -1 or more",
@@ -128,6 +130,11 @@ static fa3_status set_longest(const struct options *options, struct problem *pro
     return set_error(FA3_INVALID_LENGTHS, "max_seqlen_%s is %" PRId64 ": expected 0 or more",
                      options->max_seqlen_q < 0 ? "q" : "k",
                      options->max_seqlen_q < 0 ? options->max_seqlen_q : options->max_seqlen_k);
+  if ((options->max_seqlen_q && !packed_q) || (options->max_seqlen_k && !packed_k)) {
+    const char side = options->max_seqlen_q && !packed_q ? 'q' : 'k';
+    return set_error(FA3_INVALID_FLAGS, "max_seqlen_%c is %" PRId64 " without cu_seqlens_%c", side,
+                     side == 'q' ? options->max_seqlen_q : options->max_seqlen_k, side);
+  }
   problem->max_seqlen_q = packed_q ? options->max_seqlen_q : problem->rows_q;
   problem->max_seqlen_k = packed_k ? options->max_seqlen_k : problem->rows_k;
   return FA3_OK;

@@ -1,4 +1,6 @@
 /* Making tensor descriptors. */
+#include <inttypes.h>
+
 #include "error.h"
 #include "fa3.h"
 
@@ -109,7 +111,14 @@ fa3_status fa3_tensor_from_dlpack(const void *dl_tensor, fa3_tensor *tensor) {
   if (!source->shape) return set_error(FA3_INVALID_POINTER, "dl_tensor's shape is null");
 
   fa3_tensor view = {.dtype = dtype, .rank = source->ndim};
-  if (source->data) view.data = (char *)source->data + source->byte_offset;
+  if (source->data) {
+    uintptr_t first; /* of any offset, so that what is wrong with it is no overflow here */
+    if (__builtin_add_overflow((uintptr_t)source->data, source->byte_offset, &first))
+      return set_error(FA3_INVALID_POINTER,
+                       "dl_tensor's byte_offset is %" PRIu64 ": it leads out of memory",
+                       source->byte_offset);
+    view.data = (void *)first;
+  }
   for (int d = 0; d < source->ndim; d++) view.shape[d] = source->shape[d];
   make_contiguous(&view);
   if (source->strides)

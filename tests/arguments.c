@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "call.h"
 #include "test.h"
@@ -89,6 +90,8 @@ static void test_scalars(void **state) {
   REFUSED(args->softcap = -1, FA3_INVALID_SOFTCAP, "softcap", "-1");
   REFUSED(args->softcap = NAN, FA3_INVALID_SOFTCAP, "softcap", "nan");
   REFUSED(args->softcap = INFINITY, FA3_INVALID_SOFTCAP, "softcap", "inf");
+  REFUSED(args->softcap = 0x1p-127f, FA3_INVALID_SOFTCAP, "softcap", "5.87747e-39", "1.17549e-38");
+  REFUSED(args->softcap = 0x1p-149f, FA3_INVALID_SOFTCAP, "softcap");
   REFUSED(args->window_left = -2, FA3_INVALID_WINDOW, "window_left", "-2");
   REFUSED(args->window_left = INT64_MIN, FA3_INVALID_WINDOW, "window_left");
   REFUSED(args->window_right = -2, FA3_INVALID_WINDOW, "window_right", "-2");
@@ -102,6 +105,49 @@ static void test_scalars(void **state) {
   REFUSED(args->max_seqlen_k = INT64_MIN, FA3_INVALID_LENGTHS, "max_seqlen_k");
   REFUSED((args->flags = FA3_SCALE, args->window_left = args->window_right = 0), FA3_INVALID_FLAGS,
           "diagonal", "FA3_CAUSAL");
+}
+
+static void test_longest_of_dense_batches(void **state) {
+  (void)state;
+  REFUSED(args->max_seqlen_q = 3, FA3_INVALID_FLAGS, "max_seqlen_q", "3", "cu_seqlens_q");
+  REFUSED(args->max_seqlen_k = 9, FA3_INVALID_FLAGS, "max_seqlen_k", "9", "cu_seqlens_k");
+}
+
+/* What asks for nothing costs nothing, however often it asks. */
+static void test_batches_without_work(void **state) {
+  (void)state;
+  static const int64_t batches[] = {INT64_C(1) << 30, INT64_C(1) << 48};
+  (void)alarm(20);
+  for (int b = 0; b < 2; b++) {
+    float none;
+    const fa3_tensor empty = fa3_dense(&none, FA3_FLOAT32, batches[b], 0, 2, 16);
+    const fa3_tensor lse = fa3_lse(&none, batches[b], 2, 0);
+    fa3_tensor key = fa3_dense(call.key, FA3_FLOAT32, batches[b], 4, 2, 16);
+    key.strides[0] = 0;
+    fa3_forward_args forward = {.struct_size = sizeof forward,
+                                .query = empty,
+                                .key = key,
+                                .value = key,
+                                .output = empty,
+                                .lse = lse,
+                                .workspace = call.workspace,
+                                .workspace_size = sizeof call.workspace};
+    assert_int_equal(fa3_forward(&forward), FA3_OK);
+    fa3_backward_args backward = {.struct_size = sizeof backward,
+                                  .query = empty,
+                                  .key = empty,
+                                  .value = empty,
+                                  .output = empty,
+                                  .lse = lse,
+                                  .grad_output = empty,
+                                  .grad_query = empty,
+                                  .grad_key = empty,
+                                  .grad_value = empty,
+                                  .workspace = call.workspace,
+                                  .workspace_size = sizeof call.workspace};
+    assert_int_equal(fa3_backward(&backward), FA3_OK);
+  }
+  (void)alarm(0);
 }
 
 static void test_workspace(void **state) {
@@ -440,6 +486,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_unspoilt_calls_are_taken),
       cmocka_unit_test(test_scalars),
+      cmocka_unit_test(test_longest_of_dense_batches),
+      cmocka_unit_test(test_batches_without_work),
       cmocka_unit_test(test_workspace),
       cmocka_unit_test(test_null),
       cmocka_unit_test(test_every_field_of_every_tensor),

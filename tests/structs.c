@@ -316,6 +316,9 @@ static void test_dlpack(void **state) {
   memcpy(expected.strides, strides, sizeof strides);
   expected.data = (char *)&call + 64;
   assert_memory_equal(&tensor, &expected, sizeof tensor);
+  source.byte_offset = UINT64_MAX;
+  assert_int_equal(fa3_tensor_from_dlpack(&source, &tensor), FA3_INVALID_POINTER);
+  assert_non_null(strstr(fa3_last_error(), "byte_offset"));
 
   static const struct {
     uint8_t code, bits;

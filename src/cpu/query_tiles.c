@@ -20,6 +20,7 @@ static int64_t tile_words(const struct problem *problem, const struct routines *
 }
 
 int64_t query_tiles_size(const struct problem *problem, const struct routines *routines) {
+  if (problem->rows_q == 0) return 0;
   const bool packed = problem->features & FA3_FEATURE_VARLEN_QUERY;
   const int64_t tile_bytes =
       tile_words(problem, routines) * (int64_t)sizeof(float) + (int64_t)sizeof(atomic_llong);
@@ -36,9 +37,9 @@ struct query_tiles query_tiles_at(const struct problem *problem, const struct ro
                                   void *memory) {
   struct query_tiles tiles = {.problem = problem,
                               .routines = routines,
-                              .per_head = first_tile(problem, problem->batch),
                               .head_width = round_up(problem->head_dim, routines->panel),
                               .grad_query = memory};
+  if (problem->rows_q > 0) tiles.per_head = first_tile(problem, problem->batch);
   const int64_t count = tiles.per_head * problem->heads_k;
   tiles.lse = tiles.grad_query + count * TILE_Q * tiles.head_width;
   tiles.delta = tiles.lse + count * TILE_Q;
