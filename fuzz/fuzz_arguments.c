@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine.h"
+#include "cuda/plan.h"
 #include "target.h"
 
 enum { LARGEST_EXTENT = 64, LARGEST_TENSOR = 1 << 12, LARGEST_MEMORY = 1 << 20 };
@@ -38,14 +38,17 @@ static void check_refusal(fa3_status status) {
     abort();
 }
 
-/* The CUDA engine's plan asks no device. */
+/* The CUDA engine's plan, which asks no device. */
 static void check_cuda_plan(void) {
+  static const struct cuda_facts facts = {.architecture = "sm_90a", .multiprocessors = 132};
   struct problem problem;
-  struct plan plan;
+  struct cuda_plan plan;
   args.forward.device.type = FA3_CUDA;
   *num_threads() = 0;
   fa3_status status = problem_from_args(backward ? FA3_BACKWARD : FA3_FORWARD, &args, &problem);
-  if (!status) status = cuda_engine.plan(&problem, &plan);
+  if (!status)
+    status =
+        backward ? plan_backward(&problem, &facts, &plan) : plan_forward(&problem, &facts, &plan);
   if (status) check_refusal(status);
 }
 

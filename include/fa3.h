@@ -87,7 +87,7 @@ enum {
   FA3_INVALID_WINDOW = 11,      /* window_left or window_right below -1 */
   FA3_INVALID_WORKSPACE = 12,   /* the workspace is null or too small */
   FA3_INVALID_STREAM = 13,      /* a stream with a device that has none */
-  FA3_INVALID_THREADS = 14,     /* num_threads is negative, or set for a GPU */
+  FA3_INVALID_THREADS = 14,     /* num_threads, reserved_multiprocessors: negative, wrong device */
   FA3_INVALID_RESERVED = 15,    /* a reserved field is not zero */
   FA3_INVALID_ENVIRONMENT = 16, /* FA3_CPU_LEVEL names no level, or one that is not here */
   FA3_INVALID_INDEX = 17,       /* an index past the end of a table */
@@ -364,6 +364,13 @@ typedef struct fa3_forward_args {
    * contents on entry do not matter; no two calls under way share one. */
   void *workspace;
   size_t workspace_size;
+
+  /* Multiprocessors of a GPU that the call leaves free for what runs beside it, such as NCCL's
+   * kernels; 0: none. The attention kernels take one block on each of the others, and always run
+   * on one or two; the short kernels before and after them (the backward pass's preparation,
+   * copies of tensors that take a detour through the workspace) are not held to it. 0 for the
+   * CPU, which has num_threads. It changes no result, and not the workspace's size. */
+  int32_t reserved_multiprocessors;
 } fa3_forward_args;
 
 /* Bytes of workspace that fa3_forward needs for these arguments. Checks everything that
@@ -444,6 +451,8 @@ typedef struct fa3_backward_args {
   /* As in fa3_forward_args, of fa3_backward_workspace's size. */
   void *workspace;
   size_t workspace_size;
+
+  int32_t reserved_multiprocessors;
 } fa3_backward_args;
 
 /* Bytes of workspace that fa3_backward needs, by fa3_forward_workspace's rules. */

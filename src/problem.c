@@ -22,6 +22,7 @@ struct options {
   int64_t window_right;
   void *workspace;
   size_t workspace_size;
+  int32_t reserved_multiprocessors;
 };
 #define OPTIONS_OF(args)                                                                      \
   {                                                                                           \
@@ -30,7 +31,8 @@ struct options {
     .softmax_scale = (args)->softmax_scale, .softcap = (args)->softcap,                       \
     .num_threads = (args)->num_threads, .window_left = (args)->window_left,                   \
     .window_right = (args)->window_right, .workspace = (args)->workspace,                     \
-    .workspace_size = (args)->workspace_size                                                  \
+    .workspace_size = (args)->workspace_size,                                                 \
+    .reserved_multiprocessors = (args)->reserved_multiprocessors                              \
   }
 
 static struct options options_of(fa3_phase phase, const void *args) {
@@ -53,6 +55,9 @@ static fa3_status check_device_fields(const struct options *options) {
   if (options->num_threads < 0 || (!cpu && options->num_threads))
     return set_error(FA3_INVALID_THREADS, "num_threads is %" PRId32 ": expected %s",
                      options->num_threads, cpu ? "0 or more" : "0 for a GPU");
+  if (options->reserved_multiprocessors < 0 || (cpu && options->reserved_multiprocessors))
+    return set_error(FA3_INVALID_THREADS, "reserved_multiprocessors is %" PRId32 ": expected %s",
+                     options->reserved_multiprocessors, cpu ? "0 for the CPU" : "0 or more");
   return FA3_OK;
 }
 
@@ -148,6 +153,7 @@ fa3_status problem_from_args(fa3_phase phase, const void *args, struct problem *
                               .accumulate = options.flags & FA3_ACCUMULATE,
                               .softcap = options.softcap,
                               .num_threads = options.num_threads,
+                              .reserved_multiprocessors = options.reserved_multiprocessors,
                               .workspace = options.workspace,
                               .workspace_size = options.workspace_size};
   TRY(check_device_fields(&options));

@@ -53,6 +53,7 @@ struct problem {
   int64_t window_left;  /* MASK_UNBOUNDED: none */
   int64_t window_right; /* 0 if causal */
   int32_t num_threads;  /* 0: the engine's default */
+  int32_t reserved_multiprocessors;
 
   void *workspace; /* as it was given, unchecked */
   size_t workspace_size;

@@ -73,7 +73,9 @@ static void test_unspoilt_calls_are_taken(void **state) {
 static void test_scalars(void **state) {
   (void)state;
   REFUSED(args->struct_size = 0, FA3_INVALID_STRUCT, "struct_size", "0");
-  REFUSED(args->struct_size = sizeof *args - 1, FA3_INVALID_STRUCT, "struct_size");
+  /* A byte less than the first version had. */
+  REFUSED(args->struct_size = (size_t)((char *)&args->reserved_multiprocessors - (char *)args) - 1,
+          FA3_INVALID_STRUCT, "struct_size");
   REFUSED(args->struct_size = SIZE_MAX, FA3_INVALID_STRUCT, "struct_size");
   REFUSED(args->device.type = 2, FA3_INVALID_DEVICE, "device.type", "2");
   REFUSED(args->device.type = -1, FA3_INVALID_DEVICE, "device.type", "-1");
@@ -101,6 +103,10 @@ static void test_scalars(void **state) {
   REFUSED((args->flags &= ~(uint32_t)FA3_WINDOW, args->window_left = 0), FA3_INVALID_FLAGS,
           "window_right", "FA3_WINDOW");
   REFUSED(args->num_threads = -1, FA3_INVALID_THREADS, "num_threads", "-1");
+  REFUSED(args->reserved_multiprocessors = -1, FA3_INVALID_THREADS, "reserved_multiprocessors",
+          "-1");
+  REFUSED(args->reserved_multiprocessors = 8, FA3_INVALID_THREADS, "reserved_multiprocessors is 8",
+          "the CPU");
   REFUSED(args->max_seqlen_q = -1, FA3_INVALID_LENGTHS, "max_seqlen_q", "-1");
   REFUSED(args->max_seqlen_k = INT64_MIN, FA3_INVALID_LENGTHS, "max_seqlen_k");
   REFUSED((args->flags = FA3_SCALE, args->window_left = args->window_right = 0), FA3_INVALID_FLAGS,

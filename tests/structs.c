@@ -55,6 +55,17 @@ static void test_a_newer_caller(void **state) {
   }
 }
 
+/* Fields that came later are zero for a caller who does not know them. */
+static void test_an_older_caller(void **state) {
+  (void)state;
+  call_init(&call, false);
+  call.forward.struct_size = offsetof(fa3_forward_args, reserved_multiprocessors);
+  call.backward.struct_size = offsetof(fa3_backward_args, reserved_multiprocessors);
+  call.forward.reserved_multiprocessors = call.backward.reserved_multiprocessors = -1;
+  assert_int_equal(fa3_forward(&call.forward), FA3_OK);
+  assert_int_equal(fa3_backward(&call.backward), FA3_OK);
+}
+
 /* No byte behind struct_size is read. */
 static void test_args_end_where_they_say(void **state) {
   (void)state;
@@ -395,6 +406,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_no_error_at_first),
       cmocka_unit_test(test_a_newer_caller),
+      cmocka_unit_test(test_an_older_caller),
       cmocka_unit_test(test_args_end_where_they_say),
       cmocka_unit_test(test_supports_table),
       cmocka_unit_test(test_supports_features),

@@ -13,7 +13,7 @@ struct cuda_scope {
   CUcontext context;
   bool current;        /* the context is the thread's as it is */
   bool primary;        /* the context is the device's primary one */
-  int multiprocessors; /* that the context may use; fewer in a green context */
+  int multiprocessors; /* that the call may use; fewer in a green context */
   int capture_mode;    /* the thread's own, to be put back */
 };
 

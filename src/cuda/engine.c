@@ -11,6 +11,7 @@
 #include "cuda/forward.h"
 #include "cuda/kernels.h"
 #include "error.h"
+#include "integer.h"
 #include "validate.h"
 
 static fa3_status prepare(int32_t index) {
@@ -97,6 +98,8 @@ static fa3_status plan(const struct problem *problem, struct plan *plan) {
   const struct cuda_device *device;
   TRY(cuda_device_get(problem->device.index, &device));
   TRY(cuda_scope_find(device, problem->stream, &ours->scope));
+  ours->scope.multiprocessors =
+      (int)larger(ours->scope.multiprocessors - (int64_t)problem->reserved_multiprocessors, 1);
   const struct cuda_facts facts = {.architecture = device->architecture,
                                    .multiprocessors = ours->scope.multiprocessors};
   TRY(phases[problem->phase].plan(problem, &facts, &ours->plan));

@@ -79,7 +79,6 @@ static fa3_status plan_workspace(const struct problem *problem, struct cuda_plan
                                    {TENSOR_key, FORM_TMA},
                                    {TENSOR_value, FORM_TMA},
                                    {TENSOR_output, FORM_TMA},
-                                   {TENSOR_lse, FORM_ROWS},
                                    {TENSOR_sink, FORM_FLOATS}};
   /* Tiles of unequal length go to whoever is free. */
   if (plan->forward.tiles.uneven)

@@ -26,10 +26,8 @@ static bool is_as_demanded(const struct operand *operand, const struct demand *d
              stride_fits(operand->heads, operand->stride_head);
     case FORM_MINUS:
       return false;
-    case FORM_ROWS:
-      return operand->rows <= 1 || operand->stride_row == 1;
     default:
-      return operand->dtype == FA3_FLOAT32 && (operand->heads <= 1 || operand->stride_head == 1);
+      return operand->dtype == FA3_FLOAT32;
   }
 }
 
@@ -75,15 +73,9 @@ static struct operand make_copy(const struct operand *operand, enum form form, c
   struct operand copy = *operand;
   copy.data = data;
   if (form == FORM_FLOATS) copy.dtype = FA3_FLOAT32;
-  if (form == FORM_TMA || form == FORM_MINUS) {
-    copy.stride_head = copy.dim;
-    copy.stride_row = copy.heads * copy.stride_head;
-    copy.stride_batch = copy.rows * copy.stride_row;
-  } else {
-    copy.stride_row = 1;
-    copy.stride_head = copy.rows;
-    copy.stride_batch = copy.heads * copy.stride_head;
-  }
+  copy.stride_head = copy.dim;
+  copy.stride_row = copy.heads * copy.stride_head;
+  copy.stride_batch = copy.rows * copy.stride_row;
   return copy;
 }
 

@@ -26,8 +26,7 @@ char *align_workspace(void *workspace);
 enum form {
   FORM_TMA,   /* 16 bits; a start and strides that the copy engine can step from and by */
   FORM_MINUS, /* likewise, of minus the tensor: always a copy */
-  FORM_ROWS,  /* the rows of a head side by side */
-  FORM_FLOATS /* a float32 per head, side by side */
+  FORM_FLOATS /* a vector of float32 */
 };
 
 struct demand {

@@ -46,6 +46,7 @@ static int list_gpus(int capabilities[8]) {
 
 EXPORT int32_t cuDriverGetVersion(int *version);
 EXPORT int fake_thread_is_clean(void);
+EXPORT void fake_watch(fake_watcher *its_watcher);
 EXPORT int32_t cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64_t flags,
                                    int *result);
 
@@ -171,14 +172,33 @@ static int32_t pointer_attributes(unsigned count, const int *attributes, void **
   return fake_failing("cuPointerGetAttributes");
 }
 
-static int32_t library_load(void **library) {
-  *library = &primary;
+/* A library is the code that it was loaded from. */
+static int32_t library_load(const void **library, const void *code) {
+  *library = code;
   return fake_failing("cuLibraryLoadData");
 }
 
-static int32_t library_get_kernel(void **kernel) {
-  *kernel = &primary;
-  return fake_failing("cuLibraryGetKernel");
+struct kernel {
+  const void *library;
+  char name[32];
+  unsigned shared_limit;
+};
+static struct kernel kernels[256];
+static int kernel_count;
+
+static int32_t library_get_kernel(struct kernel **kernel, const void *library, const char *name) {
+  if (fake_failing("cuLibraryGetKernel")) return UNKNOWN;
+  for (int k = 0; k < kernel_count; k++)
+    if (kernels[k].library == library && !strcmp(kernels[k].name, name)) {
+      *kernel = &kernels[k];
+      return SUCCESS;
+    }
+  if (kernel_count == sizeof kernels / sizeof *kernels) return OUT_OF_MEMORY;
+  *kernel = &kernels[kernel_count++];
+  (*kernel)->library = library;
+  (*kernel)->shared_limit = 48 << 10; /* of a function that was allowed no more */
+  snprintf((*kernel)->name, sizeof(*kernel)->name, "%s", name);
+  return SUCCESS;
 }
 
 static int32_t kernel_get_function(void **function) {
@@ -186,7 +206,9 @@ static int32_t kernel_get_function(void **function) {
   return fake_failing("cuKernelGetFunction");
 }
 
-static int32_t kernel_set_attribute(void) {
+static int32_t kernel_set_attribute(int attribute, int value, struct kernel *kernel) {
+  enum { MAX_DYNAMIC_SHARED_SIZE_BYTES = 8 };
+  if (attribute == MAX_DYNAMIC_SHARED_SIZE_BYTES) kernel->shared_limit = (unsigned)value;
   return fake_failing("cuKernelSetAttribute");
 }
 
@@ -221,7 +243,46 @@ static int32_t memset_async(void) {
   return fake_failing("cuMemsetD32Async");
 }
 
-static int32_t launch(void) {
+static fake_watcher *watcher;
+
+void fake_watch(fake_watcher *its_watcher) {
+  watcher = its_watcher;
+}
+
+/* As cuda.h has them. */
+struct launch_attribute {
+  int32_t id;
+  int32_t padding;
+  int32_t value[16];
+};
+struct launch_config {
+  unsigned grid[3];
+  unsigned block[3];
+  unsigned shared_bytes;
+  void *stream;
+  const struct launch_attribute *attributes;
+  unsigned attribute_count;
+};
+
+static int32_t launch(const struct launch_config *config, const struct kernel *kernel,
+                      void **params) {
+  enum { PROGRAMMATIC_STREAM_SERIALIZATION = 6 };
+  struct fake_launch seen = {.function = kernel->name,
+                             .cubin = kernel->library,
+                             .shared_bytes = config->shared_bytes,
+                             .shared_limit = kernel->shared_limit,
+                             .stream = config->stream,
+                             .params = params[0]};
+  memcpy(seen.grid, config->grid, sizeof seen.grid);
+  memcpy(seen.block, config->block, sizeof seen.block);
+  for (unsigned i = 0; i < config->attribute_count; i++)
+    if (config->attributes[i].id == PROGRAMMATIC_STREAM_SERIALIZATION)
+      seen.dependent = config->attributes[i].value[0];
+  if (watcher) watcher(&seen);
+  if (seen.shared_bytes > seen.shared_limit) return INVALID_VALUE;
+  for (int d = 0; d < 3; d++)
+    if (!seen.grid[d] || !seen.block[d] || (d > 0 && seen.grid[d] > 65535)) return INVALID_VALUE;
+  if (seen.block[0] * seen.block[1] * seen.block[2] > 1024) return INVALID_VALUE;
   fake_launch();
   return fake_failing("cuLaunchKernelEx");
 }

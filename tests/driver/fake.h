@@ -18,6 +18,22 @@ int fake_failing(const char *function);
 /* A number from the environment. */
 long fake_number(const char *name, long otherwise);
 
+/* A launch, as the driver was asked for it. */
+struct fake_launch {
+  const char *function;
+  const void *cubin;
+  unsigned grid[3];
+  unsigned block[3];
+  unsigned shared_bytes;
+  unsigned shared_limit; /* what the function was allowed */
+  void *stream;
+  int dependent;      /* with programmatic stream serialization */
+  const void *params; /* the kernel's one parameter, as long as the launch takes */
+};
+
+/* Exported as fake_watch: `watcher` sees every launch; null: nobody does. */
+typedef void fake_watcher(const struct fake_launch *launch);
+
 /* What a kernel does: it adds 1 to the first byte of all memory. */
 void fake_launch(void);
 

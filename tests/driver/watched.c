@@ -1,0 +1,274 @@
+/* What a call on a GPU asks the driver for: the kernels in their order, how each is launched, and
+ * what it is told. The GPU is fake.c's Hopper, of 132 multiprocessors. */
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "fa3.h"
+#include "fake.h"
+#include "kernels/backward_params.h"
+#include "kernels/forward_params.h"
+#include "kernels/strided_params.h"
+#include "test.h"
+
+enum { MULTIPROCESSORS = 132, MOST_LAUNCHES = 16 };
+
+static const fa3_device gpu = {FA3_CUDA, 0};
+static char *const workspace = (char *)(uintptr_t)((1 << 30) + 4); /* as it comes */
+static void *const stream = (void *)1;                             /* the legacy default stream */
+
+/* The launches of the last call. */
+static struct fake_launch launches[MOST_LAUNCHES];
+static int count;
+static fa3_forward_params forward_params;
+static fa3_backward_params backward_params;
+static fa3_copy_params copies[MOST_LAUNCHES];
+static fa3_sink_params sink_params;
+
+static void watch(const struct fake_launch *launch) {
+  assert_true(count < MOST_LAUNCHES);
+  const char *function = launch->function;
+  if (!strcmp(function, "forward")) memcpy(&forward_params, launch->params, sizeof forward_params);
+  if (!strcmp(function, "backward"))
+    memcpy(&backward_params, launch->params, sizeof backward_params);
+  if (!strcmp(function, "copy_strided")) memcpy(&copies[count], launch->params, sizeof *copies);
+  if (!strcmp(function, "sinks_to_float")) memcpy(&sink_params, launch->params, sizeof sink_params);
+  assert_ptr_equal(launch->stream, stream);
+  launches[count++] = *launch;
+}
+
+static void assert_launches(const char *const *functions) {
+  for (int i = 0; i < count || functions[i]; i++)
+    assert_string_equal(i < count ? launches[i].function : "none",
+                        functions[i] ? functions[i] : "none");
+}
+#define ASSERT_LAUNCHES(...) assert_launches((const char *const[]){__VA_ARGS__, NULL})
+
+static const struct fake_launch *find(const char *function) {
+  for (int i = 0; i < count; i++)
+    if (!strcmp(launches[i].function, function)) return &launches[i];
+  fail_msg("no launch of %s", function);
+  return NULL;
+}
+
+/* Where tensor number n lies; nothing reads it. */
+static void *place(int n) {
+  return (void *)(uintptr_t)((int64_t)n << 32);
+}
+
+static fa3_tensor tensor(int n, int64_t seqlen, int64_t heads, int64_t head_dim) {
+  return fa3_dense(place(n), FA3_BFLOAT16, 2, seqlen, heads, head_dim);
+}
+
+static fa3_forward_args make_forward(int64_t seqlen, int64_t heads_k, int64_t head_dim) {
+  return (fa3_forward_args){.struct_size = sizeof(fa3_forward_args),
+                            .device = gpu,
+                            .stream = stream,
+                            .query = tensor(1, seqlen, 8, head_dim),
+                            .key = tensor(2, seqlen, heads_k, head_dim),
+                            .value = tensor(3, seqlen, heads_k, head_dim),
+                            .output = tensor(4, seqlen, 8, head_dim)};
+}
+
+static fa3_backward_args make_backward(int64_t seqlen, int64_t head_dim) {
+  return (fa3_backward_args){.struct_size = sizeof(fa3_backward_args),
+                             .device = gpu,
+                             .stream = stream,
+                             .query = tensor(1, seqlen, 8, head_dim),
+                             .key = tensor(2, seqlen, 8, head_dim),
+                             .value = tensor(3, seqlen, 8, head_dim),
+                             .output = tensor(4, seqlen, 8, head_dim),
+                             .lse = fa3_lse(place(5), 2, 8, seqlen),
+                             .grad_output = tensor(6, seqlen, 8, head_dim),
+                             .grad_query = tensor(7, seqlen, 8, head_dim),
+                             .grad_key = tensor(8, seqlen, 8, head_dim),
+                             .grad_value = tensor(9, seqlen, 8, head_dim)};
+}
+
+static size_t run_forward(fa3_forward_args *args) {
+  args->workspace = workspace;
+  if (fa3_forward_workspace(args, &args->workspace_size)) fail_msg("%s", fa3_last_error());
+  count = 0;
+  if (fa3_forward(args)) fail_msg("%s", fa3_last_error());
+  return args->workspace_size;
+}
+
+static size_t run_backward(fa3_backward_args *args) {
+  args->workspace = workspace;
+  if (fa3_backward_workspace(args, &args->workspace_size)) fail_msg("%s", fa3_last_error());
+  count = 0;
+  if (fa3_backward(args)) fail_msg("%s", fa3_last_error());
+  return args->workspace_size;
+}
+
+static void test_forward(void **state) {
+  (void)state;
+  fa3_forward_args args = make_forward(10000, 8, 64);
+  args.lse = fa3_lse(place(5), 2, 8, 10000);
+  run_forward(&args);
+  ASSERT_LAUNCHES("forward");
+  assert_int_equal(launches[0].grid[0], MULTIPROCESSORS);
+  assert_int_equal(launches[0].grid[1], 1);
+  assert_int_equal(launches[0].grid[2], 1);
+  assert_int_equal(launches[0].block[0], FA3_FORWARD_THREADS(192));
+  assert_int_equal(launches[0].shared_bytes, FA3_FORWARD_SHARED_BYTES(64, 64, 192, 128));
+  assert_int_equal(launches[0].shared_limit, launches[0].shared_bytes);
+  assert_int_equal(launches[0].dependent, 1);
+  assert_ptr_equal(forward_params.output_data, place(4));
+  assert_ptr_equal(forward_params.lse, place(5));
+  assert_int_equal(forward_params.lse_stride_batch, 8 * 10000);
+  assert_int_equal(forward_params.sequences.seqlen_q, 10000);
+  assert_int_equal(forward_params.tiles.batches, 2);
+  assert_int_equal(forward_params.tiles.blocks, 53);
+  assert_null(forward_params.next_tile);
+  assert_null(forward_params.sink);
+
+  /* Under a mask tiles are counted; softcap has a kernel of its own. */
+  args.flags = FA3_CAUSAL;
+  args.softcap = 30;
+  const void *const plain = launches[0].cubin;
+  run_forward(&args);
+  ASSERT_LAUNCHES("forward");
+  assert_ptr_not_equal(launches[0].cubin, plain);
+  assert_int_equal(launches[0].block[0], FA3_FORWARD_THREADS(128));
+  assert_non_null(forward_params.next_tile);
+
+  /* With fewer tiles than multiprocessors each has a block, and nothing is counted. */
+  args = make_forward(200, 8, 64);
+  args.flags = FA3_CAUSAL;
+  run_forward(&args);
+  assert_int_equal(launches[0].grid[0], 2 * 8 * 2);
+  assert_null(forward_params.next_tile);
+  /* Query heads of a key head share tiles where queries are few. */
+  args = make_forward(16, 2, 64);
+  run_forward(&args);
+  assert_int_equal(launches[0].grid[0], 2 * 2);
+  assert_int_equal(forward_params.group, 4);
+  assert_int_equal(forward_params.tile_heads, 4);
+  args = make_forward(0, 8, 64);
+  run_forward(&args);
+  assert_int_equal(count, 0);
+}
+
+static void test_backward(void **state) {
+  (void)state;
+  fa3_backward_args args = make_backward(3000, 64);
+  run_backward(&args);
+  ASSERT_LAUNCHES("backward_prepare", "backward");
+  assert_int_equal(launches[0].grid[0], 24); /* blocks of 128 queries */
+  assert_int_equal(launches[0].grid[1], 8);
+  assert_int_equal(launches[0].grid[2], 2);
+  assert_int_equal(launches[0].block[0], FA3_BACKWARD_PREPARE_THREADS);
+  assert_int_equal(launches[0].dependent, 0);
+  assert_int_equal(launches[1].grid[0], MULTIPROCESSORS);
+  assert_int_equal(launches[1].block[0], FA3_BACKWARD_THREADS);
+  assert_int_equal(launches[1].shared_bytes, FA3_BACKWARD_SHARED_BYTES(64, 64, 128, 128));
+  assert_int_equal(launches[1].dependent, 1);
+  assert_ptr_equal(backward_params.grad_key.data, place(8));
+
+  /* Pairs of blocks. */
+  args = make_backward(3000, 256);
+  run_backward(&args);
+  ASSERT_LAUNCHES("backward_prepare", "backward");
+  assert_int_equal(launches[1].grid[0], MULTIPROCESSORS);
+  assert_int_equal(launches[1].block[0], FA3_BACKWARD_WIDE_THREADS);
+  args = make_backward(100, 256);
+  run_backward(&args);
+  assert_int_equal(launches[1].grid[0], 2 * 2 * 8);
+
+  args.sink = args.grad_sink = (fa3_tensor){
+      .data = place(10), .dtype = FA3_FLOAT32, .rank = 1, .shape = {8}, .strides = {1}};
+  run_backward(&args);
+  ASSERT_LAUNCHES("backward_prepare", "backward", "backward_sink");
+}
+
+/* Grids keep off reserved multiprocessors, and something always runs. */
+static void test_reserved_multiprocessors(void **state) {
+  (void)state;
+  static const struct {
+    int32_t reserved;
+    unsigned blocks, pairs;
+  } cases[] = {{0, 132, 132}, {1, 131, 130}, {20, 112, 112}, {131, 1, 2}, {INT32_MAX, 1, 2}};
+  size_t sizes[3];
+  for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+    fa3_forward_args forward = make_forward(10000, 8, 128);
+    fa3_backward_args backward = make_backward(10000, 128), wide = make_backward(10000, 192);
+    forward.reserved_multiprocessors = backward.reserved_multiprocessors =
+        wide.reserved_multiprocessors = cases[c].reserved;
+    forward.flags = backward.flags = FA3_CAUSAL;
+    size_t size[3] = {run_forward(&forward)};
+    assert_int_equal(find("forward")->grid[0], cases[c].blocks);
+    size[1] = run_backward(&backward);
+    assert_int_equal(find("backward")->grid[0], cases[c].blocks);
+    size[2] = run_backward(&wide);
+    assert_int_equal(find("backward")->grid[0], cases[c].pairs);
+    if (c == 0) memcpy(sizes, size, sizeof sizes);
+    assert_memory_equal(size, sizes, sizeof sizes);
+  }
+}
+
+/* In the workspace, and aligned as its start is not. */
+static void assert_staged(const void *data, size_t workspace_size, size_t bytes) {
+  const char *at = data;
+  assert_true(at >= workspace && at + bytes <= workspace + workspace_size);
+  assert_int_equal((uintptr_t)at % 128, 0);
+}
+
+static void test_staging(void **state) {
+  (void)state;
+  /* A key that starts anywhere, an output with an odd stride, a sink of 16 bits, and a negative
+   * scale. */
+  const size_t bytes = (size_t)2 * 300 * 8 * 64 * 2;
+  fa3_forward_args args = make_forward(300, 8, 64);
+  args.key.data = (char *)place(2) + 2;
+  args.output.strides[1] += 1;
+  args.output.strides[0] = 300 * args.output.strides[1];
+  args.sink = (fa3_tensor){
+      .data = place(6), .dtype = FA3_BFLOAT16, .rank = 1, .shape = {8}, .strides = {1}};
+  args.flags = FA3_SCALE;
+  args.softmax_scale = -0.5F;
+  const size_t size = run_forward(&args);
+  ASSERT_LAUNCHES("copy_strided", "copy_strided", "sinks_to_float", "forward", "copy_strided");
+  assert_ptr_equal(copies[0].from.data, place(1));
+  assert_int_equal(copies[0].flip, 0x8000);
+  assert_staged(copies[0].to.data, size, bytes);
+  assert_ptr_equal(copies[1].from.data, args.key.data);
+  assert_int_equal(copies[1].flip, 0);
+  assert_staged(copies[1].to.data, size, bytes);
+  assert_true((char *)copies[1].to.data - (char *)copies[0].to.data >= (int64_t)bytes);
+  assert_ptr_equal(sink_params.from, place(6));
+  assert_ptr_equal(forward_params.sink, sink_params.to);
+  assert_staged(sink_params.to, size, 8 * sizeof(float));
+  assert_staged(forward_params.output_data, size, bytes);
+  assert_ptr_equal(copies[4].from.data, forward_params.output_data);
+  assert_ptr_equal(copies[4].to.data, place(4));
+  assert_int_equal(copies[4].to.stride_row, args.output.strides[1]);
+  assert_true(forward_params.scale_log2 > 0);
+
+  fa3_backward_args backward = make_backward(300, 64);
+  backward.grad_output.strides[2] = backward.grad_output.strides[1] = 0; /* expanded: as it is */
+  backward.value.data = (char *)place(3) + 4;
+  run_backward(&backward);
+  ASSERT_LAUNCHES("copy_strided", "backward_prepare", "backward");
+  assert_ptr_equal(copies[0].from.data, backward.value.data);
+}
+
+int main(void) {
+  void *library = dlopen("libcuda.so.1", RTLD_NOW);
+  void *address = library ? dlsym(library, "fake_watch") : NULL;
+  void (*start_watching)(fake_watcher *);
+  if (!address) return 1;
+  if (fa3_prepare(gpu)) {
+    printf("skipped: %s\n", fa3_last_error());
+    return TEST_SKIPPED;
+  }
+  memcpy(&start_watching, &address, sizeof address);
+  start_watching(watch);
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_forward),
+      cmocka_unit_test(test_backward),
+      cmocka_unit_test(test_reserved_multiprocessors),
+      cmocka_unit_test(test_staging),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
