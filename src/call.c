@@ -25,7 +25,7 @@ static fa3_status plan_call(fa3_phase phase, const void *theirs, struct call *ca
   call->engine = engine_for(call->problem.device.type);
   TRY(call->engine->prepare(call->problem.device.index));
   const fa3_capability capability = problem_capability(&call->problem);
-  TRY(call->engine->supports(&capability));
+  TRY(engine_supports(call->engine, &capability));
   return call->engine->plan(&call->problem, &call->plan);
 }
 

@@ -88,6 +88,21 @@ static fa3_features features_of(fa3_phase phase) {
   return features;
 }
 
+/* A feature's name: that of the tensor that asks for it, where there is one. */
+static const char *feature_name(fa3_features feature) {
+  for (int t = 0; t < TENSORS; t++)
+    if (tensor_rows[t].feature == feature) return tensor_rows[t].name;
+  return "this option";
+}
+
+fa3_status engine_supports(const struct engine *engine, const fa3_capability *capability) {
+  const fa3_features lacking = capability->features & ~engine->features;
+  if (lacking)
+    return set_error(FA3_UNSUPPORTED, "the %s engine does not take %s (features 0x%llx)",
+                     engine->name, feature_name(lacking & -lacking), (unsigned long long)lacking);
+  return engine->supports(capability);
+}
+
 fa3_status fa3_supports(const fa3_capability *capability) {
   fa3_capability wanted;
   TRY(struct_read("capability", capability, &wanted, sizeof wanted, sizeof wanted));
@@ -102,5 +117,5 @@ fa3_status fa3_supports(const fa3_capability *capability) {
                      "features has bits 0x%llx that the %s pass of libfa3 " FA3_VERSION
                      " does not have",
                      (unsigned long long)unknown, arguments_of(wanted.phase)->name);
-  return engine->supports(&wanted);
+  return engine_supports(engine, &wanted);
 }

@@ -21,7 +21,9 @@ struct engine {
   fa3_status (*device_info)(int32_t index, fa3_device_info *info); /* info is zeroed */
   fa3_status (*prepare)(int32_t index);
 
-  /* The table of what it can do; `capability` has known enum values. */
+  /* What a call may ask for at all; a feature that is not here is refused. */
+  fa3_features features;
+  /* The table of what it can do; `capability` has known enum values and features from above. */
   fa3_status (*supports)(const fa3_capability *capability);
   int32_t (*kernel_count)(void);
   void (*kernel_info)(int32_t index, fa3_kernel_info *info); /* info is zeroed, index valid */
@@ -34,6 +36,9 @@ struct engine {
 
 extern const struct engine cpu_engine;
 extern const struct engine cuda_engine;
+
+/* Whether an engine does what a call asks for, with known enum values. */
+fa3_status engine_supports(const struct engine *engine, const fa3_capability *capability);
 
 /* The engine of a device type; null and an error for an unknown type. */
 const struct engine *engine_for(fa3_device_type type);

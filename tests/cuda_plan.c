@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "cuda/plan.h"
+#include "engine.h"
 #include "kernels/mask.h"
 #include "test.h"
 
@@ -222,6 +223,23 @@ static void test_limits(void **state) {
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
 }
 
+static fa3_status supports_all(const fa3_capability *capability) {
+  (void)capability;
+  return FA3_OK;
+}
+
+/* What an engine does not list is refused by its name, not ignored. */
+static void test_a_feature_that_is_lacking(void **state) {
+  (void)state;
+  const struct engine engine = {
+      .name = "small", .features = FA3_FEATURE_CAUSAL, .supports = supports_all};
+  fa3_capability capability = {.phase = FA3_FORWARD, .features = FA3_FEATURE_CAUSAL};
+  assert_int_equal(engine_supports(&engine, &capability), FA3_OK);
+  capability.features |= FA3_FEATURE_LEFTPAD_KEY;
+  assert_int_equal(engine_supports(&engine, &capability), FA3_UNSUPPORTED);
+  assert_non_null(strstr(fa3_last_error(), "small engine does not take leftpad_k"));
+}
+
 /* Each tile has exactly one index. */
 static void test_every_tile_once(void **state) {
   (void)state;
@@ -311,12 +329,19 @@ static void test_tiles_cover_the_mask(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_every_head_dim),   cmocka_unit_test(test_kernels_fit),
-      cmocka_unit_test(test_backward_plans),   cmocka_unit_test(test_backward_kernel_by_length),
-      cmocka_unit_test(test_backward_section), cmocka_unit_test(test_packing),
-      cmocka_unit_test(test_staging),          cmocka_unit_test(test_limits),
-      cmocka_unit_test(test_every_tile_once),  cmocka_unit_test(test_long_tiles_first),
-      cmocka_unit_test(test_masks_agree),      cmocka_unit_test(test_tiles_cover_the_mask),
+      cmocka_unit_test(test_every_head_dim),
+      cmocka_unit_test(test_kernels_fit),
+      cmocka_unit_test(test_backward_plans),
+      cmocka_unit_test(test_backward_kernel_by_length),
+      cmocka_unit_test(test_backward_section),
+      cmocka_unit_test(test_packing),
+      cmocka_unit_test(test_staging),
+      cmocka_unit_test(test_limits),
+      cmocka_unit_test(test_a_feature_that_is_lacking),
+      cmocka_unit_test(test_every_tile_once),
+      cmocka_unit_test(test_long_tiles_first),
+      cmocka_unit_test(test_masks_agree),
+      cmocka_unit_test(test_tiles_cover_the_mask),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

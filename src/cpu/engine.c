@@ -150,6 +150,7 @@ const struct engine cpu_engine = {
     .device_count = device_count,
     .device_info = device_info,
     .prepare = prepare,
+    .features = ~(fa3_features)0, /* all that a problem can say */
     .supports = supports,
     .kernel_count = kernel_count,
     .kernel_info = kernel_info,

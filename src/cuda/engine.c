@@ -10,6 +10,7 @@
 #include "cuda/device.h"
 #include "cuda/forward.h"
 #include "cuda/kernels.h"
+#include "cuda/sequences.h"
 #include "error.h"
 #include "integer.h"
 #include "validate.h"
@@ -135,6 +136,9 @@ const struct engine cuda_engine = {
     .device_count = cuda_device_count,
     .device_info = cuda_device_info,
     .prepare = prepare,
+    .features = SEQUENCE_FEATURES | FA3_FEATURE_GROUPED_HEADS | FA3_FEATURE_CAUSAL |
+                FA3_FEATURE_WINDOW | FA3_FEATURE_SOFTCAP | FA3_FEATURE_SINK | FA3_FEATURE_LSE |
+                FA3_FEATURE_GRAD_LSE | FA3_FEATURE_ACCUMULATE | FA3_FEATURE_DETERMINISTIC,
     .supports = supports,
     .kernel_count = kernel_count,
     .kernel_info = kernel_info,

@@ -5,6 +5,12 @@
 #include "kernels/sequence.h"
 #include "problem.h"
 
+/* What is handed over below. */
+#define SEQUENCE_FEATURES                                                          \
+  (FA3_FEATURE_VARLEN_QUERY | FA3_FEATURE_VARLEN_KEY | FA3_FEATURE_SEQUSED_QUERY | \
+   FA3_FEATURE_SEQUSED_KEY | FA3_FEATURE_LEFTPAD_KEY | FA3_FEATURE_BATCH_INDEX |   \
+   FA3_FEATURE_DIAGONAL)
+
 static inline fa3_sequences make_sequences(const struct problem *problem) {
   return (fa3_sequences){.cu_seqlens_q = problem->cu_seqlens_q,
                          .cu_seqlens_k = problem->cu_seqlens_k,
