@@ -98,6 +98,9 @@ struct sequence {
   struct mask mask; /* mask.seqlen_k is its number of keys */
 };
 
+/* Whether no vector tells the sequences apart, but for where their keys are. */
+bool problem_sequences_alike(const struct problem *problem);
+
 /* Reads the lengths (host memory); they have passed problem_check_data. */
 struct sequence problem_sequence(const struct problem *problem, int64_t batch);
 

@@ -85,6 +85,14 @@ fa3_status problem_check_data(const struct problem *problem) {
   return problem->device.type == FA3_CPU ? check_lengths(problem) : FA3_OK;
 }
 
+bool problem_sequences_alike(const struct problem *problem) {
+  for (int t = 0; t < TENSORS; t++)
+    if (tensor_rows[t].vector && t != TENSOR_cache_batch_index &&
+        problem->features & tensor_rows[t].feature)
+      return false;
+  return true;
+}
+
 struct sequence problem_sequence(const struct problem *problem, int64_t batch) {
   struct sequence sequence = {.batch_q = batch, .batch_k = batch};
   if (problem->cu_seqlens_q) {

@@ -20,8 +20,7 @@ static double multiply_adds(const struct problem *problem, double queries, doubl
 
 struct work work_of(const struct problem *problem) {
   struct work work = {0};
-  const bool alike = !problem->cu_seqlens_q && !problem->cu_seqlens_k && !problem->seqused_q &&
-                     !problem->seqused_k && !problem->leftpad_k && !problem->diagonal;
+  const bool alike = problem_sequences_alike(problem);
   const int64_t different = alike ? smaller(problem->batch, 1) : problem->batch;
   for (int64_t batch = 0; batch < different; batch++) {
     const struct sequence sequence = problem_sequence(problem, batch);
