@@ -1,0 +1,165 @@
+"""The drop-in distribution flash-attn-3: what other packages find of the official one."""
+
+import importlib.metadata
+import inspect
+
+import flash_attn_3.flash_attn_interface as packaged
+import flash_attn_interface as interface
+import pytest
+import reference
+import torch
+
+# Names and defaults of the official functions' parameters (version 3.0.0).
+SIGNATURES = {
+    "flash_attn_func": "q k v softmax_scale=None causal=False qv=None q_descale=None k_descale=None "
+    "v_descale=None window_size=(-1,-1) attention_chunk=0 softcap=0.0 num_splits=1 pack_gqa=None "
+    "deterministic=False sm_margin=0 return_attn_probs=False",
+    "flash_attn_varlen_func": "q k v cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k "
+    "seqused_q=None seqused_k=None softmax_scale=None causal=False qv=None q_descale=None "
+    "k_descale=None v_descale=None window_size=(-1,-1) attention_chunk=0 softcap=0.0 num_splits=1 "
+    "pack_gqa=None deterministic=False sm_margin=0 return_attn_probs=False",
+    "flash_attn_qkvpacked_func": "qkv softmax_scale=None causal=False q_descale=None k_descale=None "
+    "v_descale=None window_size=(-1,-1) attention_chunk=0 softcap=0.0 deterministic=False "
+    "num_heads_q=None sm_margin=0 return_attn_probs=False",
+    "flash_attn_with_kvcache": "q k_cache v_cache k=None v=None qv=None rotary_cos=None "
+    "rotary_sin=None cache_seqlens=None cache_batch_idx=None cache_leftpad=None page_table=None "
+    "cu_seqlens_q=None cu_seqlens_k_new=None max_seqlen_q=None rotary_seqlens=None q_descale=None "
+    "k_descale=None v_descale=None softmax_scale=None causal=False window_size=(-1,-1) "
+    "attention_chunk=0 softcap=0.0 rotary_interleaved=True scheduler_metadata=None num_splits=0 "
+    "pack_gqa=None sm_margin=0 return_softmax_lse=False",
+    "_flash_attn_forward": "q k v k_new=None v_new=None qv=None out_=None cu_seqlens_q=None "
+    "cu_seqlens_k=None cu_seqlens_k_new=None seqused_q=None seqused_k=None max_seqlen_q=None "
+    "max_seqlen_k=None page_table=None kv_batch_idx=None leftpad_k=None rotary_cos=None "
+    "rotary_sin=None seqlens_rotary=None q_descale=None k_descale=None v_descale=None "
+    "softmax_scale=None causal=False window_size_left=-1 window_size_right=-1 attention_chunk=0 "
+    "softcap=0.0 rotary_interleaved=True scheduler_metadata=None num_splits=1 pack_gqa=None "
+    "sm_margin=0",
+    "_flash_attn_backward": "dout q k v out softmax_lse cu_seqlens_q=None cu_seqlens_k=None "
+    "sequed_q=None sequed_k=None max_seqlen_q=None max_seqlen_k=None dq=None dk=None dv=None "
+    "softmax_scale=None is_causal=False window_size_left=-1 window_size_right=-1 softcap=0.0 "
+    "deterministic=False sm_margin=0",
+}
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signature(name):
+    function = getattr(interface, name)
+    assert function is getattr(packaged, name)
+    found = [
+        p.name if p.default is p.empty else f"{p.name}={p.default}".replace(" ", "")
+        for p in inspect.signature(function).parameters.values()
+        if p.kind is not p.KEYWORD_ONLY
+    ]
+    assert found == SIGNATURES[name].split()
+
+
+def test_distribution():
+    """What Transformers looks for."""
+    assert "flash-attn-3" in importlib.metadata.packages_distributions()["flash_attn_interface"]
+    assert importlib.metadata.version("flash-attn-3") == "3.0.0"
+
+
+def tensors(device):
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    return [torch.randn(2, 30, 4, 64, device=device, dtype=dtype) for _ in range(3)]
+
+
+def test_operators(device):
+    q, k, v = tensors(device)
+    out = torch.empty(2, 4, 30, 64, device=device, dtype=q.dtype).transpose(1, 2)
+    arguments = [q, k, v, *(None,) * 3, out, *(None,) * 16, 0.2, True, -1, -1, 0, 0.0, True]
+    arguments += [None, 0, None, 0]
+    assert len(arguments) == 34
+    results = torch.ops.flash_attn_3.fwd(*arguments)
+    assert len(results) == 4 and results[0].data_ptr() == out.data_ptr()
+    lse = results[1]
+    leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+    wanted, wanted_lse = interface.flash_attn_func(
+        *leaves, softmax_scale=0.2, causal=True, return_attn_probs=True
+    )
+    assert torch.equal(out, wanted) and torch.equal(lse, wanted_lse)
+
+    grad_output = torch.randn_like(out)
+    gradients = [torch.empty_like(t) for t in (q, k, v)]
+    arguments = [grad_output, q, k, v, out, lse, *gradients, *(None,) * 6, 0.2, True, -1, -1, 0.0]
+    arguments += [True, 0]
+    assert len(arguments) == 22
+    assert len(torch.ops.flash_attn_3.bwd(*arguments)) == 5
+    wanted.backward(grad_output)
+    for found, leaf in zip(gradients, leaves):
+        assert torch.equal(found, leaf.grad)
+
+
+def test_private_functions(device):
+    q, k, v = tensors(device)
+    output, lse, *rest = interface._flash_attn_forward(q, k, v, causal=True)
+    assert len(rest) == 2 and torch.equal(output, interface.flash_attn_func(q, k, v, causal=True))
+    gradients = [torch.empty_like(t) for t in (q, k, v)]
+    interface._flash_attn_backward(
+        torch.ones_like(output),
+        q,
+        k,
+        v,
+        output,
+        lse,
+        dq=gradients[0],
+        dk=gradients[1],
+        dv=gradients[2],
+        is_causal=True,
+    )
+    leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+    interface.flash_attn_func(*leaves, causal=True).backward(torch.ones_like(output))
+    for found, leaf in zip(gradients, leaves):
+        assert torch.equal(found, leaf.grad)
+
+
+def test_private_functions_under_compile(device):
+    q, k, v = tensors(device)
+
+    def run(q, k, v):
+        output, lse, *_ = interface._flash_attn_forward(q, k, v, causal=True)
+        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        interface._flash_attn_backward(
+            output * 2, q, k, v, output, lse, dq=dq, dk=dk, dv=dv, is_causal=True
+        )
+        return dq, dk, dv
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    for found, wanted in zip(compiled(q, k, v), run(q, k, v)):
+        assert torch.equal(found, wanted)
+
+
+def test_scaled_dot_product_attention():
+    """PyTorch's own switch to the official package, forward and backward."""
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU here")
+    from torch.nn import attention
+
+    calls = []
+    original = packaged.operators.call_forward
+
+    def counted(*arguments, **options):
+        calls.append(1)
+        return original(*arguments, **options)
+
+    packaged.operators.call_forward = counted
+    attention.activate_flash_attention_impl("FA3")
+    try:
+        q, k, v = (t.transpose(1, 2).detach().requires_grad_() for t in tensors("cuda"))
+        with attention.sdpa_kernel(attention.SDPBackend.FLASH_ATTENTION):
+            output = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        grad_output = torch.randn_like(output)
+        output.backward(grad_output)
+    finally:
+        attention.restore_flash_attention_impl()
+        packaged.operators.call_forward = original
+    assert calls
+
+    def plain(q, k, v):
+        return reference.attention(*(t.transpose(1, 2) for t in (q, k, v)), causal=True)
+
+    grad = grad_output.transpose(1, 2)
+    exact = reference.with_gradients(plain, [q, k, v], grad, torch.float64)
+    rounded = reference.with_gradients(plain, [q, k, v], grad)
+    found = [output.detach().transpose(1, 2), q.grad, k.grad, v.grad]
+    reference.check(found, [exact[0], *exact[2:]], [rounded[0], *rounded[2:]])
