@@ -62,14 +62,14 @@ def flash_attn_func(
 
     softcap caps the scaled scores, softcap * tanh(score / softcap). s_aux, (heads), joins the
     softmax's denominator. out is written in place of a new tensor, where no gradient is needed."""
-    refuse(
-        qv=qv,
-        q_descale=q_descale,
-        k_descale=k_descale,
-        v_descale=v_descale,
-        attention_chunk=attention_chunk or None,
-        sm_margin=sm_margin or None,
-    )
+    if qv is not None or attention_chunk or sm_margin:
+        refuse(
+            qv=qv,
+            attention_chunk=attention_chunk or None,
+            sm_margin=sm_margin or None,
+        )
+    if q_descale is not None or k_descale is not None or v_descale is not None:
+        refuse(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     with_lse = return_attn_probs or return_softmax_lse
     output, lse = attention(
         q,
@@ -133,14 +133,14 @@ def flash_attn_varlen_func(
     count: output and gradients of the others are 0. lse is (heads, total_q).
 
     Rows past the last sequence's end are neither read nor written."""
-    refuse(
-        qv=qv,
-        q_descale=q_descale,
-        k_descale=k_descale,
-        v_descale=v_descale,
-        attention_chunk=attention_chunk or None,
-        sm_margin=sm_margin or None,
-    )
+    if qv is not None or attention_chunk or sm_margin:
+        refuse(
+            qv=qv,
+            attention_chunk=attention_chunk or None,
+            sm_margin=sm_margin or None,
+        )
+    if q_descale is not None or k_descale is not None or v_descale is not None:
+        refuse(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     with_lse = return_attn_probs or return_softmax_lse
     output, lse = attention(
         q,

@@ -19,6 +19,14 @@ def rows_contiguous(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
+def lse_shape(query: Tensor) -> tuple[int, ...]:
+    """Of the lse: (batch, heads, seqlen_q), or (heads, total_q) for packed queries."""
+    shape = query.shape
+    if len(shape) == 4:
+        return shape[0], shape[2], shape[1]
+    return shape[-2::-1]
+
+
 def flags_of(causal: bool, window_left: int, window_right: int) -> int:
     flags = _core.SCALE
     if causal:
@@ -50,16 +58,13 @@ def call_forward(
     with_lse=True,
 ):
     """The library's call, on new tensors unless `output` is given. Returns (output, lse)."""
-    query, key, value = rows_contiguous(query), rows_contiguous(key), rows_contiguous(value)
-    shape = query.shape
+    if query.stride(-1) != 1 or key.stride(-1) != 1 or value.stride(-1) != 1:
+        query, key, value = rows_contiguous(query), rows_contiguous(key), rows_contiguous(value)
     if output is None:
-        # Rows that no sequence uses are not written, so they are made zero.
-        make = torch.empty if seqused_q is None else torch.zeros
-        output = make((*shape[:-1], value.shape[-1]), dtype=query.dtype, device=query.device)
-    lse = None
-    if with_lse:
-        lse_shape = shape[-2::-1] if len(shape) == 3 else (shape[0], *shape[-2:0:-1])
-        lse = torch.empty(lse_shape, dtype=torch.float32, device=query.device)
+        output = query.new_empty((*query.shape[:-1], value.shape[-1]))
+        if seqused_q is not None:
+            output.zero_()  # rows that no sequence uses are not written
+    lse = query.new_empty(lse_shape(query), dtype=torch.float32) if with_lse else None
     flags = flags_of(causal, window_left, window_right)
     windowed = flags & _core.WINDOW
     _core.forward(
@@ -113,9 +118,10 @@ def call_backward(
     inputs = [rows_contiguous(tensor) for tensor in (query, key, value)]
     # As in call_forward: keys past a used length, or padded away, have gradient 0.
     whole = seqused_q is None and seqused_k is None and leftpad_k is None
-    make = torch.empty if whole else torch.zeros
     gradients = [
-        make(tensor.shape, dtype=tensor.dtype, device=tensor.device) if given is None else given
+        (tensor.new_empty(tensor.shape) if whole else tensor.new_zeros(tensor.shape))
+        if given is None
+        else given
         for tensor, given in zip(inputs, gradients)
     ]
     grad_sink = None if sink is None else torch.empty_like(sink)
@@ -193,11 +199,9 @@ def forward_operator(
 
 @forward_operator.register_fake
 def fake_forward(query, key, value, *options):
-    shape = query.shape
-    lse_shape = shape[-2::-1] if len(shape) == 3 else (shape[0], *shape[-2:0:-1])
     return (
-        query.new_empty((*shape[:-1], value.shape[-1])),
-        query.new_empty(lse_shape, dtype=torch.float32),
+        query.new_empty((*query.shape[:-1], value.shape[-1])),
+        query.new_empty(lse_shape(query), dtype=torch.float32),
     )
 
 
@@ -315,13 +319,18 @@ def is_plain(query, key, value) -> bool:
     )
 
 
-def needs_gradient(*tensors) -> bool:
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+def needs_gradient(query, key, value, sink) -> bool:
+    return torch.is_grad_enabled() and (
+        query.requires_grad
+        or key.requires_grad
+        or value.requires_grad
+        or (sink is not None and sink.requires_grad)
+    )
 
 
 def autocast(query, key, value):
     """Under autocast, float32 tensors in the dtype that it asks for."""
-    if torch.float32 in (query.dtype, key.dtype, value.dtype):
+    if query.dtype is torch.float32 or key.dtype is torch.float32 or value.dtype is torch.float32:
         device_type = query.device.type
         if torch.is_autocast_enabled(device_type):
             dtype = torch.get_autocast_dtype(device_type)
