@@ -38,7 +38,8 @@ struct field {
       {"softcap", FLOAT, offsetof(args, softcap)},             \
       {"num_threads", INT32, offsetof(args, num_threads)},     \
       {"window_left", INT64, offsetof(args, window_left)},     \
-      {"window_right", INT64, offsetof(args, window_right)},
+      {"window_right", INT64, offsetof(args, window_right)},   \
+      {"reserved_multiprocessors", INT32, offsetof(args, reserved_multiprocessors)},
 
 static const struct field forward_fields[] = {
 #define FORWARD(use, name) {#name, TENSOR, offsetof(fa3_forward_args, name)},

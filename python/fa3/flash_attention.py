@@ -62,12 +62,8 @@ def flash_attn_func(
 
     softcap caps the scaled scores, softcap * tanh(score / softcap). s_aux, (heads), joins the
     softmax's denominator. out is written in place of a new tensor, where no gradient is needed."""
-    if qv is not None or attention_chunk or sm_margin:
-        refuse(
-            qv=qv,
-            attention_chunk=attention_chunk or None,
-            sm_margin=sm_margin or None,
-        )
+    if qv is not None or attention_chunk:
+        refuse(qv=qv, attention_chunk=attention_chunk or None)
     if q_descale is not None or k_descale is not None or v_descale is not None:
         refuse(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     with_lse = return_attn_probs or return_softmax_lse
@@ -89,6 +85,7 @@ def flash_attn_func(
         window_size[0],
         window_size[1],
         softcap,
+        sm_margin,
         output=out,
         with_lse=with_lse,
     )
@@ -133,12 +130,8 @@ def flash_attn_varlen_func(
     count: output and gradients of the others are 0. lse is (heads, total_q).
 
     Rows past the last sequence's end are neither read nor written."""
-    if qv is not None or attention_chunk or sm_margin:
-        refuse(
-            qv=qv,
-            attention_chunk=attention_chunk or None,
-            sm_margin=sm_margin or None,
-        )
+    if qv is not None or attention_chunk:
+        refuse(qv=qv, attention_chunk=attention_chunk or None)
     if q_descale is not None or k_descale is not None or v_descale is not None:
         refuse(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     with_lse = return_attn_probs or return_softmax_lse
@@ -160,6 +153,7 @@ def flash_attn_varlen_func(
         window_size[0],
         window_size[1],
         softcap,
+        sm_margin,
         output=out,
         with_lse=with_lse,
     )
@@ -277,7 +271,6 @@ def flash_attn_with_kvcache(
         k_descale=k_descale,
         v_descale=v_descale,
         attention_chunk=attention_chunk or None,
-        sm_margin=sm_margin or None,
     )
     if k_cache.stride(-1) != 1 or v_cache.stride(-1) != 1:
         raise ValueError("k_cache and v_cache must be contiguous in their last dimension")
@@ -305,6 +298,7 @@ def flash_attn_with_kvcache(
             window_size[0],
             window_size[1],
             softcap,
+            sm_margin,
             output=out,
             with_lse=return_softmax_lse,
         )

@@ -54,6 +54,7 @@ def call_forward(
     window_left,
     window_right,
     softcap,
+    sm_margin,
     output=None,
     with_lse=True,
 ):
@@ -87,6 +88,7 @@ def call_forward(
         softcap=softcap,
         window_left=max(window_left, -1) if windowed else 0,
         window_right=max(window_right, -1) if windowed else 0,
+        reserved_multiprocessors=sm_margin if query.is_cuda else 0,
     )
     return output, lse
 
@@ -112,6 +114,7 @@ def call_backward(
     window_left,
     window_right,
     softcap,
+    sm_margin,
     gradients=(None, None, None),
 ):
     """The gradients of query, key, value and sink, in `gradients` where those are given."""
@@ -152,6 +155,7 @@ def call_backward(
         softcap=softcap,
         window_left=max(window_left, -1) if windowed else 0,
         window_right=max(window_right, -1) if windowed else 0,
+        reserved_multiprocessors=sm_margin if query.is_cuda else 0,
     )
     return *gradients, grad_sink
 
@@ -175,6 +179,7 @@ def forward_operator(
     window_left: int,
     window_right: int,
     softcap: float,
+    sm_margin: int,
 ) -> tuple[Tensor, Tensor]:
     return call_forward(
         query,
@@ -194,6 +199,7 @@ def forward_operator(
         window_left,
         window_right,
         softcap,
+        sm_margin,
     )
 
 
@@ -227,6 +233,7 @@ def backward_operator(
     window_left: int,
     window_right: int,
     softcap: float,
+    sm_margin: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     *gradients, grad_sink = call_backward(
         grad_output,
@@ -249,6 +256,7 @@ def backward_operator(
         window_left,
         window_right,
         softcap,
+        sm_margin,
     )
     # An operator returns tensors alone: an empty one stands for no gradient.
     return *gradients, lse.new_empty(0) if grad_sink is None else grad_sink

@@ -239,3 +239,18 @@ def test_deterministic(device):
     for _ in range(3):
         for a, b in zip(first, reference.with_gradients(run, tensors, grad_output)):
             assert torch.equal(a, b)
+
+
+def test_sm_margin(device):
+    """Fewer multiprocessors, the same results; on the CPU there are none to leave free."""
+    dtype = DTYPES[device][0]
+    tensors = make(device, dtype, (2, 300, 4, 64), (2, 300, 2, 64), (2, 300, 2, 64))
+    grad_output = torch.randn(2, 300, 4, 64, device=device, dtype=dtype)
+    run = functools.partial(fa3.flash_attn_func, causal=True, return_attn_probs=True)
+    wanted = reference.with_gradients(run, tensors, grad_output)
+    for margin in (8, 100):
+        found = reference.with_gradients(
+            functools.partial(run, sm_margin=margin), tensors, grad_output
+        )
+        for a, b in zip(found, wanted):
+            assert torch.equal(a, b)

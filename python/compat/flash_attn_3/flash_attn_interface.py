@@ -71,7 +71,6 @@ def _flash_attn_forward(
         k_descale=k_descale,
         v_descale=v_descale,
         attention_chunk=attention_chunk or None,
-        sm_margin=sm_margin or None,
     )
     output, lse = operators.attention(
         q,
@@ -91,6 +90,7 @@ def _flash_attn_forward(
         window_size_left,
         window_size_right,
         softcap,
+        sm_margin,
         output=out_,
     )
     return output, lse, lse.new_empty(0), lse.new_empty(0)

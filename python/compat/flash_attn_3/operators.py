@@ -79,7 +79,6 @@ def forward(
         k_descale=k_descale,
         v_descale=v_descale,
         attention_chunk=attention_chunk or None,
-        sm_margin=sm_margin or None,
     )
     output, lse = operators.call_forward(
         q,
@@ -99,6 +98,7 @@ def forward(
         window_size_left,
         window_size_right,
         softcap,
+        sm_margin,
         output=out,
     )
     return output, lse, lse.new_empty(0), lse.new_empty(0)
@@ -128,7 +128,6 @@ def backward(
     deterministic=False,
     sm_margin=0,
 ):
-    refuse(sm_margin=sm_margin or None)
     operators.call_backward(
         dout,
         None,
@@ -150,6 +149,7 @@ def backward(
         window_size_left,
         window_size_right,
         softcap,
+        sm_margin,
         gradients=(dq, dk, dv),
     )
     return tuple(softmax_lse.new_empty(0) for _ in range(5))
