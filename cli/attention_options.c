@@ -193,11 +193,13 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     case KEY_SCALE:
       attention->flags |= FA3_SCALE;
       if (!parse_real(arg, -FLT_MAX, &attention->softmax_scale))
-        argp_error(state, "--scale %s: expected a finite number", arg);
+        argp_error(state, "--scale %s: expected a finite number that float32 can hold", arg);
       return 0;
     case KEY_SOFTCAP:
-      if (!parse_real(arg, 0, &attention->softcap))
-        argp_error(state, "--softcap %s: expected a finite number of 0 or more", arg);
+      if (!parse_real(arg, 0, &attention->softcap) ||
+          (attention->softcap > 0 && attention->softcap < FLT_MIN))
+        argp_error(state, "--softcap %s: expected 0 or a finite number from %g on", arg,
+                   (double)FLT_MIN);
       return 0;
     case ARGP_KEY_END:
       check_sources(attention, state);

@@ -1,5 +1,6 @@
 /* fa3 bench: how fast. */
 #include <argp.h>
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -157,6 +158,9 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     case KEY_JSON:
       bench->json = true;
       return 0;
+    case ARGP_KEY_ARG:
+      argp_error(state, "'%s' is no option: expected options alone", arg);
+      return EINVAL;
     case ARGP_KEY_END:
       if (bench->deterministic && !bench->backward)
         argp_error(state, "--deterministic is for --backward");

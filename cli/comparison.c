@@ -2,6 +2,7 @@
 
 #include <float.h>
 #include <math.h>
+#include <pthread.h>
 
 #include "reference.h"
 #include "sampling.h"
@@ -21,16 +22,33 @@ static double error_of(double value, double expected, double bound, fa3_dtype dt
   return overflows && signbit(value) == signbit(expected) ? 0 : INFINITY;
 }
 
-void comparison_add(struct error_statistics *statistics, double value, double expected,
-                    double bound, fa3_dtype dtype, const int64_t place[4]) {
-  double error = error_of(value, expected, bound, dtype);
-  double ratio = error == 0 ? 0 : error / bound;
-  bool inside = error == 0 || error <= bound; /* a bound that is NaN holds nothing */
-  bool first = statistics->count++ == 0;
+/* Which of two places comes first in the tensor. */
+static bool comes_first(const int64_t place[4], const struct error_statistics *statistics) {
+  const int64_t other[4] = {statistics->worst.batch, statistics->worst.row, statistics->worst.head,
+                            statistics->worst.column};
+  for (int i = 0; i < 4; i++)
+    if (place[i] != other[i]) return place[i] < other[i];
+  return false;
+}
+
+static void take_up(struct error_statistics *statistics, double value, double expected,
+                    double bound, double error, const int64_t place[4]) {
+  const bool unbounded =
+      error != 0 && !isfinite(bound) && (isfinite(expected) || statistics->finite);
+  if (unbounded) {
+    statistics->unbounded++;
+    return;
+  }
+  const bool inside = error == 0 || error <= bound; /* a bound that is NaN holds nothing */
+  const double ratio = error == 0 ? 0 : inside ? error / bound : fmax(error / bound, 1);
+  const bool earlier = comes_first(place, statistics);
+  const bool first = statistics->count++ == 0;
   if (!(error <= statistics->max_error)) statistics->max_error = error;
   statistics->sum_squares += error * error;
-  if (!inside) ratio = fmax(ratio, 1);
-  if (first || (statistics->outside ? 0 : !inside || ratio > statistics->worst_ratio)) {
+  /* Whatever the order in which values come. */
+  if (first || (statistics->outside ? !inside && earlier
+                                    : !inside || ratio > statistics->worst_ratio ||
+                                          (ratio == statistics->worst_ratio && earlier))) {
     statistics->worst.batch = place[0];
     statistics->worst.row = place[1];
     statistics->worst.head = place[2];
@@ -43,6 +61,15 @@ void comparison_add(struct error_statistics *statistics, double value, double ex
   if (ratio > statistics->worst_ratio) statistics->worst_ratio = ratio;
   statistics->outside += !inside;
   statistics->nan += isnan(value) && isnan(expected);
+}
+
+void comparison_add(struct error_statistics *statistics, double value, double expected,
+                    double bound, fa3_dtype dtype, const int64_t place[4]) {
+  static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* rows come from several threads */
+  const double error = error_of(value, expected, bound, dtype);
+  pthread_mutex_lock(&lock);
+  take_up(statistics, value, expected, bound, error, place);
+  pthread_mutex_unlock(&lock);
 }
 
 static void compare_row(void *context, int64_t batch, int64_t head, int64_t row) {

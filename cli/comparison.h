@@ -12,12 +12,14 @@ enum { COMPARISON_MAX_HEAD_DIM = 256 };
 /* What is compared: an output, or an lse. Values count by error/bound. */
 struct error_statistics {
   int64_t count;
-  int64_t outside; /* further off than the bound, or not finite where the reference is */
-  int64_t nan;     /* NaN where the reference is: no error */
+  int64_t outside;   /* further off than the bound, or not finite where the reference is */
+  int64_t nan;       /* NaN where the reference is: no error */
+  int64_t unbounded; /* no bound could be derived, as of gradients of enormous scores */
+  bool finite;       /* set before: all inputs are, so that what is not has overflown */
   double max_error;
   double sum_squares;
   double worst_ratio;
-  /* The first value outside, if there is one; else the one with the worst ratio. */
+  /* The first value outside, if there is one; else the one with the worst ratio, the first such. */
   struct {
     int64_t batch, row, head, column;
     double value, expected, error, bound;
@@ -30,7 +32,7 @@ struct comparison {
   struct error_statistics lse;
 };
 
-/* Takes up one value at (batch, row, head, column). */
+/* Takes up one value at (batch, row, head, column); on any thread. */
 void comparison_add(struct error_statistics *statistics, double value, double expected,
                     double bound, fa3_dtype dtype, const int64_t place[4]);
 

@@ -1,9 +1,11 @@
 #include "failure.h"
 
+#include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
 
-static char text[1024];
+/* Room for two paths and a reason. */
+static char text[2 * PATH_MAX + 1024];
 
 int fail(int code, const char *format, ...) {
   va_list arguments;

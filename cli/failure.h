@@ -9,7 +9,8 @@ enum {
   EXIT_INPUT = 3,       /* an input can't be read, is malformed, or does not match the others */
   EXIT_OUTPUT = 4,      /* an output can't be written */
   EXIT_UNSUPPORTED = 5, /* this machine, build or engine can't do it */
-  EXIT_FAILED = 6       /* it failed while running */
+  EXIT_FAILED = 6,      /* it failed while running */
+  EXIT_NO_BOUND = 7     /* no output is wrong, but there are values without a bound */
 };
 
 /* Keeps the text for failure_text and returns `code`. %m is errno's message. */

@@ -19,7 +19,7 @@ static const struct argp_option options[] = {{.name = "json", .key = KEY_JSON, .
 /* argp's type. NOLINTNEXTLINE(readability-non-const-parameter) */
 static error_t parse(int key, char *arg, struct argp_state *state) {
   bool *json = state->input;
-  (void)arg;
+  if (key == ARGP_KEY_ARG) argp_error(state, "'%s' is no option: expected options alone", arg);
   if (key != KEY_JSON) return ARGP_ERR_UNKNOWN;
   *json = true;
   return 0;
@@ -33,7 +33,7 @@ static void print_device(fa3_device device) {
   fa3_device_info info = {.struct_size = sizeof info};
   bool usable = fa3_prepare(device) == FA3_OK;
   if (!usable) printf("%-8s can't be used: %s\n", device_name(device, name), fa3_last_error());
-  if (fa3_get_device_info(device, &info)) return;
+  if (fa3_get_device_info(device, &info) || (!usable && !*info.level)) return;
   printf("%-8s %s: %s, %" PRId32 " %s, %.1f GiB\n", usable ? device_name(device, name) : "",
          info.level, info.name, info.units, device.type == FA3_CPU ? "threads" : "SMs",
          (double)info.memory_bytes / (1 << 30));

@@ -1,8 +1,11 @@
 /* fa3: attention on files. Finds the command and ends with its exit code. */
 #include <argp.h>
+#include <fcntl.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "commands.h"
 #include "fa3.h"
@@ -27,7 +30,8 @@ static void print_version(FILE *stream, struct argp_state *state) {
  * argp's type. NOLINTNEXTLINE(readability-non-const-parameter) */
 static error_t parse(int key, char *arg, struct argp_state *state) {
   int *command = state->input;
-  if (key == ARGP_KEY_NO_ARGS) argp_usage(state);
+  if (key == ARGP_KEY_NO_ARGS)
+    argp_state_help(state, stderr, (ARGP_HELP_STD_HELP & ~ARGP_HELP_EXIT_OK) | ARGP_HELP_EXIT_ERR);
   if (key != ARGP_KEY_ARG) return ARGP_ERR_UNKNOWN;
   *command = state->next - 1;
   state->next = state->argc;
@@ -46,12 +50,28 @@ static void translate_help(int argc, char **argv) {
   if (argc > 2) argv[2] = option;
 }
 
+/* A full disk or a closed pipe behind stdout is a failure too. */
+static int flush(void) {
+  const bool failed_before = ferror(stdout);
+  if (fflush(stdout)) return fail(EXIT_OUTPUT, "standard output: %m");
+  return failed_before ? fail(EXIT_OUTPUT, "standard output: not all was written") : 0;
+}
+
+/* Of what argp prints before it ends the program by itself: help, usage, version. */
+static bool flushed;
+static void flush_at_exit(void) {
+  if (flushed || !flush()) return;
+  (void)fprintf(stderr, "fa3: %s\n", failure_text());
+  _exit(EXIT_OUTPUT);
+}
+
 /* `name` is the command's, in what is said of wrong options: as argp says it. */
 static int end(int code, const char *name) {
-  /* A full disk or a closed pipe behind stdout is a failure too. */
-  const bool failed_before = ferror(stdout);
-  if (fflush(stdout) && !code) code = fail(EXIT_OUTPUT, "standard output: %m");
-  if (failed_before && !code) code = fail(EXIT_OUTPUT, "standard output: not all was written");
+  flushed = true;
+  if (!code)
+    code = flush();
+  else
+    (void)fflush(stdout);
   if (code == EXIT_USAGE)
     (void)fprintf(stderr, "%s: %s\nTry `%s --help' or `%s --usage' for more information.\n", name,
                   failure_text(), name, name);
@@ -60,10 +80,21 @@ static int end(int code, const char *name) {
   return code;
 }
 
+/* A file must not get the number of a standard stream that the caller has closed. What is opened in
+ * its place refuses what the stream is for, as a closed one does. */
+static void open_standard_streams(void) {
+  static const int wrong_ways[] = {O_WRONLY, O_RDONLY, O_RDONLY};
+  for (int stream = 0; stream <= 2; stream++)
+    if (fcntl(stream, F_GETFD) < 0 && open("/dev/null", wrong_ways[stream]) != stream)
+      _exit(EXIT_FAILED);
+}
+
 int main(int argc, char **argv) {
+  open_standard_streams();
   /* Room for a whole report, so that what fails is the last flush, which tells why. */
   static char report[1 << 16];
   (void)setvbuf(stdout, report, _IOFBF, sizeof report);
+  (void)atexit(flush_at_exit);
   static const struct argp argp = {
       NULL,
       parse,
@@ -83,7 +114,13 @@ int main(int argc, char **argv) {
       "  3  an input can't be read, is malformed, or does not match the others\n"
       "  4  an output can't be written\n"
       "  5  this machine, build or engine can't do it\n"
-      "  6  it failed while running",
+      "  6  it failed while running\n"
+      "  7  verify: nothing is wrong, but there are values without a bound\n"
+      "\n"
+      "Environment:\n"
+      "  FA3_CPU_LEVEL         the CPU engine's level, one that fa3 info lists\n"
+      "  OMP_NUM_THREADS       CPU threads by default, at most\n"
+      "  CUDA_VISIBLE_DEVICES  the GPUs that are there, as to every CUDA program",
       NULL,
       NULL,
       NULL};

@@ -24,7 +24,9 @@ bool parse_real(const char *text, float min, float *value) {
   char *end;
   if (isspace((unsigned char)text[0])) return false;
   *value = strtof(text, &end);
-  return end > text && !*end && isfinite(*value) && *value >= min;
+  /* What is no zero must not become one. */
+  const bool lost = *value == 0 && strtod(text, NULL) != 0;
+  return end > text && !*end && isfinite(*value) && *value >= min && !lost;
 }
 
 bool parse_integers(const char *text, int64_t min, int64_t max, int64_t *values, size_t capacity,

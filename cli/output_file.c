@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,13 +18,29 @@ enum { SLOTS = OUTPUT_FILES + 1 };
 static char temporaries[SLOTS][PATH_MAX];
 static volatile sig_atomic_t used[SLOTS];
 
-static const int fatal_signals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
-enum { FATAL_SIGNALS = sizeof fatal_signals / sizeof fatal_signals[0] };
-
 static void remove_and_end(int number) {
   for (int i = 0; i < SLOTS; i++)
     if (used[i]) (void)unlink(temporaries[i]);
   (void)raise(number); /* SA_RESETHAND: the default action, after this handler */
+}
+
+/* Whether a signal's default action is to end the program, and it can be caught. */
+static bool ends_the_program(int number) {
+  switch (number) {
+    case SIGKILL:
+    case SIGSTOP:
+    case SIGTSTP:
+    case SIGTTIN:
+    case SIGTTOU:
+    case SIGCHLD:
+    case SIGCONT:
+    case SIGURG:
+    case SIGWINCH:
+    case SIGXFSZ: /* ignored here: past the file size limit write fails instead */
+      return false;
+    default:
+      return true;
+  }
 }
 
 static void handle_signals(void) {
@@ -33,12 +50,13 @@ static void handle_signals(void) {
   if (done) return;
   done = true;
   action.sa_handler = remove_and_end;
-  for (int i = 0; i < FATAL_SIGNALS; i++) {
+  for (int number = 1; number <= SIGRTMAX; number++) {
     /* What is ignored, as under nohup, stays ignored. */
-    if (!sigaction(fatal_signals[i], NULL, &before) && before.sa_handler == SIG_DFL)
-      (void)sigaction(fatal_signals[i], &action, NULL);
+    if (ends_the_program(number) && !sigaction(number, NULL, &before) &&
+        before.sa_handler == SIG_DFL)
+      (void)sigaction(number, &action, NULL);
   }
-  action.sa_handler = SIG_IGN; /* past the file size limit write fails instead */
+  action.sa_handler = SIG_IGN;
   (void)sigaction(SIGXFSZ, &action, NULL);
 }
 
@@ -50,11 +68,10 @@ static int take_slot(void) {
 
 /* Makes the temporary file while no signal can come in between it and its place in the table. */
 static int create(struct output_file *file) {
-  sigset_t fatal;
+  sigset_t all;
   sigset_t before;
-  (void)sigemptyset(&fatal);
-  for (int i = 0; i < FATAL_SIGNALS; i++) (void)sigaddset(&fatal, fatal_signals[i]);
-  (void)pthread_sigmask(SIG_BLOCK, &fatal, &before);
+  (void)sigfillset(&all);
+  (void)pthread_sigmask(SIG_BLOCK, &all, &before);
   file->descriptor = mkostemp(file->temporary, O_CLOEXEC);
   int error = errno;
   if (file->descriptor >= 0) {
@@ -123,6 +140,13 @@ int output_file_begin(const char *path, struct output_file *file) {
   return code;
 }
 
+int output_file_reserve(const struct output_file *file, size_t size) {
+  if (size == 0 || size > INT64_MAX) return 0; /* what is too large fails when it is written */
+  if (!fallocate(file->descriptor, 0, 0, (off_t)size)) return 0;
+  if (errno != ENOSPC && errno != EDQUOT && errno != EFBIG) return 0; /* nothing to reserve by */
+  return fail(EXIT_OUTPUT, "%s: %m (%zu bytes are needed)", file->path, size);
+}
+
 int output_file_write(const struct output_file *file, const void *data, size_t size) {
   size_t done = 0;
   while (done < size) {
@@ -136,8 +160,12 @@ int output_file_write(const struct output_file *file, const void *data, size_t s
 
 int output_file_commit(struct output_file *file) {
   int code = 0;
+  const off_t written = lseek(file->descriptor, 0, SEEK_CUR); /* perhaps less than was reserved */
+  if (written < 0 || ftruncate(file->descriptor, written))
+    code = fail(EXIT_OUTPUT, "%s: %m", file->path);
   /* Some file systems have no fsync to offer: EINVAL. */
-  if (fsync(file->descriptor) && errno != EINVAL) code = fail(EXIT_OUTPUT, "%s: %m", file->path);
+  if (!code && fsync(file->descriptor) && errno != EINVAL)
+    code = fail(EXIT_OUTPUT, "%s: %m", file->path);
   if (!code && rename(file->temporary, file->target))
     code = fail(EXIT_OUTPUT, "%s: %m", file->path);
   if (code) {

@@ -36,6 +36,12 @@ int outputs_begin(const struct output *list, int count, struct outputs *outputs)
   outputs->count = count;
   outputs->file_count = 0;
   for (int i = 0; i < count; i++) TRY(begin(outputs, i));
+  size_t sizes[OUTPUT_FILES] = {0};
+  for (int i = 0; i < count; i++)
+    sizes[outputs->file_of[i]] +=
+        (size_t)loaded_tensor_elements(list[i].tensor) * fa3_dtype_size(list[i].tensor->dtype);
+  for (int i = 0; i < outputs->file_count; i++)
+    TRY(output_file_reserve(&outputs->files[i], sizes[i]));
   return 0;
 }
 

@@ -1,5 +1,8 @@
 #include "sampling.h"
 
+#include <pthread.h>
+
+#include "parallel.h"
 #include "progress.h"
 #include "random.h"
 
@@ -21,18 +24,37 @@ static void visit_index(const struct sampling *sampling, int64_t index) {
   }
 }
 
+/* What the threads share. */
+struct samples {
+  const struct sampling *sampling;
+  int64_t count;
+  int64_t total;
+  uint64_t seed;
+  pthread_mutex_t lock; /* of the progress */
+  struct progress progress;
+};
+
+/* The share's own random number, whichever thread it is on. */
+static void visit_share(void *argument, int64_t share) {
+  struct samples *samples = argument;
+  uint64_t state = samples->seed + (uint64_t)share;
+  const double at = ((double)share + random_unit(&state)) / (double)samples->count;
+  int64_t index = (int64_t)(at * (double)samples->total);
+  if (samples->count == samples->total || index >= samples->total) index = share;
+  visit_index(samples->sampling, index);
+  pthread_mutex_lock(&samples->lock);
+  progress_add(&samples->progress, 1);
+  pthread_mutex_unlock(&samples->lock);
+}
+
 void sampling_visit(const struct sampling *sampling, int64_t count, uint64_t seed,
                     const char *label) {
-  struct progress progress = {0};
-  int64_t total = sampling_total(sampling);
-  if (count > total) count = total;
-  if (label) progress_begin(&progress, label, (double)count);
-  for (int64_t i = 0; i < count; i++) {
-    double at = ((double)i + random_unit(&seed)) / (double)count;
-    int64_t index = (int64_t)(at * (double)total);
-    if (count == total || index >= total) index = i;
-    visit_index(sampling, index);
-    progress_add(&progress, 1);
-  }
-  progress_clear(&progress);
+  struct samples samples = {.sampling = sampling,
+                            .total = sampling_total(sampling),
+                            .seed = random_bits(&seed),
+                            .lock = PTHREAD_MUTEX_INITIALIZER};
+  samples.count = count < samples.total ? count : samples.total;
+  if (label) progress_begin(&samples.progress, label, (double)samples.count);
+  reference_for(reference_threads(), samples.count, visit_share, &samples);
+  progress_clear(&samples.progress);
 }

@@ -15,7 +15,8 @@ struct sampling {
 /* Rows of all sequences, in all heads. */
 int64_t sampling_total(const struct sampling *sampling);
 
-/* Visits `count` rows, one at random of each of as many equal shares; all if `count` is no less.
+/* On as many threads as there are processors: visits are at the same time and in any order.
+ * Visits `count` rows, one at random of each of as many equal shares; all if `count` is no less.
  * Draws a progress bar if `label` is not null. */
 void sampling_visit(const struct sampling *sampling, int64_t count, uint64_t seed,
                     const char *label);

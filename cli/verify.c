@@ -1,5 +1,6 @@
 /* fa3 verify: an output against the float64 reference. */
 #include <argp.h>
+#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -97,6 +98,9 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         argp_error(state, "--seed %s: expected a number of 0 or more", arg);
       verify->seed = (uint64_t)seed;
       return 0;
+    case ARGP_KEY_ARG:
+      argp_error(state, "'%s' is no option: expected options alone", arg);
+      return EINVAL;
     case ARGP_KEY_END:
       check(verify, state);
       return 0;
@@ -117,11 +121,19 @@ static void print_statistics(const char *what, const struct error_statistics *st
          statistics->worst.head, statistics->worst.column);
   if (statistics->nan)
     printf("         %" PRId64 " values are NaN, as they should be\n", statistics->nan);
+  if (statistics->unbounded)
+    printf("         %" PRId64 " more have no bound\n", statistics->unbounded);
 }
 
+/* `code` is the verdict so far. What is wrong comes before what has no bound. */
 static int judge(const char *what, const struct loaded_tensor *tensor,
-                 const struct error_statistics *statistics) {
-  if (!statistics->outside) return 0;
+                 const struct error_statistics *statistics, int code) {
+  if (code == EXIT_DIFFERS || (code && !statistics->outside)) return code;
+  if (!statistics->outside && !statistics->unbounded) return 0;
+  if (!statistics->outside)
+    return fail(EXIT_NO_BOUND,
+                "%s: %" PRId64 " %s values have no bound: the scores are too large for one",
+                tensor->origin, statistics->unbounded, what);
   return fail(EXIT_DIFFERS,
               "%s: %" PRId64 " of %" PRId64
               " %s values checked are off by more than their bound: "
@@ -148,17 +160,22 @@ static double largest(const struct loaded_tensor *tensor) {
 /* The output is a mean of values, so from finite inputs comes a finite output, if it can hold the
  * values with room for rounding. This looks at all of it, not at samples. */
 static int check_finite(const struct operands *operands) {
-  static const enum tensor inputs[] = {TENSOR_query, TENSOR_key, TENSOR_sink};
   const struct loaded_tensor *loaded = operands->loaded, *output = &loaded[TENSOR_output];
   int64_t place[4];
-  for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++)
-    if (!isfinite(largest(&loaded[inputs[i]]))) return 0;
   if (largest(&loaded[TENSOR_value]) > comparison_overflow(output->dtype) / 2) return 0;
   if (!comparison_find_not_finite(&operands->forward.args.forward, place)) return 0;
   return fail(EXIT_DIFFERS,
               "%s: batch %" PRId64 ", row %" PRId64 ", head %" PRId64 ", column %" PRId64
               " is not finite, though all inputs are",
               output->origin, place[0], place[1], place[2], place[3]);
+}
+
+static bool has_finite_inputs(const struct operands *operands) {
+  static const enum tensor inputs[] = {TENSOR_query, TENSOR_key,         TENSOR_value,
+                                       TENSOR_sink,  TENSOR_grad_output, TENSOR_grad_lse};
+  for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++)
+    if (!isfinite(largest(&operands->loaded[inputs[i]]))) return false;
+  return true;
 }
 
 static int compute(const struct verify_options *verify, struct operands *operands) {
@@ -196,7 +213,6 @@ static int read_files(const struct verify_options *verify, struct operands *oper
   return operands_load_gradients(attention, operands);
 }
 
-/* `code` is the verdict so far. */
 static int judge_gradients(const struct operands *operands,
                            const struct gradient_comparison *comparison, int code) {
   for (int i = 0; i < GRADIENTS; i++) {
@@ -204,7 +220,7 @@ static int judge_gradients(const struct operands *operands,
     const struct loaded_tensor *gradient = &operands->loaded[input_gradients[i]];
     if (!gradient->given) continue;
     print_statistics(names[i], &comparison->statistics[input_gradients[i]]);
-    if (!code) code = judge(names[i], gradient, &comparison->statistics[input_gradients[i]]);
+    code = judge(names[i], gradient, &comparison->statistics[input_gradients[i]], code);
   }
   return code;
 }
@@ -215,8 +231,11 @@ static int verify_files(const struct verify_options *verify, struct operands *op
   TRY(device_check(&verify->device));
   TRY(operands_read(attention, operands));
   TRY((attention->files[TENSOR_output] ? read_files : compute)(verify, operands));
-  struct comparison comparison = {.args = args};
+  const bool finite = has_finite_inputs(operands);
+  struct comparison comparison = {
+      .args = args, .output = {.finite = finite}, .lse = {.finite = finite}};
   struct gradient_comparison gradient_comparison = {.args = &operands->backward.args.backward};
+  for (int i = 0; i < TENSORS; i++) gradient_comparison.statistics[i].finite = finite;
   int64_t total = comparison_rows(args);
   int64_t rows = verify->rows < total ? verify->rows : total;
   comparison_sample(&comparison, rows, verify->seed, "verify");
@@ -227,11 +246,13 @@ static int verify_files(const struct verify_options *verify, struct operands *op
   print_statistics("output", &comparison.output);
   if (args->lse.data) print_statistics("lse", &comparison.lse);
 
-  int code = judge("output", &operands->loaded[TENSOR_output], &comparison.output);
-  if (!code) code = judge("lse", &operands->loaded[TENSOR_lse], &comparison.lse);
+  int code = judge("output", &operands->loaded[TENSOR_output], &comparison.output, 0);
+  code = judge("lse", &operands->loaded[TENSOR_lse], &comparison.lse, code);
   code = judge_gradients(operands, &gradient_comparison, code);
-  if (!code) code = check_finite(operands);
-  printf("verdict  %s\n", code ? "WRONG" : "correct: every value checked is within its bound");
+  if (!code && finite) code = check_finite(operands);
+  printf("verdict  %s\n", code == EXIT_NO_BOUND ? "none: not every value has a bound"
+                          : code                ? "WRONG"
+                                 : "correct: every value checked is within its bound");
   return code;
 }
 

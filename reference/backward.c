@@ -231,7 +231,7 @@ void reference_grad_sink(const fa3_backward_args *args, int64_t head, double *gr
   const int64_t batch = batches->shape[0] - (args->cu_seqlens_q.data ? 1 : 0);
   const double sink = sink_of(&forward, head);
   struct sum sum = sum_new(gradient, bound, 1);
-  for (int64_t b = 0; b < batch && sink > -INFINITY; b++)
+  for (int64_t b = 0; b < batch && sink != -INFINITY; b++)
     for (int64_t i = 0; i < reference_seqlen_q(&forward, b); i++) {
       struct query query;
       load_query(args, &forward, b, head, i, &query);

@@ -150,7 +150,8 @@ static void after_fork(void) {
 }
 static void after_fork_in_child(void) {
   pool.jobs = NULL;
-  pool.helpers = pool.looking_out = pool.callers = 0;
+  pool.helpers = pool.looking_out = 0;
+  pool.callers = 0;
   pool.published = pool.left = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
   pool.lock = (pthread_mutex_t)PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP;
 }

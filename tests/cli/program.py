@@ -14,7 +14,7 @@ SOURCE = Path(os.environ["FA3_SOURCE"])
 bfloat16 = ml_dtypes.bfloat16
 
 # Exit codes, as documented.
-OK, DIFFERS, USAGE, INPUT, OUTPUT, UNSUPPORTED, FAILED = range(7)
+OK, DIFFERS, USAGE, INPUT, OUTPUT, UNSUPPORTED, FAILED, NO_BOUND = range(8)
 
 
 class ProgramTest(unittest.TestCase):
@@ -50,7 +50,7 @@ class ProgramTest(unittest.TestCase):
 
     def save(self, **arrays):
         for name, array in arrays.items():
-            np.save(self.path(name + ".npy"), np.ascontiguousarray(array))
+            np.save(self.path(name + ".npy"), np.asarray(array, order="C"))
 
     def load(self, name, dtype=None):
         array = np.load(self.path(name))

@@ -1,4 +1,5 @@
 """Help, versions, wrong options; and that manual page and completion know every option."""
+import os
 import re
 import subprocess
 
@@ -59,7 +60,7 @@ class Help(program.ProgramTest):
         self.refuse(USAGE, ["--nothing"], "--nothing")
         for command in COMMANDS:
             self.refuse(USAGE, [f"fa3 {command}: ", "--nothing"], command, "--nothing")
-            self.refuse(USAGE, [f"fa3 {command}: Too many arguments"], command, "word")
+            self.refuse(USAGE, [f"fa3 {command}: 'word' is no option"], command, "word")
 
     def test_wrong_options_have_one_form(self):
         """Whether argp finds them or what comes after it."""
@@ -86,18 +87,37 @@ class Help(program.ProgramTest):
         inputs = ("run", "--in", "in.safetensors", "--out", "o.npy")
         for options in (("--window", "1"), ("--window", "1,2,3"), ("--window=-2,0",),
                         ("--window", "a,b"), ("--scale", "nan"), ("--scale", "1e99"),
+                        ("--scale", "1e-46"), ("--softcap", "1e-46"), ("--softcap", "1e-40"),
                         ("--softcap", "-1"), ("--softcap", "inf"), ("--softcap", ""),
                         ("--layout", "sbhd"), ("--out-dtype", "bf16"), ("--threads", "0"),
-                        ("--threads", "1025"), ("--threads", "2147483648"), ("--threads", "1", "--device", "cuda")):
+                        ("--threads", "1025"), ("--threads", "2147483648"),
+                        ("--threads", "1", "--device", "cuda")):
             self.refuse(USAGE, [options[0].split("=")[0]], *inputs, *options)
 
     def test_stdout_that_fails(self):
-        for arguments in (("info",), ("info", "--json")):
+        for arguments in (("info",), ("info", "--json"), ("--help",), ("--version",),
+                          ("run", "--help"), ("bench", "--usage")):
             with open("/dev/full", "w") as full:
                 done = subprocess.run([program.PROGRAM, *arguments], stdout=full, text=True,
                                       stderr=subprocess.PIPE)
             self.assertEqual(done.returncode, OUTPUT)
             self.assertIn("fa3: standard output: No space left", done.stderr)
+
+    def test_nothing_asked(self):
+        done = self.run_fa3()
+        self.assertEqual((done.returncode, done.stdout), (USAGE, ""))
+        for command in COMMANDS:
+            self.assertRegex(done.stderr, rf"\n  {command} ")
+
+    def test_environment(self):
+        environment = {**os.environ, "FA3_CPU_LEVEL": "nonsense"}
+        self.refuse(USAGE, ["FA3_CPU_LEVEL is \"nonsense\": expected one of plain"], "bench",
+                    "--device", "cpu", env=environment)
+        done = self.succeed("info", env=environment)
+        self.assertRegex(done.stdout, r"\ncpu +can't be used: FA3_CPU_LEVEL")
+        self.assertNotRegex(done.stdout, r"(?m)^ *:")
+        for name in ("FA3_CPU_LEVEL", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"):
+            self.assertIn(name, self.succeed("--help").stdout)
 
     def test_manual_page_has_every_option(self):
         page = (SOURCE / "cli" / "fa3.1").read_text().replace("\\-", "-")

@@ -18,6 +18,17 @@ class Mismatched(program.ProgramTest):
         self.refuse(code, texts, "run", "--q", "q.npy", "--k", "k.npy", "--v", "v.npy", "--out",
                     "o.npy", *options)
 
+    def test_arrays_without_dimensions(self):
+        """numpy.save of a number: refused wherever a vector is expected, not ignored."""
+        for name in ("seqused-q", "seqused-k", "leftpad-k", "cu-seqlens-q", "cu-seqlens-k",
+                     "cache-batch-index"):
+            self.refuse_with(["s.npy: has 0 dimensions: expected 1"], f"--{name}", "s.npy",
+                             s=np.int32(3))
+        self.refuse_with(["s.npy: has 0 dimensions: expected 1"], "--causal", "--diagonal", "s.npy",
+                         s=np.int64(3))
+        self.refuse_with(["s.npy: has 0 dimensions: expected 1"], "--sink", "s.npy",
+                         s=np.float32(3))
+
     def test_shapes(self):
         def zeros(*shape):
             return np.zeros(shape, np.float32)

@@ -81,13 +81,44 @@ class Output(program.ProgramTest):
         self.refuse(INPUT, ["k.npy"], "run", *INPUTS, "--out", "o.npy")
         self.assertEqual((self.folder / "o.npy").read_bytes(), b"old")
 
+    def test_closed_streams(self):
+        """A file that gets the number of a closed stream is not written to as that stream."""
+        for closed in ((0,), (1,), (2,), (0, 1, 2)):
+            def close(closed=closed):
+                for descriptor in closed:
+                    os.close(descriptor)
+            process = subprocess.Popen([program.PROGRAM, "run", *INPUTS, "--out", "o.npy", "--lse",
+                                        "lse.npy"], cwd=self.folder, preexec_fn=close)
+            self.assertEqual(process.wait(60), 0, closed)
+            assert_close(self, self.load("o.npy"), self.expected[0], np.float32, 8)
+            assert_close(self, self.load("lse.npy"), self.expected[1], np.float32, 8)
+
+    def test_space_is_taken_first(self):
+        """What has no room is refused before the work, which would take minutes here."""
+        large = np.zeros((1, 65536, 4, 64), np.float32)
+        self.save(q=large, k=large, v=large)
+        limit = large.nbytes - 1
+        start = time.monotonic()
+        self.refuse(OUTPUT, ["o.npy: File too large", f"{large.nbytes} bytes"], "run", *INPUTS,
+                    "--out", "o.npy", env={**os.environ, "FA3_CPU_LEVEL": "plain"},
+                    preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+        self.assertLess(time.monotonic() - start, 30)
+
+    def test_file_ends_where_it_is_written(self):
+        """What was reserved beyond is given back."""
+        for name in ("o.npy", "o.safetensors"):
+            self.succeed("run", *INPUTS, "--out", name)
+            status = os.stat(self.path(name))
+            self.assertLess(status.st_size, self.expected[0].size * 4 + 512)
+
     def test_signals(self):
-        """Ended while it works: nothing is left of the output."""
+        """Ended while it works, by any signal that can be caught: nothing is left of the output."""
         large = np.zeros((1, 16384, 4, 64), np.float32)
         self.save(q=large, k=large, v=large)
         environment = {**os.environ, "FA3_CPU_LEVEL": "plain"}
         before = sorted(os.listdir(self.folder))
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGALRM,
+                       signal.SIGUSR1, signal.SIGXCPU, signal.SIGRTMIN + 3):
             process = subprocess.Popen([program.PROGRAM, "run", *INPUTS, "--out", "o.safetensors",
                                         "--lse", "lse.npy"], cwd=self.folder, env=environment,
                                        stderr=subprocess.DEVNULL)

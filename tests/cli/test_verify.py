@@ -2,7 +2,7 @@
 import numpy as np
 
 import program
-from program import DIFFERS, INPUT, USAGE, attention, batched, bfloat16, random_qkv
+from program import DIFFERS, INPUT, NO_BOUND, USAGE, attention, batched, bfloat16, random_qkv
 
 INPUTS = ("--q", "q.npy", "--k", "k.npy", "--v", "v.npy")
 
@@ -61,6 +61,26 @@ class Verify(program.ProgramTest):
                                          "batch 1, row 4, head 2, column 23"],
                                "verify", *INPUTS, "--bf16", "--out", "o.npy", "--rows", "all")
             self.assertIn("verdict  WRONG", done.stdout)
+
+    def test_enormous_scores(self):
+        """An output is bound at any score; gradients are not, and the verdict says so."""
+        query, key, value = random_qkv(heads_k=4, value_head_dim=16)
+        self.save(q=query * 3000, k=key * 3000, v=value, do=np.ones((2, 5, 4, 16), np.float32))
+        done = self.succeed("verify", *INPUTS)
+        self.assertIn("verdict  correct", done.stdout)
+        self.save(q=query * 1e10, k=key * 1e10)
+        self.assertIn("verdict  correct", self.succeed("verify", *INPUTS).stdout)
+        done = self.refuse(NO_BOUND, ["have no bound"], "verify", *INPUTS, "--backward",
+                           "--grad-output", "do.npy")
+        self.assertIn("verdict  none", done.stdout)
+        self.save(o=np.full((2, 5, 4, 16), 100, np.float32))
+        self.refuse(DIFFERS, ["o.npy: "], "verify", *INPUTS, "--out", "o.npy")
+
+    def test_sink_that_is_nan(self):
+        query, key, value = random_qkv(heads_k=4, value_head_dim=16)
+        self.save(q=query, k=key, v=value, do=np.ones((2, 5, 4, 16), np.float32),
+                  s=np.full(4, np.nan, np.float32))
+        self.succeed("verify", *INPUTS, "--sink", "s.npy", "--backward", "--grad-output", "do.npy")
 
     def test_wrong_lse(self):
         _, lse = self.prepare()
