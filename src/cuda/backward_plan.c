@@ -56,6 +56,15 @@ fa3_status find_backward_kernel(const char *architecture, fa3_dtype dtype, int64
   return *kernel ? FA3_OK : no_kernel(head_dim, value_head_dim);
 }
 
+fa3_status supports_backward(const fa3_capability *capability) {
+  const struct kernel *kernel;
+  TRY(check_half_precision(capability));
+  /* A kernel that takes any number of queries takes all calls of its kind. */
+  return find_backward_kernel(NULL, capability->query_dtype, capability->head_dim,
+                              capability->value_head_dim,
+                              capability->features & FA3_FEATURE_SOFTCAP, 0, &kernel);
+}
+
 static int64_t slots(const struct problem *problem, int64_t tile_m) {
   return FA3_BACKWARD_SLOTS(problem->cu_seqlens_q, problem->batch, problem->rows_q, tile_m);
 }

@@ -35,6 +35,8 @@ fa3_status find_backward_kernel(const char *architecture, fa3_dtype dtype, int64
                                 int64_t value_head_dim, bool softcap, int64_t queries,
                                 const struct kernel **kernel);
 
+fa3_status supports_backward(const fa3_capability *capability);
+
 /* FA3_UNSUPPORTED or FA3_INVALID_LENGTHS, with the reason, for what no kernel can do. */
 fa3_status plan_backward(const struct problem *problem, const struct cuda_facts *facts,
                          struct cuda_plan *plan);

@@ -13,46 +13,10 @@
 #include "cuda/sequences.h"
 #include "error.h"
 #include "integer.h"
-#include "validate.h"
 
 static fa3_status prepare(int32_t index) {
   const struct cuda_device *device;
   return cuda_device_get(index, &device);
-}
-
-static fa3_status supports(const fa3_capability *capability) {
-  if (!kernels_compiled())
-    return set_error(FA3_UNSUPPORTED,
-                     "this build of libfa3 has no CUDA kernels (it was made without nvcc)");
-  fa3_dtype dtype = capability->query_dtype;
-  if (dtype != FA3_FLOAT16 && dtype != FA3_BFLOAT16)
-    return set_error(FA3_UNSUPPORTED,
-                     "query's dtype is %s: the CUDA kernels take FA3_FLOAT16 and FA3_BFLOAT16",
-                     dtype_name(dtype));
-  const struct {
-    const char *name;
-    fa3_dtype dtype;
-  } others[] = {{"key", capability->key_dtype},
-                {"value", capability->value_dtype},
-                {"output", capability->output_dtype}};
-  for (int i = 0; i < 3; i++)
-    if (others[i].dtype != dtype)
-      return set_error(FA3_UNSUPPORTED,
-                       "%s's dtype is %s and query's %s: the CUDA kernels take one dtype for all",
-                       others[i].name, dtype_name(others[i].dtype), dtype_name(dtype));
-  if (capability->head_dim < 8 || capability->head_dim % 8 || capability->value_head_dim < 8 ||
-      capability->value_head_dim % 8)
-    return set_error(FA3_UNSUPPORTED,
-                     "head dims %" PRId32 " and %" PRId32
-                     " (query and key, value): expected multiples of 8",
-                     capability->head_dim, capability->value_head_dim);
-  const struct kernel *kernel;
-  /* A kernel that takes any number of queries takes all calls of its kind. */
-  if (capability->phase == FA3_BACKWARD)
-    return find_backward_kernel(NULL, dtype, capability->head_dim, capability->value_head_dim,
-                                capability->features & FA3_FEATURE_SOFTCAP, 0, &kernel);
-  return find_forward_kernel(NULL, dtype, capability->head_dim, capability->value_head_dim,
-                             capability->features & FA3_FEATURE_SOFTCAP, &kernel);
 }
 
 static int32_t kernel_count(void) {
@@ -79,13 +43,26 @@ static void kernel_info(int32_t index, fa3_kernel_info *info) {
   info->selected = info->usable;
 }
 
-static const struct {
+/* What is done for each phase. */
+static const struct phase {
+  fa3_status (*supports)(const fa3_capability *capability);
   fa3_status (*plan)(const struct problem *problem, const struct cuda_facts *facts,
                      struct cuda_plan *plan);
   fa3_status (*launch)(const struct cuda_scope *scope, const struct problem *problem,
                        const struct cuda_plan *plan, char *workspace);
-} phases[] = {[FA3_FORWARD] = {plan_forward, launch_forward},
-              [FA3_BACKWARD] = {plan_backward, launch_backward}};
+} phases[] = {[FA3_FORWARD] = {supports_forward, plan_forward, launch_forward},
+              [FA3_BACKWARD] = {supports_backward, plan_backward, launch_backward}};
+enum { PHASES = sizeof phases / sizeof *phases };
+
+static fa3_status supports(const fa3_capability *capability) {
+  if (!kernels_compiled())
+    return set_error(FA3_UNSUPPORTED,
+                     "this build of libfa3 has no CUDA kernels (it was made without nvcc)");
+  if (capability->phase >= PHASES || !phases[capability->phase].supports)
+    return set_error(FA3_UNSUPPORTED, "phase is %" PRId32 ": no CUDA kernel does that",
+                     capability->phase);
+  return phases[capability->phase].supports(capability);
+}
 
 /* What struct plan holds for this engine: where the call runs, and how. */
 struct engine_plan {

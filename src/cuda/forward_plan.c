@@ -34,6 +34,14 @@ fa3_status find_forward_kernel(const char *architecture, fa3_dtype dtype, int64_
   return *kernel ? FA3_OK : no_kernel(head_dim, value_head_dim);
 }
 
+fa3_status supports_forward(const fa3_capability *capability) {
+  const struct kernel *kernel;
+  TRY(check_half_precision(capability));
+  return find_forward_kernel(NULL, capability->query_dtype, capability->head_dim,
+                             capability->value_head_dim, capability->features & FA3_FEATURE_SOFTCAP,
+                             &kernel);
+}
+
 /* Whether query heads share tiles, and the grid. */
 static fa3_status plan_tiles(const struct problem *problem, struct forward_plan *plan) {
   int64_t blocks_of = plan->kernel->tile_q / ROWS;

@@ -21,6 +21,8 @@ struct forward_plan {
 fa3_status find_forward_kernel(const char *architecture, fa3_dtype dtype, int64_t head_dim,
                                int64_t value_head_dim, bool softcap, const struct kernel **kernel);
 
+fa3_status supports_forward(const fa3_capability *capability);
+
 /* FA3_UNSUPPORTED or FA3_INVALID_LENGTHS, with the reason, for what no kernel can do. */
 fa3_status plan_forward(const struct problem *problem, const struct cuda_facts *facts,
                         struct cuda_plan *plan);

@@ -4,9 +4,36 @@
 
 #include "error.h"
 #include "kernels/mask.h"
+#include "validate.h"
 
 /* With room for a tile beyond the end. */
 #define MAX_ROWS (INT32_MAX - 65536)
+
+fa3_status check_half_precision(const fa3_capability *capability) {
+  fa3_dtype dtype = capability->query_dtype;
+  if (dtype != FA3_FLOAT16 && dtype != FA3_BFLOAT16)
+    return set_error(FA3_UNSUPPORTED,
+                     "query's dtype is %s: the CUDA kernels take FA3_FLOAT16 and FA3_BFLOAT16",
+                     dtype_name(dtype));
+  const struct {
+    const char *name;
+    fa3_dtype dtype;
+  } others[] = {{"key", capability->key_dtype},
+                {"value", capability->value_dtype},
+                {"output", capability->output_dtype}};
+  for (int i = 0; i < 3; i++)
+    if (others[i].dtype != dtype)
+      return set_error(FA3_UNSUPPORTED,
+                       "%s's dtype is %s and query's %s: the CUDA kernels take one dtype for all",
+                       others[i].name, dtype_name(others[i].dtype), dtype_name(dtype));
+  if (capability->head_dim < 8 || capability->head_dim % 8 || capability->value_head_dim < 8 ||
+      capability->value_head_dim % 8)
+    return set_error(FA3_UNSUPPORTED,
+                     "head dims %" PRId32 " and %" PRId32
+                     " (query and key, value): expected multiples of 8",
+                     capability->head_dim, capability->value_head_dim);
+  return FA3_OK;
+}
 
 fa3_status check_lengths(const struct problem *problem) {
   const struct {

@@ -7,6 +7,9 @@
 /* Tiles of a grid; with room for a round of tiles beyond the end. */
 #define MAX_TILES (INT32_MAX / 2)
 
+/* That all tensors have one dtype of 16 bits, and head dims are multiples of 8. */
+fa3_status check_half_precision(const fa3_capability *capability);
+
 /* That rows and sequences are not too long, and that the caller of a GPU has bounded them. */
 fa3_status check_lengths(const struct problem *problem);
 

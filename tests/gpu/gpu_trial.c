@@ -90,6 +90,8 @@ static void give_bounds(const struct spec *spec, int64_t *max_seqlen_q, int64_t 
 void gpu_trial_new(struct gpu_trial *trial, const struct gradient_spec *spec, bool backward,
                    struct gpu_arena *arena, gpu_stream stream, struct rng *rng) {
   const bool aligned = rng_chance(rng, 0.6);
+  /* Up to more than a GPU has; the workspace that was asked for without them is enough. */
+  const int32_t reserved = rng_chance(rng, 0.3) ? (int32_t)rng_between(rng, 1, 140) : 0;
   *trial = (struct gpu_trial){.backward = backward};
   if (backward) {
     fa3_backward_args *args = &trial->gradient.args;
@@ -103,6 +105,8 @@ void gpu_trial_new(struct gpu_trial *trial, const struct gradient_spec *spec, bo
     give_bounds(&spec->forward, &args->max_seqlen_q, &args->max_seqlen_k);
     trial->mirror = mirror_new(&trial->gradient.forward, arena, stream, aligned);
   }
+  trial->mirror.forward_args.reserved_multiprocessors = reserved;
+  trial->mirror.backward_args.reserved_multiprocessors = reserved;
 }
 
 void gpu_trial_free(struct gpu_trial *trial) {
