@@ -80,7 +80,7 @@ enum {
   FA3_INVALID_DTYPE = 4,        /* an unknown dtype, or one that this operand can't have */
   FA3_INVALID_SHAPE = 5,        /* a rank or extent that is wrong or does not match */
   FA3_INVALID_STRIDE = 6,       /* negative, not contiguous where it must be, overlapping */
-  FA3_INVALID_LENGTHS = 7,      /* contents of cu_seqlens, seqused, leftpad, batch index */
+  FA3_INVALID_LENGTHS = 7,      /* contents of cu_seqlens, seqused, leftpad, index, pages */
   FA3_INVALID_FLAGS = 8,        /* an unknown flag, or a field set that needs a flag */
   FA3_INVALID_SCALE = 9,        /* softmax_scale is not finite */
   FA3_INVALID_SOFTCAP = 10,     /* softcap is negative, below 2^-126 or not finite */
@@ -91,6 +91,7 @@ enum {
   FA3_INVALID_RESERVED = 15,    /* a reserved field is not zero */
   FA3_INVALID_ENVIRONMENT = 16, /* FA3_CPU_LEVEL names no level, or one that is not here */
   FA3_INVALID_INDEX = 17,       /* an index past the end of a table */
+  FA3_INVALID_SPLITS = 18,      /* num_splits or split_keys is negative, or both are set */
 
   FA3_UNSUPPORTED = 100,    /* a valid request outside fa3_supports' table */
   FA3_NO_DRIVER = 101,      /* CUDA asked for, no NVIDIA driver found */
@@ -215,7 +216,9 @@ enum {
   /* Backward alone. */
   FA3_FEATURE_GRAD_LSE = 1 << 13,
   FA3_FEATURE_ACCUMULATE = 1 << 14,
-  FA3_FEATURE_DETERMINISTIC = 1 << 15
+  FA3_FEATURE_DETERMINISTIC = 1 << 15,
+  /* Forward. */
+  FA3_FEATURE_PAGE_TABLE = 1 << 16
 };
 
 typedef struct fa3_capability {
@@ -277,7 +280,9 @@ enum {
  * head_dim), key (batch, seqlen_k, heads_k, head_dim), value (batch, seqlen_k, heads_k,
  * value_head_dim), output (batch, seqlen_q, heads_q, value_head_dim). With cu_seqlens_q,
  * query and output are packed, (total_q, heads_q, ...); with cu_seqlens_k, key and value
- * are packed, (total_k, heads_k, ...). The two choices are independent.
+ * are packed, (total_k, heads_k, ...); with page_table they are in pages, (pages, page_size,
+ * heads_k, ...). The choices for queries and for keys are independent: one token, a few, or a part
+ * of a prompt for each sequence of a packed batch, beside a cache of any layout.
  *
  * Query head h reads key head h / (heads_q / heads_k); heads_q is a multiple of heads_k.
  * Head dims are multiples of 8 from 8 to 256; key's and value's may differ.
@@ -371,6 +376,25 @@ typedef struct fa3_forward_args {
    * copies of tensors that take a detour through the workspace) are not held to it. 0 for the
    * CPU, which has num_threads. It changes no result, and not the workspace's size. */
   int32_t reserved_multiprocessors;
+
+  /* Optional, int32, (batch, pages of a sequence): key and value are a cache in pages, and row r of
+   * sequence b is row r % page_size of page page_table[b][r / page_size]. Pages may be shared
+   * between sequences, and be in any order; entries past a sequence's used length are not read.
+   * seqused_k then gives the lengths (else every page is full), at most page_size times the pages
+   * of a sequence, and max_seqlen_k may bound them. Not with cu_seqlens_k or cache_batch_index.
+   * On the CPU, a page that is not there is FA3_INVALID_LENGTHS; on a GPU its rows count as
+   * zeros. */
+  fa3_tensor page_table;
+
+  /* Few queries against many keys are computed in parts of the keys, side by side, whose results
+   * are then put together. How many parts of a sequence there may be; 0: the library chooses, 1:
+   * none. */
+  int32_t num_splits;
+
+  /* Parts of so many keys, a multiple of 64, counted from the sequence's first: the output of a
+   * sequence is then bitwise the same whatever else is in the batch. 0: off. Not with num_splits.
+   */
+  int64_t split_keys;
 } fa3_forward_args;
 
 /* Bytes of workspace that fa3_forward needs for these arguments. Checks everything that

@@ -27,13 +27,6 @@ static double score(const struct row *row, int64_t j, double *magnitude) {
   return row_cap(row, row_score(row, j, magnitude));
 }
 
-/* Element 0 of the value of key j. */
-static int64_t value_index(const struct row *row, int64_t j) {
-  const fa3_forward_args *args = row->args;
-  return sequence_element(&args->value, &args->cu_seqlens_k, row->batch_k, row->row_k + j,
-                          row->head_k);
-}
-
 void reference_row(const fa3_forward_args *args, int64_t batch, int64_t head, int64_t row,
                    double *output, double *lse) {
   const struct row r = row_of(args, batch, head, row);
@@ -59,7 +52,7 @@ void reference_row(const fa3_forward_args *args, int64_t batch, int64_t head, in
     if (!row_sees(&r, j)) continue;
     double weight = exp(score(&r, j, &magnitude) - max);
     double values[MAX_HEAD_DIM];
-    load_elements(value, value_index(&r, j), value_head_dim, values);
+    load_elements(value, row_key_index(&r, value, j), value_head_dim, values);
     sum += weight;
     for (int64_t d = 0; d < value_head_dim; d++) output[d] += weight * values[d];
   }
@@ -158,7 +151,8 @@ void reference_bound(const fa3_forward_args *args, int64_t batch, int64_t head, 
   const double sink_error = 16 * u * s.largest;
 
   struct bounds b = {0};
-  if (s.top_key >= 0) load_elements(value, value_index(&r, s.top_key), value_head_dim, b.top);
+  if (s.top_key >= 0)
+    load_elements(value, row_key_index(&r, value, s.top_key), value_head_dim, b.top);
   for (int64_t d = 0; d < value_head_dim; d++) {
     b.least[d] = b.most[d] = b.top[d];
     if (sink > -INFINITY) include_value(&b, d, 0);
@@ -175,7 +169,7 @@ void reference_bound(const fa3_forward_args *args, int64_t batch, int64_t head, 
     const double off = weight_at_most(x - lse + error, s.keys) - probability;
     const double beside =
         j == s.top_key ? 0 : weight_at_most(x - s.top + error + s.top_error, s.keys);
-    load_elements(value, value_index(&r, j), value_head_dim, values);
+    load_elements(value, row_key_index(&r, value, j), value_head_dim, values);
     b.denominator += off;
     for (int64_t d = 0; d < value_head_dim; d++) {
       const double v = fabs(values[d]);

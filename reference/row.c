@@ -88,18 +88,31 @@ struct row row_of(const fa3_forward_args *args, int64_t batch, int64_t head, int
   int64_t heads_q = query->shape[query->rank - 2];
   int64_t heads_k = key->shape[key->rank - 2];
 
-  struct row row = {.args = args};
+  struct row row = {.args = args, .batch = batch};
   row.query = sequence_element(query, &args->cu_seqlens_q, batch, i, head);
   row.batch_k = args->cache_batch_index.data ? length_at(&args->cache_batch_index, batch) : batch;
   row.head_k = head / (heads_q / heads_k);
   row.row_k = sequence_leftpad(args, batch);
   row.seqlen_k = sequence_rows(key, &args->cu_seqlens_k, &args->seqused_k, batch) - row.row_k;
+  if (args->page_table.data && !args->seqused_k.data) /* every page is full */
+    row.seqlen_k = args->page_table.shape[1] * key->shape[1] - row.row_k;
   row.center = (long double)i;
   row.center += args->diagonal.data ? ((const int64_t *)args->diagonal.data)[batch]
                                     : row.seqlen_k - reference_seqlen_q(args, batch);
   row.scale = args->flags & FA3_SCALE ? (double)args->softmax_scale
                                       : 1 / sqrt((double)query->shape[query->rank - 1]);
   return row;
+}
+
+int64_t row_key_index(const struct row *row, const fa3_tensor *tensor, int64_t j) {
+  const fa3_forward_args *args = row->args;
+  const int64_t at = row->row_k + j;
+  if (!args->page_table.data)
+    return sequence_element(tensor, &args->cu_seqlens_k, row->batch_k, at, row->head_k);
+  const int64_t page_size = tensor->shape[1];
+  const int32_t page =
+      length_at(&args->page_table, row->batch * args->page_table.strides[0] + at / page_size);
+  return sequence_element(tensor, &args->cu_seqlens_k, page, at % page_size, row->head_k);
 }
 
 bool row_sees(const struct row *row, int64_t j) {
@@ -123,10 +136,7 @@ double row_score(const struct row *row, int64_t j, double *magnitude) {
   const int64_t head_dim = args->query.shape[args->query.rank - 1];
   double query[MAX_HEAD_DIM], key[MAX_HEAD_DIM];
   load_elements(&args->query, row->query, head_dim, query);
-  load_elements(
-      &args->key,
-      sequence_element(&args->key, &args->cu_seqlens_k, row->batch_k, row->row_k + j, row->head_k),
-      head_dim, key);
+  load_elements(&args->key, row_key_index(row, &args->key, j), head_dim, key);
   const double sum = dot(query, key, head_dim, magnitude) * row->scale;
   *magnitude *= fabs(row->scale);
   return sum;

@@ -14,7 +14,8 @@ enum { MAX_HEAD_DIM = 256 };
 
 struct row {
   const fa3_forward_args *args;
-  int64_t query;   /* index of its first element */
+  int64_t query; /* index of its first element */
+  int64_t batch;
   int64_t batch_k; /* where key and value rows are */
   int64_t head_k;
   int64_t row_k;
@@ -29,6 +30,9 @@ bool row_sees(const struct row *row, int64_t j);
 /* The scaled score of key j before the cap; *magnitude is the same sum over absolute values. */
 double row_score(const struct row *row, int64_t j, double *magnitude);
 double row_cap(const struct row *row, double score);
+
+/* The index of element 0 of key j, or of its value. */
+int64_t row_key_index(const struct row *row, const fa3_tensor *tensor, int64_t j);
 
 /* Rows that a sequence has, and the index of (batch, row, head, 0), where `row` counts from the
  * sequence's first. */

@@ -13,9 +13,9 @@ static const size_t places[TENSORS] = {
 };
 
 static const char *const axis_names[AXES] = {
-    [AXIS_BATCH] = "batch",       [AXIS_BATCH_K] = "batch",          [AXIS_ROWS_Q] = "rows",
-    [AXIS_ROWS_K] = "rows",       [AXIS_HEADS_Q] = "heads",          [AXIS_HEADS_K] = "heads",
-    [AXIS_HEAD_DIM] = "head dim", [AXIS_VALUE_HEAD_DIM] = "head dim"};
+    [AXIS_BATCH] = "batch", [AXIS_BATCH_K] = "batch",     [AXIS_ROWS_Q] = "rows",
+    [AXIS_ROWS_K] = "rows", [AXIS_HEADS_Q] = "heads",     [AXIS_HEADS_K] = "heads",
+    [AXIS_PAGES] = "pages", [AXIS_HEAD_DIM] = "head dim", [AXIS_VALUE_HEAD_DIM] = "head dim"};
 
 /* The tensors of a call while they are read. */
 struct reading {
@@ -24,7 +24,7 @@ struct reading {
   /* Set by the first tensor that has the axis, whose name is kept; the others must agree. */
   int64_t extents[AXES];
   const char *owners[AXES];
-  enum axis batch_k; /* AXIS_BATCH, or of a cache AXIS_BATCH_K */
+  enum axis batch_k; /* AXIS_BATCH, or of a cache that is looked up AXIS_BATCH_K */
 };
 
 /* A tensor that is in the phase's struct and was given, or null. */
@@ -110,6 +110,7 @@ static void set_axis(struct operand *operand, enum axis axis, int64_t extent, in
   switch (axis) {
     case AXIS_ROWS_Q:
     case AXIS_ROWS_K:
+    case AXIS_PAGES:
       operand->rows = extent;
       operand->stride_row = stride;
       break;
@@ -156,7 +157,9 @@ static fa3_status read_tensor(struct reading *reading, const struct argument *ar
 
 fa3_status read_tensors(const void *args, struct problem *problem) {
   struct reading reading = {.args = args, .problem = problem};
-  reading.batch_k = find_given(&reading, TENSOR_cache_batch_index) ? AXIS_BATCH_K : AXIS_BATCH;
+  const bool looked_up =
+      find_given(&reading, TENSOR_cache_batch_index) || find_given(&reading, TENSOR_page_table);
+  reading.batch_k = looked_up ? AXIS_BATCH_K : AXIS_BATCH;
   const struct argument_struct *list = arguments_of(problem->phase);
   for (int i = 0; i < list->count; i++) {
     const struct argument *argument = &list->arguments[i];
@@ -176,6 +179,14 @@ fa3_status read_tensors(const void *args, struct problem *problem) {
   problem->rows_q = extents[AXIS_ROWS_Q];
   problem->rows_k = extents[AXIS_ROWS_K];
   problem->batch_k = problem->key.batch;
+  if (problem->features & FA3_FEATURE_PAGE_TABLE &&
+      (__builtin_mul_overflow(extents[AXIS_PAGES], extents[AXIS_ROWS_K], &problem->rows_k) ||
+       problem->rows_k > MAX_EXTENT))
+    return set_error(FA3_INVALID_SHAPE,
+                     "page_table.shape[1] is %" PRId64
+                     ": expected at most 2^48 rows in pages of "
+                     "%" PRId64,
+                     extents[AXIS_PAGES], extents[AXIS_ROWS_K]);
   return FA3_OK;
 }
 

@@ -6,7 +6,11 @@
 #include <stdbool.h>
 
 #include "error.h"
+#include "integer.h"
 #include "operand.h"
+
+/* A part of the keys that every engine can begin with. */
+enum { SPLIT_KEYS_STEP = 64 };
 
 /* What the argument structs of all passes have beside tensors. */
 struct options {
@@ -23,6 +27,8 @@ struct options {
   void *workspace;
   size_t workspace_size;
   int32_t reserved_multiprocessors;
+  int32_t num_splits;
+  int64_t split_keys;
 };
 #define OPTIONS_OF(args)                                                                      \
   {                                                                                           \
@@ -37,7 +43,11 @@ struct options {
 
 static struct options options_of(fa3_phase phase, const void *args) {
   if (phase == FA3_BACKWARD) return (struct options)OPTIONS_OF((const fa3_backward_args *)args);
-  return (struct options)OPTIONS_OF((const fa3_forward_args *)args);
+  const fa3_forward_args *forward = args;
+  struct options options = OPTIONS_OF(forward);
+  options.num_splits = forward->num_splits;
+  options.split_keys = forward->split_keys;
+  return options;
 }
 
 static fa3_status check_device_fields(const struct options *options) {
@@ -99,6 +109,21 @@ static fa3_status check_flags(const struct options *options, fa3_phase phase) {
   return FA3_OK;
 }
 
+static fa3_status check_splits(const struct options *options) {
+  if (options->num_splits < 0)
+    return set_error(FA3_INVALID_SPLITS, "num_splits is %" PRId32 ": expected 0 or more",
+                     options->num_splits);
+  if (options->split_keys < 0 || options->split_keys % SPLIT_KEYS_STEP)
+    return set_error(FA3_INVALID_SPLITS, "split_keys is %" PRId64 ": expected a multiple of %d",
+                     options->split_keys, SPLIT_KEYS_STEP);
+  if (options->num_splits && options->split_keys)
+    return set_error(FA3_INVALID_SPLITS,
+                     "num_splits is %" PRId32 ", but split_keys is %" PRId64
+                     ": expected one of them",
+                     options->num_splits, options->split_keys);
+  return FA3_OK;
+}
+
 static void set_mask(const struct options *options, struct problem *problem) {
   problem->window_left = MASK_UNBOUNDED;
   problem->window_right = MASK_UNBOUNDED;
@@ -122,6 +147,10 @@ static fa3_status check_combinations(const struct problem *problem) {
     return set_error(FA3_INVALID_FLAGS,
                      "cache_batch_index is given with cu_seqlens_k: it picks entries of a dense "
                      "key and value");
+  if (features & FA3_FEATURE_PAGE_TABLE &&
+      features & (FA3_FEATURE_VARLEN_KEY | FA3_FEATURE_BATCH_INDEX))
+    return set_error(FA3_INVALID_FLAGS, "page_table is given with %s",
+                     features & FA3_FEATURE_VARLEN_KEY ? "cu_seqlens_k" : "cache_batch_index");
   if (features & FA3_FEATURE_DIAGONAL && !(features & (FA3_FEATURE_CAUSAL | FA3_FEATURE_WINDOW)))
     return set_error(FA3_INVALID_FLAGS,
                      "diagonal is given, but flags lack FA3_CAUSAL and FA3_WINDOW");
@@ -135,13 +164,16 @@ static fa3_status set_longest(const struct options *options, struct problem *pro
     return set_error(FA3_INVALID_LENGTHS, "max_seqlen_%s is %" PRId64 ": expected 0 or more",
                      options->max_seqlen_q < 0 ? "q" : "k",
                      options->max_seqlen_q < 0 ? options->max_seqlen_q : options->max_seqlen_k);
-  if ((options->max_seqlen_q && !packed_q) || (options->max_seqlen_k && !packed_k)) {
+  const bool paged = problem->features & FA3_FEATURE_PAGE_TABLE;
+  if ((options->max_seqlen_q && !packed_q) || (options->max_seqlen_k && !packed_k && !paged)) {
     const char side = options->max_seqlen_q && !packed_q ? 'q' : 'k';
     return set_error(FA3_INVALID_FLAGS, "max_seqlen_%c is %" PRId64 " without cu_seqlens_%c", side,
                      side == 'q' ? options->max_seqlen_q : options->max_seqlen_k, side);
   }
   problem->max_seqlen_q = packed_q ? options->max_seqlen_q : problem->rows_q;
   problem->max_seqlen_k = packed_k ? options->max_seqlen_k : problem->rows_k;
+  if (paged && options->max_seqlen_k)
+    problem->max_seqlen_k = smaller(problem->rows_k, options->max_seqlen_k);
   return FA3_OK;
 }
 
@@ -154,10 +186,13 @@ fa3_status problem_from_args(fa3_phase phase, const void *args, struct problem *
                               .softcap = options.softcap,
                               .num_threads = options.num_threads,
                               .reserved_multiprocessors = options.reserved_multiprocessors,
+                              .num_splits = options.num_splits,
+                              .split_keys = options.split_keys,
                               .workspace = options.workspace,
                               .workspace_size = options.workspace_size};
   TRY(check_device_fields(&options));
   TRY(check_flags(&options, phase));
+  TRY(check_splits(&options));
   set_mask(&options, problem);
   TRY(read_tensors(args, problem));
   TRY(check_combinations(problem));

@@ -36,8 +36,8 @@ struct problem {
   int64_t head_dim;
   int64_t value_head_dim;
   int64_t rows_q;       /* seqlen_q of a dense batch, total_q of a packed one */
-  int64_t rows_k;       /* likewise */
-  int64_t batch_k;      /* batch extent of a dense key and value */
+  int64_t rows_k;       /* likewise; of all pages of a sequence */
+  int64_t batch_k;      /* batch extent of a dense key and value, or their pages */
   int64_t max_seqlen_q; /* bounds of one sequence's length; 0 if only the contents tell */
   int64_t max_seqlen_k;
 
@@ -54,6 +54,8 @@ struct problem {
   int64_t window_right; /* 0 if causal */
   int32_t num_threads;  /* 0: the engine's default */
   int32_t reserved_multiprocessors;
+  int32_t num_splits;   /* at most; 0: the engine chooses */
+  int64_t split_keys;   /* of a part; 0: the engine chooses */
 
   void *workspace; /* as it was given, unchecked */
   size_t workspace_size;
@@ -95,7 +97,8 @@ struct sequence {
   int64_t batch_q; /* index for stride_batch of query, output and lse */
   int64_t row_k;   /* first row of key and value, after left padding */
   int64_t batch_k;
-  struct mask mask; /* mask.seqlen_k is its number of keys */
+  const int32_t *pages; /* of key and value, or null: its rows are then rows of all of them */
+  struct mask mask;     /* mask.seqlen_k is its number of keys */
 };
 
 /* Whether no vector tells the sequences apart, but for where their keys are. */

@@ -48,6 +48,26 @@ static int64_t allotted(const int32_t *cu_seqlens, int64_t rows, int64_t b) {
   return cu_seqlens ? (int64_t)cu_seqlens[b + 1] - cu_seqlens[b] : rows;
 }
 
+/* A sequence's row of the table. */
+static const int32_t *pages_of(const struct problem *problem, int64_t b) {
+  if (!(problem->features & FA3_FEATURE_PAGE_TABLE)) return NULL;
+  return (const int32_t *)(const void *)problem->page_table.data +
+         b * problem->page_table.stride_batch;
+}
+
+/* Of sequence b, whose used rows are given. */
+static fa3_status check_pages(const struct problem *problem, int64_t b, int64_t used) {
+  const int32_t *pages = pages_of(problem, b);
+  if (!pages) return FA3_OK;
+  for (int64_t i = 0; i * problem->key.rows < used; i++)
+    if (pages[i] < 0 || pages[i] >= problem->batch_k)
+      return set_error(FA3_INVALID_LENGTHS,
+                       "page_table[%" PRId64 "][%" PRId64 "] is %" PRId32
+                       ": expected one of key's %" PRId64 " pages",
+                       b, i, pages[i], problem->batch_k);
+  return FA3_OK;
+}
+
 static fa3_status check_lengths(const struct problem *problem) {
   if (problem->cu_seqlens_q)
     TRY(check_cu_seqlens("cu_seqlens_q", problem->cu_seqlens_q, problem->batch, problem->rows_q,
@@ -61,9 +81,10 @@ static fa3_status check_lengths(const struct problem *problem) {
   for (int64_t b = 0; b < problem->batch; b++) {
     TRY(check_entry("seqused_q", problem->seqused_q, b,
                     allotted(problem->cu_seqlens_q, problem->rows_q, b), "the sequence's rows"));
-    int64_t used = allotted(problem->cu_seqlens_k, problem->rows_k, b);
+    int64_t used = allotted(problem->cu_seqlens_k, problem->max_seqlen_k, b);
     TRY(check_entry("seqused_k", problem->seqused_k, b, used, "the sequence's rows"));
     if (problem->seqused_k) used = problem->seqused_k[b];
+    TRY(check_pages(problem, b, used));
     TRY(check_entry("leftpad_k", problem->leftpad_k, b, used, "the sequence's used rows"));
     TRY(check_entry("cache_batch_index", problem->cache_batch_index, b, problem->batch_k - 1,
                     "an entry of key's batch"));
@@ -94,7 +115,8 @@ bool problem_sequences_alike(const struct problem *problem) {
 }
 
 struct sequence problem_sequence(const struct problem *problem, int64_t batch) {
-  struct sequence sequence = {.batch_q = batch, .batch_k = batch};
+  struct sequence sequence = {
+      .batch_q = batch, .batch_k = batch, .pages = pages_of(problem, batch)};
   if (problem->cu_seqlens_q) {
     sequence.row_q = problem->cu_seqlens_q[batch];
     sequence.batch_q = 0;
@@ -106,8 +128,9 @@ struct sequence problem_sequence(const struct problem *problem, int64_t batch) {
     sequence.batch_k = 0;
   }
   if (problem->cache_batch_index) sequence.batch_k = problem->cache_batch_index[batch];
-  int64_t seqlen_k = problem->seqused_k ? problem->seqused_k[batch]
-                                        : allotted(problem->cu_seqlens_k, problem->rows_k, batch);
+  int64_t seqlen_k = problem->seqused_k
+                         ? problem->seqused_k[batch]
+                         : allotted(problem->cu_seqlens_k, problem->max_seqlen_k, batch);
   if (problem->leftpad_k) {
     sequence.row_k += problem->leftpad_k[batch];
     seqlen_k -= problem->leftpad_k[batch];

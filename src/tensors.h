@@ -20,9 +20,10 @@ enum axis {
   NO_AXIS,
   AXIS_BATCH,
   AXIS_BATCH_AND_ONE,
-  AXIS_BATCH_K, /* of a dense key and value: the batch, unless they are a cache */
+  AXIS_BATCH_K, /* of a dense key and value: the batch, unless they are a cache; or all pages */
   AXIS_ROWS_Q,
-  AXIS_ROWS_K,
+  AXIS_ROWS_K, /* or those of a page */
+  AXIS_PAGES,  /* of a sequence */
   AXIS_HEADS_Q,
   AXIS_HEADS_K,
   AXIS_HEAD_DIM,

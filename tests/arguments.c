@@ -220,7 +220,7 @@ static void refuse_every_field(const struct call_pass *pass, bool packed,
                                const struct argument *which) {
   call_init(&call, packed);
   const fa3_tensor tensor = *call_tensor(&call, pass, which);
-  if (tensor.rank == 0) return; /* the one optional tensor that this call can't have */
+  if (tensor.rank == 0) return; /* an optional tensor that this call can't have */
   const int last = tensor.rank - 1;
 
   static const fa3_dtype dtypes[] = {0, -1, 4, 16, 31, 34, 1 << 30};

@@ -91,6 +91,7 @@ const struct routines amx_routines = {
     .transpose = bfloat16_transpose,
     .add_row = bfloat16_add_row,
     .dot = bfloat16_dot,
+    .few_rows = bfloat16_few_rows,
     .enter = enter,
     .leave = leave,
 };

@@ -11,6 +11,7 @@
 #include "pack.h"
 #include "product.h"
 #include "softmax.h"
+#include "few_rows.h"
 
 static void pack_queries(const struct rows *queries, float factor, int64_t depth, float *packed) {
   if (queries->dtype == FA3_FLOAT32)
@@ -65,6 +66,7 @@ static void transpose(const float *packed, int64_t rows, int64_t columns, int64_
     .pack_queries = pack_queries, .pack_keys = pack_keys, .pack_values = pack_values,       \
     .multiply = multiply, .cap = cap, .softmax = softmax, .store_row = store_row,           \
     .gradient = gradient, .transpose = transpose, .add_row = add_row, .dot = dot,           \
+    .few_rows = few_rows,                                                                   \
   }
 
 #endif

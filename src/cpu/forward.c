@@ -7,8 +7,11 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "cache.h"
+#include "decode.h"
 #include "element.h"
 #include "integer.h"
+#include "row_end.h"
 #include "threads.h"
 #include "work.h"
 
@@ -31,7 +34,8 @@ struct scratch {
   float *queries;
   float *keys;
   float *values;
-  float *scores; /* one strip's */
+  float *gathered; /* of a cache in pages: keys or values of a tile, one after the other */
+  float *scores;   /* one strip's */
   float *output;
   float *maximum;
   float *sum;
@@ -74,6 +78,9 @@ static size_t scratch_layout(const struct problem *problem, const struct routine
   } arrays[] = {
       {&scratch->keys, TILE_K * scratch->head_depth},
       {&scratch->values, scratch->tile_depth * scratch->output_width},
+      {&scratch->gathered, problem->features & FA3_FEATURE_PAGE_TABLE
+                               ? TILE_K * larger(problem->head_dim, problem->value_head_dim)
+                               : 0},
       {&scratch->scores, (int64_t)routines->strip * TILE_K},
       {&scratch->maximum, LARGEST_TILE_Q},
       {&scratch->sum, LARGEST_TILE_Q},
@@ -108,7 +115,8 @@ void cpu_plan_forward(const struct problem *problem, const struct routines *rout
   plan->tile_q = choose_tile_q(problem, routines, plan->num_threads);
   struct scratch scratch;
   plan->workspace_size =
-      scratch_layout(problem, routines, NULL, &scratch) * (size_t)plan->num_threads + CACHE_LINE;
+      scratch_layout(problem, routines, NULL, &scratch) * (size_t)plan->num_threads + CACHE_LINE +
+      decode_workspace(problem);
 }
 
 /* A block of query rows of one key head, and the sequence they belong to. */
@@ -157,15 +165,24 @@ static void begin_block(struct block *block) {
          (size_t)(block->rows * scratch->output_width) * sizeof *scratch->output);
 }
 
-static struct rows key_rows(const struct block *block, const struct operand *operand, int64_t width,
-                            int64_t key, int64_t count) {
-  return (struct rows){
-      .data = element(operand, block->sequence.batch_k, block->sequence.row_k + key, block->head_k),
+/* Keys or values of a tile, where they lie if their rows are evenly apart. */
+static struct rows key_rows(const struct block *block, const struct operand *operand, int64_t key,
+                            int64_t count) {
+  struct rows rows = {
+      .data = cache_row(operand, &block->sequence, key, block->head_k),
       .dtype = operand->dtype,
       .stride = operand->stride_row * element_size(operand),
       .count = count,
-      .width = width,
+      .width = operand->dim,
   };
+  if (!block->sequence.pages) return rows;
+  char *gathered = (char *)block->scratch.gathered;
+  rows.data = gathered;
+  rows.stride = operand->dim * element_size(operand);
+  for (int64_t i = 0; i < count; i++)
+    memcpy(gathered + i * rows.stride, cache_row(operand, &block->sequence, key + i, block->head_k),
+           (size_t)rows.stride);
+  return rows;
 }
 
 /* Scores of columns [begin, end) of the tile at `key`: -infinity where a row sees nothing. */
@@ -248,30 +265,13 @@ static void attend_tile(const struct block *block, int64_t key, int64_t keys) {
   const struct scratch *scratch = &block->scratch;
   const int64_t pair = routines->elements_per_word;
 
-  struct rows rows = key_rows(block, &block->problem->key, block->problem->head_dim, key, keys);
+  struct rows rows = key_rows(block, &block->problem->key, key, keys);
   routines->pack_keys(&rows, scratch->head_depth, scratch->keys);
-  rows = key_rows(block, &block->problem->value, block->problem->value_head_dim, key, keys);
+  rows = key_rows(block, &block->problem->value, key, keys);
   routines->pack_values(&rows, round_up((keys + pair - 1) / pair, routines->depth_step),
                         routines->panel * scratch->tile_depth, scratch->values);
   for (int64_t row = 0; row < block->rows; row += routines->strip)
     attend_strip(block, row, smaller(routines->strip, block->rows - row), key, keys);
-}
-
-/* What a row's sums have to be multiplied by, and its log-sum-exp. */
-struct row_end {
-  float factor;
-  float lse;
-};
-
-/* A sink joins the sum of exp(score - largest) as a score of its own, and may be larger than all.
- */
-static struct row_end end_row(float largest, float sum, float sink) {
-  if (sink == -INFINITY || largest == INFINITY)
-    return (struct row_end){sum == 0 ? 0 : 1 / sum, sum == 0 ? -INFINITY : largest + logf(sum)};
-  const float top = largest > sink ? largest : sink;
-  const float weight = largest == -INFINITY ? 0 : expf(largest - top);
-  const float whole = (sum == 0 ? 0 : sum * weight) + expf(sink - top);
-  return (struct row_end){weight / whole, top + logf(whole)};
 }
 
 static void end_block(const struct block *block) {
@@ -332,6 +332,7 @@ static void run_task(void *argument, int64_t task, int32_t place) {
       .sequence = problem_sequence(problem, task % call->pairs / problem->heads_k)};
   const int64_t first_row = task / call->pairs * call->tile_q;
   if (first_row >= block.sequence.seqlen_q * block.group) return;
+  if (decodes(problem, block.sequence.seqlen_q)) return;
   scratch_layout(problem, call->routines, call->scratch + (size_t)place * call->scratch_size,
                  &block.scratch);
   run_block(&block, task % problem->heads_k, first_row, call->tile_q);
@@ -350,5 +351,8 @@ void cpu_forward(const struct problem *problem, const struct routines *routines,
       .scratch = (char *)(((uintptr_t)workspace + CACHE_LINE - 1) & -(uintptr_t)CACHE_LINE),
       .scratch_size = scratch_layout(problem, routines, NULL, &layout)};
   call.tasks = divide_up(work.longest_q * group_size(problem), plan->tile_q) * call.pairs;
-  threads_for(work_threads(&work, plan->num_threads), call.tasks, run_task, &call);
+  const int32_t threads = work_threads(&work, plan->num_threads);
+  if (!decodes(problem, work.longest_q)) threads_for(threads, call.tasks, run_task, &call);
+  cpu_decode(problem, routines, threads,
+             call.scratch + call.scratch_size * (size_t)plan->num_threads);
 }

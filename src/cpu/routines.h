@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 #include "fa3.h"
+#include "mask.h"
 
 /* output[row][column] (+)= sum over depth of left[row][.] * right[.][column]. */
 struct product {
@@ -67,6 +68,28 @@ struct rows {
   int64_t width; /* elements of a row, a multiple of 8 */
 };
 
+/* Some keys' step of the online softmax for few rows, on keys and values as they lie. */
+enum { FEW_KEYS = 64 };
+struct few_rows_step {
+  int64_t rows;
+  int64_t count; /* of keys, 1 to FEW_KEYS */
+  int64_t head_dim;
+  int64_t value_head_dim;
+  fa3_dtype dtype;         /* of keys and values */
+  const char *const *keys; /* where each row is */
+  const char *const *values;
+  const float *queries; /* zeros up to query_stride, a multiple of the routines' `vector` */
+  int64_t query_stride;
+  const struct key_range *seen; /* of each row, among these keys */
+  float scale;                  /* above 0 */
+  float softcap;                /* 0: none */
+  float *scores;                /* rows x FEW_KEYS, scratch */
+  float *maximum;
+  float *sum;
+  float *output;
+  int64_t output_stride; /* a multiple of the routines' `vector` */
+};
+
 struct routines {
   int32_t elements_per_word;
   int32_t vector;     /* words of a vector register */
@@ -88,6 +111,8 @@ struct routines {
   void (*softmax)(const struct softmax_step *step);
   /* One output row, times `factor`. */
   void (*store_row)(const float *row, int64_t width, float factor, fa3_dtype dtype, void *stored);
+
+  void (*few_rows)(const struct few_rows_step *step);
 
   /* What the backward pass needs beside: */
   void (*gradient)(const struct gradient_step *step);

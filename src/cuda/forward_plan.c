@@ -36,6 +36,9 @@ fa3_status find_forward_kernel(const char *architecture, fa3_dtype dtype, int64_
 
 fa3_status supports_forward(const fa3_capability *capability) {
   const struct kernel *kernel;
+  if (capability->features & FA3_FEATURE_PAGE_TABLE)
+    return set_error(FA3_UNSUPPORTED,
+                     "page_table is given: the CUDA kernels read no cache in pages yet");
   TRY(check_half_precision(capability));
   return find_forward_kernel(NULL, capability->query_dtype, capability->head_dim,
                              capability->value_head_dim, capability->features & FA3_FEATURE_SOFTCAP,
@@ -105,6 +108,10 @@ static void plan_grid(const struct cuda_facts *facts, struct forward_plan *plan)
 fa3_status plan_forward(const struct problem *problem, const struct cuda_facts *facts,
                         struct cuda_plan *plan) {
   struct forward_plan *forward = &plan->forward;
+  if (problem->split_keys)
+    return set_error(FA3_UNSUPPORTED,
+                     "split_keys is %" PRId64 ": the CUDA kernels split no keys yet",
+                     problem->split_keys);
   *plan = (struct cuda_plan){.forward = {0}};
   TRY(find_forward_kernel(facts->architecture, problem->query.dtype, problem->head_dim,
                           problem->value_head_dim, problem->softcap > 0, &forward->kernel));

@@ -12,15 +12,12 @@ static const size_t contents[TENSORS] = {
 #include "tensors.def"
 };
 
-static const int64_t extents[AXES] = {[AXIS_BATCH] = CALL_BATCH,
-                                      [AXIS_BATCH_AND_ONE] = CALL_BATCH + 1,
-                                      [AXIS_BATCH_K] = CALL_BATCH,
-                                      [AXIS_ROWS_Q] = CALL_SEQLEN_Q,
-                                      [AXIS_ROWS_K] = CALL_SEQLEN_K,
-                                      [AXIS_HEADS_Q] = CALL_HEADS_Q,
-                                      [AXIS_HEADS_K] = CALL_HEADS_K,
-                                      [AXIS_HEAD_DIM] = CALL_HEAD_DIM,
-                                      [AXIS_VALUE_HEAD_DIM] = CALL_VALUE_HEAD_DIM};
+static const int64_t extents[AXES] = {
+    [AXIS_BATCH] = CALL_BATCH,       [AXIS_BATCH_AND_ONE] = CALL_BATCH + 1,
+    [AXIS_BATCH_K] = CALL_BATCH,     [AXIS_PAGES] = 2,
+    [AXIS_ROWS_Q] = CALL_SEQLEN_Q,   [AXIS_ROWS_K] = CALL_SEQLEN_K,
+    [AXIS_HEADS_Q] = CALL_HEADS_Q,   [AXIS_HEADS_K] = CALL_HEADS_K,
+    [AXIS_HEAD_DIM] = CALL_HEAD_DIM, [AXIS_VALUE_HEAD_DIM] = CALL_VALUE_HEAD_DIM};
 
 /* Contiguous, and packed if it can be and the call is. */
 static fa3_tensor make_tensor(struct call *call, enum tensor which, bool packed) {
@@ -41,12 +38,14 @@ static fa3_tensor make_tensor(struct call *call, enum tensor which, bool packed)
   return tensor;
 }
 
-/* Every tensor that a dense or a packed call of the phase can have; outputs are NaN. */
+/* Every tensor that a dense or a packed call of the phase can have, without pages; outputs are
+ * NaN. */
 static void make_tensors(struct call *call, fa3_phase phase, void *args, bool packed) {
   const struct argument_struct *list = arguments_of(phase);
   for (int i = 0; i < list->count; i++) {
     const enum tensor which = list->arguments[i].tensor;
     const bool starts = which == TENSOR_cu_seqlens_q || which == TENSOR_cu_seqlens_k;
+    if (which == TENSOR_page_table) continue;
     if (packed ? which == TENSOR_cache_batch_index : starts) continue;
     fa3_tensor *tensor = argument_in(args, &list->arguments[i]);
     *tensor = make_tensor(call, which, packed);

@@ -22,6 +22,7 @@ enum {
   CALL_OUTPUT = CALL_BATCH * CALL_SEQLEN_Q * CALL_HEADS_Q * CALL_VALUE_HEAD_DIM,
   CALL_LSE = CALL_BATCH * CALL_HEADS_Q * CALL_SEQLEN_Q,
   CALL_HEADS = CALL_HEADS_Q,
+  CALL_PAGES = CALL_BATCH * 2,
   CALL_SEQUENCES = CALL_BATCH,
   CALL_STARTS = CALL_BATCH + 1
 };
@@ -36,8 +37,8 @@ struct call {
   char workspace[1 << 20];
 };
 
-/* Dense, the forward call with cache_batch_index; or packed, with both cu_seqlens. Float32, causal,
- * a window, a scale and a softcap. */
+/* Without pages. Dense, the forward call with cache_batch_index; or packed, with both cu_seqlens.
+ * Float32, causal, a window, a scale and a softcap. */
 void call_init(struct call *call, bool packed);
 
 /* A pass of the API: its functions. */

@@ -45,6 +45,12 @@ struct spec spec_random(struct rng *rng) {
   spec.seqused_k = rng_chance(rng, 0.25);
   spec.leftpad_k = rng_chance(rng, 0.15);
   spec.batch_index = !spec.packed_k && rng_chance(rng, 0.2);
+  if (!spec.packed_k && !spec.batch_index && rng_chance(rng, 0.4))
+    spec.page_size = RNG_PICK(rng, 1, 2, 7, 16, 16, 64, 64, 100, 256);
+  if (rng_chance(rng, 0.2))
+    spec.num_splits = (int32_t)RNG_PICK(rng, 1, 2, 3, 8, 100);
+  else if (rng_chance(rng, 0.2))
+    spec.split_keys = RNG_PICK(rng, 64, 128, 512);
   spec.lse = rng_chance(rng, 0.8);
 
   if (rng_chance(rng, 0.5)) spec.flags |= FA3_CAUSAL;
@@ -92,12 +98,14 @@ void spec_print(const struct spec *spec, char *text, size_t size) {
   snprintf(text, size,
            "dtype %d output %d sink %d batch %" PRId64 " heads %" PRId64 "x%" PRId64
            " head_dim %" PRId64 "/%" PRId64 " seqlen %" PRId64 "/%" PRId64
-           " packed %d/%d seqused %d/%d leftpad %d index %d diagonal %d lse %d flags 0x%" PRIx32
+           " packed %d/%d seqused %d/%d leftpad %d index %d pages of %" PRId64
+           " splits %d split_keys %" PRId64 " diagonal %d lse %d flags 0x%" PRIx32
            " window %" PRId64 "/%" PRId64 " scale %g softcap %g threads %d %s spread %g sink %g",
            spec->dtype, spec->output_dtype, spec->sink_dtype, spec->batch, spec->heads_k,
            spec->group, spec->head_dim, spec->value_head_dim, spec->max_seqlen_q,
            spec->max_seqlen_k, spec->packed_q, spec->packed_k, spec->seqused_q, spec->seqused_k,
-           spec->leftpad_k, spec->batch_index, spec->diagonal, spec->lse, spec->flags,
-           spec->window_left, spec->window_right, (double)spec->scale, (double)spec->softcap,
-           spec->num_threads, layouts[spec->layout], spec->spread, spec->sink);
+           spec->leftpad_k, spec->batch_index, spec->page_size, spec->num_splits, spec->split_keys,
+           spec->diagonal, spec->lse, spec->flags, spec->window_left, spec->window_right,
+           (double)spec->scale, (double)spec->softcap, spec->num_threads, layouts[spec->layout],
+           spec->spread, spec->sink);
 }

@@ -34,6 +34,9 @@ struct spec {
   bool seqused_k;
   bool leftpad_k;
   bool batch_index;
+  int64_t page_size; /* 0: key and value are no pages */
+  int32_t num_splits;
+  int64_t split_keys;
   bool diagonal;
   bool lse;
   uint32_t flags;

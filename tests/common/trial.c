@@ -71,6 +71,7 @@ struct rows trial_query_rows(const struct trial *trial, int64_t batch) {
 struct rows trial_key_rows(const struct trial *trial, int64_t batch) {
   const fa3_forward_args *args = &trial->args;
   struct rows rows = allotted_rows(&args->key, &args->cu_seqlens_k, batch);
+  if (args->page_table.data) rows.count = args->page_table.shape[1] * args->key.shape[1];
   if (args->cache_batch_index.data) rows.batch = ((int32_t *)args->cache_batch_index.data)[batch];
   if (args->seqused_k.data) rows.count = ((int32_t *)args->seqused_k.data)[batch];
   if (args->leftpad_k.data) {
@@ -97,10 +98,12 @@ static void make_lengths(struct trial *trial, struct rng *rng) {
       index[b] = (int32_t)rng_between(rng, 0, args->key.shape[0] - 1);
   }
   if (spec->seqused_k) {
+    const int64_t longest =
+        args->page_table.data ? args->page_table.shape[1] * args->key.shape[1] : -1;
     int32_t *used = make_int32(trial, TENSOR_seqused_k, &args->seqused_k, batch, rng);
     for (int64_t b = 0; b < batch; b++)
-      used[b] =
-          (int32_t)rng_between(rng, 0, allotted_rows(&args->key, &args->cu_seqlens_k, b).count);
+      used[b] = (int32_t)rng_between(
+          rng, 0, longest >= 0 ? longest : allotted_rows(&args->key, &args->cu_seqlens_k, b).count);
   }
   if (spec->leftpad_k) {
     int32_t *leftpad = make_int32(trial, TENSOR_leftpad_k, &args->leftpad_k, batch, rng);
@@ -134,14 +137,60 @@ void trial_fill_rows(const fa3_tensor *tensor, struct rows rows, double spread, 
   }
 }
 
+/* A sequence's rows of key or value, which may be in pages. */
+static void fill_cache(const struct trial *trial, const fa3_tensor *tensor, int64_t batch,
+                       double spread, double trend, struct rng *rng) {
+  const fa3_tensor *table = &trial->args.page_table;
+  const struct rows rows = trial_key_rows(trial, batch);
+  if (!table->data) {
+    trial_fill_rows(tensor, rows, spread, trend, rng);
+    return;
+  }
+  const int32_t *pages = (const int32_t *)table->data + batch * table->strides[0];
+  const int64_t page_size = tensor->shape[1];
+  for (int64_t r = rows.first; r < rows.first + rows.count; r++) {
+    const double position = (double)(r - rows.first) / (double)rows.count - 0.5;
+    trial_fill_rows(tensor, (struct rows){pages[r / page_size], r % page_size, 1},
+                    spread * (1 + trend * position), 0, rng);
+  }
+}
+
+/* Pages of all sequences in random order, with some that nobody uses; now and then the first
+ * sequences share their first pages. Entries past a sequence's length are wild. */
+static void make_page_table(struct trial *trial, struct rng *rng) {
+  const struct spec *spec = &trial->spec;
+  fa3_forward_args *args = &trial->args;
+  fa3_tensor *table = &args->page_table;
+  const int64_t pages = args->key.shape[0], columns = table->shape[1];
+  int32_t *order = calloc((size_t)pages + 1, sizeof *order);
+  if (!order) exit(1);
+  for (int64_t i = 0; i < pages; i++) {
+    const int64_t other = rng_between(rng, 0, i);
+    order[i] = order[other];
+    order[other] = (int32_t)i;
+  }
+  const bool shared = rng_chance(rng, 0.3);
+  for (int64_t b = 0; b < spec->batch; b++) {
+    int32_t *row = (int32_t *)table->data + b * table->strides[0];
+    const struct rows rows = trial_key_rows(trial, b);
+    for (int64_t i = 0; i < columns; i++) {
+      row[i] = order[b * columns + i];
+      if (shared && b > 0 && i < columns / 2) row[i] = order[i];
+      if (i * spec->page_size >= rows.first + rows.count)
+        row[i] = (int32_t)RNG_PICK(rng, -1, INT32_MAX, INT32_MIN, (int64_t)pages);
+    }
+  }
+  free(order);
+}
+
 static void fill(struct trial *trial, struct rng *rng) {
   const struct spec *spec = &trial->spec;
   /* Scores that grow along the keys raise the running maximum again and again. */
   double trend = (double)rng_between(rng, -1, 1) * 1.8;
   for (int64_t b = 0; b < spec->batch; b++) {
     trial_fill_rows(&trial->args.query, trial_query_rows(trial, b), spec->spread, 0, rng);
-    trial_fill_rows(&trial->args.key, trial_key_rows(trial, b), spec->spread, trend, rng);
-    trial_fill_rows(&trial->args.value, trial_key_rows(trial, b), 1, 0, rng);
+    fill_cache(trial, &trial->args.key, b, spec->spread, trend, rng);
+    fill_cache(trial, &trial->args.value, b, 1, 0, rng);
   }
 }
 
@@ -152,6 +201,17 @@ struct trial trial_new(const struct spec *spec, struct rng *rng) {
   int64_t rows_q = spec->max_seqlen_q;
   int64_t rows_k = spec->max_seqlen_k;
   int64_t batch_k = spec->batch_index ? rng_between(rng, 1, 4) : spec->batch;
+  if (spec->page_size) {
+    const int64_t columns = rows_k > 0 ? (rows_k + spec->page_size - 1) / spec->page_size : 1;
+    args->page_table = (fa3_tensor){.dtype = FA3_INT32,
+                                    .rank = 2,
+                                    .shape = {spec->batch, columns},
+                                    .strides = {columns + rng_between(rng, 0, 2), 1}};
+    tensor_allocate(&trial.buffers[TENSOR_page_table], &args->page_table, rng);
+    batch_k = spec->batch * columns + rng_between(rng, 0, 3);
+    rows_k = spec->page_size;
+    if (rng_chance(rng, 0.3)) args->max_seqlen_k = columns * rows_k + rng_between(rng, 0, 9);
+  }
   if (spec->packed_q) {
     rows_q = make_cu_seqlens(&trial, TENSOR_cu_seqlens_q, &args->cu_seqlens_q, rows_q, rng);
     args->max_seqlen_q = spec->max_seqlen_q + rng_between(rng, 0, 2);
@@ -184,6 +244,7 @@ struct trial trial_new(const struct spec *spec, struct rng *rng) {
                        : fmax(fmin(spec->sink * rng_normal(rng), 3.4e38), -3.4e38));
   }
   make_lengths(&trial, rng);
+  if (spec->page_size) make_page_table(&trial, rng);
   fill(&trial, rng);
   args->flags = spec->flags;
   args->window_left = spec->window_left;
@@ -191,6 +252,8 @@ struct trial trial_new(const struct spec *spec, struct rng *rng) {
   args->softmax_scale = spec->scale;
   args->softcap = spec->softcap;
   args->num_threads = spec->num_threads;
+  args->num_splits = spec->num_splits;
+  args->split_keys = spec->split_keys;
   return trial;
 }
 

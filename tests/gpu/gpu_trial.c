@@ -70,6 +70,7 @@ fa3_status gpu_spec_supported(const struct gradient_spec *spec, bool backward) {
       {forward->seqused_k, FA3_FEATURE_SEQUSED_KEY},
       {forward->leftpad_k, FA3_FEATURE_LEFTPAD_KEY},
       {forward->batch_index, FA3_FEATURE_BATCH_INDEX},
+      {forward->page_size, FA3_FEATURE_PAGE_TABLE},
       {forward->diagonal, FA3_FEATURE_DIAGONAL},
       {spec->grad_lse, FA3_FEATURE_GRAD_LSE},
       {spec->flags & FA3_ACCUMULATE, FA3_FEATURE_ACCUMULATE},
