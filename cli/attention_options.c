@@ -211,10 +211,16 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
 
 const struct argp attention_argp = {.options = options, .parser = parse};
 
-const char *file_of(const struct attention_options *attention, enum tensor output) {
-  const struct argument *gradient = find_argument(FA3_BACKWARD, output);
-  if (attention->files[output] || !gradient || !gradient->output) return attention->files[output];
-  return attention->all_gradients;
+bool is_output(enum tensor tensor) {
+  const struct argument *forward = find_argument(FA3_FORWARD, tensor);
+  const struct argument *backward = find_argument(FA3_BACKWARD, tensor);
+  return (forward && forward->output) || (backward && backward->output);
+}
+
+const char *file_of(const struct attention_options *attention, enum tensor tensor) {
+  const bool gradient = is_output(tensor) && !find_argument(FA3_FORWARD, tensor);
+  return attention->files[tensor] || !gradient ? attention->files[tensor]
+                                               : attention->all_gradients;
 }
 
 bool has_gradient_files(const struct attention_options *attention) {

@@ -33,8 +33,11 @@ extern const struct argp attention_argp;
 enum { GRADIENTS = 4 };
 extern const enum tensor input_gradients[GRADIENTS];
 
+/* Whether one of the two calls writes it. */
+bool is_output(enum tensor tensor);
+
 /* Where an output goes or is; null: nowhere. And whether a gradient goes somewhere. */
-const char *file_of(const struct attention_options *attention, enum tensor output);
+const char *file_of(const struct attention_options *attention, enum tensor tensor);
 bool has_gradient_files(const struct attention_options *attention);
 
 /* Refuses what keeps gradients from being computed or verified: no gradient of the output, and

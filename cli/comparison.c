@@ -63,8 +63,8 @@ static void take_up(struct error_statistics *statistics, double value, double ex
   statistics->nan += isnan(value) && isnan(expected);
 }
 
-void comparison_add(struct error_statistics *statistics, double value, double expected,
-                    double bound, fa3_dtype dtype, const int64_t place[4]) {
+static void add(struct error_statistics *statistics, double value, double expected, double bound,
+                fa3_dtype dtype, const int64_t place[4]) {
   static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* rows come from several threads */
   const double error = error_of(value, expected, bound, dtype);
   pthread_mutex_lock(&lock);
@@ -72,51 +72,118 @@ void comparison_add(struct error_statistics *statistics, double value, double ex
   pthread_mutex_unlock(&lock);
 }
 
-static void compare_row(void *context, int64_t batch, int64_t head, int64_t row) {
+/* What one row is to be, and how far it may be off before it is stored. */
+struct expected {
+  double values[COMPARISON_MAX_HEAD_DIM];
+  double bounds[COMPARISON_MAX_HEAD_DIM];
+};
+
+static void compare_output(void *context, int64_t batch, int64_t head, int64_t row) {
   struct comparison *comparison = context;
-  const fa3_forward_args *args = comparison->args;
-  int64_t columns = args->value.shape[args->value.rank - 1];
-  double output[COMPARISON_MAX_HEAD_DIM];
-  double bound[COMPARISON_MAX_HEAD_DIM];
+  const fa3_forward_args *args = comparison->forward;
+  const int64_t columns = args->value.shape[args->value.rank - 1];
+  const int64_t first = reference_output_index(args, batch, head, row);
+  struct expected output;
   double lse = NAN;
   double lse_bound = 0;
-  reference_row(args, batch, head, row, output, &lse);
-  reference_bound(args, batch, head, row, output, lse, bound, &lse_bound);
-  bool sees_nothing = lse == -INFINITY;
-  int64_t first = reference_output_index(args, batch, head, row);
+  reference_row(args, batch, head, row, output.values, &lse);
+  reference_bound(args, batch, head, row, output.values, lse, output.bounds, &lse_bound);
+  const bool sees_nothing = lse == -INFINITY;
   for (int64_t d = 0; d < columns; d++)
-    comparison_add(&comparison->output, reference_load(&args->output, first + d), output[d],
-                   sees_nothing ? 0 : bound[d], args->output.dtype,
-                   (int64_t[]){batch, row, head, d});
+    add(&comparison->statistics[TENSOR_output], reference_load(&args->output, first + d),
+        output.values[d], sees_nothing ? 0 : output.bounds[d], args->output.dtype,
+        (int64_t[]){batch, row, head, d});
   if (!args->lse.data) return;
-  double value = reference_load(&args->lse, reference_lse_index(args, batch, head, row));
-  comparison_add(&comparison->lse, value, lse, lse_bound, FA3_FLOAT32,
-                 (int64_t[]){batch, row, head, 0});
+  add(&comparison->statistics[TENSOR_lse],
+      reference_load(&args->lse, reference_lse_index(args, batch, head, row)), lse, lse_bound,
+      FA3_FLOAT32, (int64_t[]){batch, row, head, 0});
 }
 
-static int64_t rows_of(const void *context, int64_t batch) {
-  return reference_seqlen_q(((const struct comparison *)context)->args, batch);
+/* Columns of a gradient from element `first` on. */
+static void compare_gradient(struct error_statistics *statistics, const fa3_tensor *tensor,
+                             int64_t first, int64_t columns, const struct expected *expected,
+                             int64_t batch, int64_t head, int64_t row) {
+  for (int64_t d = 0; tensor->rank && d < columns; d++)
+    add(statistics, reference_load(tensor, first + d), expected->values[d],
+        reference_stored_bound(tensor->dtype, expected->values[d], expected->bounds[d]),
+        tensor->dtype, (int64_t[]){batch, row, head, d});
 }
 
-static struct sampling all_rows(struct comparison *comparison) {
-  const fa3_forward_args *args = comparison->args;
+static void compare_query(void *context, int64_t batch, int64_t head, int64_t row) {
+  struct comparison *comparison = context;
+  const fa3_backward_args *args = comparison->backward;
+  struct expected query;
+  reference_grad_query(args, batch, head, row, query.values, query.bounds);
+  compare_gradient(&comparison->statistics[TENSOR_grad_query], &args->grad_query,
+                   reference_grad_query_index(args, batch, head, row),
+                   args->query.shape[args->query.rank - 1], &query, batch, head, row);
+}
+
+static void compare_key_value(void *context, int64_t batch, int64_t head, int64_t row) {
+  struct comparison *comparison = context;
+  const fa3_backward_args *args = comparison->backward;
+  struct expected key;
+  struct expected value;
+  reference_grad_key_value(args, batch, head, row, key.values, value.values, key.bounds,
+                           value.bounds);
+  compare_gradient(&comparison->statistics[TENSOR_grad_key], &args->grad_key,
+                   reference_grad_key_index(args, batch, head, row),
+                   args->key.shape[args->key.rank - 1], &key, batch, head, row);
+  compare_gradient(&comparison->statistics[TENSOR_grad_value], &args->grad_value,
+                   reference_grad_value_index(args, batch, head, row),
+                   args->value.shape[args->value.rank - 1], &value, batch, head, row);
+}
+
+static void compare_sink(struct comparison *comparison) {
+  const fa3_backward_args *args = comparison->backward;
+  const fa3_tensor *sink = &args->grad_sink;
+  for (int64_t head = 0; head < sink->shape[0]; head++) {
+    struct expected expected;
+    reference_grad_sink(args, head, expected.values, expected.bounds);
+    compare_gradient(&comparison->statistics[TENSOR_grad_sink], sink, head * sink->strides[0], 1,
+                     &expected, 0, head, 0);
+  }
+}
+
+static int64_t query_rows(const void *context, int64_t batch) {
+  return reference_seqlen_q(((const struct comparison *)context)->forward, batch);
+}
+
+static int64_t key_rows(const void *context, int64_t batch) {
+  return reference_seqlen_k(((const struct comparison *)context)->backward, batch);
+}
+
+static struct sampling of_queries(struct comparison *comparison,
+                                  void (*visit)(void *, int64_t, int64_t, int64_t)) {
+  const fa3_forward_args *args = comparison->forward;
   return (struct sampling){.batch = reference_batch(args),
                            .heads = args->query.shape[args->query.rank - 2],
                            .context = comparison,
-                           .rows = rows_of,
-                           .visit = compare_row};
+                           .rows = query_rows,
+                           .visit = visit};
 }
 
 int64_t comparison_rows(const fa3_forward_args *args) {
-  struct comparison comparison = {.args = args};
-  const struct sampling sampling = all_rows(&comparison);
+  struct comparison comparison = {.forward = args};
+  const struct sampling sampling = of_queries(&comparison, compare_output);
   return sampling_total(&sampling);
 }
 
 void comparison_sample(struct comparison *comparison, int64_t count, uint64_t seed,
                        const char *label) {
-  const struct sampling sampling = all_rows(comparison);
-  sampling_visit(&sampling, count, seed, label);
+  const fa3_backward_args *backward = comparison->backward;
+  const struct sampling output = of_queries(comparison, compare_output);
+  sampling_visit(&output, count, seed, label);
+  if (!backward) return;
+  const struct sampling query = of_queries(comparison, compare_query);
+  struct sampling key = query;
+  key.heads = backward->key.shape[backward->key.rank - 2];
+  key.rows = key_rows;
+  key.visit = compare_key_value;
+  if (backward->grad_query.rank) sampling_visit(&query, count, seed, label);
+  if (backward->grad_key.rank || backward->grad_value.rank)
+    sampling_visit(&key, count, seed, label);
+  compare_sink(comparison);
 }
 
 bool comparison_find_not_finite(const fa3_forward_args *args, int64_t place[4]) {

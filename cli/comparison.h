@@ -1,15 +1,16 @@
-/* Rows of an output against the float64 reference, within the bound that reference.h derives. */
+/* Rows of outputs and gradients against the float64 reference, within the bound that reference.h
+ * derives. */
 #ifndef FA3_CLI_COMPARISON_H
 #define FA3_CLI_COMPARISON_H
 
 #include <stdbool.h>
 
-#include "fa3.h"
+#include "tensors.h"
 
 /* No engine takes more. */
 enum { COMPARISON_MAX_HEAD_DIM = 256 };
 
-/* What is compared: an output, or an lse. Values count by error/bound. */
+/* Of one tensor. Values count by error/bound. */
 struct error_statistics {
   int64_t count;
   int64_t outside;   /* further off than the bound, or not finite where the reference is */
@@ -27,16 +28,13 @@ struct error_statistics {
 };
 
 struct comparison {
-  const fa3_forward_args *args; /* lse absent: not compared */
-  struct error_statistics output;
-  struct error_statistics lse;
+  const fa3_forward_args *forward;
+  const fa3_backward_args *backward;           /* null: gradients are not compared */
+  struct error_statistics statistics[TENSORS]; /* of the outputs; one that is absent has none */
 };
 
-/* Takes up one value at (batch, row, head, column); on any thread. */
-void comparison_add(struct error_statistics *statistics, double value, double expected,
-                    double bound, fa3_dtype dtype, const int64_t place[4]);
-
-/* Compares `count` of the rows that query has, or all, chosen by sampling_visit. */
+/* Compares `count` of the rows that query has, or all, chosen by sampling_visit; of query's
+ * gradient and of key's and value's as many; and all of the sink's. */
 void comparison_sample(struct comparison *comparison, int64_t count, uint64_t seed,
                        const char *label);
 

@@ -13,7 +13,6 @@
 #include "cuda.h"
 #include "device.h"
 #include "failure.h"
-#include "gradient_comparison.h"
 #include "numbers.h"
 #include "operands.h"
 #include "reference.h"
@@ -213,42 +212,37 @@ static int read_files(const struct verify_options *verify, struct operands *oper
   return operands_load_gradients(attention, operands);
 }
 
-static int judge_gradients(const struct operands *operands,
-                           const struct gradient_comparison *comparison, int code) {
-  for (int i = 0; i < GRADIENTS; i++) {
-    static const char *const names[GRADIENTS] = {"dquery", "dkey", "dvalue", "dsink"};
-    const struct loaded_tensor *gradient = &operands->loaded[input_gradients[i]];
-    if (!gradient->given) continue;
-    print_statistics(names[i], &comparison->statistics[input_gradients[i]]);
-    code = judge(names[i], gradient, &comparison->statistics[input_gradients[i]], code);
+/* Of all that was compared. */
+static int judge_all(const struct operands *operands, const struct comparison *comparison) {
+  int code = 0;
+  for (enum tensor i = 0; i < TENSORS; i++) {
+    char name[32];
+    const char *of = strncmp(tensor_rows[i].name, "grad_", 5) ? NULL : tensor_rows[i].name + 5;
+    if (!operands->loaded[i].given || !is_output(i)) continue;
+    (void)snprintf(name, sizeof name, "%s%s", of ? "d" : "", of ? of : tensor_rows[i].name);
+    print_statistics(name, &comparison->statistics[i]);
+    code = judge(name, &operands->loaded[i], &comparison->statistics[i], code);
   }
   return code;
 }
 
 static int verify_files(const struct verify_options *verify, struct operands *operands) {
   const struct attention_options *attention = &verify->attention;
+  const bool gradients = attention->gradients_wanted || verify->backward;
   const fa3_forward_args *args = &operands->forward.args.forward;
   TRY(device_check(&verify->device));
   TRY(operands_read(attention, operands));
   TRY((attention->files[TENSOR_output] ? read_files : compute)(verify, operands));
   const bool finite = has_finite_inputs(operands);
-  struct comparison comparison = {
-      .args = args, .output = {.finite = finite}, .lse = {.finite = finite}};
-  struct gradient_comparison gradient_comparison = {.args = &operands->backward.args.backward};
-  for (int i = 0; i < TENSORS; i++) gradient_comparison.statistics[i].finite = finite;
+  struct comparison comparison = {.forward = args,
+                                  .backward = gradients ? &operands->backward.args.backward : NULL};
+  for (int i = 0; i < TENSORS; i++) comparison.statistics[i].finite = finite;
   int64_t total = comparison_rows(args);
   int64_t rows = verify->rows < total ? verify->rows : total;
-  comparison_sample(&comparison, rows, verify->seed, "verify");
-  if (attention->gradients_wanted || verify->backward)
-    gradient_comparison_sample(&gradient_comparison, verify->rows, verify->seed, "verify");
+  comparison_sample(&comparison, verify->rows, verify->seed, "verify");
   printf("rows     %" PRId64 " of %" PRId64 " checked against float64 (seed %" PRIu64 ")\n", rows,
          total, verify->seed);
-  print_statistics("output", &comparison.output);
-  if (args->lse.data) print_statistics("lse", &comparison.lse);
-
-  int code = judge("output", &operands->loaded[TENSOR_output], &comparison.output, 0);
-  code = judge("lse", &operands->loaded[TENSOR_lse], &comparison.lse, code);
-  code = judge_gradients(operands, &gradient_comparison, code);
+  int code = judge_all(operands, &comparison);
   if (!code && finite) code = check_finite(operands);
   printf("verdict  %s\n", code == EXIT_NO_BOUND ? "none: not every value has a bound"
                           : code                ? "WRONG"
