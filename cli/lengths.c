@@ -64,8 +64,6 @@ int lengths_read(const char *source, const struct source_rules *rules, const cha
     TRY(read_list(source, option, lengths));
   else
     TRY(loaded_tensor_read(source, rules, names, integers, lengths));
-  if (lengths->rank != 1)
-    return fail(EXIT_INPUT, "%s: has %d dimensions: expected 1", lengths->origin, lengths->rank);
   if (lengths->dtype == dtype) return 0;
   if (lengths->dtype == FA3_INT64) return narrow(lengths);
   if (lengths->dtype == FA3_INT32) return widen(lengths);

@@ -1,4 +1,4 @@
-/* Vectors of integers: lengths, starts, diagonals. */
+/* Integers: lengths, starts, diagonals, pages. */
 #ifndef FA3_CLI_LENGTHS_H
 #define FA3_CLI_LENGTHS_H
 

@@ -133,8 +133,10 @@ static int load(const struct attention_options *options, enum tensor tensor, con
   const char *const names[] = {row->name, other_names[tensor][0], other_names[tensor][1], NULL};
   struct loaded_tensor *loaded = &operands->loaded[tensor];
   loaded_tensor_free(loaded);
-  if (row->vector)
-    return lengths_read(source, &options->rules, names, option_of(tensor), row->dtype, loaded);
+  if (row->rule == RULE_ONLY && row->dtype != FA3_FLOAT32) {
+    TRY(lengths_read(source, &options->rules, names, option_of(tensor), row->dtype, loaded));
+    return row->vector ? check_rank(operands, tensor) : 0; /* before what it says is used */
+  }
   return loaded_tensor_read(source, &options->rules, names,
                             row->rule == RULE_ONLY ? "float32" : floating_point_elements, loaded);
 }

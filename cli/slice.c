@@ -47,7 +47,8 @@ void slice_call(const struct call *call, const struct slice *slice, struct call 
   const fa3_tensor *query = find_tensor(call, TENSOR_query), *key = find_tensor(call, TENSOR_key);
   const int64_t group = query->shape[query->rank - 2] / key->shape[key->rank - 2];
   const bool by_sequence = cuts_between_sequences(call);
-  const bool cache = find_tensor(call, TENSOR_cache_batch_index);
+  const bool looked_up =
+      find_tensor(call, TENSOR_cache_batch_index) || find_tensor(call, TENSOR_page_table);
   const struct argument_struct *list = arguments_of(call->phase);
   cut->phase = call->phase;
   cut->args = call->args;
@@ -57,7 +58,7 @@ void slice_call(const struct call *call, const struct slice *slice, struct call 
     for (int d = 0; d < tensor->rank; d++) {
       if (axes[d] == AXIS_HEADS_Q) keep(tensor, d, slice->head * group, slice->head_end * group);
       if (axes[d] == AXIS_HEADS_K) keep(tensor, d, slice->head, slice->head_end);
-      if (by_sequence && (axes[d] == AXIS_BATCH || (axes[d] == AXIS_BATCH_K && !cache)))
+      if (by_sequence && (axes[d] == AXIS_BATCH || (axes[d] == AXIS_BATCH_K && !looked_up)))
         keep(tensor, d, slice->batch, slice->batch_end);
     }
   }

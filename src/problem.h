@@ -54,8 +54,8 @@ struct problem {
   int64_t window_right; /* 0 if causal */
   int32_t num_threads;  /* 0: the engine's default */
   int32_t reserved_multiprocessors;
-  int32_t num_splits;   /* at most; 0: the engine chooses */
-  int64_t split_keys;   /* of a part; 0: the engine chooses */
+  int32_t num_splits; /* at most; 0: the engine chooses */
+  int64_t split_keys; /* of a part; 0: the engine chooses */
 
   void *workspace; /* as it was given, unchecked */
   size_t workspace_size;

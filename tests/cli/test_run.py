@@ -3,7 +3,7 @@ import numpy as np
 import safetensors.numpy
 
 import program
-from program import assert_close, attention, batched, bfloat16, random_qkv
+from program import INPUT, assert_close, attention, batched, bfloat16, random_qkv
 
 
 class Run(program.ProgramTest):
@@ -22,6 +22,27 @@ class Run(program.ProgramTest):
         qkv = qkv or random_qkv()
         self.save(q=qkv[0], k=qkv[1], v=qkv[2])
         self.check(batched(*qkv, **masks), qkv, *options)
+
+    def test_pages(self):
+        """A cache in shuffled pages gives what it gives in one piece."""
+        query, key, value = random_qkv(seqlen_k=8)
+        places = np.array([[3, 0], [1, 4]])
+        pages = {name: np.full((5, 4, *array.shape[2:]), np.nan, np.float32)
+                 for name, array in (("k", key), ("v", value))}
+        for name, array in (("k", key), ("v", value)):
+            for (b, i), page in np.ndenumerate(places):
+                pages[name][page] = array[b, 4 * i:4 * i + 4]
+        self.save(q=query, k=pages["k"], v=pages["v"], table=places, dense_k=key, dense_v=value)
+        masks = ("--causal", "--seqused-k", "7,5")
+        self.succeed("run", "--q", "q.npy", "--k", "dense_k.npy", "--v", "dense_v.npy", *masks,
+                     "--out", "dense.npy")
+        paged = ("--q", "q.npy", "--k", "k.npy", "--v", "v.npy", *masks, "--page-table", "table.npy")
+        self.succeed("run", *paged, "--out", "paged.npy")
+        np.testing.assert_allclose(self.load("paged.npy"), self.load("dense.npy"), rtol=1e-5)
+        self.succeed("verify", *paged, "--rows", "all")
+        self.save(table=places + 1)
+        self.refuse(INPUT, ["table.npy: page_table[1][1] is 5: expected one of key's 5 pages"],
+                    "run", *paged, "--out", "o.npy")
 
     def test_plain(self):
         self.check_dense()
