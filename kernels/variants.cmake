@@ -1,10 +1,11 @@
 # Reads variants.def. Sets kernel_names, and for each NAME of them NAME_kind, NAME_architecture and
-# NAME_definitions (of nvcc). Writes kernels/variants.h in the build's folder: three lists for C and
-# for the assembler, each calling a macro X for its entries:
+# NAME_definitions (of nvcc). Writes kernels/variants.h in the build's folder: lists for C and for
+# the assembler, each calling a macro X for its entries:
 #   FA3_KINDS(X)    X(kind)
 #   FA3_KEYS(X)     X(key)
 #   FA3_KERNELS(X)  X(name, kind, architecture, fields), the fields as designated initialisers; a
 #                   value that is a word is the constant KEY_value
+# and FA3_KERNEL_COUNT, how many there are.
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS variants.def)
 file(STRINGS variants.def rows REGEX "^[^#]")
 set(kernel_names "")
@@ -53,6 +54,7 @@ list(REMOVE_DUPLICATES kinds)
 list(REMOVE_DUPLICATES keys)
 list(TRANSFORM kinds REPLACE "(.+)" "X(\\1)")
 list(TRANSFORM keys REPLACE "(.+)" "X(\\1)")
+list(LENGTH kernels count)
 foreach(list kinds keys kernels)
   list(JOIN ${list} " \\\n  " ${list})
 endforeach()
@@ -64,4 +66,5 @@ file(CONFIGURE OUTPUT variants.h @ONLY CONTENT
   @keys@
 #define FA3_KERNELS(X) \\
   @kernels@
+#define FA3_KERNEL_COUNT @count@
 ")

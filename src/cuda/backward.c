@@ -189,11 +189,8 @@ static fa3_status launch_sink(const struct call *call) {
 fa3_status launch_backward(const struct cuda_scope *scope, const struct problem *problem,
                            const struct cuda_plan *cuda_plan, char *workspace) {
   const struct backward_plan *plan = &cuda_plan->backward;
-  struct call call = {.scope = scope,
-                      .problem = problem,
-                      .plan = plan,
-                      .kernel = plan->kernel,
-                      .workspace = workspace};
+  struct call call = {.scope = scope, .problem = problem, .plan = plan, .kernel = plan->kernel};
+  call.workspace = workspace;
   set_up(&call);
   if (problem->batch > 0) TRY(launch_prepare(&call));
   if (plan->workers > 0) TRY(launch_gradients(&call));

@@ -106,6 +106,7 @@ static fa3_status launch_attention(const struct call *call) {
 fa3_status launch_forward(const struct cuda_scope *scope, const struct problem *problem,
                           const struct cuda_plan *cuda_plan, char *workspace) {
   const struct forward_plan *plan = &cuda_plan->forward;
-  struct call call = {.scope = scope, .problem = problem, .plan = plan, .workspace = workspace};
+  struct call call = {.scope = scope, .problem = problem, .plan = plan};
+  call.workspace = workspace;
   return plan->workers ? launch_attention(&call) : FA3_OK;
 }

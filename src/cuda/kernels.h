@@ -29,10 +29,7 @@ struct kernel {
 #undef FIELD
 };
 
-#define COUNT(...) +1
-enum { KERNELS = FA3_KERNELS(COUNT) };
-#undef COUNT
-
+enum { KERNELS = FA3_KERNEL_COUNT };
 extern const struct kernel kernels[KERNELS];
 
 /* False if this build has no kernels (it was made without nvcc). */
