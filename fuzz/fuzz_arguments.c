@@ -52,14 +52,8 @@ static void check_cuda_plan(void) {
   if (status) check_refusal(status);
 }
 
-/* Both structs have their tensors in one piece. */
-static fa3_tensor *tensors(int *count) {
-  *count =
-      (int)((backward
-                 ? offsetof(fa3_backward_args, max_seqlen_q) - offsetof(fa3_backward_args, query)
-                 : offsetof(fa3_forward_args, max_seqlen_q) - offsetof(fa3_forward_args, query)) /
-            sizeof(fa3_tensor));
-  return backward ? &args.backward.query : &args.forward.query;
+static const struct argument_struct *arguments(void) {
+  return arguments_of(backward ? FA3_BACKWARD : FA3_FORWARD);
 }
 
 /* From the first element to the last. */
@@ -82,20 +76,17 @@ static bool is_small(const fa3_tensor *tensor) {
 }
 
 static bool all_small(void) {
-  int count;
-  const fa3_tensor *list = tensors(&count);
-  for (int i = 0; i < count; i++)
-    if (!is_small(&list[i])) return false;
+  for (int i = 0; i < arguments()->count; i++)
+    if (!is_small(argument_in(&args, &arguments()->arguments[i]))) return false;
   return true;
 }
 
 /* `contents`, over and over, is what the tensors hold. */
 static void run_call(const uint8_t *contents, size_t size) {
-  int count;
-  fa3_tensor *list = tensors(&count);
-  for (int i = 0; i < count; i++) {
-    const size_t bytes = list[i].rank ? (size_t)bytes_of(&list[i]) : 0;
-    uint8_t *memory = list[i].data = bytes ? malloc(bytes) : NULL;
+  for (int i = 0; i < arguments()->count; i++) {
+    fa3_tensor *tensor = argument_in(&args, &arguments()->arguments[i]);
+    const size_t bytes = tensor->rank ? (size_t)bytes_of(tensor) : 0;
+    uint8_t *memory = tensor->data = bytes ? malloc(bytes) : NULL;
     if (bytes && !memory) abort();
     for (size_t b = 0; b < bytes; b++) memory[b] = size ? contents[b % size] : 0;
   }
@@ -108,7 +99,8 @@ static void run_call(const uint8_t *contents, size_t size) {
   if (status) check_refusal(status);
   if (status && status != FA3_INVALID_LENGTHS) abort();
   free(*workspace);
-  for (int i = 0; i < count; i++) free(list[i].data);
+  for (int i = 0; i < arguments()->count; i++)
+    free(argument_in(&args, &arguments()->arguments[i])->data);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
