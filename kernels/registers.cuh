@@ -65,6 +65,11 @@ __device__ __forceinline__ void wait_for_prior_grids(void) {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
+// PTX ISA, "griddepcontrol": the kernel after this one may be launched, to wait for this one's end.
+__device__ __forceinline__ void let_next_grid_launch(void) {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
 // PTX ISA, "ex2": 2**x on the special function unit; 2**-inf is 0.
 __device__ __forceinline__ float exp2_unit(float x) {
   float y;

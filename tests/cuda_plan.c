@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "cuda/plan.h"
+#include "integer.h"
 #include "engine.h"
 #include "kernels/mask.h"
 #include "test.h"
@@ -156,7 +157,9 @@ static void test_packing(void **state) {
   static const int64_t groups[] = {2, 3, 5, 6, 7, 8, 16, 64};
   struct cuda_plan plan;
   for (size_t g = 0; g < sizeof groups / sizeof *groups; g++) {
-    struct problem problem = make_problem(FA3_FLOAT16, 3, 1, 2 * groups[g], 2, 128, 128);
+    /* More rows than the decode kernel is for. */
+    const int64_t queries = 16 / groups[g] + 1;
+    struct problem problem = make_problem(FA3_FLOAT16, 200, queries, 2 * groups[g], 2, 128, 128);
     assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
     assert_int_equal(plan.forward.tile_heads, groups[g]);
     assert_int_equal(plan.forward.tiles.heads, 2);
@@ -170,9 +173,38 @@ static void test_packing(void **state) {
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
   assert_int_equal(plan.forward.tile_heads, 1);
   assert_int_equal(plan.forward.tiles.heads, 32);
-  problem = make_problem(FA3_FLOAT16, 3, 1, 8, 8, 128, 128);
+  problem = make_problem(FA3_FLOAT16, 3, 200, 8, 8, 128, 128);
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
   assert_int_equal(plan.forward.tile_heads, 1);
+}
+
+/* Few queries go to the decode kernel: enough blocks for the memory, whatever the batch. */
+static void test_splits(void **state) {
+  (void)state;
+  static const struct {
+    int64_t batch, seqlen_k, heads_q, heads_k;
+    int32_t splits, cluster;
+  } cases[] = {
+      {1, 1024, 32, 8, 8, 8},    {1, 8192, 32, 8, 8, 8},   {8, 8192, 32, 8, 1, 1},
+      {32, 8192, 32, 8, 2, 2},   {128, 2048, 32, 8, 1, 1}, {1, 1024, 16, 1, 16, 16},
+      {1, 131072, 16, 1, 64, 8}, {8, 8192, 16, 1, 8, 8},   {1, 64, 16, 1, 1, 1},
+      {1, 0, 16, 1, 1, 1},       {128, 2048, 16, 1, 2, 2},
+  };
+  struct cuda_plan plan;
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    struct problem problem =
+        make_problem(FA3_BFLOAT16, cases[i].batch, 1, cases[i].heads_q, cases[i].heads_k, 128, 128);
+    problem.rows_k = problem.max_seqlen_k = cases[i].seqlen_k;
+    assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+    assert_true(plan.decodes);
+    assert_int_equal(plan.decode.splits, cases[i].splits);
+    assert_int_equal(plan.decode.cluster, cases[i].cluster);
+    assert_true((plan.decode.combine != NULL) == (cases[i].splits > cases[i].cluster));
+    problem.split_keys = 128;
+    assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+    assert_int_equal(plan.decode.cluster, 1);
+    assert_int_equal(plan.decode.splits, larger(divide_up(cases[i].seqlen_k, 128), 1));
+  }
 }
 
 static bool is_staged(const struct cuda_plan *plan, enum tensor tensor) {
@@ -329,19 +361,13 @@ static void test_tiles_cover_the_mask(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_every_head_dim),
-      cmocka_unit_test(test_kernels_fit),
-      cmocka_unit_test(test_backward_plans),
-      cmocka_unit_test(test_backward_kernel_by_length),
-      cmocka_unit_test(test_backward_section),
-      cmocka_unit_test(test_packing),
-      cmocka_unit_test(test_staging),
-      cmocka_unit_test(test_limits),
-      cmocka_unit_test(test_a_feature_that_is_lacking),
-      cmocka_unit_test(test_every_tile_once),
-      cmocka_unit_test(test_long_tiles_first),
-      cmocka_unit_test(test_masks_agree),
-      cmocka_unit_test(test_tiles_cover_the_mask),
+      cmocka_unit_test(test_every_head_dim),   cmocka_unit_test(test_kernels_fit),
+      cmocka_unit_test(test_backward_plans),   cmocka_unit_test(test_backward_kernel_by_length),
+      cmocka_unit_test(test_backward_section), cmocka_unit_test(test_packing),
+      cmocka_unit_test(test_splits),           cmocka_unit_test(test_staging),
+      cmocka_unit_test(test_limits),           cmocka_unit_test(test_a_feature_that_is_lacking),
+      cmocka_unit_test(test_every_tile_once),  cmocka_unit_test(test_long_tiles_first),
+      cmocka_unit_test(test_masks_agree),      cmocka_unit_test(test_tiles_cover_the_mask),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -115,7 +115,8 @@ const struct engine cuda_engine = {
     .prepare = prepare,
     .features = SEQUENCE_FEATURES | FA3_FEATURE_GROUPED_HEADS | FA3_FEATURE_CAUSAL |
                 FA3_FEATURE_WINDOW | FA3_FEATURE_SOFTCAP | FA3_FEATURE_SINK | FA3_FEATURE_LSE |
-                FA3_FEATURE_GRAD_LSE | FA3_FEATURE_ACCUMULATE | FA3_FEATURE_DETERMINISTIC,
+                FA3_FEATURE_GRAD_LSE | FA3_FEATURE_ACCUMULATE | FA3_FEATURE_DETERMINISTIC |
+                FA3_FEATURE_PAGE_TABLE,
     .supports = supports,
     .kernel_count = kernel_count,
     .kernel_info = kernel_info,

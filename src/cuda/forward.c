@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "cuda/decode.h"
 #include "cuda/launch.h"
 #include "cuda/scales.h"
 #include "cuda/sequences.h"
@@ -106,6 +107,7 @@ static fa3_status launch_attention(const struct call *call) {
 fa3_status launch_forward(const struct cuda_scope *scope, const struct problem *problem,
                           const struct cuda_plan *cuda_plan, char *workspace) {
   const struct forward_plan *plan = &cuda_plan->forward;
+  if (cuda_plan->decodes) return launch_decode(scope, problem, cuda_plan, workspace);
   struct call call = {.scope = scope, .problem = problem, .plan = plan};
   call.workspace = workspace;
   return plan->workers ? launch_attention(&call) : FA3_OK;

@@ -36,9 +36,6 @@ fa3_status find_forward_kernel(const char *architecture, fa3_dtype dtype, int64_
 
 fa3_status supports_forward(const fa3_capability *capability) {
   const struct kernel *kernel;
-  if (capability->features & FA3_FEATURE_PAGE_TABLE)
-    return set_error(FA3_UNSUPPORTED,
-                     "page_table is given: the CUDA kernels read no cache in pages yet");
   TRY(check_half_precision(capability));
   return find_forward_kernel(NULL, capability->query_dtype, capability->head_dim,
                              capability->value_head_dim, capability->features & FA3_FEATURE_SOFTCAP,
@@ -94,6 +91,8 @@ static fa3_status plan_workspace(const struct problem *problem, struct cuda_plan
   /* Tiles of unequal length go to whoever is free. */
   if (plan->forward.tiles.uneven)
     TRY(reserve(size, &plan->forward.next_tile, "a counter", 1, 1, sizeof(uint32_t)));
+  struct decode_plan unused;
+  TRY(reserve_splits(problem, &unused, size));
   return plan_staging(problem, demands, sizeof demands / sizeof *demands, &plan->staging, size);
 }
 
@@ -108,10 +107,7 @@ static void plan_grid(const struct cuda_facts *facts, struct forward_plan *plan)
 fa3_status plan_forward(const struct problem *problem, const struct cuda_facts *facts,
                         struct cuda_plan *plan) {
   struct forward_plan *forward = &plan->forward;
-  if (problem->split_keys)
-    return set_error(FA3_UNSUPPORTED,
-                     "split_keys is %" PRId64 ": the CUDA kernels split no keys yet",
-                     problem->split_keys);
+  if (decode_takes(problem)) return plan_decode(problem, facts, plan);
   *plan = (struct cuda_plan){.forward = {0}};
   TRY(find_forward_kernel(facts->architecture, problem->query.dtype, problem->head_dim,
                           problem->value_head_dim, problem->softcap > 0, &forward->kernel));

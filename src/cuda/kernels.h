@@ -18,6 +18,7 @@ struct kernel_kind {
   const char *entries[KERNEL_ENTRIES]; /* the functions of its cubin */
   /* Of a block of the first function; null: it asks for none. */
   int32_t (*shared_bytes)(const struct kernel *kernel);
+  bool large_clusters; /* the first function may have clusters of more than 8 blocks */
 };
 
 struct kernel {

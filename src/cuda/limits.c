@@ -22,7 +22,8 @@ fa3_status check_half_precision(const fa3_capability *capability) {
                 {"value", capability->value_dtype},
                 {"output", capability->output_dtype}};
   for (int i = 0; i < 3; i++)
-    if (others[i].dtype != dtype)
+    if (others[i].dtype != dtype &&
+        !(i == 2 && capability->phase == FA3_FORWARD && others[i].dtype == FA3_FLOAT32))
       return set_error(FA3_UNSUPPORTED,
                        "%s's dtype is %s and query's %s: the CUDA kernels take one dtype for all",
                        others[i].name, dtype_name(others[i].dtype), dtype_name(dtype));

@@ -140,7 +140,7 @@ static void test_forward(void **state) {
   assert_int_equal(launches[0].grid[0], 2 * 8 * 2);
   assert_null(forward_params.next_tile);
   /* Query heads of a key head share tiles where queries are few. */
-  args = make_forward(16, 2, 64);
+  args = make_forward(32, 2, 64);
   run_forward(&args);
   assert_int_equal(launches[0].grid[0], 2 * 2);
   assert_int_equal(forward_params.group, 4);
