@@ -1,0 +1,18 @@
+"""examples/ in Python."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
+
+
+def test_train_gpt(tmp_path):
+    out = tmp_path / "result.json"
+    program = [sys.executable, EXAMPLES / "train_gpt.py", "--tiny", "--steps", "4", "--out", out]
+    subprocess.run(program, check=True)
+    ours, plain = (run["losses"] for run in json.loads(out.read_text())["runs"])
+    assert ours[-1] < ours[0]
+    # bf16 has 8 bits: losses of two attentions part in the third digit.
+    assert all(abs(a - b) < 0.01 * b for a, b in zip(ours, plain))
