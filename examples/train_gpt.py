@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Trains a GPT of 124M parameters on long sequences, once with each kind of attention, from the same
-weights on the same text: tokens per second and loss curves.
+"""Trains a GPT of GPT-2's size on sequences of 8192 tokens, once with each kind of attention, from the
+same weights on the same text: tokens per second and loss curves.
 
     python3 examples/train_gpt.py --out train-gpt.json     needs PyTorch, the package fa3, a GPU
     python3 examples/train_gpt.py --tiny                   on the CPU, in seconds

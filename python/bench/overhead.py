@@ -149,7 +149,7 @@ def main():
     result = {
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "device": torch.cuda.get_device_name() if device == "cuda" else platform.processor(),
+        "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",
         "microseconds": {},
     }
     for name, function in (("fa3", fa3.flash_attn_func), ("official", official), ("sdpa", sdpa)):
