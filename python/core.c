@@ -44,7 +44,9 @@ struct field {
 static const struct field forward_fields[] = {
 #define FORWARD(use, name) {#name, TENSOR, offsetof(fa3_forward_args, name)},
 #include "tensors.def"
-    NUMBERS(fa3_forward_args)};
+    NUMBERS(fa3_forward_args){"num_splits", INT32, offsetof(fa3_forward_args, num_splits)},
+    {"split_keys", INT64, offsetof(fa3_forward_args, split_keys)},
+};
 
 static const struct field backward_fields[] = {
 #define BACKWARD(use, name) {#name, TENSOR, offsetof(fa3_backward_args, name)},

@@ -78,6 +78,7 @@ def flash_attn_func(
         None,
         None,
         None,
+        None,
         0,
         0,
         scale_of(q, softmax_scale),
@@ -86,6 +87,7 @@ def flash_attn_func(
         window_size[1],
         softcap,
         sm_margin,
+        num_splits,
         output=out,
         with_lse=with_lse,
     )
@@ -120,6 +122,7 @@ def flash_attn_varlen_func(
     s_aux=None,
     out=None,
     return_softmax_lse=False,
+    page_table=None,
 ):
     """As flash_attn_func, on sequences of different lengths, packed one after the other.
 
@@ -127,7 +130,9 @@ def flash_attn_varlen_func(
     int32 (batch + 1), say where each sequence starts and the last one ends; max_seqlen_q and
     max_seqlen_k, ints or tensors of one, bound the lengths. Where one cu_seqlens is None that side
     is a dense batch. seqused_q and seqused_k, int32 (batch), say how many rows of each sequence
-    count: output and gradients of the others are 0. lse is (heads, total_q).
+    count: output and gradients of the others are 0. lse is (heads, total_q). With page_table, int32
+    (batch, pages of a sequence), k and v are pages of a cache, (pages, page_size, heads_k, ...), row
+    r of a sequence in its page r / page_size; that has no gradient.
 
     Rows past the last sequence's end are neither read nor written."""
     if qv is not None or attention_chunk:
@@ -146,6 +151,7 @@ def flash_attn_varlen_func(
         seqused_k,
         None,
         None,
+        page_table,
         0 if cu_seqlens_q is None else bound(max_seqlen_q),
         0 if cu_seqlens_k is None else bound(max_seqlen_k),
         scale_of(q, softmax_scale),
@@ -154,6 +160,7 @@ def flash_attn_varlen_func(
         window_size[1],
         softcap,
         sm_margin,
+        num_splits,
         output=out,
         with_lse=with_lse,
     )
@@ -256,7 +263,8 @@ def flash_attn_with_kvcache(
     max_seqlen_q; k_cache and v_cache are (batch_cache, seqlen_cache, heads_k, ...). cache_seqlens,
     an int or int32 (batch), says how many rows of the cache count; cache_batch_idx, int32 (batch),
     which entry of the cache each sequence has; cache_leftpad, int32 (batch), the first row that
-    counts. Returns the output; with return_softmax_lse (output, lse, empty, empty), as the official
+    counts. With page_table, int32 (batch, pages of a sequence), the caches are (pages, page_size,
+    heads_k, ...), and row r of a sequence is in its page r / page_size. Returns the output; with return_softmax_lse (output, lse, empty, empty), as the official
     function does with its partial results."""
     refuse(
         k=k,
@@ -264,7 +272,6 @@ def flash_attn_with_kvcache(
         qv=qv,
         rotary_cos=rotary_cos,
         rotary_sin=rotary_sin,
-        page_table=page_table,
         cu_seqlens_k_new=cu_seqlens_k_new,
         rotary_seqlens=rotary_seqlens,
         q_descale=q_descale,
@@ -291,6 +298,7 @@ def flash_attn_with_kvcache(
             cache_seqlens,
             cache_leftpad,
             cache_batch_idx,
+            page_table,
             0 if cu_seqlens_q is None else bound(max_seqlen_q),
             0,
             scale_of(q, softmax_scale),
@@ -299,6 +307,7 @@ def flash_attn_with_kvcache(
             window_size[1],
             softcap,
             sm_margin,
+            num_splits,
             output=out,
             with_lse=return_softmax_lse,
         )

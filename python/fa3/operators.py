@@ -47,6 +47,7 @@ def call_forward(
     seqused_k,
     leftpad_k,
     cache_batch_index,
+    page_table,
     max_seqlen_q,
     max_seqlen_k,
     softmax_scale,
@@ -55,6 +56,7 @@ def call_forward(
     window_right,
     softcap,
     sm_margin,
+    num_splits,
     output=None,
     with_lse=True,
 ):
@@ -81,6 +83,7 @@ def call_forward(
         seqused_k=seqused_k,
         leftpad_k=leftpad_k,
         cache_batch_index=cache_batch_index,
+        page_table=page_table,
         max_seqlen_q=max_seqlen_q,
         max_seqlen_k=max_seqlen_k,
         flags=flags,
@@ -89,6 +92,7 @@ def call_forward(
         window_left=max(window_left, -1) if windowed else 0,
         window_right=max(window_right, -1) if windowed else 0,
         reserved_multiprocessors=sm_margin if query.is_cuda else 0,
+        num_splits=num_splits,
     )
     return output, lse
 
@@ -172,6 +176,7 @@ def forward_operator(
     seqused_k: Tensor | None,
     leftpad_k: Tensor | None,
     cache_batch_index: Tensor | None,
+    page_table: Tensor | None,
     max_seqlen_q: int,
     max_seqlen_k: int,
     softmax_scale: float,
@@ -180,6 +185,7 @@ def forward_operator(
     window_right: int,
     softcap: float,
     sm_margin: int,
+    num_splits: int,
 ) -> tuple[Tensor, Tensor]:
     return call_forward(
         query,
@@ -192,6 +198,7 @@ def forward_operator(
         seqused_k,
         leftpad_k,
         cache_batch_index,
+        page_table,
         max_seqlen_q,
         max_seqlen_k,
         softmax_scale,
@@ -200,6 +207,7 @@ def forward_operator(
         window_right,
         softcap,
         sm_margin,
+        num_splits,
     )
 
 
@@ -270,7 +278,7 @@ def fake_backward(grad_output, grad_lse, query, key, value, output, lse, sink, *
     )
 
 
-TENSORS = 10  # how many of fa3::forward's arguments are tensors
+TENSORS = 11  # how many of fa3::forward's arguments are tensors
 
 
 def save_for_backward(ctx, inputs, output):
@@ -281,13 +289,13 @@ def save_for_backward(ctx, inputs, output):
 
 def backward_of(call, ctx, grad_output, grad_lse):
     """What autograd asks for, with `call` one of the above: a gradient per argument."""
-    query, key, value, sink, *lengths, cache_batch_index, output, lse = ctx.saved_tensors
-    if cache_batch_index is not None:
-        raise NotImplementedError("cache_batch_index has no gradient: it is for inference")
+    query, key, value, sink, *lengths, batch_index, pages, output, lse = ctx.saved_tensors
+    if batch_index is not None or pages is not None:
+        raise NotImplementedError("a cache has no gradient: it is for inference")
     if grad_output is None:
         grad_output = torch.zeros_like(output)
     *gradients, grad_sink = call(
-        grad_output, grad_lse, query, key, value, output, lse, sink, *lengths, *ctx.options
+        grad_output, grad_lse, query, key, value, output, lse, sink, *lengths, *ctx.options[:-1]
     )
     if sink is None:
         grad_sink = None

@@ -254,3 +254,50 @@ def test_sm_margin(device):
         )
         for a, b in zip(found, wanted):
             assert torch.equal(a, b)
+
+
+def test_pages(device):
+    """A cache in pages gives what the same rows in one piece do."""
+    dtype = DTYPES[device][0]
+    page_size, used = 16, [50, 33]
+    q, k, v = make(device, dtype, (2, 3, 4, 64), (9, page_size, 2, 64), (9, page_size, 2, 64))
+    table = torch.tensor([[7, 0, 3, 5], [2, 8, 1, 4]], dtype=torch.int32, device=device)
+    lengths = torch.tensor(used, dtype=torch.int32, device=device)
+    dense_k, dense_v = (t[table.long()].flatten(1, 2) for t in (k, v))
+    try:
+        found = fa3.flash_attn_with_kvcache(
+            q, k, v, cache_seqlens=lengths, page_table=table, causal=True
+        )
+    except NotImplementedError as error:  # of a kind of device that has no pages yet
+        pytest.skip(str(error))
+    starts = torch.tensor([0, 3, 6], dtype=torch.int32, device=device)
+    packed_queries = fa3.flash_attn_varlen_func(
+        q.flatten(0, 1),
+        k,
+        v,
+        starts,
+        None,
+        3,
+        64,
+        seqused_k=lengths,
+        page_table=table,
+        causal=True,
+    )
+    for result in (found, packed_queries.view_as(found)):
+        for b in range(2):
+            part = (q[b : b + 1], dense_k[b : b + 1, : used[b]], dense_v[b : b + 1, : used[b]])
+            exact, _ = reference.attention(*(t.double() for t in part), causal=True)
+            plain, _ = reference.attention(*part, causal=True)
+            reference.check([result[b : b + 1]], [exact], [plain])
+
+
+def test_num_splits(device):
+    dtype = DTYPES[device][0]
+    q, k, v = make(device, dtype, (1, 2, 8, 64), (1, 900, 2, 64), (1, 900, 2, 64))
+    exact = reference.attention(*(t.double() for t in (q, k, v)), causal=True)
+    plain = reference.attention(q, k, v, causal=True)
+    for splits in (0, 1, 3):
+        found = fa3.flash_attn_func(
+            q, k, v, causal=True, num_splits=splits, return_attn_probs=True
+        )
+        reference.check(found, exact, plain)

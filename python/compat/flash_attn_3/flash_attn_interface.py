@@ -63,7 +63,6 @@ def _flash_attn_forward(
         v_new=v_new,
         qv=qv,
         cu_seqlens_k_new=cu_seqlens_k_new,
-        page_table=page_table,
         rotary_cos=rotary_cos,
         rotary_sin=rotary_sin,
         seqlens_rotary=seqlens_rotary,
@@ -83,6 +82,7 @@ def _flash_attn_forward(
         seqused_k,
         leftpad_k,
         kv_batch_idx,
+        page_table,
         0 if cu_seqlens_q is None else bound(max_seqlen_q),
         0 if cu_seqlens_k is None else bound(max_seqlen_k),
         scale_of(q, softmax_scale),
@@ -91,6 +91,7 @@ def _flash_attn_forward(
         window_size_right,
         softcap,
         sm_margin,
+        num_splits,
         output=out_,
     )
     return output, lse, lse.new_empty(0), lse.new_empty(0)

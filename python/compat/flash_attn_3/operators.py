@@ -71,7 +71,6 @@ def forward(
         v_new=v_new,
         q_v=q_v,
         cu_seqlens_k_new=cu_seqlens_k_new,
-        page_table=page_table,
         rotary_cos=rotary_cos,
         rotary_sin=rotary_sin,
         seqlens_rotary=seqlens_rotary,
@@ -91,6 +90,7 @@ def forward(
         seqused_k,
         leftpad_k,
         kv_batch_idx,
+        page_table,
         0 if cu_seqlens_q is None else bound(max_seqlen_q),
         0 if cu_seqlens_k is None else bound(max_seqlen_k),
         scale_of(q, softmax_scale),
@@ -99,6 +99,7 @@ def forward(
         window_size_right,
         softcap,
         sm_margin,
+        num_splits,
         output=out,
     )
     return output, lse, lse.new_empty(0), lse.new_empty(0)
