@@ -48,7 +48,8 @@ struct consumer {
   uint32_t q_at;            // descriptors: of Q,
   uint32_t next_k, next_v;  // of K of `used`, of V of used - 1
   fa3_range tiles;          // of keys, that its rows see
-  bool pending;             // the tile before: its last product runs, and O is to be stored
+  bool pending;             // O of the tile before is to be stored
+  bool product;             // after its last product, which runs
   int left_over;            // tiles of keys at its end that this consumer does not see
 };
 
@@ -242,6 +243,7 @@ __device__ __forceinline__ void end_tile(const fa3_forward_params &params, const
   issue_output(c, uniform(c.next_v));
   finish_rows(params, w, c.warpgroup, c.rows, c.out);
   c.pending = true;
+  c.product = true;
 }
 
 // A tile whose rows see no key.
@@ -251,7 +253,7 @@ __device__ __forceinline__ void skip_tile(const fa3_forward_params &params, cons
   for (int i = 0; i < kHeadDimV / 2; ++i) c.out.o[i] = 0.0f;
   ring_release(c.q, t);
   finish_rows(params, w, c.warpgroup, c.rows, c.out);
-  store_tile(params, m, t, c.warpgroup, c.out);
+  c.pending = true;
 }
 
 __device__ __forceinline__ void attend(const fa3_forward_params &params, const layout &m,
@@ -261,6 +263,7 @@ __device__ __forceinline__ void attend(const fa3_forward_params &params, const l
   c.q = ring_beside(m.q, warpgroup);
   c.used = 0;
   c.pending = false;
+  c.product = false;
   c.left_over = 0;
   if (FA3_PINGPONG && warpgroup == 0) named_barrier_arrive(kBarrierTurn, 256);
 
@@ -277,7 +280,8 @@ __device__ __forceinline__ void attend(const fa3_forward_params &params, const l
     // they come next.
     wgmma_wait<0>();
     registers_touch(c.out.o);
-    if (c.pending) ring_release(m.v, c.used - 1);
+    if (c.product) ring_release(m.v, c.used - 1);
+    c.product = false;
     const bool joined = !last && c.left_over == 0 && c.tiles.begin < c.tiles.end && n < c.tiles.end;
     if (c.pending && !joined) {
       store_tile(params, m, t - 1, warpgroup, c.out);
