@@ -18,6 +18,7 @@
 //
 // Compile with what variants.def says; see forward_params.h for what the host prepares.
 #include "forward_load.cuh"
+#include "forward_pages.cuh"
 #include "forward_store.cuh"
 #include "forward_work.cuh"
 
@@ -326,6 +327,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   uint32_t base;
   asm volatile("mov.b32 %0, %1;" : "=r"(base) : "r"((uint32_t)__cvta_generic_to_shared(shared)));
   const layout m = lay_out(base);
+  const bool paged = params.page_size > 0;
   const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
 
   if (threadIdx.x == 0) {
@@ -333,7 +335,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     tma_prefetch_map(&params.key);
     tma_prefetch_map(&params.value);
     tma_prefetch_map(&params.output);
-    init_barriers(m);
+    init_barriers(m, paged);
   }
   __syncthreads();
   // And never tells the next to begin early: it may use the same counter of tiles.
@@ -341,12 +343,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
   if (warp < 4) {
     registers_give_back<kProducerRegisters>();
-    if (warp == 0)
+    if (warp == 0 && !paged)
       load_keys_and_values(params, m);
+    else if (warp == 0)
+      load_pages<false>(params, m);
     else if (warp == 1)
       load_queries(params, m);
     else if (warp == 2)
       schedule(params, m);
+    else if (paged)
+      load_pages<true>(params, m);
   } else {
     registers_take<kConsumerRegisters>();
     attend(params, m, warp / 4 - 1);

@@ -21,7 +21,7 @@ __device__ __forceinline__ void load_keys_and_values(const fa3_forward_params &p
     ring_wait_full(m.work, t);
     const work &w = work_of(t);
     if (w.last) break;
-    const int head = params.tile_heads == 1 ? w.head / params.group : w.head;
+    const int head = w.key_head;
     const int keys = w.sequence.mask.keys, first_row = w.sequence.key_row;
     const int batch = w.sequence.key_batch, begin = w.tiles.begin, end = w.tiles.end;
     finish_work(m, t);

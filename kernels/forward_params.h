@@ -10,7 +10,9 @@
  *   output  4-d (head_dim_v, seqlen_q, heads_q, batch)  box (C, 16, 1, 1)
  * `tile_heads` is how many query heads of one key head share a tile: 1, or heads_q / heads_k
  * (<= 64); then `heads` counts key heads, and query head h sits at (h % tile_heads,
- * h / tile_heads). With cumulative lengths seqlen is the total and the batch dimension is 1. */
+ * h / tile_heads). With cumulative lengths seqlen is the total and the batch dimension is 1. Of a
+ * cache in pages key and value have a page's rows for seqlen_k, the pages for the batch, and a
+ * box's rows for tile_k. */
 #ifndef FA3_FORWARD_PARAMS_H
 #define FA3_FORWARD_PARAMS_H
 
@@ -29,9 +31,19 @@ typedef struct {
   FA3_ALIGN(128) unsigned char opaque[128];
 } fa3_tensor_map;
 
+/* Key or value in pages, for threads that copy. */
+typedef struct {
+  const void *data;
+  int64_t stride_page, stride_row, stride_head; /* elements */
+  int head_dim;
+} fa3_paged_tensor;
+
 typedef struct {
   fa3_tensor_map query, key, value, output;
   fa3_sequences sequences;
+  unsigned page_size, pages;               /* of a cache; 0: key and value are no pages */
+  int box;                                 /* rows of a box; 0: threads copy the pages */
+  fa3_paged_tensor paged_key, paged_value; /* for these threads */
 
   void *output_data; /* for rows that the copy engine may not write */
   float *lse;        /* may be null */

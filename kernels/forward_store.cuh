@@ -28,14 +28,9 @@ __device__ __forceinline__ output_row find_row(const fa3_forward_params &params,
   return row;
 }
 
-// Where the swizzle puts a row's 16 bytes number `unit`, within a chunk.
-__device__ __forceinline__ uint32_t swizzled(int row, int unit) {
-  return row * kRowBytes + ((unit ^ (kRowBytes == 128 ? row & 7 : (row & 7) >> 1)) << 4);
-}
-
 // A chunk of the warp's 16 rows of O goes to shared memory, as the average.
 __device__ __forceinline__ void put_chunk(const float *o, const float (&average)[2], uint32_t to) {
-  const int lane = threadIdx.x & 31;
+  const int lane = thread_again() & 31;
 #pragma unroll
   for (int j = 0; j < kUnits; j += 2) {
     const float *x = o + j * 4;

@@ -44,6 +44,11 @@ constexpr int kOChunks = kChunksV < 2 ? 1 : 2;
 constexpr int kOChunkBytes = 16 * kRowBytes;
 constexpr int kOBytes = kOChunks * kOChunkBytes;
 
+// Where the swizzle puts the 16 bytes number `unit` of a row of a chunk.
+__device__ __forceinline__ uint32_t swizzled(int row, int unit) {
+  return row * kRowBytes + ((unit ^ (kRowBytes == 128 ? row & 7 : (row & 7) >> 1)) << 4);
+}
+
 static_assert(kHeadDim % kChunk == 0 && kHeadDimV % kChunk == 0 && kTileK % 8 == 0, "tile sizes");
 // A warpgroup that waits for the next work holds the buffer of its last V, and those of K and V
 // that the other rows of its tile do not see: of one tile at most, or it would wait for what the
@@ -90,11 +95,11 @@ static_assert(kThreads == FA3_FORWARD_THREADS(FA3_TILE_Q), "threads");
 static_assert(kChunk == FA3_FORWARD_CHUNK(kHeadDim, kHeadDimV), "chunk");
 
 // Its barriers and the initial arrivals at them, by one thread.
-__device__ __forceinline__ void init_barriers(const layout &m) {
+__device__ __forceinline__ void init_barriers(const layout &m, bool paged) {
   for (int i = 0; i < kWarpgroups; ++i) ring_init(ring_beside(m.q, i), 1, 4);
   ring_init(m.k, 1, kConsumerWarps);
   ring_init(m.v, 1, kConsumerWarps);
-  ring_init(m.work, 1, 32 * (kConsumerWarps + 2));
+  ring_init(m.work, 1, 32 * (kConsumerWarps + (paged ? 3 : 2)));
   barrier_init(m.v_landed, 1);
   barrier_init(m.work_wanted, 1);
   mbarrier_init_fence();
@@ -118,6 +123,7 @@ struct __align__(16) work {
   } warpgroup[kWarpgroups];
   fa3_sequence sequence;
   int head;         // of queries; of keys, if the queries of its whole group share tiles
+  int key_head;     // the one of keys and values
   int first;        // the tile's first query within its sequence
   fa3_range tiles;  // of keys, for the whole tile
   int last;         // no tile: the work is done
@@ -144,6 +150,7 @@ __device__ __forceinline__ work find_work(const fa3_forward_params &params, int 
   const fa3_tile tile = fa3_tile_at(&params.tiles, index);
   work w;
   w.head = tile.head;
+  w.key_head = params.tile_heads == 1 ? tile.head / params.group : tile.head;
   w.sequence = fa3_find_sequence(&params.sequences, tile.batch);
   const fa3_mask *mask = &w.sequence.mask;
   const int step = params.queries_per_warpgroup;

@@ -151,8 +151,37 @@ static void test_backward_section(void **state) {
   assert_int_equal(section_of(128, true, much, 1, 0, 132), 1);
 }
 
+/* A cache in pages: the copy engine takes the rows that divide both a page and a tile of keys. */
+static void test_pages(void **state) {
+  (void)state;
+  static const struct {
+    int64_t head_dim, page_size;
+    int32_t box;
+  } cases[] = {{128, 1, 0},    {128, 2, 0},    {128, 3, 0},   {128, 4, 4},     {128, 16, 16},
+               {128, 48, 16},  {128, 64, 64},  {128, 100, 4}, {128, 128, 128}, {128, 256, 128},
+               {128, 1000, 8}, {256, 256, 64}, {192, 64, 32}, {192, 96, 96},   {64, 7, 0}};
+  static const int32_t leftpad_k[1];
+  static int32_t page_table[1];
+  struct cuda_plan plan;
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    struct problem problem =
+        make_problem(FA3_FLOAT16, 1, 500, 2, 2, cases[i].head_dim, cases[i].head_dim);
+    problem.key.rows = problem.value.rows = cases[i].page_size;
+    assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+    assert_int_equal(plan.forward.box, 0);
+    problem.features |= FA3_FEATURE_PAGE_TABLE;
+    problem.page_table =
+        (struct operand){.data = (char *)page_table, .dtype = FA3_INT32, .batch = 1, .rows = 1};
+    assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+    assert_int_equal(plan.forward.box, cases[i].box);
+    problem.leftpad_k = leftpad_k; /* tiles begin anywhere */
+    assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+    assert_int_equal(plan.forward.box, 0);
+  }
+}
+
 /* Few queries: the query heads of a key head share tiles, whatever their number. */
-static void test_packing(void **state) {
+static void test_tiles_of_groups(void **state) {
   (void)state;
   static const int64_t groups[] = {2, 3, 5, 6, 7, 8, 16, 64};
   struct cuda_plan plan;
@@ -361,13 +390,21 @@ static void test_tiles_cover_the_mask(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_every_head_dim),   cmocka_unit_test(test_kernels_fit),
-      cmocka_unit_test(test_backward_plans),   cmocka_unit_test(test_backward_kernel_by_length),
-      cmocka_unit_test(test_backward_section), cmocka_unit_test(test_packing),
-      cmocka_unit_test(test_splits),           cmocka_unit_test(test_staging),
-      cmocka_unit_test(test_limits),           cmocka_unit_test(test_a_feature_that_is_lacking),
-      cmocka_unit_test(test_every_tile_once),  cmocka_unit_test(test_long_tiles_first),
-      cmocka_unit_test(test_masks_agree),      cmocka_unit_test(test_tiles_cover_the_mask),
+      cmocka_unit_test(test_every_head_dim),
+      cmocka_unit_test(test_kernels_fit),
+      cmocka_unit_test(test_backward_plans),
+      cmocka_unit_test(test_backward_kernel_by_length),
+      cmocka_unit_test(test_backward_section),
+      cmocka_unit_test(test_tiles_of_groups),
+      cmocka_unit_test(test_pages),
+      cmocka_unit_test(test_splits),
+      cmocka_unit_test(test_staging),
+      cmocka_unit_test(test_limits),
+      cmocka_unit_test(test_a_feature_that_is_lacking),
+      cmocka_unit_test(test_every_tile_once),
+      cmocka_unit_test(test_long_tiles_first),
+      cmocka_unit_test(test_masks_agree),
+      cmocka_unit_test(test_tiles_cover_the_mask),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

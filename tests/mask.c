@@ -198,12 +198,37 @@ static void test_every_kind_of_sequence(void **state) {
   }
 }
 
+/* Of a cache in pages: which entry of the table a row is looked up in, and a length that is more
+ * than the table has. */
+static void test_pages(void **state) {
+  (void)state;
+  static const int table[2 * 7];
+  static const int used[] = {31, 33};
+  static const int leftpad[] = {0, 5};
+  const fa3_sequences sequences = {.used_k = used,
+                                   .leftpad_k = leftpad,
+                                   .page_table = table,
+                                   .page_table_stride = 7,
+                                   .seqlen_q = 2,
+                                   .seqlen_k = 32,
+                                   .window_left = FA3_NO_LIMIT,
+                                   .window_right = FA3_NO_LIMIT};
+  fa3_sequence sequence = fa3_find_sequence(&sequences, 0);
+  assert_int_equal(sequence.mask.keys, 31);
+  assert_ptr_equal(fa3_find_page(&sequences, &sequence, 3), table + 3);
+  sequence = fa3_find_sequence(&sequences, 1);
+  assert_int_equal(sequence.key_row, 5);
+  assert_int_equal(sequence.mask.keys, 32 - 5);
+  assert_ptr_equal(fa3_find_page(&sequences, &sequence, 3), table + 7 + 3);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_every_small_mask),
       cmocka_unit_test(test_extreme_masks),
       cmocka_unit_test(test_dense_sequence),
       cmocka_unit_test(test_every_kind_of_sequence),
+      cmocka_unit_test(test_pages),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

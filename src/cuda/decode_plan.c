@@ -39,9 +39,7 @@ static int64_t row_tiles(const struct problem *problem) {
 }
 
 bool decode_takes(const struct problem *problem) {
-  if (problem->features & FA3_FEATURE_PAGE_TABLE || problem->split_keys ||
-      problem->output.dtype != problem->query.dtype)
-    return true;
+  if (problem->split_keys || problem->output.dtype != problem->query.dtype) return true;
   const int64_t tiles = row_tiles(problem);
   if (tiles <= 1) return true;
   return tiles * FA3_DECODE_ROWS <= FEW_ROWS && tiles * problem->batch <= 2 * FULL_GRID &&

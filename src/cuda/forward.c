@@ -43,12 +43,13 @@ static fa3_status set_tensor_maps(const struct call *call, fa3_forward_params *p
   /* Without keys nothing is read; the maps only have to be valid. */
   const struct operand *key = &call->problem->key, *value = &call->problem->value;
   const bool keys = has_elements(key);
+  const int32_t rows = call->plan->box ? call->plan->box : kernel->tile_k;
   const struct map_dimension key_map[] = {{key->dim, 1, chunk},
-                                          {key->rows, key->stride_row, kernel->tile_k},
+                                          {key->rows, key->stride_row, rows},
                                           {key->heads, key->stride_head, 1},
                                           {key->batch, key->stride_batch, 1}};
   const struct map_dimension value_map[] = {{value->dim, 1, chunk},
-                                            {value->rows, value->stride_row, kernel->tile_k},
+                                            {value->rows, value->stride_row, rows},
                                             {value->heads, value->stride_head, 1},
                                             {value->batch, value->stride_batch, 1}};
   TRY(make_tensor_map(driver, kernel->dtype, chunk, "key", keys ? key->data : query->data, 4,
@@ -68,6 +69,14 @@ static fa3_status set_tile_counter(const struct call *call, fa3_forward_params *
   return FA3_OK;
 }
 
+static fa3_paged_tensor make_paged_tensor(const struct operand *operand) {
+  return (fa3_paged_tensor){.data = operand->data,
+                            .stride_page = operand->stride_batch,
+                            .stride_row = operand->stride_row,
+                            .stride_head = operand->stride_head,
+                            .head_dim = (int)operand->dim};
+}
+
 static fa3_status launch_attention(const struct call *call) {
   const struct problem *problem = call->problem;
   const struct forward_plan *plan = call->plan;
@@ -78,6 +87,13 @@ static fa3_status launch_attention(const struct call *call) {
   params.scale_log2 = scales.scale_log2;
   params.softcap_log2 = scales.softcap_log2;
   params.sequences = make_sequences(problem);
+  if (problem->features & FA3_FEATURE_PAGE_TABLE) {
+    params.page_size = (unsigned)problem->key.rows;
+    params.pages = (unsigned)problem->key.batch;
+    params.box = plan->box;
+    params.paged_key = make_paged_tensor(&problem->key);
+    params.paged_value = make_paged_tensor(&problem->value);
+  }
   params.output_data = problem->output.data;
   params.output_stride_batch = problem->output.stride_batch;
   params.output_stride_row = problem->output.stride_row;
@@ -93,8 +109,8 @@ static fa3_status launch_attention(const struct call *call) {
   params.queries_per_warpgroup = 64 / plan->tile_heads;
   params.head_dim_v = (int)problem->value_head_dim;
   params.store_by_tma = plan->tile_heads == 1;
-  params.clear_value =
-      problem->cu_seqlens_q || problem->cu_seqlens_k || problem->seqused_q || problem->seqused_k;
+  params.clear_value = problem->cu_seqlens_q || problem->cu_seqlens_k || problem->seqused_q ||
+                       problem->seqused_k || problem->page_table.dtype;
   if (plan->counted) TRY(set_tile_counter(call, &params));
   struct grid grid = {.x = (unsigned)plan->workers,
                       .y = 1,

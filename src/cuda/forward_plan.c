@@ -80,6 +80,20 @@ static fa3_status plan_tiles(const struct problem *problem, struct forward_plan 
   return FA3_OK;
 }
 
+/* Rows that are in one page wherever a tile of keys begins. So few are copied faster by threads,
+ * and a tile that begins anywhere, behind left padding, by them alone. */
+static void plan_pages(const struct problem *problem, struct forward_plan *plan) {
+  enum { LEAST_BOX = 4 };
+  int64_t box = problem->key.rows, rest = plan->kernel->tile_k;
+  if (!(problem->features & FA3_FEATURE_PAGE_TABLE) || problem->leftpad_k) return;
+  while (rest > 0) {
+    const int64_t divisor = rest;
+    rest = box % rest;
+    box = divisor;
+  }
+  plan->box = box < LEAST_BOX ? 0 : (int32_t)box;
+}
+
 static fa3_status plan_workspace(const struct problem *problem, struct cuda_plan *plan) {
   size_t *size = &plan->workspace_size;
   /* Of a negative scale the kernel takes the size, and minus the query. */
@@ -113,6 +127,7 @@ fa3_status plan_forward(const struct problem *problem, const struct cuda_facts *
                           problem->value_head_dim, problem->softcap > 0, &forward->kernel));
   TRY(check_lengths(problem));
   TRY(plan_tiles(problem, forward));
+  plan_pages(problem, forward);
   TRY(plan_workspace(problem, plan));
   plan_grid(facts, forward);
   return FA3_OK;

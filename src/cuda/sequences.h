@@ -19,6 +19,8 @@ static inline fa3_sequences make_sequences(const struct problem *problem) {
                          .leftpad_k = problem->leftpad_k,
                          .batch_index_k = problem->cache_batch_index,
                          .diagonal = problem->diagonal,
+                         .page_table = (const int32_t *)(const void *)problem->page_table.data,
+                         .page_table_stride = problem->page_table.stride_batch,
                          .seqlen_q = (int)problem->max_seqlen_q,
                          .seqlen_k = (int)problem->max_seqlen_k,
                          .window_left = problem->window_left,
