@@ -32,27 +32,17 @@ template <int kTileChunks>
 __device__ __forceinline__ void load_boxes(const fa3_forward_params &params, const work &w,
                                            const fa3_tensor_map &map, paged_row place, uint32_t to,
                                            barrier full, bool leader) {
-  constexpr int kTogether = 4;
   const int boxes = kTileK / params.box, head = w.key_head;
-#pragma unroll 1
-  for (int first = 0; first < boxes; first += kTogether) {
-    int page[kTogether], row[kTogether];
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
-      page[i] = __shfl_sync(0xffffffff, place.page, first + i);
-      row[i] = __shfl_sync(0xffffffff, place.row, first + i);
-    }
+#pragma unroll 4
+  for (int i = 0; i < boxes; ++i) {
+    const int page = __shfl_sync(0xffffffff, place.page, i);
+    const int row = __shfl_sync(0xffffffff, place.row, i);
     if (leader) {
 #pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        if (first + i >= boxes) break;
-#pragma unroll
-        for (int c = 0; c < kTileChunks; ++c)
-          tma_load_4d(to + (c * kTileK + (first + i) * params.box) * kRowBytes, &map, full.address,
-                      c * kChunk, row[i], head, page[i]);
-      }
+      for (int c = 0; c < kTileChunks; ++c)
+        tma_load_4d(to + (c * kTileK + i * params.box) * kRowBytes, &map, full.address, c * kChunk,
+                    row, head, page);
     }
-    __syncwarp();
   }
 }
 
