@@ -20,10 +20,6 @@ static const char *const other_names[TENSORS][2] = {[TENSOR_query] = {"q"},
                                                     [TENSOR_grad_value] = {"dvalue", "dv"},
                                                     [TENSOR_grad_sink] = {"dsink"}};
 
-const char *operands_name(enum tensor tensor) {
-  return tensor_rows[tensor].name;
-}
-
 /* The axes of a tensor in its file, and how many: without the batch if it is packed or a single
  * sequence, heads before rows if the files have them so. */
 static int file_axes(const struct operands *operands, enum tensor tensor, bool batch,
@@ -71,18 +67,15 @@ static fa3_tensor view_of(const struct operands *operands, enum tensor tensor,
   fa3_tensor view = {.data = loaded->data ? loaded->data : nothing,
                      .dtype = loaded->dtype,
                      .rank = shape->rank - packed};
-  int64_t stride = 1;
+  uint64_t stride = 1; /* it may overflow where there are no elements; the library refuses it */
   for (int d = loaded->rank - 1; d >= 0; d--) {
     int place = 0;
     while (shape->axes[place + packed] != axes[d]) place++;
     view.shape[place] = loaded->shape[d];
-    view.strides[place] = stride;
-    stride *= loaded->shape[d];
+    view.strides[place] = (int64_t)stride;
+    stride *= (uint64_t)loaded->shape[d];
   }
-  if (!batch && !packed) {
-    view.shape[0] = 1;
-    view.strides[0] = stride;
-  }
+  if (!batch && !packed) view.shape[0] = 1;
   return view;
 }
 

@@ -40,9 +40,6 @@ int operands_load_gradients(const struct attention_options *options, struct oper
 int operands_choose_device(struct operands *operands, bool gradients,
                            const struct device_options *chosen);
 
-/* The name of a tensor in a .safetensors file. */
-const char *operands_name(enum tensor tensor);
-
 void operands_free(struct operands *operands);
 
 #endif
