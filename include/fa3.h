@@ -82,7 +82,7 @@ enum {
   FA3_INVALID_STRIDE = 6,       /* negative, not contiguous where it must be, overlapping */
   FA3_INVALID_LENGTHS = 7,      /* contents of cu_seqlens, seqused, leftpad, index, pages */
   FA3_INVALID_FLAGS = 8,        /* an unknown flag, or a field set that needs a flag */
-  FA3_INVALID_SCALE = 9,        /* softmax_scale is not finite */
+  FA3_INVALID_SCALE = 9,        /* softmax_scale is not finite, a scale's rows are negative */
   FA3_INVALID_SOFTCAP = 10,     /* softcap is negative, below 2^-126 or not finite */
   FA3_INVALID_WINDOW = 11,      /* window_left or window_right below -1 */
   FA3_INVALID_WORKSPACE = 12,   /* the workspace is null or too small */
@@ -113,10 +113,18 @@ FA3_API const char *fa3_last_error(void);
 
 /* Tensors. */
 
-/* 1..15 floating point of 16 bits or more, 16..31 reserved for FP8 and block formats,
- * 32..47 integers. */
+/* 1..15 floating point, 16..31 reserved for block formats, 32..47 integers. */
 typedef int32_t fa3_dtype;
-enum { FA3_FLOAT32 = 1, FA3_FLOAT16 = 2, FA3_BFLOAT16 = 3, FA3_INT32 = 32, FA3_INT64 = 33 };
+enum {
+  FA3_FLOAT32 = 1,
+  FA3_FLOAT16 = 2,
+  FA3_BFLOAT16 = 3,
+  /* One byte: sign, 4 bits of exponent, 3 of mantissa, up to 448; 0x7f and 0xff are NaN and there
+   * is no infinity (OCP's E4M3, elsewhere E4M3FN). */
+  FA3_FLOAT8_E4M3 = 4,
+  FA3_INT32 = 32,
+  FA3_INT64 = 33
+};
 
 /* Bytes of one element; 0 for an unknown dtype. */
 FA3_API size_t fa3_dtype_size(fa3_dtype dtype);
@@ -285,11 +293,13 @@ enum {
  * of a prompt for each sequence of a packed batch, beside a cache of any layout.
  *
  * Query head h reads key head h / (heads_q / heads_k); heads_q is a multiple of heads_k.
- * Head dims are multiples of 8 from 8 to 256; key's and value's may differ.
+ * Head dims are multiples of 8 (of E4M3 tensors 16) from there to 256; key's and value's may
+ * differ.
  *
  * Numerics. Both products and the softmax accumulate in float32. On 16-bit inputs the
  * probabilities may be rounded to the input's dtype before the second product, as every
- * FlashAttention does.
+ * FlashAttention does. On E4M3 inputs a GPU rounds the probabilities to E4M3 too, and sums a few
+ * thousand keys at a time with about 13 bits; the CPU computes in float32 throughout.
  *
  * Edges. A query that sees no key gives output 0 and lse -infinity (without a sink).
  * Empty sequences and an empty batch are not errors. NaN and infinity reach the rows that
@@ -301,10 +311,11 @@ typedef struct fa3_forward_args {
   fa3_device device;  /* where all tensors live and the work runs; zero is the CPU */
   void *stream;       /* CUstream for a GPU (null: the default stream); null for the CPU */
 
-  fa3_tensor query;  /* float32, float16 or bfloat16 */
+  fa3_tensor query;  /* float32, float16, bfloat16 or E4M3 */
   fa3_tensor key;    /* query's dtype */
   fa3_tensor value;  /* query's dtype */
-  fa3_tensor output; /* query's dtype or float32; written, except rows past seqused_q */
+  fa3_tensor output; /* query's dtype or float32, of E4M3 float32, float16 or bfloat16; written,
+                        except rows past seqused_q */
 
   /* Optional output, float32: the natural logarithm of the sum of exp(score), sink
    * included: (batch, heads_q, seqlen_q), or (heads_q, total_q) with cu_seqlens_q. */
@@ -395,6 +406,27 @@ typedef struct fa3_forward_args {
    * sequence is then bitwise the same whatever else is in the batch. 0: off. Not with num_splits.
    */
   int64_t split_keys;
+
+  /* Optional, float32, of E4M3 tensors alone: an element's value is its code times a scale; without
+   * one it is the code's. Strides are free. A scale is positive or 0 (below 0 the result is
+   * unspecified); NaN and infinity reach the rows that see them.
+   *
+   *   (1)                        one scale of the whole tensor
+   *   (batch, heads)             one of each head of each sequence
+   *   (batch, heads, blocks)     with ..._scale_rows above 0: one of that many rows of a head, the
+   *                              last block of a sequence maybe shorter
+   *   (heads, blocks)            the same with packed sequences: sequence b's blocks begin at
+   *                              cu_seqlens[b] / rows + b, and blocks = total / rows + batch
+   *
+   * `heads` are the tensor's; of query also heads_k, and then its scale is that of its keys' head.
+   * `batch` is that of key and value where cache_batch_index is given. Rows are counted from the
+   * sequence's first in memory, padding included. Not with page_table: FA3_UNSUPPORTED. */
+  fa3_tensor query_scale;
+  fa3_tensor key_scale;
+  fa3_tensor value_scale;
+  int64_t query_scale_rows; /* rows that share a scale; 0: all of a sequence */
+  int64_t key_scale_rows;
+  int64_t value_scale_rows;
 } fa3_forward_args;
 
 /* Bytes of workspace that fa3_forward needs for these arguments. Checks everything that

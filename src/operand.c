@@ -164,6 +164,7 @@ fa3_status read_tensors(const void *args, struct problem *problem) {
   for (int i = 0; i < list->count; i++) {
     const struct argument *argument = &list->arguments[i];
     const fa3_tensor *tensor = argument_in(args, argument);
+    if (tensor_rows[argument->tensor].rule == RULE_SCALE) continue; /* scale.c */
     if (!tensor_absent(tensor))
       TRY(read_tensor(&reading, argument, tensor));
     else if (!argument->optional)

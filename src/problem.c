@@ -8,6 +8,7 @@
 #include "error.h"
 #include "integer.h"
 #include "operand.h"
+#include "scale.h"
 
 /* A part of the keys that every engine can begin with. */
 enum { SPLIT_KEYS_STEP = 64 };
@@ -195,6 +196,7 @@ fa3_status problem_from_args(fa3_phase phase, const void *args, struct problem *
   TRY(check_splits(&options));
   set_mask(&options, problem);
   TRY(read_tensors(args, problem));
+  if (phase == FA3_FORWARD) TRY(read_scales(args, problem));
   TRY(check_combinations(problem));
   TRY(set_longest(&options, problem));
   problem->scale = options.flags & FA3_SCALE ? options.softmax_scale

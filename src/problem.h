@@ -47,6 +47,11 @@ struct problem {
 #define VECTOR(name, type, ...) const type *name;
 #include "tensors.def"
 
+  /* Rows of a block of them, or 0: `rows` of query_scale are blocks. */
+  int64_t query_scale_rows;
+  int64_t key_scale_rows;
+  int64_t value_scale_rows;
+
   bool accumulate;
   float scale;
   float softcap;        /* 0: none */
@@ -96,6 +101,8 @@ struct sequence {
   int64_t row_q;   /* first row of query, output and lse */
   int64_t batch_q; /* index for stride_batch of query, output and lse */
   int64_t row_k;   /* first row of key and value, after left padding */
+  int64_t leftpad; /* rows of padding before it */
+  int64_t index;   /* in the batch */
   int64_t batch_k;
   const int32_t *pages; /* of key and value, or null: its rows are then rows of all of them */
   struct mask mask;     /* mask.seqlen_k is its number of keys */

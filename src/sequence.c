@@ -116,7 +116,7 @@ bool problem_sequences_alike(const struct problem *problem) {
 
 struct sequence problem_sequence(const struct problem *problem, int64_t batch) {
   struct sequence sequence = {
-      .batch_q = batch, .batch_k = batch, .pages = pages_of(problem, batch)};
+      .batch_q = batch, .batch_k = batch, .pages = pages_of(problem, batch), .index = batch};
   if (problem->cu_seqlens_q) {
     sequence.row_q = problem->cu_seqlens_q[batch];
     sequence.batch_q = 0;
@@ -132,7 +132,8 @@ struct sequence problem_sequence(const struct problem *problem, int64_t batch) {
                          ? problem->seqused_k[batch]
                          : allotted(problem->cu_seqlens_k, problem->max_seqlen_k, batch);
   if (problem->leftpad_k) {
-    sequence.row_k += problem->leftpad_k[batch];
+    sequence.leftpad = problem->leftpad_k[batch];
+    sequence.row_k += sequence.leftpad;
     seqlen_k -= problem->leftpad_k[batch];
   }
   sequence.mask = (struct mask){

@@ -6,6 +6,8 @@
 
 size_t fa3_dtype_size(fa3_dtype dtype) {
   switch (dtype) {
+    case FA3_FLOAT8_E4M3:
+      return 1;
     case FA3_FLOAT16:
     case FA3_BFLOAT16:
       return 2;
@@ -78,16 +80,27 @@ struct dlpack_tensor {
 };
 
 enum { DLPACK_CPU = 1, DLPACK_CUDA = 2, DLPACK_CUDA_HOST = 3, DLPACK_CUDA_MANAGED = 13 };
-enum { DLPACK_INT = 0, DLPACK_FLOAT = 2, DLPACK_BFLOAT = 4 };
+enum { DLPACK_INT = 0, DLPACK_FLOAT = 2, DLPACK_BFLOAT = 4, DLPACK_FLOAT8_E4M3FN = 10 };
 
 static fa3_dtype dtype_from_dlpack(int code, int bits, int lanes) {
   if (lanes != 1) return 0;
   if (code == DLPACK_FLOAT && bits == 32) return FA3_FLOAT32;
   if (code == DLPACK_FLOAT && bits == 16) return FA3_FLOAT16;
   if (code == DLPACK_BFLOAT && bits == 16) return FA3_BFLOAT16;
+  if (code == DLPACK_FLOAT8_E4M3FN && bits == 8) return FA3_FLOAT8_E4M3;
   if (code == DLPACK_INT && bits == 32) return FA3_INT32;
   if (code == DLPACK_INT && bits == 64) return FA3_INT64;
   return 0;
+}
+
+/* The other 8-bit formats' names, or an empty one. */
+static const char *foreign_dtype(int code) {
+  static const char *const names[] = {[7] = " (E3M4)",      [8] = " (E4M3, IEEE)",
+                                      [9] = " (E4M3B11FNUZ)", [11] = " (E4M3FNUZ)",
+                                      [12] = " (E5M2)",     [13] = " (E5M2FNUZ)",
+                                      [14] = " (E8M0FNU)"};
+  const int count = sizeof names / sizeof *names;
+  return code >= 0 && code < count && names[code] ? names[code] : "";
 }
 
 fa3_status fa3_tensor_from_dlpack(const void *dl_tensor, fa3_tensor *tensor) {
@@ -102,9 +115,10 @@ fa3_status fa3_tensor_from_dlpack(const void *dl_tensor, fa3_tensor *tensor) {
   fa3_dtype dtype = dtype_from_dlpack(source->dtype_code, source->dtype_bits, source->dtype_lanes);
   if (!dtype)
     return set_error(FA3_INVALID_DTYPE,
-                     "dl_tensor's dtype has code %d, %d bits and %d lanes: expected float32, "
-                     "float16, bfloat16, int32 or int64 of one lane",
-                     source->dtype_code, source->dtype_bits, source->dtype_lanes);
+                     "dl_tensor's dtype has code %d%s, %d bits and %d lanes: expected float32, "
+                     "float16, bfloat16, E4M3 (fn), int32 or int64 of one lane",
+                     source->dtype_code, foreign_dtype(source->dtype_code), source->dtype_bits,
+                     source->dtype_lanes);
   if (source->ndim < 1 || source->ndim > 4)
     return set_error(FA3_INVALID_SHAPE, "dl_tensor has %d dimensions: expected 1 to 4",
                      source->ndim);

@@ -17,6 +17,7 @@ static const struct shape shapes[SHAPES] = {
 #define ONLY(only) .rule = RULE_ONLY, .dtype = only
 #define SAME(as) .rule = RULE_SAME, .model = TENSOR_##as
 #define COMPUTED(from) .rule = RULE_COMPUTED, .model = TENSOR_##from
+#define SCALE(of) .rule = RULE_SCALE, .dtype = FA3_FLOAT32, .model = TENSOR_##of
 #define DTYPE_int32_t FA3_INT32
 #define DTYPE_int64_t FA3_INT64
 

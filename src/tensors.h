@@ -37,13 +37,13 @@ struct shape {
   enum axis axes[4];
 };
 
-enum dtype_rule { RULE_FLOATS, RULE_ONLY, RULE_SAME, RULE_COMPUTED };
+enum dtype_rule { RULE_FLOATS, RULE_ONLY, RULE_SAME, RULE_COMPUTED, RULE_SCALE };
 
 struct tensor_row {
   const char *name;
   enum dtype_rule rule;
   fa3_dtype dtype;   /* of RULE_ONLY */
-  enum tensor model; /* of RULE_SAME and RULE_COMPUTED */
+  enum tensor model; /* of RULE_SAME, RULE_COMPUTED and RULE_SCALE */
   bool vector;
   const struct shape *shape;
   fa3_features feature;

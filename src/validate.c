@@ -11,7 +11,8 @@ bool tensor_absent(const fa3_tensor *tensor) {
 }
 
 bool dtype_is_float(fa3_dtype dtype) {
-  return dtype == FA3_FLOAT32 || dtype == FA3_FLOAT16 || dtype == FA3_BFLOAT16;
+  return dtype == FA3_FLOAT32 || dtype == FA3_FLOAT16 || dtype == FA3_BFLOAT16 ||
+         dtype == FA3_FLOAT8_E4M3;
 }
 
 const char *dtype_name(fa3_dtype dtype) {
@@ -22,6 +23,8 @@ const char *dtype_name(fa3_dtype dtype) {
       return "FA3_FLOAT16";
     case FA3_BFLOAT16:
       return "FA3_BFLOAT16";
+    case FA3_FLOAT8_E4M3:
+      return "FA3_FLOAT8_E4M3";
     case FA3_INT32:
       return "FA3_INT32";
     case FA3_INT64:
@@ -63,7 +66,7 @@ static fa3_status check_reach(const char *name, const fa3_tensor *tensor) {
   return FA3_OK;
 }
 
-fa3_status check_tensor(const char *name, const fa3_tensor *tensor, int32_t rank) {
+fa3_status check_strided_tensor(const char *name, const fa3_tensor *tensor, int32_t rank) {
   if (tensor->rank != rank)
     return set_error(FA3_INVALID_SHAPE, "%s.rank is %" PRId32 ": expected %" PRId32, name,
                      tensor->rank, rank);
@@ -79,11 +82,6 @@ fa3_status check_tensor(const char *name, const fa3_tensor *tensor, int32_t rank
       return set_error(FA3_INVALID_STRIDE, "%s.strides[%d] is %" PRId64 ": expected 0 or more",
                        name, d, tensor->strides[d]);
   }
-  int last = rank - 1;
-  if (tensor->shape[last] > 1 && tensor->strides[last] != 1)
-    return set_error(FA3_INVALID_STRIDE,
-                     "%s.strides[%d] is %" PRId64 ": expected 1, the last dimension is contiguous",
-                     name, last, tensor->strides[last]);
   for (int d = rank; d < 4; d++) {
     if (tensor->shape[d])
       return set_error(FA3_INVALID_SHAPE,
@@ -96,6 +94,16 @@ fa3_status check_tensor(const char *name, const fa3_tensor *tensor, int32_t rank
   }
   TRY(check_count(name, tensor));
   return check_reach(name, tensor);
+}
+
+fa3_status check_tensor(const char *name, const fa3_tensor *tensor, int32_t rank) {
+  TRY(check_strided_tensor(name, tensor, rank));
+  const int last = rank - 1;
+  if (tensor->shape[last] > 1 && tensor->strides[last] != 1)
+    return set_error(FA3_INVALID_STRIDE,
+                     "%s.strides[%d] is %" PRId64 ": expected 1, the last dimension is contiguous",
+                     name, last, tensor->strides[last]);
+  return FA3_OK;
 }
 
 fa3_status check_output_strides(const char *name, const fa3_tensor *tensor) {
@@ -126,7 +134,8 @@ fa3_status check_float(const char *name, const fa3_tensor *tensor) {
   if (dtype_is_float(tensor->dtype)) return FA3_OK;
   return set_error(FA3_INVALID_DTYPE,
                    "%s.dtype is %" PRId32
-                   " (%s): expected FA3_FLOAT32, FA3_FLOAT16 or FA3_BFLOAT16",
+                   " (%s): expected FA3_FLOAT32, FA3_FLOAT16, FA3_BFLOAT16 or "
+                   "FA3_FLOAT8_E4M3",
                    name, tensor->dtype, dtype_name(tensor->dtype));
 }
 
@@ -146,6 +155,14 @@ fa3_status check_same_dtype(const char *name, const fa3_tensor *tensor, const ch
 fa3_status check_computed_dtype(const char *name, const fa3_tensor *tensor, const char *whose,
                                 fa3_dtype expected) {
   if (tensor->dtype == FA3_FLOAT32) return FA3_OK;
+  if (expected == FA3_FLOAT8_E4M3) {
+    if (tensor->dtype != expected && dtype_is_float(tensor->dtype)) return FA3_OK;
+    return set_error(FA3_INVALID_DTYPE,
+                     "%s.dtype is %" PRId32
+                     " (%s): with %s of FA3_FLOAT8_E4M3 expected FA3_FLOAT32, FA3_FLOAT16 or "
+                     "FA3_BFLOAT16",
+                     name, tensor->dtype, dtype_name(tensor->dtype), whose);
+  }
   if (tensor->dtype == expected || expected == FA3_FLOAT32)
     return check_same_dtype(name, tensor, whose, expected);
   return set_error(FA3_INVALID_DTYPE,

@@ -12,10 +12,14 @@
 /* An optional tensor that was not given: all zero. */
 bool tensor_absent(const fa3_tensor *tensor);
 
+/* Of queries, keys, values. */
 bool dtype_is_float(fa3_dtype dtype);
 
 /* Rank, reserved fields, extents, strides, and that no offset overflows. */
 fa3_status check_tensor(const char *name, const fa3_tensor *tensor, int32_t rank);
+
+/* The same where the last dimension may have any stride too. */
+fa3_status check_strided_tensor(const char *name, const fa3_tensor *tensor, int32_t rank);
 
 /* That no two elements of an output share memory. */
 fa3_status check_output_strides(const char *name, const fa3_tensor *tensor);

@@ -223,7 +223,7 @@ static void refuse_every_field(const struct call_pass *pass, bool packed,
   if (tensor.rank == 0) return; /* an optional tensor that this call can't have */
   const int last = tensor.rank - 1;
 
-  static const fa3_dtype dtypes[] = {0, -1, 4, 16, 31, 34, 1 << 30};
+  static const fa3_dtype dtypes[] = {0, -1, 5, 16, 31, 34, 1 << 30};
   for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++)
     refuse_field(pass, packed, which, dtypes[i], FA3_INVALID_DTYPE, true, "dtype", 0);
   fa3_dtype other = tensor.dtype >= FA3_INT32 ? FA3_FLOAT32 : FA3_INT32;

@@ -20,7 +20,7 @@ enum {
 };
 
 bool decodes(const struct problem *problem, int64_t seqlen_q) {
-  return seqlen_q * group_size(problem) <= FEW_ROWS;
+  return seqlen_q * group_size(problem) <= FEW_ROWS && problem->key.dtype != FA3_FLOAT8_E4M3;
 }
 
 /* How a sequence is cut. It follows from the problem alone, whatever the number of threads; with

@@ -12,10 +12,11 @@
 #include "processors.h"
 #include "validate.h"
 
-enum { SMALLEST_HEAD_DIM = 8, LARGEST_HEAD_DIM = 256, HEAD_DIM_STEP = 8 };
+enum { LARGEST_HEAD_DIM = 256 };
 
-static const fa3_dtype dtypes[] = {FA3_FLOAT32, FA3_FLOAT16, FA3_BFLOAT16};
-enum { DTYPES = sizeof dtypes / sizeof *dtypes };
+/* The last of the forward pass alone. */
+static const fa3_dtype dtypes[] = {FA3_FLOAT32, FA3_FLOAT16, FA3_BFLOAT16, FA3_FLOAT8_E4M3};
+enum { FORWARD_DTYPES = sizeof dtypes / sizeof *dtypes, BACKWARD_DTYPES = FORWARD_DTYPES - 1 };
 
 static int32_t device_count(void) {
   return 1;
@@ -60,49 +61,57 @@ static fa3_status device_info(int32_t index, fa3_device_info *info) {
   return FA3_OK;
 }
 
-static bool is_input_dtype(fa3_dtype dtype) {
-  for (int i = 0; i < DTYPES; i++)
+static bool is_input_dtype(fa3_phase phase, fa3_dtype dtype) {
+  const int count = phase == FA3_BACKWARD ? BACKWARD_DTYPES : FORWARD_DTYPES;
+  for (int i = 0; i < count; i++)
     if (dtypes[i] == dtype) return true;
   return false;
 }
 
-static fa3_status check_head_dim(const char *name, int32_t head_dim) {
-  if (head_dim >= SMALLEST_HEAD_DIM && head_dim <= LARGEST_HEAD_DIM &&
-      head_dim % HEAD_DIM_STEP == 0)
-    return FA3_OK;
+static fa3_status check_head_dim(const char *name, int32_t head_dim, fa3_dtype dtype) {
+  const int step = dtype == FA3_FLOAT8_E4M3 ? 16 : 8;
+  if (head_dim >= step && head_dim <= LARGEST_HEAD_DIM && head_dim % step == 0) return FA3_OK;
   return set_error(FA3_UNSUPPORTED, "%s is %d: expected a multiple of %d from %d to %d", name,
-                   head_dim, HEAD_DIM_STEP, SMALLEST_HEAD_DIM, LARGEST_HEAD_DIM);
+                   head_dim, step, step, LARGEST_HEAD_DIM);
+}
+
+static bool is_output_dtype(fa3_dtype dtype, fa3_dtype of) {
+  if (of == FA3_FLOAT8_E4M3) return is_input_dtype(FA3_BACKWARD, dtype);
+  return dtype == of || dtype == FA3_FLOAT32;
 }
 
 static fa3_status supports(const fa3_capability *capability) {
   fa3_dtype dtype = capability->query_dtype;
-  if (!is_input_dtype(dtype))
+  if (!is_input_dtype(capability->phase, dtype))
     return set_error(FA3_UNSUPPORTED,
-                     "query_dtype is %d (%s): expected FA3_FLOAT32, FA3_FLOAT16 or FA3_BFLOAT16",
-                     dtype, dtype_name(dtype));
+                     "query_dtype is %d (%s): expected FA3_FLOAT32, FA3_FLOAT16 or FA3_BFLOAT16%s",
+                     dtype, dtype_name(dtype),
+                     capability->phase == FA3_BACKWARD ? "" : ", or FA3_FLOAT8_E4M3");
   if (capability->key_dtype != dtype || capability->value_dtype != dtype)
     return set_error(FA3_UNSUPPORTED, "key_dtype is %s and value_dtype is %s: expected query's, %s",
                      dtype_name(capability->key_dtype), dtype_name(capability->value_dtype),
                      dtype_name(dtype));
-  if (capability->output_dtype != dtype && capability->output_dtype != FA3_FLOAT32)
-    return set_error(FA3_UNSUPPORTED, "output_dtype is %s: expected query's, %s, or FA3_FLOAT32",
-                     dtype_name(capability->output_dtype), dtype_name(dtype));
-  fa3_status status = check_head_dim("head_dim", capability->head_dim);
-  return status ? status : check_head_dim("value_head_dim", capability->value_head_dim);
+  if (!is_output_dtype(capability->output_dtype, dtype))
+    return set_error(FA3_UNSUPPORTED, "output_dtype is %s: expected %s",
+                     dtype_name(capability->output_dtype),
+                     dtype == FA3_FLOAT8_E4M3 ? "FA3_FLOAT32, FA3_FLOAT16 or FA3_BFLOAT16"
+                                              : "query's or FA3_FLOAT32");
+  fa3_status status = check_head_dim("head_dim", capability->head_dim, dtype);
+  return status ? status : check_head_dim("value_head_dim", capability->value_head_dim, dtype);
 }
 
-static const fa3_phase phases[] = {FA3_FORWARD, FA3_BACKWARD};
-enum { PHASES = sizeof phases / sizeof *phases };
-
 static int32_t kernel_count(void) {
-  return PHASES * cpu_level_count * DTYPES;
+  return (FORWARD_DTYPES + BACKWARD_DTYPES) * cpu_level_count;
 }
 
 static void kernel_info(int32_t index, fa3_kernel_info *info) {
-  const struct level *level = &cpu_levels[index / DTYPES % cpu_level_count];
+  const bool backward = index >= FORWARD_DTYPES * cpu_level_count;
+  if (backward) index -= FORWARD_DTYPES * cpu_level_count;
+  const int count = backward ? BACKWARD_DTYPES : FORWARD_DTYPES;
+  const struct level *level = &cpu_levels[index / count];
   snprintf(info->name, sizeof info->name, "%s", level->name);
-  info->phase = phases[index / DTYPES / cpu_level_count];
-  info->dtype = dtypes[index % DTYPES];
+  info->phase = backward ? FA3_BACKWARD : FA3_FORWARD;
+  info->dtype = dtypes[index % count];
   info->head_dim = LARGEST_HEAD_DIM;
   info->value_head_dim = LARGEST_HEAD_DIM;
   info->usable = level->usable();

@@ -8,10 +8,12 @@
 #include <stdlib.h>
 
 #include "cache.h"
+#include "codes.h"
 #include "decode.h"
 #include "element.h"
 #include "integer.h"
 #include "row_end.h"
+#include "scale.h"
 #include "threads.h"
 #include "work.h"
 
@@ -39,6 +41,7 @@ struct scratch {
   float *output;
   float *maximum;
   float *sum;
+  float *decoded; /* a tile of keys or values of FP8 codes, row by row */
 };
 
 static void scratch_widths(const struct problem *problem, const struct routines *routines,
@@ -67,6 +70,11 @@ static int64_t block_words(const struct scratch *scratch) {
   return smaller(words, LARGEST_TILE_Q * row_words(scratch));
 }
 
+static int64_t decoded_words(const struct problem *problem) {
+  if (problem->key.dtype != FA3_FLOAT8_E4M3) return 0;
+  return TILE_K * larger(problem->head_dim, problem->value_head_dim);
+}
+
 /* Lays the scratch out at `base` (null to measure only); returns its size in bytes. */
 static size_t scratch_layout(const struct problem *problem, const struct routines *routines,
                              char *base, struct scratch *scratch) {
@@ -86,6 +94,7 @@ static size_t scratch_layout(const struct problem *problem, const struct routine
       {&scratch->sum, LARGEST_TILE_Q},
       {&scratch->queries, query_words},
       {&scratch->output, block_words(scratch) - query_words},
+      {&scratch->decoded, decoded_words(problem)},
   };
   size_t bytes = 0;
   for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
@@ -140,6 +149,24 @@ static int64_t head_of(const struct block *block, int64_t row) {
   return block->head_k * block->group + (block->first_row + row) % block->group;
 }
 
+/* The scale of a row of a sequence. */
+typedef float scale_of(const struct problem *problem, const struct sequence *sequence, int64_t head,
+                       int64_t row);
+
+/* If they are codes: the same rows as float32, in the scratch until others are asked for. `row` is
+ * the first one's place in its sequence. */
+static void decode_rows(const struct block *block, struct rows *rows, scale_of *scale, int64_t head,
+                        int64_t row) {
+  if (rows->dtype != FA3_FLOAT8_E4M3) return;
+  float *values = block->scratch.decoded;
+  for (int64_t i = 0; i < rows->count; i++)
+    decode_row(rows->data + i * rows->stride, rows->width,
+               scale(block->problem, &block->sequence, head, row + i), values + i * rows->width);
+  rows->data = (const char *)values;
+  rows->dtype = FA3_FLOAT32;
+  rows->stride = rows->width * (int64_t)sizeof *values;
+}
+
 /* Packs the queries and starts the rows' softmax. */
 static void begin_block(struct block *block) {
   const struct problem *problem = block->problem;
@@ -156,6 +183,7 @@ static void begin_block(struct block *block) {
         .count = 1,
         .width = problem->head_dim,
     };
+    decode_rows(block, &query, query_scale_of, head, query_of(block, row));
     block->routines->pack_queries(&query, factor, scratch->head_depth,
                                   scratch->queries + row * scratch->head_depth);
     scratch->maximum[row] = -INFINITY;
@@ -166,8 +194,8 @@ static void begin_block(struct block *block) {
 }
 
 /* Keys or values of a tile, where they lie if their rows are evenly apart. */
-static struct rows key_rows(const struct block *block, const struct operand *operand, int64_t key,
-                            int64_t count) {
+static struct rows key_rows(const struct block *block, const struct operand *operand,
+                            scale_of *scale, int64_t key, int64_t count) {
   struct rows rows = {
       .data = cache_row(operand, &block->sequence, key, block->head_k),
       .dtype = operand->dtype,
@@ -175,13 +203,15 @@ static struct rows key_rows(const struct block *block, const struct operand *ope
       .count = count,
       .width = operand->dim,
   };
-  if (!block->sequence.pages) return rows;
-  char *gathered = (char *)block->scratch.gathered;
-  rows.data = gathered;
-  rows.stride = operand->dim * element_size(operand);
-  for (int64_t i = 0; i < count; i++)
-    memcpy(gathered + i * rows.stride, cache_row(operand, &block->sequence, key + i, block->head_k),
-           (size_t)rows.stride);
+  if (block->sequence.pages) {
+    char *gathered = (char *)block->scratch.gathered;
+    rows.data = gathered;
+    rows.stride = operand->dim * element_size(operand);
+    for (int64_t i = 0; i < count; i++)
+      memcpy(gathered + i * rows.stride,
+             cache_row(operand, &block->sequence, key + i, block->head_k), (size_t)rows.stride);
+  }
+  decode_rows(block, &rows, scale, block->head_k, block->sequence.leftpad + key);
   return rows;
 }
 
@@ -261,13 +291,14 @@ static void attend_strip(const struct block *block, int64_t row, int64_t rows, i
 }
 
 static void attend_tile(const struct block *block, int64_t key, int64_t keys) {
+  const struct problem *problem = block->problem;
   const struct routines *routines = block->routines;
   const struct scratch *scratch = &block->scratch;
   const int64_t pair = routines->elements_per_word;
 
-  struct rows rows = key_rows(block, &block->problem->key, key, keys);
+  struct rows rows = key_rows(block, &problem->key, key_scale_of, key, keys);
   routines->pack_keys(&rows, scratch->head_depth, scratch->keys);
-  rows = key_rows(block, &block->problem->value, key, keys);
+  rows = key_rows(block, &problem->value, value_scale_of, key, keys);
   routines->pack_values(&rows, round_up((keys + pair - 1) / pair, routines->depth_step),
                         routines->panel * scratch->tile_depth, scratch->values);
   for (int64_t row = 0; row < block->rows; row += routines->strip)

@@ -47,6 +47,7 @@ static void make_tensors(struct call *call, fa3_phase phase, void *args, bool pa
     const bool starts = which == TENSOR_cu_seqlens_q || which == TENSOR_cu_seqlens_k;
     if (which == TENSOR_page_table) continue;
     if (packed ? which == TENSOR_cache_batch_index : starts) continue;
+    if (tensor_rows[which].rule == RULE_SCALE) continue; /* of FP8 calls alone */
     fa3_tensor *tensor = argument_in(args, &list->arguments[i]);
     *tensor = make_tensor(call, which, packed);
     if (list->arguments[i].output)

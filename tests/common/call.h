@@ -24,7 +24,8 @@ enum {
   CALL_HEADS = CALL_HEADS_Q,
   CALL_PAGES = CALL_BATCH * 2,
   CALL_SEQUENCES = CALL_BATCH,
-  CALL_STARTS = CALL_BATCH + 1
+  CALL_STARTS = CALL_BATCH + 1,
+  CALL_ONE = 1
 };
 
 /* The arguments, and what the tensors hold. */

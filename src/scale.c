@@ -1,0 +1,130 @@
+#include "scale.h"
+
+#include <inttypes.h>
+
+#include "error.h"
+#include "integer.h"
+#include "validate.h"
+
+/* An extent of a scale, which may be stated in two ways. */
+static fa3_status check_extent(const char *name, const fa3_tensor *tensor, int d, int64_t expected,
+                               int64_t or_else, const char *what) {
+  if (tensor->shape[d] == expected || tensor->shape[d] == or_else) return FA3_OK;
+  return set_error(FA3_INVALID_SHAPE, "%s.shape[%d] is %" PRId64 ": expected %" PRId64 ", %s", name,
+                   d, tensor->shape[d], expected, what);
+}
+
+static fa3_status check_rank(const char *name, const fa3_tensor *tensor, int64_t rows,
+                             bool packed) {
+  const int32_t rank = rows == 0 || packed ? 2 : 3;
+  if (tensor->rank == rank || (rows == 0 && tensor->rank == 1)) return FA3_OK;
+  const char *expected = rows == 0 ? "1 or 2: one number, or (batch, heads)"
+                         : packed  ? "2: (heads, blocks)"
+                                   : "3: (batch, heads, blocks)";
+  return set_error(FA3_INVALID_SHAPE,
+                   "%s.rank is %" PRId32 ": with %s_rows %" PRId64 " expected %s", name,
+                   tensor->rank, name, rows, expected);
+}
+
+static fa3_status check_shape(const char *name, const fa3_tensor *tensor, int64_t rows, bool packed,
+                              const struct operand *operand, const struct problem *problem) {
+  TRY(check_rank(name, tensor, rows, packed));
+  TRY(check_strided_tensor(name, tensor, tensor->rank));
+  if (tensor->rank == 1) return check_extent(name, tensor, 0, 1, 1, "the one scale of all");
+  const int head = rows > 0 && packed ? 0 : 1;
+  const int64_t entries = packed ? problem->batch : operand->batch;
+  if (head == 1) TRY(check_extent(name, tensor, 0, entries, entries, "the batch"));
+  /* FlashAttention-3 scales queries by the head of their keys. */
+  TRY(check_extent(name, tensor, head, operand->heads, problem->heads_k, "the heads"));
+  if (rows == 0) return FA3_OK;
+  const int64_t blocks =
+      packed ? operand->rows / rows + problem->batch : divide_up(operand->rows, rows);
+  return check_extent(name, tensor, head + 1, blocks, blocks, "the blocks of rows");
+}
+
+static struct operand make_scale(const fa3_tensor *tensor, int64_t rows, bool packed) {
+  struct operand scale = {
+      .data = tensor->data, .dtype = FA3_FLOAT32, .batch = 1, .rows = 1, .heads = 1, .dim = 1};
+  if (tensor->rank == 1) return scale;
+  const int head = rows > 0 && packed ? 0 : 1;
+  if (head == 1) {
+    scale.batch = tensor->shape[0];
+    scale.stride_batch = tensor->strides[0];
+  }
+  scale.heads = tensor->shape[head];
+  scale.stride_head = tensor->strides[head];
+  if (rows > 0) {
+    scale.rows = tensor->shape[head + 1];
+    scale.stride_row = tensor->strides[head + 1];
+  }
+  return scale;
+}
+
+static fa3_status read_scale(enum tensor which, const fa3_tensor *tensor, int64_t rows,
+                             struct problem *problem) {
+  const char *name = tensor_rows[which].name;
+  const char *model = tensor_rows[tensor_rows[which].model].name;
+  const struct operand *operand = problem_operand(problem, tensor_rows[which].model);
+  const fa3_features packing =
+      which == TENSOR_query_scale ? FA3_FEATURE_VARLEN_QUERY : FA3_FEATURE_VARLEN_KEY;
+  const bool packed = problem->features & packing;
+  if (rows < 0)
+    return set_error(FA3_INVALID_SCALE, "%s_rows is %" PRId64 ": expected 0 or more", name, rows);
+  if (tensor_absent(tensor)) {
+    if (!rows) return FA3_OK;
+    return set_error(FA3_INVALID_FLAGS, "%s_rows is %" PRId64 ", but %s is absent", name, rows,
+                     name);
+  }
+  if (operand->dtype != FA3_FLOAT8_E4M3)
+    return set_error(FA3_INVALID_DTYPE,
+                     "%s is given, but %s.dtype is %s: only FA3_FLOAT8_E4M3 has a scale", name,
+                     model, dtype_name(operand->dtype));
+  TRY(check_dtype(name, tensor, FA3_FLOAT32));
+  TRY(check_shape(name, tensor, rows, packed, operand, problem));
+  *problem_operand(problem, which) = make_scale(tensor, rows, packed);
+  return FA3_OK;
+}
+
+fa3_status read_scales(const fa3_forward_args *args, struct problem *problem) {
+  problem->query_scale_rows = args->query_scale_rows;
+  problem->key_scale_rows = args->key_scale_rows;
+  problem->value_scale_rows = args->value_scale_rows;
+  if (problem->key.dtype == FA3_FLOAT8_E4M3 && problem->features & FA3_FEATURE_PAGE_TABLE)
+    return set_error(FA3_UNSUPPORTED,
+                     "page_table is given, and key.dtype is FA3_FLOAT8_E4M3: FP8 keys in pages are "
+                     "not supported");
+  TRY(read_scale(TENSOR_query_scale, &args->query_scale, args->query_scale_rows, problem));
+  TRY(read_scale(TENSOR_key_scale, &args->key_scale, args->key_scale_rows, problem));
+  return read_scale(TENSOR_value_scale, &args->value_scale, args->value_scale_rows, problem);
+}
+
+/* `entry` is the sequence's index where it is packed, else the batch entry. */
+static float scale_of(const struct operand *scale, int64_t rows, const int32_t *cu_seqlens,
+                      int64_t entry, int64_t head, int64_t row) {
+  if (!scale->dtype) return 1;
+  int64_t block = rows ? row / rows : 0;
+  if (rows && cu_seqlens) block += cu_seqlens[entry] / rows + entry;
+  const int64_t at =
+      entry * scale->stride_batch + head * scale->stride_head + block * scale->stride_row;
+  return ((const float *)(const void *)scale->data)[at];
+}
+
+float query_scale_of(const struct problem *problem, const struct sequence *sequence, int64_t head,
+                     int64_t row) {
+  const struct operand *scale = &problem->query_scale;
+  if (scale->heads == problem->heads_k) head /= problem->heads_q / problem->heads_k;
+  return scale_of(scale, problem->query_scale_rows, problem->cu_seqlens_q,
+                  problem->cu_seqlens_q ? sequence->index : sequence->batch_q, head, row);
+}
+
+float key_scale_of(const struct problem *problem, const struct sequence *sequence, int64_t head,
+                   int64_t row) {
+  return scale_of(&problem->key_scale, problem->key_scale_rows, problem->cu_seqlens_k,
+                  problem->cu_seqlens_k ? sequence->index : sequence->batch_k, head, row);
+}
+
+float value_scale_of(const struct problem *problem, const struct sequence *sequence, int64_t head,
+                     int64_t row) {
+  return scale_of(&problem->value_scale, problem->value_scale_rows, problem->cu_seqlens_k,
+                  problem->cu_seqlens_k ? sequence->index : sequence->batch_k, head, row);
+}
