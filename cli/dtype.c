@@ -11,7 +11,7 @@ enum { DTYPES = sizeof dtypes / sizeof dtypes[0] };
 const char *dtype_name(fa3_dtype dtype) {
   for (int i = 0; i < DTYPES; i++)
     if (dtypes[i].dtype == dtype) return dtypes[i].name;
-  return "?";
+  return dtype == FA3_FLOAT8_E4M3 ? "e4m3" : "?";
 }
 
 fa3_dtype dtype_from_name(const char *name) {

@@ -17,11 +17,11 @@ const char *library_message(void) {
   static const struct {
     const char *theirs;
     const char *ours;
-  } words[] = {{"1 (FA3_FLOAT32)", "fp32"},  {"2 (FA3_FLOAT16)", "fp16"},
-               {"3 (FA3_BFLOAT16)", "bf16"}, {"FA3_FLOAT32", "fp32"},
-               {"FA3_FLOAT16", "fp16"},      {"FA3_BFLOAT16", "bf16"},
-               {"32 (FA3_INT32)", "int32"},  {"33 (FA3_INT64)", "int64"},
-               {"FA3_INT32", "int32"},       {"FA3_INT64", "int64"}};
+  } words[] = {
+      {"1 (FA3_FLOAT32)", "fp32"},     {"2 (FA3_FLOAT16)", "fp16"}, {"3 (FA3_BFLOAT16)", "bf16"},
+      {"4 (FA3_FLOAT8_E4M3)", "e4m3"}, {"FA3_FLOAT8_E4M3", "e4m3"}, {"FA3_FLOAT32", "fp32"},
+      {"FA3_FLOAT16", "fp16"},         {"FA3_BFLOAT16", "bf16"},    {"32 (FA3_INT32)", "int32"},
+      {"33 (FA3_INT64)", "int64"},     {"FA3_INT32", "int32"},      {"FA3_INT64", "int64"}};
   static char message[1024];
   size_t length = 0;
   for (const char *at = fa3_last_error(); *at && length + 16 < sizeof message;) {

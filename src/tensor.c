@@ -95,10 +95,9 @@ static fa3_dtype dtype_from_dlpack(int code, int bits, int lanes) {
 
 /* The other 8-bit formats' names, or an empty one. */
 static const char *foreign_dtype(int code) {
-  static const char *const names[] = {[7] = " (E3M4)",      [8] = " (E4M3, IEEE)",
-                                      [9] = " (E4M3B11FNUZ)", [11] = " (E4M3FNUZ)",
-                                      [12] = " (E5M2)",     [13] = " (E5M2FNUZ)",
-                                      [14] = " (E8M0FNU)"};
+  static const char *const names[] = {
+      [7] = " (E3M4)",  [8] = " (E4M3, IEEE)", [9] = " (E4M3B11FNUZ)", [11] = " (E4M3FNUZ)",
+      [12] = " (E5M2)", [13] = " (E5M2FNUZ)",  [14] = " (E8M0FNU)"};
   const int count = sizeof names / sizeof *names;
   return code >= 0 && code < count && names[code] ? names[code] : "";
 }

@@ -184,7 +184,7 @@ static void test_supports_refuses(void **state) {
 
 static void test_kernel_table(void **state) {
   (void)state;
-  int selected[FA3_BACKWARD + 1][FA3_BFLOAT16 + 1] = {0};
+  int selected[FA3_BACKWARD + 1][FA3_FLOAT8_E4M3 + 1] = {0};
   int32_t count = fa3_kernel_count();
   assert_true(count > 0);
   for (int32_t i = 0; i < count; i++) {
@@ -196,12 +196,12 @@ static void test_kernel_table(void **state) {
     if (kernel.selected) assert_true(kernel.usable);
     if (strcmp(kernel.engine, "cpu") != 0) {
       assert_string_equal(kernel.engine, "cuda");
-      assert_in_range(kernel.dtype, FA3_FLOAT16, FA3_BFLOAT16);
+      assert_in_range(kernel.dtype, FA3_FLOAT16, FA3_FLOAT8_E4M3);
       assert_in_range(kernel.head_dim, 64, 256);
       assert_in_range(kernel.value_head_dim, 64, 256);
       continue;
     }
-    assert_in_range(kernel.dtype, FA3_FLOAT32, FA3_BFLOAT16);
+    assert_in_range(kernel.dtype, FA3_FLOAT32, FA3_FLOAT8_E4M3);
     assert_int_equal(kernel.head_dim, 256);
     assert_int_equal(kernel.value_head_dim, 256);
     selected[kernel.phase][kernel.dtype] += kernel.selected;
@@ -209,6 +209,8 @@ static void test_kernel_table(void **state) {
   for (int phase = FA3_FORWARD; phase <= FA3_BACKWARD; phase++)
     for (int dtype = FA3_FLOAT32; dtype <= FA3_BFLOAT16; dtype++)
       assert_int_equal(selected[phase][dtype], 1);
+  assert_int_equal(selected[FA3_FORWARD][FA3_FLOAT8_E4M3], 1);
+  assert_int_equal(selected[FA3_BACKWARD][FA3_FLOAT8_E4M3], 0);
   fa3_kernel_info kernel = {.struct_size = sizeof kernel};
   static const int32_t past[] = {-1, INT32_MIN, INT32_MAX};
   for (int i = 0; i < 3; i++) {

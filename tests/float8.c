@@ -1,0 +1,338 @@
+/* E4M3: the codes themselves; a forward call of codes and scales gives, bit for bit, what the same
+ * numbers in float32 give; what is refused; NaN codes. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "fa3.h"
+#include "float8.h"
+#include "level.h"
+#include "rng.h"
+#include "test.h"
+
+/* By the format's definition. */
+static double value_of(int code) {
+  const int exponent = code >> 3 & 15, mantissa = code & 7;
+  if (exponent == 15 && mantissa == 7) return NAN;
+  const double magnitude =
+      exponent ? ldexp(8 + mantissa, exponent - 10) : ldexp((double)mantissa, -9);
+  return code & 0x80 ? -magnitude : magnitude;
+}
+
+static void test_every_code(void **state) {
+  (void)state;
+  for (int code = 0; code < 256; code++) {
+    const double value = value_of(code);
+    const float decoded = float_from_e4m3((uint8_t)code);
+    if (isnan(value))
+      assert_true(isnan(decoded));
+    else
+      assert_true(decoded == (float)value);
+    assert_int_equal(e4m3_from_float(decoded) & 0x7f, code & 0x7f);
+    if (!isnan(value)) assert_int_equal(e4m3_from_float(decoded), code);
+  }
+}
+
+static void test_rounding(void **state) {
+  (void)state;
+  for (int code = 0; code < 0x7e; code++) {
+    const float low = (float)value_of(code), high = (float)value_of(code + 1);
+    const float middle = (low + high) / 2;
+    assert_int_equal(e4m3_from_float(middle), code % 2 ? code + 1 : code);
+    assert_int_equal(e4m3_from_float(nextafterf(middle, 0)), code);
+    assert_int_equal(e4m3_from_float(nextafterf(middle, 1000)), code + 1);
+    assert_int_equal(e4m3_from_float(-middle), (code % 2 ? code + 1 : code) | 0x80);
+  }
+  assert_int_equal(e4m3_from_float(449), 0x7e);
+  assert_int_equal(e4m3_from_float(-INFINITY), 0xfe);
+  assert_int_equal(e4m3_from_float(1e-30f), 0);
+}
+
+enum {
+  BATCH = 3,
+  ROWS_Q = 70,
+  ROWS_K = 300,
+  HEADS_Q = 4,
+  HEADS_K = 2,
+  HEAD_DIM = 32,
+  VALUE_HEAD_DIM = 48,
+  MOST = BATCH * ROWS_K * HEADS_Q * VALUE_HEAD_DIM,
+  MOST_SCALES = BATCH * HEADS_Q * ROWS_K
+};
+
+static uint8_t codes[3][MOST];
+static float floats[3][MOST], scales[3][MOST_SCALES], outputs[2][MOST], lses[2][MOST];
+static const int32_t starts_q[] = {0, 70, 70, 150}, starts_k[] = {0, 123, 400, 700};
+static const int32_t leftpad[] = {0, 9, 64}, entries[] = {2, 0, 1};
+
+static fa3_tensor *tensor_of(fa3_forward_args *args, int which) {
+  return which == 0 ? &args->query : which == 1 ? &args->key : &args->value;
+}
+
+static fa3_tensor *scale_of(fa3_forward_args *args, int which) {
+  return which == 0 ? &args->query_scale : which == 1 ? &args->key_scale : &args->value_scale;
+}
+
+/* The args of codes, without scales. */
+static fa3_forward_args make_args(bool packed, struct rng *rng) {
+  fa3_forward_args args = {.struct_size = sizeof args, .flags = FA3_CAUSAL, .num_threads = 2};
+  const int64_t rows_q = packed ? 150 : ROWS_Q, rows_k = packed ? 700 : ROWS_K;
+  for (int i = 0; i < 3; i++) {
+    const int64_t rows = i ? rows_k : rows_q, heads = i ? HEADS_K : HEADS_Q;
+    const int64_t dim = i < 2 ? HEAD_DIM : VALUE_HEAD_DIM;
+    *tensor_of(&args, i) = packed ? fa3_packed(codes[i], FA3_FLOAT8_E4M3, rows, heads, dim)
+                                  : fa3_dense(codes[i], FA3_FLOAT8_E4M3, BATCH, rows, heads, dim);
+  }
+  for (int i = 0; i < 3; i++) {
+    for (int j = 0; j < MOST; j++) codes[i][j] = e4m3_from_float((float)rng_normal(rng) * 2);
+    for (int j = 0; j < MOST_SCALES; j++) scales[i][j] = (float)(rng_uniform(rng) + 0.1);
+  }
+  args.output = packed ? fa3_packed(outputs[0], FA3_FLOAT32, rows_q, HEADS_Q, VALUE_HEAD_DIM)
+                       : fa3_dense(outputs[0], FA3_FLOAT32, BATCH, rows_q, HEADS_Q, VALUE_HEAD_DIM);
+  args.lse =
+      packed ? fa3_packed_lse(lses[0], HEADS_Q, rows_q) : fa3_lse(lses[0], BATCH, HEADS_Q, rows_q);
+  if (packed) {
+    args.cu_seqlens_q = fa3_vector((void *)(uintptr_t)starts_q, FA3_INT32, BATCH + 1);
+    args.cu_seqlens_k = fa3_vector((void *)(uintptr_t)starts_k, FA3_INT32, BATCH + 1);
+    args.max_seqlen_q = 80;
+    args.max_seqlen_k = 300;
+  }
+  return args;
+}
+
+static void run(fa3_forward_args *args) {
+  if (fa3_forward_workspace(args, &args->workspace_size)) fail_msg("%s", fa3_last_error());
+  args->workspace = malloc(args->workspace_size);
+  assert_non_null(args->workspace);
+  const fa3_status status = fa3_forward(args);
+  free(args->workspace);
+  if (status) fail_msg("%s", fa3_last_error());
+}
+
+/* What a row of a tensor is multiplied by: the header's words, once more. */
+static float expected_scale(const fa3_forward_args *args, int which, int64_t rows_per, int64_t b,
+                            int64_t row, int64_t head) {
+  fa3_forward_args copy = *args;
+  const fa3_tensor *scale = scale_of(&copy, which);
+  const bool packed = args->cu_seqlens_q.data != NULL;
+  const float *values = scale->data;
+  if (!values) return 1;
+  if (scale->rank == 1) return values[0];
+  const int head_axis = packed && rows_per ? 0 : 1;
+  if (which == 0 && scale->shape[head_axis] == HEADS_K) head /= HEADS_Q / HEADS_K;
+  if (!rows_per) return values[b * scale->strides[0] + head * scale->strides[1]];
+  if (!packed)
+    return values[b * scale->strides[0] + head * scale->strides[1] +
+                  row / rows_per * scale->strides[2]];
+  const int32_t *starts = which ? starts_k : starts_q;
+  const int64_t block = starts[b] / rows_per + b + row / rows_per;
+  return values[head * scale->strides[0] + block * scale->strides[1]];
+}
+
+/* The same call in float32 has to give the same bits. */
+static void compare(fa3_forward_args args) {
+  const int64_t rows_per[] = {args.query_scale_rows, args.key_scale_rows, args.value_scale_rows};
+  const bool packed = args.cu_seqlens_q.data != NULL;
+  fa3_forward_args plain = args;
+  for (int i = 0; i < 3; i++) {
+    const fa3_tensor *from = tensor_of(&args, i);
+    fa3_tensor *to = tensor_of(&plain, i);
+    const int row_axis = packed ? 0 : 1;
+    const int32_t *starts = i ? starts_k : starts_q;
+    for (int64_t b = 0; b < BATCH; b++) {
+      const int64_t first = packed ? starts[b] : 0;
+      const int64_t rows = packed ? starts[b + 1] - starts[b] : from->shape[1];
+      for (int64_t row = 0; row < rows; row++)
+        for (int64_t head = 0; head < from->shape[row_axis + 1]; head++) {
+          const int64_t at = (packed ? 0 : b * from->strides[0]) +
+                             (first + row) * from->strides[row_axis] +
+                             head * from->strides[row_axis + 1];
+          const float scale = expected_scale(&args, i, rows_per[i], b, row, head);
+          for (int64_t d = 0; d < from->shape[row_axis + 2]; d++)
+            floats[i][at + d] = (float)value_of(codes[i][at + d]) * scale;
+        }
+    }
+    to->data = floats[i];
+    to->dtype = FA3_FLOAT32;
+    *scale_of(&plain, i) = (fa3_tensor){0};
+  }
+  plain.query_scale_rows = plain.key_scale_rows = plain.value_scale_rows = 0;
+  plain.output.data = outputs[1];
+  plain.lse.data = lses[1];
+  memset(outputs, 0xff, sizeof outputs);
+  memset(lses, 0xff, sizeof lses);
+  run(&args);
+  run(&plain);
+  assert_memory_equal(outputs[0], outputs[1], sizeof outputs[0]);
+  assert_memory_equal(lses[0], lses[1], sizeof lses[0]);
+  assert_true(isfinite(outputs[0][0]) && isfinite(lses[0][0]));
+}
+
+/* A scale of this shape, with strides that leave gaps. */
+static fa3_tensor make_scale(int which, int32_t rank, const int64_t *shape) {
+  fa3_tensor scale = {.data = scales[which], .dtype = FA3_FLOAT32, .rank = rank};
+  int64_t stride = 1;
+  for (int d = rank - 1; d >= 0; d--) {
+    scale.shape[d] = shape[d];
+    scale.strides[d] = stride;
+    stride *= shape[d] + 1;
+  }
+  return scale;
+}
+
+static void test_scales(void **state) {
+  (void)state;
+  struct rng rng = rng_for(1);
+  fa3_forward_args args = make_args(false, &rng);
+  compare(args);
+  for (int i = 0; i < 3; i++) *scale_of(&args, i) = make_scale(i, 1, (const int64_t[]){1});
+  compare(args);
+  for (int i = 0; i < 3; i++)
+    *scale_of(&args, i) = make_scale(i, 2, (const int64_t[]){BATCH, HEADS_K});
+  compare(args);
+  args.query_scale = make_scale(0, 2, (const int64_t[]){BATCH, HEADS_Q});
+  args.key_scale.strides[1] = 0;
+  args.softcap = 2;
+  compare(args);
+  args.query_scale = make_scale(0, 3, (const int64_t[]){BATCH, HEADS_Q, ROWS_Q});
+  args.query_scale_rows = 1;
+  args.key_scale = make_scale(1, 3, (const int64_t[]){BATCH, HEADS_K, 3});
+  args.key_scale_rows = 128;
+  args.value_scale = make_scale(2, 3, (const int64_t[]){BATCH, HEADS_K, 5});
+  args.value_scale_rows = 64;
+  compare(args);
+  args.leftpad_k = fa3_vector((void *)(uintptr_t)leftpad, FA3_INT32, BATCH);
+  args.cache_batch_index = fa3_vector((void *)(uintptr_t)entries, FA3_INT32, BATCH);
+  compare(args);
+}
+
+static void test_packed_scales(void **state) {
+  (void)state;
+  struct rng rng = rng_for(2);
+  fa3_forward_args args = make_args(true, &rng);
+  for (int i = 0; i < 3; i++)
+    *scale_of(&args, i) = make_scale(i, 2, (const int64_t[]){BATCH, HEADS_K});
+  compare(args);
+  args.query_scale = make_scale(0, 2, (const int64_t[]){HEADS_Q, 150 / 16 + BATCH});
+  args.query_scale_rows = 16;
+  args.key_scale = make_scale(1, 2, (const int64_t[]){HEADS_K, 700 / 100 + BATCH});
+  args.key_scale_rows = 100;
+  args.value_scale = make_scale(2, 2, (const int64_t[]){HEADS_K, 700 + BATCH});
+  args.value_scale_rows = 1;
+  compare(args);
+}
+
+static void test_output_dtypes(void **state) {
+  (void)state;
+  struct rng rng = rng_for(3);
+  fa3_forward_args args = make_args(false, &rng);
+  static const fa3_dtype dtypes[] = {FA3_FLOAT16, FA3_BFLOAT16};
+  for (int i = 0; i < 2; i++) {
+    args.output.dtype = dtypes[i];
+    memset(outputs, 0xff, sizeof outputs);
+    run(&args);
+    uint16_t first;
+    memcpy(&first, outputs, sizeof first);
+    assert_int_not_equal(first, 0xffff);
+  }
+}
+
+/* A NaN code of a key reaches the queries that see it, and no others. */
+static void test_nan_code(void **state) {
+  (void)state;
+  for (int which = 1; which <= 2; which++) {
+    struct rng rng = rng_for(4);
+    fa3_forward_args args = make_args(false, &rng);
+    const int64_t row = ROWS_K - 10; /* the last ten queries see it */
+    codes[which][row * tensor_of(&args, which)->strides[1]] = which == 1 ? 0x7f : 0xff;
+    run(&args);
+    for (int64_t q = 0; q < ROWS_Q; q++) {
+      const float got = outputs[0][q * args.output.strides[1]];
+      assert_true(isnan(got) == (q >= ROWS_Q - 10));
+    }
+  }
+}
+
+static void refuse(const fa3_forward_args *args, fa3_status status, const char *text) {
+  size_t bytes;
+  assert_int_equal(fa3_forward_workspace(args, &bytes), status);
+  if (!strstr(fa3_last_error(), text)) fail_msg("\"%s\" lacks \"%s\"", fa3_last_error(), text);
+}
+
+static void test_refusals(void **state) {
+  (void)state;
+  struct rng rng = rng_for(5);
+  const fa3_forward_args good = make_args(false, &rng);
+  fa3_forward_args args = good;
+  args.key_scale = make_scale(1, 2, (const int64_t[]){BATCH, HEADS_Q});
+  refuse(&args, FA3_INVALID_SHAPE, "key_scale.shape[1] is 4: expected 2, the heads");
+  args.key_scale = make_scale(1, 2, (const int64_t[]){BATCH + 1, HEADS_K});
+  refuse(&args, FA3_INVALID_SHAPE, "key_scale.shape[0]");
+  args.key_scale = make_scale(1, 2, (const int64_t[]){BATCH, HEADS_K});
+  args.key_scale.dtype = FA3_FLOAT16;
+  refuse(&args, FA3_INVALID_DTYPE, "key_scale.dtype");
+  args.key_scale.dtype = FA3_FLOAT32;
+  args.key_scale_rows = 128;
+  refuse(&args, FA3_INVALID_SHAPE, "key_scale.rank is 2: with key_scale_rows 128 expected 3");
+  args.key_scale = make_scale(1, 3, (const int64_t[]){BATCH, HEADS_K, 2});
+  refuse(&args, FA3_INVALID_SHAPE, "key_scale.shape[2] is 2: expected 3, the blocks of rows");
+  args.key_scale_rows = -1;
+  refuse(&args, FA3_INVALID_SCALE, "key_scale_rows is -1");
+  args = good;
+  args.value_scale_rows = 64;
+  refuse(&args, FA3_INVALID_FLAGS, "value_scale is absent");
+  args = good;
+  args.query.dtype = args.key.dtype = args.value.dtype = FA3_FLOAT32;
+  args.query_scale = make_scale(0, 1, (const int64_t[]){1});
+  refuse(&args, FA3_INVALID_DTYPE, "only FA3_FLOAT8_E4M3 has a scale");
+  args = good;
+  args.output.dtype = FA3_FLOAT8_E4M3;
+  refuse(&args, FA3_INVALID_DTYPE, "output.dtype");
+  args = good;
+  args.query.shape[3] = args.key.shape[3] = 24;
+  refuse(&args, FA3_UNSUPPORTED, "head_dim is 24: expected a multiple of 16");
+  const fa3_capability backward = {.struct_size = sizeof backward,
+                                   .phase = FA3_BACKWARD,
+                                   .query_dtype = FA3_FLOAT8_E4M3,
+                                   .key_dtype = FA3_FLOAT8_E4M3,
+                                   .value_dtype = FA3_FLOAT8_E4M3,
+                                   .output_dtype = FA3_FLOAT32,
+                                   .head_dim = 64,
+                                   .value_head_dim = 64};
+  assert_int_equal(fa3_supports(&backward), FA3_UNSUPPORTED);
+  assert_non_null(strstr(fa3_last_error(), "FA3_FLOAT8_E4M3"));
+}
+
+static void test_dlpack(void **state) {
+  (void)state;
+  struct {
+    void *data;
+    int32_t device_type, device_id, ndim;
+    uint8_t code, bits;
+    uint16_t lanes;
+    const int64_t *shape, *strides;
+    uint64_t byte_offset;
+  } source = {.data = codes, .device_type = 1, .ndim = 1, .code = 10, .bits = 8, .lanes = 1};
+  const int64_t extent = 16;
+  source.shape = &extent;
+  fa3_tensor tensor;
+  assert_int_equal(fa3_tensor_from_dlpack(&source, &tensor), FA3_OK);
+  assert_int_equal(tensor.dtype, FA3_FLOAT8_E4M3);
+  source.code = 12;
+  assert_int_equal(fa3_tensor_from_dlpack(&source, &tensor), FA3_INVALID_DTYPE);
+  assert_non_null(strstr(fa3_last_error(), "E5M2"));
+  source.code = 11;
+  assert_int_equal(fa3_tensor_from_dlpack(&source, &tensor), FA3_INVALID_DTYPE);
+  assert_non_null(strstr(fa3_last_error(), "E4M3FNUZ"));
+}
+
+int main(void) {
+  level_require();
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_every_code),    cmocka_unit_test(test_rounding),
+      cmocka_unit_test(test_scales),        cmocka_unit_test(test_packed_scales),
+      cmocka_unit_test(test_output_dtypes), cmocka_unit_test(test_nan_code),
+      cmocka_unit_test(test_refusals),      cmocka_unit_test(test_dlpack),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
