@@ -383,9 +383,10 @@ typedef struct fa3_forward_args {
 
   /* Multiprocessors of a GPU that the call leaves free for what runs beside it, such as NCCL's
    * kernels; 0: none. The attention kernels take one block on each of the others, and always run
-   * on one or two; the short kernels before and after them (the backward pass's preparation,
-   * copies of tensors that take a detour through the workspace) are not held to it. 0 for the
-   * CPU, which has num_threads. It changes no result, and not the workspace's size. */
+   * on one or two. Not held to it are kernels that are over soon: those for few queries (of
+   * decoding), and those before and after others (the backward pass's preparation, copies of
+   * tensors that take a detour through the workspace). 0 for the CPU, which has num_threads. The
+   * workspace's size does not depend on it. */
   int32_t reserved_multiprocessors;
 
   /* Optional, int32, (batch, pages of a sequence): key and value are a cache in pages, and row r of

@@ -24,6 +24,7 @@ struct fake_launch {
   const void *cubin;
   unsigned grid[3];
   unsigned block[3];
+  unsigned cluster; /* blocks, along x; 0: as the kernel is compiled */
   unsigned shared_bytes;
   unsigned shared_limit; /* what the function was allowed */
   void *stream;

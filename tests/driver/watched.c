@@ -7,6 +7,8 @@
 #include "fa3.h"
 #include "fake.h"
 #include "kernels/backward_params.h"
+#include "kernels/combine_params.h"
+#include "kernels/decode_params.h"
 #include "kernels/forward_params.h"
 #include "kernels/strided_params.h"
 #include "test.h"
@@ -24,6 +26,8 @@ static fa3_forward_params forward_params;
 static fa3_backward_params backward_params;
 static fa3_copy_params copies[MOST_LAUNCHES];
 static fa3_sink_params sink_params;
+static fa3_decode_params decode_params;
+static fa3_combine_params combine_params;
 
 static void watch(const struct fake_launch *launch) {
   assert_true(count < MOST_LAUNCHES);
@@ -31,6 +35,8 @@ static void watch(const struct fake_launch *launch) {
   if (!strcmp(function, "forward")) memcpy(&forward_params, launch->params, sizeof forward_params);
   if (!strcmp(function, "backward"))
     memcpy(&backward_params, launch->params, sizeof backward_params);
+  if (!strcmp(function, "decode")) memcpy(&decode_params, launch->params, sizeof decode_params);
+  if (!strcmp(function, "combine")) memcpy(&combine_params, launch->params, sizeof combine_params);
   if (!strcmp(function, "copy_strided")) memcpy(&copies[count], launch->params, sizeof *copies);
   if (!strcmp(function, "sinks_to_float")) memcpy(&sink_params, launch->params, sizeof sink_params);
   assert_ptr_equal(launch->stream, stream);
@@ -101,6 +107,13 @@ static size_t run_backward(fa3_backward_args *args) {
   return args->workspace_size;
 }
 
+/* In the workspace, and aligned as its start is not. */
+static void assert_staged(const void *data, size_t workspace_size, size_t bytes) {
+  const char *at = data;
+  assert_true(at >= workspace && at + bytes <= workspace + workspace_size);
+  assert_int_equal((uintptr_t)at % 128, 0);
+}
+
 static void test_forward(void **state) {
   (void)state;
   fa3_forward_args args = make_forward(10000, 8, 64);
@@ -148,6 +161,40 @@ static void test_forward(void **state) {
   args = make_forward(0, 8, 64);
   run_forward(&args);
   assert_int_equal(count, 0);
+}
+
+/* One query against many keys: blocks of a cluster share a sequence, and a second kernel puts the
+ * clusters' results together where the keys are very many. */
+static void test_decode(void **state) {
+  (void)state;
+  fa3_forward_args args = make_forward(1, 2, 128);
+  args.key = tensor(2, 5000, 2, 128);
+  args.value = tensor(3, 5000, 2, 128);
+  run_forward(&args);
+  ASSERT_LAUNCHES("decode");
+  assert_true(launches[0].cluster > 1);
+  assert_int_equal(launches[0].cluster, decode_params.cluster);
+  assert_int_equal(decode_params.splits.divisor, decode_params.cluster);
+  assert_int_equal(launches[0].grid[0], 2 * 2 * decode_params.splits.divisor);
+  assert_int_equal(launches[0].block[0], FA3_DECODE_THREADS);
+  assert_int_equal(launches[0].shared_bytes, FA3_DECODE_SHARED_BYTES(128, 3));
+  assert_int_equal(launches[0].dependent, 1);
+  assert_int_equal(decode_params.group.divisor, 4);
+  assert_null(decode_params.partial);
+
+  args.key = tensor(2, 200000, 2, 128);
+  args.value = tensor(3, 200000, 2, 128);
+  const size_t size = run_forward(&args);
+  ASSERT_LAUNCHES("decode", "combine");
+  assert_int_equal(launches[0].grid[0], 2 * 2 * decode_params.splits.divisor);
+  const int64_t clusters = decode_params.splits.divisor / decode_params.cluster;
+  assert_true(clusters > 1);
+  assert_int_equal(combine_params.splits, clusters);
+  assert_ptr_equal(combine_params.partial, decode_params.partial);
+  assert_ptr_equal(combine_params.partial_lse, decode_params.partial_lse);
+  assert_ptr_equal(combine_params.output, place(4));
+  assert_staged(decode_params.partial, size, (size_t)(clusters * 2 * 8 * 128) * sizeof(float));
+  assert_int_equal(launches[1].dependent, 1);
 }
 
 static void test_backward(void **state) {
@@ -207,13 +254,6 @@ static void test_reserved_multiprocessors(void **state) {
   }
 }
 
-/* In the workspace, and aligned as its start is not. */
-static void assert_staged(const void *data, size_t workspace_size, size_t bytes) {
-  const char *at = data;
-  assert_true(at >= workspace && at + bytes <= workspace + workspace_size);
-  assert_int_equal((uintptr_t)at % 128, 0);
-}
-
 static void test_staging(void **state) {
   (void)state;
   /* A key that starts anywhere, an output with an odd stride, a sink of 16 bits, and a negative
@@ -265,9 +305,8 @@ int main(void) {
   memcpy(&start_watching, &address, sizeof address);
   start_watching(watch);
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_forward),
-      cmocka_unit_test(test_backward),
-      cmocka_unit_test(test_reserved_multiprocessors),
+      cmocka_unit_test(test_forward),  cmocka_unit_test(test_decode),
+      cmocka_unit_test(test_backward), cmocka_unit_test(test_reserved_multiprocessors),
       cmocka_unit_test(test_staging),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
