@@ -203,7 +203,7 @@ FA3_API fa3_status fa3_get_device_info(fa3_device device, fa3_device_info *info)
 
 /* 3 decode, 4 quantise are reserved. */
 typedef int32_t fa3_phase;
-enum { FA3_FORWARD = 1, FA3_BACKWARD = 2 };
+enum { FA3_FORWARD = 1, FA3_BACKWARD = 2, FA3_APPEND = 5, FA3_COMBINE = 6 };
 
 /* What a call can ask for beside plain attention. */
 typedef uint64_t fa3_features;
@@ -279,7 +279,10 @@ enum {
   /* Backward alone: the same arguments give bitwise the same gradients, whatever else runs. Both
    * engines keep to that without the flag too, as it costs them nothing; it is for callers who
    * rely on it. */
-  FA3_DETERMINISTIC = 1 << 4
+  FA3_DETERMINISTIC = 1 << 4,
+  /* Append alone: rotary embedding turns elements 2i and 2i + 1 together; else i and
+   * rotary_dim / 2 + i. */
+  FA3_ROTARY_INTERLEAVED = 1 << 5
 };
 
 /* Arguments of fa3_forward.
@@ -517,6 +520,85 @@ FA3_API fa3_status fa3_backward_workspace(const fa3_backward_args *args, size_t 
 
 /* The gradients of attention, returning as fa3_forward does. */
 FA3_API fa3_status fa3_backward(const fa3_backward_args *args);
+
+/* Append. */
+
+/* Arguments of fa3_append: new keys and values are written into a cache, behind what each sequence
+ * has there. What has a name that fa3_forward_args has too is what the forward call takes, and its
+ * shape and rules are the same; the new rows are laid out as the queries of that call: dense, or
+ * packed with cu_seqlens_q, and seqused_q of them count.
+ *
+ * With rotary_cos and rotary_sin, new keys are turned before they are written (and queries, if they
+ * are given, into rotated_query): of the first rotary_dim elements of a head, a pair (x, y) becomes
+ * (x cos - y sin, x sin + y cos), in float32, rounded once; the others stay as they are. The angle
+ * is that of the row's position: its index among the sequence's keys, unless positions says it. */
+typedef struct fa3_append_args {
+  size_t struct_size; /* sizeof(fa3_append_args) */
+  fa3_device device;
+  void *stream;
+
+  fa3_tensor new_key; /* (batch, seqlen_q, heads_k, head_dim), or (total_q, ...): any float dtype */
+  fa3_tensor new_value; /* (batch, seqlen_q, heads_k, value_head_dim); new_key's dtype */
+  fa3_tensor key;       /* the cache, dense or in pages; new_key's dtype; written */
+  fa3_tensor value;
+
+  /* Optional, both or neither: queries of the same rows, to be turned as the keys are. They may be
+   * the same memory. Needs rotary_cos. */
+  fa3_tensor query;
+  fa3_tensor rotated_query;
+
+  /* Optional, both or neither: (positions, rotary_dim / 2), float32 or new_key's dtype. */
+  fa3_tensor rotary_cos;
+  fa3_tensor rotary_sin;
+
+  /* Optional, int32, (batch, seqlen_q) or (total_q): each new row's position in rotary_cos. On the
+   * CPU one that is not there is FA3_INVALID_LENGTHS; on a GPU its row becomes NaN. */
+  fa3_tensor positions;
+
+  fa3_tensor cu_seqlens_q;
+  fa3_tensor seqused_q;
+
+  /* int32, (batch), needed: how many rows each sequence has before the call. On a GPU rows that the
+   * cache, or the page table, has no room for are not written; on the CPU that is
+   * FA3_INVALID_LENGTHS. */
+  fa3_tensor seqused_k;
+  fa3_tensor leftpad_k; /* moves positions alone */
+  fa3_tensor cache_batch_index;
+  fa3_tensor page_table;
+
+  int64_t max_seqlen_q;
+  uint32_t flags; /* FA3_ROTARY_INTERLEAVED */
+  int32_t num_threads;
+} fa3_append_args;
+
+/* Needs no workspace. Returns as fa3_forward does. No two sequences may be given the same rows. */
+FA3_API fa3_status fa3_append(const fa3_append_args *args);
+
+/* Combine. */
+
+/* Arguments of fa3_combine: attention to several sets of keys becomes attention to all of them (a
+ * shared prefix and the rest, the parts of a ring of GPUs). Each set's call has written a float32
+ * output and its lse, without a sink:
+ *
+ *   lse = log(sum over sets of exp(lse_i))      output = sum over sets of output_i exp(lse_i - lse)
+ *
+ * A row that has seen no key of a set has lse_i = -infinity, and that set's output is not read. */
+typedef struct fa3_combine_args {
+  size_t struct_size; /* sizeof(fa3_combine_args) */
+  fa3_device device;
+  void *stream;
+
+  fa3_tensor partial_output; /* float32, (sets * batch, seqlen_q, heads_q, value_head_dim): all
+                                sequences of the first set, then of the second, ... */
+  fa3_tensor partial_lse;    /* float32, (sets * batch, heads_q, seqlen_q) */
+  fa3_tensor output; /* (batch, seqlen_q, heads_q, value_head_dim), any float dtype; a packed
+                        batch is one of batch 1 */
+  fa3_tensor lse;    /* optional, float32, (batch, heads_q, seqlen_q) */
+  int32_t num_threads;
+} fa3_combine_args;
+
+/* Needs no workspace. Returns as fa3_forward does. */
+FA3_API fa3_status fa3_combine(const fa3_combine_args *args);
 
 #ifdef __cplusplus
 }

@@ -8,6 +8,8 @@
 union args {
   fa3_forward_args forward;
   fa3_backward_args backward;
+  fa3_append_args append;
+  fa3_combine_args combine;
 };
 
 struct call {
@@ -69,4 +71,12 @@ fa3_status fa3_backward_workspace(const fa3_backward_args *args, size_t *bytes) 
 
 fa3_status fa3_backward(const fa3_backward_args *args) {
   return run(FA3_BACKWARD, args);
+}
+
+fa3_status fa3_append(const fa3_append_args *args) {
+  return run(FA3_APPEND, args);
+}
+
+fa3_status fa3_combine(const fa3_combine_args *args) {
+  return run(FA3_COMBINE, args);
 }

@@ -13,9 +13,10 @@ static const size_t places[TENSORS] = {
 };
 
 static const char *const axis_names[AXES] = {
-    [AXIS_BATCH] = "batch", [AXIS_BATCH_K] = "batch",     [AXIS_ROWS_Q] = "rows",
-    [AXIS_ROWS_K] = "rows", [AXIS_HEADS_Q] = "heads",     [AXIS_HEADS_K] = "heads",
-    [AXIS_PAGES] = "pages", [AXIS_HEAD_DIM] = "head dim", [AXIS_VALUE_HEAD_DIM] = "head dim"};
+    [AXIS_BATCH] = "batch",   [AXIS_BATCH_K] = "batch",       [AXIS_ROWS_Q] = "rows",
+    [AXIS_ROWS_K] = "rows",   [AXIS_HEADS_Q] = "heads",       [AXIS_HEADS_K] = "heads",
+    [AXIS_PAGES] = "pages",   [AXIS_POSITIONS] = "positions", [AXIS_PAIRS] = "pairs",
+    [AXIS_PARTIALS] = "sets", [AXIS_HEAD_DIM] = "head dim",   [AXIS_VALUE_HEAD_DIM] = "head dim"};
 
 /* The tensors of a call while they are read. */
 struct reading {
@@ -47,6 +48,12 @@ static fa3_status check_dtype_rule(const struct reading *reading, const struct t
   }
   const char *model_name = tensor_rows[row->model].name;
   const fa3_tensor *model = find_given(reading, row->model);
+  /* A call that has no queries, or may lack them. */
+  if (!model && row->model == TENSOR_query) {
+    if (reading->problem->phase == FA3_COMBINE) return check_float(row->name, tensor);
+    model_name = tensor_rows[TENSOR_new_key].name;
+    model = find_given(reading, TENSOR_new_key);
+  }
   if (!model) return set_error(FA3_INVALID_FLAGS, "%s is given without %s", row->name, model_name);
   return row->rule == RULE_SAME ? check_same_dtype(row->name, tensor, model_name, model->dtype)
                                 : check_computed_dtype(row->name, tensor, model_name, model->dtype);
@@ -111,6 +118,7 @@ static void set_axis(struct operand *operand, enum axis axis, int64_t extent, in
     case AXIS_ROWS_Q:
     case AXIS_ROWS_K:
     case AXIS_PAGES:
+    case AXIS_POSITIONS:
       operand->rows = extent;
       operand->stride_row = stride;
       break;
@@ -121,6 +129,7 @@ static void set_axis(struct operand *operand, enum axis axis, int64_t extent, in
       break;
     case AXIS_HEAD_DIM:
     case AXIS_VALUE_HEAD_DIM:
+    case AXIS_PAIRS:
       operand->dim = extent;
       break;
     default:

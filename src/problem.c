@@ -44,6 +44,19 @@ struct options {
 
 static struct options options_of(fa3_phase phase, const void *args) {
   if (phase == FA3_BACKWARD) return (struct options)OPTIONS_OF((const fa3_backward_args *)args);
+  if (phase == FA3_APPEND) {
+    const fa3_append_args *append = args;
+    return (struct options){.device = append->device,
+                            .stream = append->stream,
+                            .max_seqlen_q = append->max_seqlen_q,
+                            .flags = append->flags,
+                            .num_threads = append->num_threads};
+  }
+  if (phase == FA3_COMBINE) {
+    const fa3_combine_args *combine = args;
+    return (struct options){
+        .device = combine->device, .stream = combine->stream, .num_threads = combine->num_threads};
+  }
   const fa3_forward_args *forward = args;
   struct options options = OPTIONS_OF(forward);
   options.num_splits = forward->num_splits;
@@ -75,6 +88,7 @@ static fa3_status check_device_fields(const struct options *options) {
 static fa3_status check_flags(const struct options *options, fa3_phase phase) {
   uint32_t known = FA3_CAUSAL | FA3_WINDOW | FA3_SCALE;
   if (phase == FA3_BACKWARD) known |= FA3_ACCUMULATE | FA3_DETERMINISTIC;
+  if (phase == FA3_APPEND) known = FA3_ROTARY_INTERLEAVED;
   const uint32_t backward = options->flags & (FA3_ACCUMULATE | FA3_DETERMINISTIC) & ~known;
   if (backward)
     return set_error(FA3_INVALID_FLAGS,
@@ -158,6 +172,43 @@ static fa3_status check_combinations(const struct problem *problem) {
   return FA3_OK;
 }
 
+/* What goes together in an append or a combination. */
+static fa3_status check_append(const struct options *options, const struct problem *problem) {
+  const struct operand *cos = &problem->rotary_cos, *sin = &problem->rotary_sin;
+  const struct operand *query = &problem->query, *rotated = &problem->rotated_query;
+  if (!cos->dtype != !sin->dtype)
+    return set_error(FA3_INVALID_FLAGS, "rotary_%s is given without rotary_%s",
+                     cos->dtype ? "cos" : "sin", cos->dtype ? "sin" : "cos");
+  if (!query->dtype != !rotated->dtype)
+    return set_error(FA3_INVALID_FLAGS, "%s is given without %s",
+                     query->dtype ? "query" : "rotated_query",
+                     query->dtype ? "rotated_query" : "query");
+  if (!cos->dtype &&
+      (query->dtype || problem->positions.dtype || options->flags & FA3_ROTARY_INTERLEAVED))
+    return set_error(FA3_INVALID_FLAGS, "%s without rotary_cos",
+                     query->dtype               ? "query is given"
+                     : problem->positions.dtype ? "positions is given"
+                                                : "flags have FA3_ROTARY_INTERLEAVED");
+  if (2 * cos->dim > problem->head_dim)
+    return set_error(FA3_INVALID_SHAPE,
+                     "rotary_cos.shape[1] is %" PRId64 ": expected at most half of %" PRId64
+                     ", new_key's head dim",
+                     cos->dim, problem->head_dim);
+  if (problem->query.dtype && problem->query.dtype != problem->new_key.dtype)
+    return set_error(FA3_INVALID_DTYPE, "query.dtype is %" PRId32 ": expected new_key's, %" PRId32,
+                     problem->query.dtype, problem->new_key.dtype);
+  return FA3_OK;
+}
+
+static fa3_status check_combine(const struct problem *problem) {
+  const int64_t batch = problem->output.batch, parts = problem->partial_output.batch;
+  if (batch ? parts % batch == 0 : parts == 0) return FA3_OK;
+  return set_error(FA3_INVALID_SHAPE,
+                   "partial_output.shape[0] is %" PRId64 ": expected a multiple of %" PRId64
+                   ", output's batch",
+                   parts, batch);
+}
+
 static fa3_status set_longest(const struct options *options, struct problem *problem) {
   const bool packed_q = problem->features & FA3_FEATURE_VARLEN_QUERY;
   const bool packed_k = problem->features & FA3_FEATURE_VARLEN_KEY;
@@ -198,6 +249,9 @@ fa3_status problem_from_args(fa3_phase phase, const void *args, struct problem *
   TRY(read_tensors(args, problem));
   if (phase == FA3_FORWARD) TRY(read_scales(args, problem));
   TRY(check_combinations(problem));
+  if (phase == FA3_APPEND) TRY(check_append(&options, problem));
+  if (phase == FA3_COMBINE) TRY(check_combine(problem));
+  problem->interleaved = options.flags & FA3_ROTARY_INTERLEAVED;
   TRY(set_longest(&options, problem));
   problem->scale = options.flags & FA3_SCALE ? options.softmax_scale
                                              : (float)(1 / sqrt((double)problem->head_dim));
@@ -213,14 +267,15 @@ fa3_capability problem_capability(const struct problem *problem) {
   int64_t head_dim = problem->head_dim < INT32_MAX ? problem->head_dim : INT32_MAX;
   int64_t value_head_dim =
       problem->value_head_dim < INT32_MAX ? problem->value_head_dim : INT32_MAX;
-  return (fa3_capability){.struct_size = sizeof(fa3_capability),
-                          .device = problem->device,
-                          .phase = problem->phase,
-                          .query_dtype = problem->query.dtype,
-                          .key_dtype = problem->key.dtype,
-                          .value_dtype = problem->value.dtype,
-                          .output_dtype = problem->output.dtype,
-                          .head_dim = (int32_t)head_dim,
-                          .value_head_dim = (int32_t)value_head_dim,
-                          .features = problem->features};
+  return (fa3_capability){
+      .struct_size = sizeof(fa3_capability),
+      .device = problem->device,
+      .phase = problem->phase,
+      .query_dtype = problem->query.dtype ? problem->query.dtype : problem->new_key.dtype,
+      .key_dtype = problem->key.dtype,
+      .value_dtype = problem->value.dtype,
+      .output_dtype = problem->output.dtype,
+      .head_dim = (int32_t)head_dim,
+      .value_head_dim = (int32_t)value_head_dim,
+      .features = problem->features};
 }

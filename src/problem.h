@@ -53,6 +53,7 @@ struct problem {
   int64_t value_scale_rows;
 
   bool accumulate;
+  bool interleaved; /* of rotary embedding */
   float scale;
   float softcap;        /* 0: none */
   int64_t window_left;  /* MASK_UNBOUNDED: none */
@@ -113,5 +114,9 @@ bool problem_sequences_alike(const struct problem *problem);
 
 /* Reads the lengths (host memory); they have passed problem_check_data. */
 struct sequence problem_sequence(const struct problem *problem, int64_t batch);
+
+/* Of an append: the position of a new row in the tables of rotary embedding. */
+int64_t problem_position(const struct problem *problem, const struct sequence *sequence,
+                         int64_t row);
 
 #endif

@@ -68,6 +68,21 @@ static fa3_status check_pages(const struct problem *problem, int64_t b, int64_t 
   return FA3_OK;
 }
 
+/* Of an append: that each new row's is in the tables. */
+static fa3_status check_positions(const struct problem *problem, int64_t b) {
+  const struct sequence sequence = problem_sequence(problem, b);
+  if (!problem->rotary_cos.dtype) return FA3_OK;
+  for (int64_t i = 0; i < sequence.seqlen_q; i++) {
+    const int64_t position = problem_position(problem, &sequence, i);
+    if (position < 0 || position >= problem->rotary_cos.rows)
+      return set_error(FA3_INVALID_LENGTHS,
+                       "row %" PRId64 " of sequence %" PRId64 " is at position %" PRId64
+                       ": expected one of rotary_cos' %" PRId64,
+                       i, b, position, problem->rotary_cos.rows);
+  }
+  return FA3_OK;
+}
+
 static fa3_status check_lengths(const struct problem *problem) {
   if (problem->cu_seqlens_q)
     TRY(check_cu_seqlens("cu_seqlens_q", problem->cu_seqlens_q, problem->batch, problem->rows_q,
@@ -76,16 +91,28 @@ static fa3_status check_lengths(const struct problem *problem) {
     TRY(check_cu_seqlens("cu_seqlens_k", problem->cu_seqlens_k, problem->batch, problem->rows_k,
                          problem->max_seqlen_k));
   if (!problem->seqused_q && !problem->seqused_k && !problem->leftpad_k &&
-      !problem->cache_batch_index && !problem->diagonal)
+      !problem->cache_batch_index && !problem->diagonal &&
+      !(problem->features & FA3_FEATURE_PAGE_TABLE))
     return FA3_OK; /* of any number of sequences, in no time */
   for (int64_t b = 0; b < problem->batch; b++) {
     TRY(check_entry("seqused_q", problem->seqused_q, b,
                     allotted(problem->cu_seqlens_q, problem->rows_q, b), "the sequence's rows"));
-    int64_t used = allotted(problem->cu_seqlens_k, problem->max_seqlen_k, b);
+    const int64_t room = allotted(problem->cu_seqlens_k, problem->max_seqlen_k, b);
+    int64_t used = room;
     TRY(check_entry("seqused_k", problem->seqused_k, b, used, "the sequence's rows"));
     if (problem->seqused_k) used = problem->seqused_k[b];
-    TRY(check_pages(problem, b, used));
     TRY(check_entry("leftpad_k", problem->leftpad_k, b, used, "the sequence's used rows"));
+    if (problem->phase == FA3_APPEND) {
+      const int64_t added = problem_sequence(problem, b).seqlen_q;
+      if (added > room - used)
+        return set_error(FA3_INVALID_LENGTHS,
+                         "seqused_k[%" PRId64 "] is %" PRId64 ": expected room for %" PRId64
+                         " new rows in %" PRId64,
+                         b, used, added, room);
+      used += added;
+      TRY(check_positions(problem, b));
+    }
+    TRY(check_pages(problem, b, used));
     TRY(check_entry("cache_batch_index", problem->cache_batch_index, b, problem->batch_k - 1,
                     "an entry of key's batch"));
     if (problem->diagonal &&
@@ -112,6 +139,16 @@ bool problem_sequences_alike(const struct problem *problem) {
         problem->features & tensor_rows[t].feature)
       return false;
   return true;
+}
+
+int64_t problem_position(const struct problem *problem, const struct sequence *sequence,
+                         int64_t row) {
+  const struct operand *positions = &problem->positions;
+  /* The keys that are there already are counted without padding. */
+  if (!positions->dtype) return sequence->mask.seqlen_k + row;
+  const int64_t index =
+      sequence->batch_q * positions->stride_batch + (sequence->row_q + row) * positions->stride_row;
+  return ((const int32_t *)(const void *)positions->data)[index];
 }
 
 struct sequence problem_sequence(const struct problem *problem, int64_t batch) {

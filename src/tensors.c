@@ -48,6 +48,16 @@ static const struct argument backward_arguments[] = {
 #include "tensors.def"
 };
 
+static const struct argument append_arguments[] = {
+#define APPEND(use, name) {offsetof(fa3_append_args, name), TENSOR_##name, use},
+#include "tensors.def"
+};
+
+static const struct argument combine_arguments[] = {
+#define COMBINE(use, name) {offsetof(fa3_combine_args, name), TENSOR_##name, use},
+#include "tensors.def"
+};
+
 /* `last` is the last field of the struct's first version. */
 #define STRUCT(pass, last)                                                                     \
   {                                                                                            \
@@ -59,11 +69,17 @@ static const struct argument backward_arguments[] = {
 const struct argument_struct *arguments_of(fa3_phase phase) {
   static const struct argument_struct forward = STRUCT(forward, workspace_size);
   static const struct argument_struct backward = STRUCT(backward, workspace_size);
+  static const struct argument_struct append = STRUCT(append, num_threads);
+  static const struct argument_struct combine = STRUCT(combine, num_threads);
   switch (phase) {
     case FA3_FORWARD:
       return &forward;
     case FA3_BACKWARD:
       return &backward;
+    case FA3_APPEND:
+      return &append;
+    case FA3_COMBINE:
+      return &combine;
     default:
       return NULL;
   }

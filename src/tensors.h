@@ -24,6 +24,9 @@ enum axis {
   AXIS_ROWS_Q,
   AXIS_ROWS_K, /* or those of a page */
   AXIS_PAGES,  /* of a sequence */
+  AXIS_POSITIONS,
+  AXIS_PAIRS,    /* of elements that are turned together */
+  AXIS_PARTIALS, /* the batch, as often as there are sets of keys */
   AXIS_HEADS_Q,
   AXIS_HEADS_K,
   AXIS_HEAD_DIM,

@@ -100,12 +100,6 @@ static void begin_rows(struct few *few) {
   memset(few->output, 0, (size_t)(few->rows * few->output_stride) * sizeof *few->output);
 }
 
-static float load_element(const char *at, fa3_dtype dtype, int64_t i) {
-  if (dtype == FA3_FLOAT32) return ((const float *)(const void *)at)[i];
-  const uint16_t bits = ((const uint16_t *)(const void *)at)[i];
-  return dtype == FA3_FLOAT16 ? float_from_half(bits) : float_from_bfloat(bits);
-}
-
 /* The rows with keys [begin, end) of the sequence. */
 static void attend_keys(struct few *few, int64_t begin, int64_t end) {
   const struct problem *problem = few->problem;

@@ -17,6 +17,21 @@ static inline char *element(const struct operand *operand, int64_t batch, int64_
              element_size(operand);
 }
 
+/* Element `i` from `at` on. */
+static inline float load_element(const char *at, fa3_dtype dtype, int64_t i) {
+  if (dtype == FA3_FLOAT32) return ((const float *)(const void *)at)[i];
+  const uint16_t bits = ((const uint16_t *)(const void *)at)[i];
+  return dtype == FA3_FLOAT16 ? float_from_half(bits) : float_from_bfloat(bits);
+}
+
+static inline void store_element(char *at, fa3_dtype dtype, int64_t i, float value) {
+  if (dtype == FA3_FLOAT32)
+    ((float *)(void *)at)[i] = value;
+  else
+    ((uint16_t *)(void *)at)[i] =
+        dtype == FA3_FLOAT16 ? half_from_float(value) : bfloat_from_float(value);
+}
+
 /* What a head's sink holds. */
 static inline float load_head_value(const struct operand *values, int64_t head) {
   const char *at = element(values, 0, 0, head);

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "append.h"
 #include "backward.h"
 #include "error.h"
 #include "forward.h"
@@ -81,6 +82,7 @@ static bool is_output_dtype(fa3_dtype dtype, fa3_dtype of) {
 }
 
 static fa3_status supports(const fa3_capability *capability) {
+  if (capability->phase == FA3_APPEND || capability->phase == FA3_COMBINE) return FA3_OK;
   fa3_dtype dtype = capability->query_dtype;
   if (!is_input_dtype(capability->phase, dtype))
     return set_error(FA3_UNSUPPORTED,
@@ -129,6 +131,8 @@ static const struct routines *routines_for(const struct level *level,
 _Static_assert(sizeof(struct cpu_plan) <= ENGINE_PLAN_SIZE, "the engine's plan");
 
 static fa3_status plan(const struct problem *problem, struct plan *plan) {
+  plan->workspace_size = 0;
+  if (problem->phase == FA3_APPEND || problem->phase == FA3_COMBINE) return FA3_OK;
   const struct level *level = cpu_level();
   if (!level) return FA3_INVALID_ENVIRONMENT;
   const struct routines *routines = routines_for(level, problem);
@@ -142,6 +146,14 @@ static fa3_status plan(const struct problem *problem, struct plan *plan) {
 }
 
 static fa3_status run(const struct problem *problem, const struct plan *plan) {
+  if (problem->phase == FA3_APPEND) {
+    cpu_append(problem);
+    return FA3_OK;
+  }
+  if (problem->phase == FA3_COMBINE) {
+    cpu_combine(problem);
+    return FA3_OK;
+  }
   const struct level *level = cpu_level();
   if (!level) return FA3_INVALID_ENVIRONMENT;
   const struct routines *routines = routines_for(level, problem);

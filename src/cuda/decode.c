@@ -30,21 +30,21 @@ static fa3_decode_input make_input(const struct operand *operand) {
                             .stride_head = units(operand->heads, operand->stride_head)};
 }
 
-static int combine_kind_of(fa3_dtype dtype) {
+int combine_element_kind(fa3_dtype dtype) {
   return dtype == FA3_FLOAT32   ? FA3_COMBINE_FLOAT32
          : dtype == FA3_FLOAT16 ? FA3_COMBINE_FLOAT16
                                 : FA3_COMBINE_BFLOAT16;
 }
 
-static fa3_status launch_combine(const struct cuda_scope *scope, const struct problem *problem,
-                                 const struct decode_plan *plan, char *workspace) {
+static fa3_status combine_splits(const struct cuda_scope *scope, const struct problem *problem,
+                                 const struct decode_plan *plan, const char *workspace) {
   const int64_t longest = smaller(problem->max_seqlen_q, problem->rows_q);
   const int64_t heads = problem->heads_q, dim = problem->value_head_dim;
   const int64_t rows = problem->batch * longest;
   const struct operand *output = &problem->output, *lse = &problem->lse;
   fa3_combine_params params = {
-      .partial = (const float *)(void *)(workspace + plan->partial.offset),
-      .partial_lse = (const float *)(void *)(workspace + plan->partial_lse.offset),
+      .partial = (const float *)(const void *)(workspace + plan->partial.offset),
+      .partial_lse = (const float *)(const void *)(workspace + plan->partial_lse.offset),
       .partial_strides = {.split = rows * heads * dim,
                           .batch = longest * heads * dim,
                           .row = heads * dim,
@@ -66,7 +66,7 @@ static fa3_status launch_combine(const struct cuda_scope *scope, const struct pr
       .splits = plan->splits / plan->cluster,
       .heads = (int)heads,
       .head_dim = (int)dim,
-      .kind = combine_kind_of(output->dtype)};
+      .kind = combine_element_kind(output->dtype)};
   const struct grid grid = {.x = (unsigned)divide_up(longest * heads, FA3_COMBINE_ROWS),
                             .y = (unsigned)problem->batch,
                             .z = 1,
@@ -125,7 +125,7 @@ fa3_status launch_decode(const struct cuda_scope *scope, const struct problem *p
                             .dependent = true};
   const struct error_message before = error_keep();
   fa3_status status = launch_kernel(scope, plan->kernel, 0, &grid, &params);
-  if (!status) return plan->combine ? launch_combine(scope, problem, plan, workspace) : FA3_OK;
+  if (!status) return plan->combine ? combine_splits(scope, problem, plan, workspace) : FA3_OK;
   if (plan->cluster == 1) return status;
   /* A context with few multiprocessors has no room for the cluster: one block does it all. */
   error_put_back(&before);

@@ -5,6 +5,9 @@
 #include "cuda/context.h"
 #include "cuda/plan.h"
 
+/* What the combine kernel calls a dtype. */
+int combine_element_kind(fa3_dtype dtype);
+
 /* In scope; the workspace is aligned. */
 fa3_status launch_decode(const struct cuda_scope *scope, const struct problem *problem,
                          const struct cuda_plan *plan, char *workspace);

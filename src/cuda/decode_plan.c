@@ -11,17 +11,15 @@
 #include "kernels/decode_params.h"
 
 /* docs/notes/hopper-decode.md says why these. */
-enum {
-  FEW_ROWS = 64,        /* with more, the forward kernel's tiles are full */
-  FULL_GRID = 64,       /* blocks that keep the memory of a Hopper GPU busy */
-  MANY_TILES = 264,     /* row tiles that need no splits, if the sequences are alike */
-  LONG_KEYS = 8192,     /* from here on a sequence may have more splits than a cluster has blocks */
-  KEYS_OF_SPLIT = 1024, /* with more, it does where the grid is not full */
-  LARGEST_CLUSTER = 16,
-  LARGE_CLUSTER = 8,  /* larger ones load the GPU unevenly */
-  PARTIAL_TILES = 32, /* row tiles that have partial results */
-  MOST_GRID = 1 << 30
-};
+static const int64_t few_rows = 64;        /* with more, the forward kernel's tiles are full */
+static const int64_t full_grid = 64;       /* blocks that keep the memory of a Hopper GPU busy */
+static const int64_t many_tiles = 264;     /* row tiles that need no splits, of sequences alike */
+static const int64_t long_keys = 8192;     /* from here on splits may be more than a cluster */
+static const int64_t keys_of_split = 1024; /* with more, they are where the grid is not full */
+static const int64_t largest_cluster = 16;
+static const int64_t large_cluster = 8;  /* larger ones load the GPU unevenly */
+static const int64_t partial_tiles = 32; /* row tiles that have partial results */
+static const int64_t most_blocks = 1 << 30;
 
 static int32_t shared_bytes(const struct kernel *kernel) {
   return FA3_DECODE_SHARED_BYTES(kernel->head_dim, kernel->stages);
@@ -31,7 +29,6 @@ const struct kernel_kind decode_kind = {.phase = FA3_FORWARD,
                                         .entries = {"decode"},
                                         .shared_bytes = shared_bytes,
                                         .large_clusters = true};
-const struct kernel_kind combine_kind = {.entries = {"combine"}};
 
 static int64_t row_tiles(const struct problem *problem) {
   const int64_t longest = smaller(problem->max_seqlen_q, problem->rows_q);
@@ -42,21 +39,21 @@ bool decode_takes(const struct problem *problem) {
   if (problem->split_keys || problem->output.dtype != problem->query.dtype) return true;
   const int64_t tiles = row_tiles(problem);
   if (tiles <= 1) return true;
-  return tiles * FA3_DECODE_ROWS <= FEW_ROWS && tiles * problem->batch <= 2 * FULL_GRID &&
-         tiles * problem->batch * problem->heads_k <= 2 * FULL_GRID;
+  return tiles * FA3_DECODE_ROWS <= few_rows && tiles * problem->batch <= 2 * full_grid &&
+         tiles * problem->batch * problem->heads_k <= 2 * full_grid;
 }
 
 /* Splits of a sequence where they are shares of its keys. Neither this nor the shape of clusters
  * depends on how many multiprocessors the call may use, and so no result does. */
 static int64_t choose_splits(const struct problem *problem, int64_t tiles) {
   const int64_t most = divide_up(larger(problem->max_seqlen_k, 1), FA3_DECODE_KEYS);
-  int64_t splits = LARGEST_CLUSTER;
-  while (splits > 1 && splits * tiles > FULL_GRID) splits /= 2;
-  if (tiles > FULL_GRID && tiles <= MANY_TILES) splits = 2;
+  int64_t splits = largest_cluster;
+  while (splits > 1 && splits * tiles > full_grid) splits /= 2;
+  if (tiles > full_grid && tiles <= many_tiles) splits = 2;
   /* Lengths may be far apart: long sequences are cut finely, and blocks without keys leave. */
   if (problem->batch > 1 && (problem->seqused_k || problem->cu_seqlens_k))
-    splits = larger(splits, tiles <= 2 * MANY_TILES ? 8 : 4);
-  while (splits * tiles < FULL_GRID && problem->max_seqlen_k / splits > KEYS_OF_SPLIT) splits *= 2;
+    splits = larger(splits, tiles <= 2 * many_tiles ? 8 : 4);
+  while (splits * tiles < full_grid && problem->max_seqlen_k / splits > keys_of_split) splits *= 2;
   while (splits > 1 && (splits > most || (problem->num_splits && splits > problem->num_splits)))
     splits /= 2;
   return splits;
@@ -64,8 +61,8 @@ static int64_t choose_splits(const struct problem *problem, int64_t tiles) {
 
 fa3_status reserve_splits(const struct problem *problem, struct decode_plan *plan,
                           size_t *workspace_size) {
-  if (problem->max_seqlen_k < LONG_KEYS && !problem->split_keys) return FA3_OK;
-  int64_t rows = (int64_t)PARTIAL_TILES * FA3_DECODE_ROWS;
+  if (problem->max_seqlen_k < long_keys && !problem->split_keys) return FA3_OK;
+  int64_t rows = partial_tiles * FA3_DECODE_ROWS;
   if (problem->split_keys &&
       (__builtin_mul_overflow(smaller(problem->max_seqlen_q, problem->rows_q), problem->batch,
                               &rows) ||
@@ -90,20 +87,21 @@ static fa3_status plan_splits(const struct problem *problem, const char *archite
                      " rows: more tiles than the CUDA kernels count",
                      problem->heads_q, problem->batch, problem->max_seqlen_q);
   int64_t splits = choose_splits(problem, all_tiles), cluster = splits;
-  if (splits > LARGE_CLUSTER && (splits > LARGEST_CLUSTER || problem->max_seqlen_k > LONG_KEYS ||
+  if (splits > large_cluster && (splits > largest_cluster || problem->max_seqlen_k > long_keys ||
                                  plan->kernel->head_dim > 128))
-    cluster = LARGE_CLUSTER;
+    cluster = large_cluster;
   /* Without room for partial results, a cluster is all. */
-  if (cluster < splits && problem->max_seqlen_k < LONG_KEYS) splits = cluster;
+  if (cluster < splits && problem->max_seqlen_k < long_keys) splits = cluster;
   if (problem->split_keys) {
     splits = larger(divide_up(problem->max_seqlen_k, problem->split_keys), 1);
     cluster = 1;
     plan->split_units = (int32_t)smaller(problem->split_keys / FA3_DECODE_KEYS, INT32_MAX / 2);
   }
-  if (__builtin_mul_overflow(all_tiles, splits, &grid) || grid > MOST_GRID)
+  if (__builtin_mul_overflow(all_tiles, splits, &grid) || grid > most_blocks)
     return set_error(FA3_UNSUPPORTED,
-                     "%" PRId64 " tiles of %" PRId64 " splits: the CUDA kernels take %d in all",
-                     all_tiles, splits, MOST_GRID);
+                     "%" PRId64 " tiles of %" PRId64 " splits: the CUDA kernels take %" PRId64
+                     " in all",
+                     all_tiles, splits, most_blocks);
   plan->row_tiles = (int32_t)tiles;
   plan->splits = (int32_t)splits;
   plan->cluster = (int32_t)cluster;

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "cuda/append.h"
 #include "cuda/backward.h"
 #include "cuda/context.h"
 #include "cuda/device.h"
@@ -51,7 +52,9 @@ static const struct phase {
   fa3_status (*launch)(const struct cuda_scope *scope, const struct problem *problem,
                        const struct cuda_plan *plan, char *workspace);
 } phases[] = {[FA3_FORWARD] = {supports_forward, plan_forward, launch_forward},
-              [FA3_BACKWARD] = {supports_backward, plan_backward, launch_backward}};
+              [FA3_BACKWARD] = {supports_backward, plan_backward, launch_backward},
+              [FA3_APPEND] = {supports_append, plan_append, launch_append},
+              [FA3_COMBINE] = {supports_combine, plan_combine, launch_combine}};
 enum { PHASES = sizeof phases / sizeof *phases };
 
 static fa3_status supports(const fa3_capability *capability) {

@@ -33,6 +33,8 @@ struct kernel {
 enum { KERNELS = FA3_KERNEL_COUNT };
 extern const struct kernel kernels[KERNELS];
 
+extern const struct kernel_kind combine_kind;
+
 /* False if this build has no kernels (it was made without nvcc). */
 bool kernels_compiled(void);
 

@@ -16,6 +16,7 @@ struct cuda_facts {
 struct cuda_plan {
   size_t workspace_size;
   struct staging staging;
+  const struct kernel *helper; /* of a phase that has one kernel and nothing to plan */
   bool decodes;
   union { /* by the problem's phase; of a forward call that decodes, decode */
     struct forward_plan forward;
