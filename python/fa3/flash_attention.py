@@ -5,8 +5,6 @@ them and are keywords: `s_aux` (a learnable sink per head, as in gpt-oss), `out`
 `return_softmax_lse`. Arguments that only tune the official kernels (num_splits, pack_gqa) change
 nothing here, and results are always deterministic."""
 
-import torch
-
 from fa3.operators import attention
 
 
@@ -60,12 +58,13 @@ def flash_attn_func(
     i + seqlen_k - seqlen_q - window_size[0] to i + seqlen_k - seqlen_q + window_size[1], both
     included; -1 is unbounded, and causal means 0 on the right. A query that sees no key gives 0.
 
+    q, k and v may be float8_e4m3fn: the output is then bfloat16, and q_descale, k_descale and v_descale,
+    float32 (batch, heads_k), are what each head's codes are multiplied with.
+
     softcap caps the scaled scores, softcap * tanh(score / softcap). s_aux, (heads), joins the
     softmax's denominator. out is written in place of a new tensor, where no gradient is needed."""
     if qv is not None or attention_chunk:
         refuse(qv=qv, attention_chunk=attention_chunk or None)
-    if q_descale is not None or k_descale is not None or v_descale is not None:
-        refuse(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     with_lse = return_attn_probs or return_softmax_lse
     output, lse = attention(
         q,
@@ -79,6 +78,9 @@ def flash_attn_func(
         None,
         None,
         None,
+        q_descale,
+        k_descale,
+        v_descale,
         0,
         0,
         scale_of(q, softmax_scale),
@@ -137,8 +139,6 @@ def flash_attn_varlen_func(
     Rows past the last sequence's end are neither read nor written."""
     if qv is not None or attention_chunk:
         refuse(qv=qv, attention_chunk=attention_chunk or None)
-    if q_descale is not None or k_descale is not None or v_descale is not None:
-        refuse(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     with_lse = return_attn_probs or return_softmax_lse
     output, lse = attention(
         q,
@@ -152,6 +152,9 @@ def flash_attn_varlen_func(
         None,
         None,
         page_table,
+        q_descale,
+        k_descale,
+        v_descale,
         0 if cu_seqlens_q is None else bound(max_seqlen_q),
         0 if cu_seqlens_k is None else bound(max_seqlen_k),
         scale_of(q, softmax_scale),
@@ -220,97 +223,3 @@ def flash_attn_qkvpacked_func(
         out=out,
         return_softmax_lse=return_softmax_lse,
     )
-
-
-def flash_attn_with_kvcache(
-    q,
-    k_cache,
-    v_cache,
-    k=None,
-    v=None,
-    qv=None,
-    rotary_cos=None,
-    rotary_sin=None,
-    cache_seqlens=None,
-    cache_batch_idx=None,
-    cache_leftpad=None,
-    page_table=None,
-    cu_seqlens_q=None,
-    cu_seqlens_k_new=None,
-    max_seqlen_q=None,
-    rotary_seqlens=None,
-    q_descale=None,
-    k_descale=None,
-    v_descale=None,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    attention_chunk=0,
-    softcap=0.0,
-    rotary_interleaved=True,
-    scheduler_metadata=None,
-    num_splits=0,
-    pack_gqa=None,
-    sm_margin=0,
-    return_softmax_lse=False,
-    *,
-    s_aux=None,
-    out=None,
-):
-    """Attention of a few new queries with a cache of keys and values; no gradient.
-
-    q is (batch, seqlen_q, heads, head_dim), or (total_q, heads, head_dim) with cu_seqlens_q and
-    max_seqlen_q; k_cache and v_cache are (batch_cache, seqlen_cache, heads_k, ...). cache_seqlens,
-    an int or int32 (batch), says how many rows of the cache count; cache_batch_idx, int32 (batch),
-    which entry of the cache each sequence has; cache_leftpad, int32 (batch), the first row that
-    counts. With page_table, int32 (batch, pages of a sequence), the caches are (pages, page_size,
-    heads_k, ...), and row r of a sequence is in its page r / page_size. Returns the output; with return_softmax_lse (output, lse, empty, empty), as the official
-    function does with its partial results."""
-    refuse(
-        k=k,
-        v=v,
-        qv=qv,
-        rotary_cos=rotary_cos,
-        rotary_sin=rotary_sin,
-        cu_seqlens_k_new=cu_seqlens_k_new,
-        rotary_seqlens=rotary_seqlens,
-        q_descale=q_descale,
-        k_descale=k_descale,
-        v_descale=v_descale,
-        attention_chunk=attention_chunk or None,
-    )
-    if k_cache.stride(-1) != 1 or v_cache.stride(-1) != 1:
-        raise ValueError("k_cache and v_cache must be contiguous in their last dimension")
-    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
-    if isinstance(cache_seqlens, int):
-        cache_seqlens = torch.full(
-            (batch,), cache_seqlens, dtype=torch.int32, device=k_cache.device
-        )
-    with torch.no_grad():
-        output, lse = attention(
-            q,
-            k_cache,
-            v_cache,
-            s_aux,
-            cu_seqlens_q,
-            None,
-            None,
-            cache_seqlens,
-            cache_leftpad,
-            cache_batch_idx,
-            page_table,
-            0 if cu_seqlens_q is None else bound(max_seqlen_q),
-            0,
-            scale_of(q, softmax_scale),
-            causal,
-            window_size[0],
-            window_size[1],
-            softcap,
-            sm_margin,
-            num_splits,
-            output=out,
-            with_lse=return_softmax_lse,
-        )
-    if not return_softmax_lse:
-        return output
-    return output, lse, lse.new_empty(0), lse.new_empty(0)

@@ -19,6 +19,14 @@ def rows_contiguous(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
+def new_output(query: Tensor, value: Tensor) -> Tensor:
+    """Of query's dtype; of FP8 queries bfloat16."""
+    shape = (*query.shape[:-1], value.shape[-1])
+    if query.dtype is torch.float8_e4m3fn:
+        return query.new_empty(shape, dtype=torch.bfloat16)
+    return query.new_empty(shape)
+
+
 def lse_shape(query: Tensor) -> tuple[int, ...]:
     """Of the lse: (batch, heads, seqlen_q), or (heads, total_q) for packed queries."""
     shape = query.shape
@@ -48,6 +56,9 @@ def call_forward(
     leftpad_k,
     cache_batch_index,
     page_table,
+    query_scale,
+    key_scale,
+    value_scale,
     max_seqlen_q,
     max_seqlen_k,
     softmax_scale,
@@ -64,7 +75,7 @@ def call_forward(
     if query.stride(-1) != 1 or key.stride(-1) != 1 or value.stride(-1) != 1:
         query, key, value = rows_contiguous(query), rows_contiguous(key), rows_contiguous(value)
     if output is None:
-        output = query.new_empty((*query.shape[:-1], value.shape[-1]))
+        output = new_output(query, value)
         if seqused_q is not None:
             output.zero_()  # rows that no sequence uses are not written
     lse = query.new_empty(lse_shape(query), dtype=torch.float32) if with_lse else None
@@ -84,6 +95,9 @@ def call_forward(
         leftpad_k=leftpad_k,
         cache_batch_index=cache_batch_index,
         page_table=page_table,
+        query_scale=query_scale,
+        key_scale=key_scale,
+        value_scale=value_scale,
         max_seqlen_q=max_seqlen_q,
         max_seqlen_k=max_seqlen_k,
         flags=flags,
@@ -177,6 +191,9 @@ def forward_operator(
     leftpad_k: Tensor | None,
     cache_batch_index: Tensor | None,
     page_table: Tensor | None,
+    query_scale: Tensor | None,
+    key_scale: Tensor | None,
+    value_scale: Tensor | None,
     max_seqlen_q: int,
     max_seqlen_k: int,
     softmax_scale: float,
@@ -199,6 +216,9 @@ def forward_operator(
         leftpad_k,
         cache_batch_index,
         page_table,
+        query_scale,
+        key_scale,
+        value_scale,
         max_seqlen_q,
         max_seqlen_k,
         softmax_scale,
@@ -214,7 +234,7 @@ def forward_operator(
 @forward_operator.register_fake
 def fake_forward(query, key, value, *options):
     return (
-        query.new_empty((*query.shape[:-1], value.shape[-1])),
+        new_output(query, value),
         query.new_empty(lse_shape(query), dtype=torch.float32),
     )
 
@@ -278,7 +298,7 @@ def fake_backward(grad_output, grad_lse, query, key, value, output, lse, sink, *
     )
 
 
-TENSORS = 11  # how many of fa3::forward's arguments are tensors
+TENSORS = 14  # how many of fa3::forward's arguments are tensors
 
 
 def save_for_backward(ctx, inputs, output):
@@ -289,9 +309,10 @@ def save_for_backward(ctx, inputs, output):
 
 def backward_of(call, ctx, grad_output, grad_lse):
     """What autograd asks for, with `call` one of the above: a gradient per argument."""
-    query, key, value, sink, *lengths, batch_index, pages, output, lse = ctx.saved_tensors
-    if batch_index is not None or pages is not None:
-        raise NotImplementedError("a cache has no gradient: it is for inference")
+    *inputs, output, lse = ctx.saved_tensors
+    query, key, value, sink, *lengths = inputs[:9]
+    if query.dtype is torch.float8_e4m3fn or any(tensor is not None for tensor in inputs[9:]):
+        raise NotImplementedError("a cache and FP8 have no gradient: they are for inference")
     if grad_output is None:
         grad_output = torch.zeros_like(output)
     *gradients, grad_sink = call(

@@ -30,7 +30,7 @@ def test_gradcheck():
 
 def operator_arguments(device):
     q, k, v, sink = tensors(device, torch.float32 if device == "cpu" else torch.bfloat16)
-    return q, k, v, sink, *(None,) * 7, 0, 0, 0.125, True, 5, 0, 0.0, 0, 0
+    return q, k, v, sink, *(None,) * 10, 0, 0, 0.125, True, 5, 0, 0.0, 0, 0
 
 
 def test_opcheck(device):

@@ -66,9 +66,6 @@ def _flash_attn_forward(
         rotary_cos=rotary_cos,
         rotary_sin=rotary_sin,
         seqlens_rotary=seqlens_rotary,
-        q_descale=q_descale,
-        k_descale=k_descale,
-        v_descale=v_descale,
         attention_chunk=attention_chunk or None,
     )
     output, lse = operators.attention(
@@ -83,6 +80,9 @@ def _flash_attn_forward(
         leftpad_k,
         kv_batch_idx,
         page_table,
+        q_descale,
+        k_descale,
+        v_descale,
         0 if cu_seqlens_q is None else bound(max_seqlen_q),
         0 if cu_seqlens_k is None else bound(max_seqlen_k),
         scale_of(q, softmax_scale),
