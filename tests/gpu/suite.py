@@ -29,6 +29,7 @@ TESTS = {
     "deterministic": ["test_gpu_deterministic"],
     "capture": ["test_gpu_capture"],
     "refusals": ["test_gpu_refusals"],
+    "cache": ["test_gpu_cache"],
     "large": ["test_gpu_large"],
 }
 TOOLS = ["memcheck", "racecheck", "synccheck", "initcheck"]
