@@ -16,8 +16,8 @@ const enum tensor input_gradients[GRADIENTS] = {TENSOR_grad_query, TENSOR_grad_k
 
 static const struct argp_option options[] = {
     {.doc = "Tensors:", .group = 1},
-    {.doc = "Masks and scores:", .group = 2},
-    {.doc = "Lengths (LIST: integers such as 0,5,9, or a TENSOR):", .group = 3},
+    {.doc = "Masks and scores:", .group = 3},
+    {.doc = "Lengths (LIST: integers such as 0,5,9, or a TENSOR):", .group = 4},
 #define OPTION(tensor, option, argument, its_group, help) \
   {.name = (option),                                      \
    .key = KEY_SOURCES + TENSOR_##tensor,                  \
@@ -41,7 +41,7 @@ static const struct argp_option options[] = {
     {.name = "causal",
      .key = KEY_CAUSAL,
      .doc = "Query i sees key j if j <= i + seqlen_k - seqlen_q: the last query sees the last key",
-     .group = 2},
+     .group = 3},
     {.name = "window",
      .key = KEY_WINDOW,
      .arg = "LEFT,RIGHT",

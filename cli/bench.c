@@ -68,8 +68,8 @@ static const struct argp_option options[] = {
     {.name = "seqlen",
      .key = KEY_SEQLEN,
      .arg = "LIST",
-     .doc = "Of query and key (default: 512,2048,4096, with --backward 512,2048; on a "
-            "GPU 512,2048,8192)"},
+     .doc = "Of query and key; 64k is 65536 (default: 512,2048,4096, with --backward 512,2048; "
+            "on a GPU 512,2048,8192)"},
     {.name = "head-dim",
      .key = KEY_HEAD_DIM,
      .arg = "LIST",
@@ -77,7 +77,7 @@ static const struct argp_option options[] = {
     {.name = "dtype",
      .key = KEY_DTYPE,
      .arg = "LIST",
-     .doc = "Of fp32, fp16, bf16 (default: bf16,fp32; on a GPU bf16)"},
+     .doc = "Of fp32, fp16, bf16, or float32 and so on (default: bf16,fp32; on a GPU bf16)"},
     {.name = "causal", .key = KEY_CAUSAL, .doc = "With the causal mask, counted as half the work"},
     {.name = "backward",
      .key = KEY_BACKWARD,
@@ -96,7 +96,7 @@ static const struct argp_option options[] = {
 static void parse_dtypes(const char *list, struct bench_options *bench, struct argp_state *state) {
   bench->dtype_count = 0;
   for (const char *at = list; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
-    char name[8];
+    char name[12];
     (void)snprintf(name, sizeof name, "%.*s", (int)strcspn(at, ","), at);
     fa3_dtype dtype = dtype_from_name(name);
     if (!dtype || bench->dtype_count == 3)

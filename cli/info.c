@@ -10,18 +10,32 @@
 #include "device.h"
 #include "dtype.h"
 #include "failure.h"
+#include "input_file.h"
+#include "path.h"
+#include "safetensors.h"
 
 enum { KEY_JSON = 0x500 };
+
+struct info_options {
+  bool json;
+  const char *file; /* null: the machine */
+};
 
 static const struct argp_option options[] = {{.name = "json", .key = KEY_JSON, .doc = "Print JSON"},
                                              {0}};
 
 /* argp's type. NOLINTNEXTLINE(readability-non-const-parameter) */
 static error_t parse(int key, char *arg, struct argp_state *state) {
-  bool *json = state->input;
-  if (key == ARGP_KEY_ARG) argp_error(state, "'%s' is no option: expected options alone", arg);
-  if (key != KEY_JSON) return ARGP_ERR_UNKNOWN;
-  *json = true;
+  struct info_options *info = state->input;
+  if (key == KEY_JSON) {
+    info->json = true;
+    return 0;
+  }
+  if (key != ARGP_KEY_ARG) return ARGP_ERR_UNKNOWN;
+  if (info->file) argp_error(state, "%s: expected one file", arg);
+  if (!path_has_suffix(arg, ".safetensors"))
+    argp_error(state, "%s: expected a .safetensors file", arg);
+  info->file = arg;
   return 0;
 }
 
@@ -111,13 +125,7 @@ static void add_kernels(yyjson_mut_doc *document, yyjson_mut_val *root) {
   }
 }
 
-static int print_json(void) {
-  yyjson_mut_doc *document = yyjson_mut_doc_new(NULL);
-  yyjson_mut_val *root = yyjson_mut_obj(document);
-  yyjson_mut_doc_set_root(document, root);
-  yyjson_mut_obj_add_str(document, root, "version", fa3_version());
-  add_devices(document, root);
-  add_kernels(document, root);
+static int print_document(yyjson_mut_doc *document) {
   char *json = yyjson_mut_write(document, YYJSON_WRITE_PRETTY_TWO_SPACES, NULL);
   yyjson_mut_doc_free(document);
   if (!json) return fail(EXIT_FAILED, "out of memory");
@@ -126,18 +134,76 @@ static int print_json(void) {
   return 0;
 }
 
+static int print_json(void) {
+  yyjson_mut_doc *document = yyjson_mut_doc_new(NULL);
+  yyjson_mut_val *root = yyjson_mut_obj(document);
+  yyjson_mut_doc_set_root(document, root);
+  yyjson_mut_obj_add_str(document, root, "version", fa3_version());
+  add_devices(document, root);
+  add_kernels(document, root);
+  return print_document(document);
+}
+
+/* Names come from the file: what would move the cursor is shown as '?'. */
+static void print_name(const char *name) {
+  for (; *name; name++) (void)putchar((unsigned char)*name < 0x20 || *name == 0x7f ? '?' : *name);
+}
+
+static void print_stored(void *context, const char *name, const struct stored_tensor *tensor) {
+  (void)context;
+  printf("%-5s (", tensor->dtype_name);
+  const int shown = tensor->rank < STORED_MAX_RANK ? tensor->rank : STORED_MAX_RANK;
+  for (int d = 0; d < shown; d++) printf("%s%" PRId64, d ? ", " : "", tensor->shape[d]);
+  printf("%s)  ", tensor->rank > STORED_MAX_RANK ? ", ..." : "");
+  print_name(name);
+  (void)putchar('\n');
+}
+
+/* The root of a JSON document, or its tensors. */
+struct tree {
+  yyjson_mut_doc *document;
+  yyjson_mut_val *tensors;
+};
+
+static void add_stored(void *context, const char *name, const struct stored_tensor *tensor) {
+  const struct tree *tree = context;
+  yyjson_mut_val *entry = yyjson_mut_arr_add_obj(tree->document, tree->tensors);
+  const int shown = tensor->rank < STORED_MAX_RANK ? tensor->rank : STORED_MAX_RANK;
+  yyjson_mut_obj_add_strcpy(tree->document, entry, "name", name);
+  yyjson_mut_obj_add_strcpy(tree->document, entry, "dtype", tensor->dtype_name);
+  yyjson_mut_obj_add_int(tree->document, entry, "rank", tensor->rank);
+  yyjson_mut_obj_add_val(tree->document, entry, "shape",
+                         yyjson_mut_arr_with_sint64(tree->document, tensor->shape, (size_t)shown));
+}
+
+static int list_file(const struct info_options *info) {
+  struct input_file file;
+  TRY(input_file_open(info->file, &file));
+  struct tree tree = {.document = yyjson_mut_doc_new(NULL)};
+  yyjson_mut_val *root = yyjson_mut_obj(tree.document);
+  yyjson_mut_doc_set_root(tree.document, root);
+  tree.tensors = yyjson_mut_obj_add_arr(tree.document, root, "tensors");
+  int code = safetensors_list(&file, info->json ? add_stored : print_stored, &tree);
+  input_file_close(&file);
+  if (!code && info->json) return print_document(tree.document);
+  yyjson_mut_doc_free(tree.document);
+  return code;
+}
+
 int command_info(int argc, char **argv) {
-  static const struct argp argp = {
-      options,
-      parse,
-      NULL,
-      "Show the version, the devices and the compiled kernels, and why what can't be used can't be",
-      NULL,
-      NULL,
-      NULL};
-  bool json = false;
-  if (argp_parse(&argp, argc, argv, 0, NULL, &json)) return fail(EXIT_USAGE, "%m");
-  if (json) return print_json();
+  static const struct argp argp = {options,
+                                   parse,
+                                   "[FILE.safetensors]",
+                                   "Show the version, the devices and the compiled kernels, and "
+                                   "why what can't be used can't be; "
+                                   "or the tensors that a file holds",
+                                   NULL,
+                                   NULL,
+                                   NULL};
+  struct info_options info = {0};
+  if (argp_parse(&argp, argc, argv, 0, NULL, &info)) return fail(EXIT_USAGE, "%m");
+  if (info.file) return list_file(&info);
+  if (info.json) return print_json();
   printf("fa3 %s\n\n", fa3_version());
   print_devices();
   return print_kernels();

@@ -5,14 +5,17 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* As strtoll, without the spaces and the '+' that it skips. */
+/* As strtoll, without the spaces and the '+' that it skips; a k after it is 1024. */
 static bool read_integer(const char *text, const char **end, int64_t *value) {
   char *after;
+  long long number;
   if (!isdigit((unsigned char)text[0]) && text[0] != '-') return false;
   errno = 0;
-  *value = strtoll(text, &after, 10);
-  *end = after;
-  return after > text && !errno;
+  number = strtoll(text, &after, 10);
+  if (after == text || errno) return false;
+  *value = number;
+  *end = after + (*after == 'k');
+  return *after != 'k' || !__builtin_mul_overflow(number, 1024LL, value);
 }
 
 bool parse_integer(const char *text, int64_t min, int64_t max, int64_t *value) {

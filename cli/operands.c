@@ -5,8 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "dtype.h"
 #include "failure.h"
 #include "lengths.h"
+#include "reference.h"
 
 /* What else a tensor may be called in a .safetensors file. */
 static const char *const other_names[TENSORS][2] = {[TENSOR_query] = {"q"},
@@ -292,6 +294,40 @@ int operands_choose_device(struct operands *operands, bool gradients,
   call_set_device(&operands->forward, device, chosen->num_threads);
   call_set_device(&operands->backward, device, chosen->num_threads);
   return 0;
+}
+
+void operands_describe(const struct operands *operands, enum tensor tensor, char *text,
+                       size_t size) {
+  static const char *const axis_names[AXES] = {[AXIS_BATCH] = "batch",
+                                               [AXIS_BATCH_AND_ONE] = "batch + 1",
+                                               [AXIS_BATCH_K] = "batch",
+                                               [AXIS_ROWS_Q] = "seqlen",
+                                               [AXIS_ROWS_K] = "seqlen",
+                                               [AXIS_HEADS_Q] = "heads",
+                                               [AXIS_HEADS_K] = "heads",
+                                               [AXIS_HEAD_DIM] = "head dim",
+                                               [AXIS_VALUE_HEAD_DIM] = "head dim"};
+  const struct loaded_tensor *loaded = &operands->loaded[tensor];
+  enum axis axes[4];
+  file_axes(operands, tensor, loaded->rank == tensor_rows[tensor].shape->rank, axes);
+  size_t length = 0;
+  for (int d = 0; d < loaded->rank && length < size; d++)
+    length += (size_t)snprintf(text + length, size - length, "%s%s %" PRId64, d ? ", " : "(",
+                               axis_names[axes[d]], loaded->shape[d]);
+  if (length < size)
+    (void)snprintf(text + length, size - length, ") %s",
+                   loaded->dtype == FA3_INT32   ? "int32"
+                   : loaded->dtype == FA3_INT64 ? "int64"
+                                                : dtype_name(loaded->dtype));
+}
+
+int64_t operands_seqlen_k(const struct call *forward, int64_t batch) {
+  const fa3_forward_args *args = &forward->args.forward;
+  const fa3_backward_args same = {.key = args->key,
+                                  .cu_seqlens_k = args->cu_seqlens_k,
+                                  .seqused_k = args->seqused_k,
+                                  .leftpad_k = args->leftpad_k};
+  return reference_seqlen_k(&same, batch);
 }
 
 void operands_free(struct operands *operands) {

@@ -40,6 +40,13 @@ int operands_load_gradients(const struct attention_options *options, struct oper
 int operands_choose_device(struct operands *operands, bool gradients,
                            const struct device_options *chosen);
 
+/* The extents of a tensor with their axes' names, as its file has them, and its dtype. */
+void operands_describe(const struct operands *operands, enum tensor tensor, char *text,
+                       size_t size);
+
+/* Keys of sequence `batch` in a forward call. */
+int64_t operands_seqlen_k(const struct call *forward, int64_t batch);
+
 void operands_free(struct operands *operands);
 
 #endif

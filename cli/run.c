@@ -1,6 +1,7 @@
 /* fa3 run: attention on files. */
 #include <argp.h>
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "attention.h"
@@ -8,9 +9,12 @@
 #include "commands.h"
 #include "cuda.h"
 #include "device.h"
+#include "dtype.h"
 #include "failure.h"
 #include "operands.h"
 #include "outputs.h"
+#include "progress.h"
+#include "reference.h"
 #include "saved_tensor.h"
 
 struct run_options {
@@ -18,12 +22,13 @@ struct run_options {
   struct device_options device;
   fa3_dtype output_dtype; /* 0: query's */
   bool accumulate;
+  bool quiet;
 };
 
-enum { KEY_OUT = 0x500, KEY_LSE, KEY_OUT_DTYPE, KEY_ACCUMULATE };
+enum { KEY_OUT = 0x500, KEY_LSE, KEY_OUT_DTYPE, KEY_ACCUMULATE, KEY_QUIET };
 
 static const struct argp_option options[] = {
-    {.doc = "Outputs:", .group = 4},
+    {.doc = "Outputs:", .group = 2},
     {.name = "out",
      .key = KEY_OUT,
      .arg = "FILE",
@@ -37,6 +42,9 @@ static const struct argp_option options[] = {
      .key = KEY_OUT_DTYPE,
      .arg = "same|fp32",
      .doc = "The output's elements: query's dtype (the default), or float32"},
+    {.name = "quiet",
+     .key = KEY_QUIET,
+     .doc = "Print nothing of what was understood and how long it took"},
     {.name = "accumulate",
      .key = KEY_ACCUMULATE,
      .doc = "Add the gradients to those that their files hold",
@@ -73,10 +81,12 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
       run->attention.files[TENSOR_lse] = arg;
       return 0;
     case KEY_OUT_DTYPE:
-      if (strcmp(arg, "fp32") == 0)
-        run->output_dtype = FA3_FLOAT32;
-      else if (strcmp(arg, "same") != 0)
-        argp_error(state, "--out-dtype %s: expected same or fp32", arg);
+      run->output_dtype = dtype_from_name(arg);
+      if (!run->output_dtype && strcmp(arg, "same") != 0)
+        argp_error(state, "--out-dtype %s: expected same, fp32, or query's dtype", arg);
+      return 0;
+    case KEY_QUIET:
+      run->quiet = true;
       return 0;
     case KEY_ACCUMULATE:
       run->accumulate = true;
@@ -112,6 +122,51 @@ static int begin_outputs(const struct attention_options *attention, const struct
   return outputs_begin(list, count, outputs);
 }
 
+/* Products of queries and keys, under a causal mask half of them, as their operations are counted.
+ */
+static double products(const struct call *call) {
+  const fa3_forward_args *args = &call->args.forward;
+  double sum = 0;
+  for (int64_t b = 0; b < reference_batch(args); b++)
+    sum += (double)reference_seqlen_q(args, b) * (double)operands_seqlen_k(call, b);
+  return args->flags & FA3_CAUSAL ? sum / 2 : sum;
+}
+
+static void print_time(const struct operands *operands, const char *what, double work,
+                       double seconds) {
+  const fa3_tensor *query = &operands->forward.args.forward.query;
+  const fa3_tensor *value = &operands->forward.args.forward.value;
+  const double heads = (double)query->shape[query->rank - 2];
+  const double dims = (double)(query->shape[query->rank - 1] + value->shape[value->rank - 1]);
+  const double operations = 2 * work * heads * dims * products(&operands->forward);
+  const bool copied = call_device(&operands->forward).type == FA3_CUDA;
+  printf("%-11s %.3g ms, %.3g TFLOP/s%s\n", what, 1e3 * seconds, operations / seconds * 1e-12,
+         copied ? ", copies to and from the GPU included" : "");
+}
+
+/* What was understood: a file in another layout has other axes. */
+static void print_tensors(const struct operands *operands) {
+  for (enum tensor i = 0; i < TENSORS; i++) {
+    char text[160];
+    if (!operands->loaded[i].given) continue;
+    operands_describe(operands, i, text, sizeof text);
+    printf("%-11s %s\n", tensor_rows[i].name, text);
+  }
+}
+
+static int compute(const struct run_options *run, const struct operands *operands) {
+  const bool gradients = run->attention.gradients_wanted;
+  const double start = seconds_now();
+  TRY(attention_run(&operands->forward));
+  const double middle = seconds_now();
+  if (gradients) TRY(attention_run(&operands->backward));
+  if (run->quiet) return 0;
+  print_tensors(operands);
+  print_time(operands, "attention", 1, middle - start);
+  if (gradients) print_time(operands, "gradients", 2.5, seconds_now() - middle);
+  return 0;
+}
+
 static int run_files(const struct run_options *run, struct operands *operands,
                      struct outputs *outputs) {
   const struct attention_options *attention = &run->attention;
@@ -123,8 +178,7 @@ static int run_files(const struct run_options *run, struct operands *operands,
   if (gradients) TRY(prepare_gradients(run, operands));
   TRY(begin_outputs(attention, operands, outputs));
   TRY(operands_choose_device(operands, gradients, &run->device));
-  TRY(attention_run(&operands->forward));
-  if (gradients) TRY(attention_run(&operands->backward));
+  TRY(compute(run, operands));
   return outputs_write(outputs);
 }
 

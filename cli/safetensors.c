@@ -199,33 +199,89 @@ static int check_layout(const struct table *table, uint64_t data_size) {
   return 0;
 }
 
-static int find(const struct table *table, const char *const *names, const char **name,
-                struct stored_tensor *tensor) {
+/* How many characters have to be put in, left out or replaced (Levenshtein), of names' beginnings.
+ */
+static size_t distance(const char *a, const char *b) {
+  enum { LONGEST = 63 };
+  const size_t a_length = strnlen(a, LONGEST), b_length = strnlen(b, LONGEST);
+  size_t row[LONGEST + 1];
+  for (size_t j = 0; j <= b_length; j++) row[j] = j;
+  for (size_t i = 1; i <= a_length; i++) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b_length; j++) {
+      const size_t other = diagonal + (a[i - 1] != b[j - 1]);
+      diagonal = row[j];
+      row[j] = row[j] < row[j - 1] ? row[j] + 1 : row[j - 1] + 1;
+      if (other < row[j]) row[j] = other;
+    }
+  }
+  return row[b_length];
+}
+
+/* The name in the file that is nearest, if there is one that could have been meant. */
+static const char *nearest(const struct table *table, const char *name) {
+  const char *best = NULL;
+  size_t least = strlen(name) / 2 + 1;
+  for (size_t i = 0; i < table->count; i++) {
+    const size_t far = distance(name, table->entries[i].name);
+    if (far > least || (best && far == least)) continue;
+    least = far;
+    best = table->entries[i].name;
+  }
+  return best;
+}
+
+/* What safetensors_find looks for, and finds. */
+struct search {
+  const char *const *names;
+  const char *found;
+  struct stored_tensor *tensor;
+};
+
+static int find(const struct table *table, void *context) {
+  struct search *search = context;
+  const char *const *names = search->names;
   for (size_t n = 0; names[n]; n++) {
     for (size_t i = 0; i < table->count; i++) {
       if (strcmp(names[n], table->entries[i].name) != 0) continue;
-      *name = names[n];
-      *tensor = table->entries[i].tensor;
+      search->found = names[n];
+      *search->tensor = table->entries[i].tensor;
       return 0;
     }
   }
-  return fail(EXIT_INPUT, "%s: has no tensor '%s'%s%s%s", table->path, names[0],
-              names[1] ? " or '" : "", names[1] ? names[1] : "", names[1] ? "'" : "");
+  const char *near = nearest(table, names[0]);
+  return fail(EXIT_INPUT, "%s: has no tensor '%s'%s%s%s%s%s%s", table->path, names[0],
+              names[1] ? " or '" : "", names[1] ? names[1] : "", names[1] ? "'" : "",
+              near ? ": there is '" : "", near ? near : "", near ? "'" : "");
 }
 
-static int find_in_header(const struct input_file *file, yyjson_val *root, uint64_t data_offset,
-                          const char *const *names, const char **name,
-                          struct stored_tensor *tensor) {
+struct listing {
+  void (*show)(void *context, const char *name, const struct stored_tensor *tensor);
+  void *context;
+};
+
+static int list(const struct table *table, void *context) {
+  const struct listing *listing = context;
+  for (size_t i = 0; i < table->count; i++)
+    listing->show(listing->context, table->entries[i].name, &table->entries[i].tensor);
+  return 0;
+}
+
+static int read_table(const struct input_file *file, yyjson_val *root, uint64_t data_offset,
+                      int (*act)(const struct table *, void *), void *context) {
   struct table table = {.path = file->path};
   if (!yyjson_is_obj(root))
     return fail(EXIT_INPUT, "%s: its header is not a JSON object", file->path);
-  table.entries = calloc(yyjson_obj_size(root) + 1, sizeof table.entries[0]);
-  if (!table.entries) return fail(EXIT_FAILED, "%s: no memory for its header", file->path);
+  const size_t size = (yyjson_obj_size(root) + 1) * sizeof table.entries[0];
+  table.entries = calloc(1, size);
+  if (!table.entries)
+    return fail(EXIT_FAILED, "%s: no memory for its header: %zu bytes", file->path, size);
   int code = read_entries(root, &table);
   if (!code) code = check_names(&table);
   if (!code) code = check_layout(&table, file->size - data_offset);
-  if (!code) code = find(&table, names, name, tensor);
-  if (!code) tensor->offset += data_offset;
+  for (size_t i = 0; i < table.count; i++) table.entries[i].tensor.offset += data_offset;
+  if (!code) code = act(&table, context);
   free(table.entries);
   return code;
 }
@@ -249,13 +305,15 @@ static int read_length(const struct input_file *file, uint64_t *length) {
   return 0;
 }
 
-int safetensors_find(const struct input_file *file, const char *const *names, const char **name,
-                     struct stored_tensor *tensor) {
+/* Checks the whole header, then acts on the table of its tensors, in their order in the file. */
+static int with_table(const struct input_file *file, int (*act)(const struct table *, void *),
+                      void *context) {
   uint64_t length = 0;
   yyjson_read_err error;
   TRY(read_length(file, &length));
   char *header = malloc((size_t)length + 1);
-  if (!header) return fail(EXIT_FAILED, "%s: no memory for its header", file->path);
+  if (!header)
+    return fail(EXIT_FAILED, "%s: no memory for its header: %" PRIu64 " bytes", file->path, length);
   int code = input_file_read(file, LENGTH_SIZE, header, (size_t)length);
   if (!code && (length == 0 || header[0] != '{'))
     code = fail(EXIT_INPUT, "%s: not a .safetensors file: its header does not begin with '{'",
@@ -263,8 +321,7 @@ int safetensors_find(const struct input_file *file, const char *const *names, co
   if (!code) {
     yyjson_doc *document = yyjson_read_opts(header, (size_t)length, 0, NULL, &error);
     if (document)
-      code = find_in_header(file, yyjson_doc_get_root(document), LENGTH_SIZE + length, names, name,
-                            tensor);
+      code = read_table(file, yyjson_doc_get_root(document), LENGTH_SIZE + length, act, context);
     else
       code = fail(EXIT_INPUT, "%s: its header is not JSON: %s at byte %zu", file->path, error.msg,
                   error.pos);
@@ -272,6 +329,21 @@ int safetensors_find(const struct input_file *file, const char *const *names, co
   }
   free(header);
   return code;
+}
+
+int safetensors_find(const struct input_file *file, const char *const *names, const char **name,
+                     struct stored_tensor *tensor) {
+  struct search search = {.names = names, .tensor = tensor};
+  TRY(with_table(file, find, &search));
+  *name = search.found;
+  return 0;
+}
+
+int safetensors_list(const struct input_file *file,
+                     void (*show)(void *, const char *, const struct stored_tensor *),
+                     void *context) {
+  struct listing listing = {show, context};
+  return with_table(file, list, &listing);
 }
 
 static const char *name_of(fa3_dtype dtype) {

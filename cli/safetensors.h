@@ -13,6 +13,12 @@
 int safetensors_find(const struct input_file *file, const char *const *names, const char **name,
                      struct stored_tensor *tensor);
 
+/* The same check; then shows every tensor, in the order of their data. */
+int safetensors_list(const struct input_file *file,
+                     void (*show)(void *context, const char *name,
+                                  const struct stored_tensor *tensor),
+                     void *context);
+
 /* One tensor to write. */
 struct safetensors_entry {
   const char *name;

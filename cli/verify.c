@@ -28,7 +28,7 @@ struct verify_options {
 enum { KEY_OUT = 0x500, KEY_LSE, KEY_BACKWARD, KEY_ROWS, KEY_SEED };
 
 static const struct argp_option options[] = {
-    {.doc = "What to verify:", .group = 4},
+    {.doc = "What to verify:", .group = 2},
     {.name = "out",
      .key = KEY_OUT,
      .arg = "TENSOR",

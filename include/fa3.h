@@ -19,9 +19,8 @@
  *
  * and for the gradients:
  *
- *   fa3_backward_args back = {.struct_size = sizeof back, .flags = args.flags};
- *   back.query = args.query;
- *   ... key, value, output, lse the same way ...
+ *   fa3_backward_args back = {.struct_size = sizeof back};
+ *   if (fa3_backward_init(&args, &back)) return fail(fa3_last_error());
  *   back.grad_output = fa3_dense(grad_output, FA3_BFLOAT16, batch, seqlen, heads, head_dim);
  *   back.grad_query = fa3_dense(grad_query, FA3_BFLOAT16, batch, seqlen, heads, head_dim);
  *   ... grad_key, grad_value; then workspace and call as above ...
@@ -145,21 +144,22 @@ typedef struct fa3_tensor {
   uint64_t reserved[6];
 } fa3_tensor;
 
-/* A contiguous (batch, seqlen, heads, head_dim) tensor. */
-FA3_API fa3_tensor fa3_dense(void *data, fa3_dtype dtype, int64_t batch, int64_t seqlen,
+/* A contiguous (batch, seqlen, heads, head_dim) tensor. Memory that is only read may be const, here
+ * and in the functions below; of an output's it is not. */
+FA3_API fa3_tensor fa3_dense(const void *data, fa3_dtype dtype, int64_t batch, int64_t seqlen,
                              int64_t heads, int64_t head_dim);
 
 /* A contiguous (total, heads, head_dim) tensor: sequences packed one after the other. */
-FA3_API fa3_tensor fa3_packed(void *data, fa3_dtype dtype, int64_t total, int64_t heads,
+FA3_API fa3_tensor fa3_packed(const void *data, fa3_dtype dtype, int64_t total, int64_t heads,
                               int64_t head_dim);
 
 /* A contiguous vector, for lengths and sinks. */
-FA3_API fa3_tensor fa3_vector(void *data, fa3_dtype dtype, int64_t extent);
+FA3_API fa3_tensor fa3_vector(const void *data, fa3_dtype dtype, int64_t extent);
 
 /* A contiguous float32 (batch, heads, seqlen) tensor, for lse and its gradient; and that of a
  * packed batch, (heads, total). */
-FA3_API fa3_tensor fa3_lse(void *data, int64_t batch, int64_t heads, int64_t seqlen);
-FA3_API fa3_tensor fa3_packed_lse(void *data, int64_t heads, int64_t total);
+FA3_API fa3_tensor fa3_lse(const void *data, int64_t batch, int64_t heads, int64_t seqlen);
+FA3_API fa3_tensor fa3_packed_lse(const void *data, int64_t heads, int64_t total);
 
 /* Describes a DLPack tensor (a `const DLTensor *`, DLPack 1.x layout) in place; nothing is
  * copied. FA3_INVALID_DTYPE for a dtype or lane count that libfa3 does not have,
@@ -514,6 +514,12 @@ typedef struct fa3_backward_args {
 
   int32_t reserved_multiprocessors;
 } fa3_backward_args;
+
+/* The backward call of a forward call: all that both have is taken over, tensors, lengths, flags, scale,
+ * window, softcap, device, stream and threads. What is left to fill in are grad_output, the gradients,
+ * grad_lse if there is one, and the workspace. backward->struct_size is set by the caller. FA3_UNSUPPORTED
+ * for a forward call with a tensor that the backward pass does not have. */
+FA3_API fa3_status fa3_backward_init(const fa3_forward_args *forward, fa3_backward_args *backward);
 
 /* Bytes of workspace that fa3_backward needs, by fa3_forward_workspace's rules. */
 FA3_API fa3_status fa3_backward_workspace(const fa3_backward_args *args, size_t *bytes);

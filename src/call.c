@@ -3,6 +3,7 @@
 #include "engine.h"
 #include "error.h"
 #include "structs.h"
+#include "validate.h"
 
 /* A struct of any phase. */
 union args {
@@ -79,4 +80,30 @@ fa3_status fa3_append(const fa3_append_args *args) {
 
 fa3_status fa3_combine(const fa3_combine_args *args) {
   return run(FA3_COMBINE, args);
+}
+
+fa3_status fa3_backward_init(const fa3_forward_args *theirs, fa3_backward_args *backward) {
+  const struct argument_struct *from = arguments_of(FA3_FORWARD), *to = arguments_of(FA3_BACKWARD);
+  fa3_forward_args forward;
+  TRY(struct_read("forward", theirs, &forward, from->oldest, from->size));
+  fa3_backward_args ours = {.device = forward.device,
+                            .stream = forward.stream,
+                            .max_seqlen_q = forward.max_seqlen_q,
+                            .max_seqlen_k = forward.max_seqlen_k,
+                            .flags = forward.flags,
+                            .softmax_scale = forward.softmax_scale,
+                            .softcap = forward.softcap,
+                            .num_threads = forward.num_threads,
+                            .window_left = forward.window_left,
+                            .window_right = forward.window_right};
+  for (int i = 0; i < from->count; i++) {
+    const fa3_tensor *tensor = argument_in(&forward, &from->arguments[i]);
+    const struct argument *place = find_argument(FA3_BACKWARD, from->arguments[i].tensor);
+    if (place)
+      *argument_in(&ours, place) = *tensor;
+    else if (!tensor_absent(tensor))
+      return set_error(FA3_UNSUPPORTED, "forward has %s: the backward pass does not take it",
+                       tensor_rows[from->arguments[i].tensor].name);
+  }
+  return struct_write("backward", backward, &ours, to->oldest, to->size);
 }

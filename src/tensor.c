@@ -31,35 +31,38 @@ static void make_contiguous(fa3_tensor *tensor) {
   }
 }
 
-fa3_tensor fa3_dense(void *data, fa3_dtype dtype, int64_t batch, int64_t seqlen, int64_t heads,
-                     int64_t head_dim) {
+fa3_tensor fa3_dense(const void *data, fa3_dtype dtype, int64_t batch, int64_t seqlen,
+                     int64_t heads, int64_t head_dim) {
   fa3_tensor tensor = {
-      .data = data, .dtype = dtype, .rank = 4, .shape = {batch, seqlen, heads, head_dim}};
+      .data = (void *)data, .dtype = dtype, .rank = 4, .shape = {batch, seqlen, heads, head_dim}};
   make_contiguous(&tensor);
   return tensor;
 }
 
-fa3_tensor fa3_packed(void *data, fa3_dtype dtype, int64_t total, int64_t heads, int64_t head_dim) {
-  fa3_tensor tensor = {.data = data, .dtype = dtype, .rank = 3, .shape = {total, heads, head_dim}};
-  make_contiguous(&tensor);
-  return tensor;
-}
-
-fa3_tensor fa3_vector(void *data, fa3_dtype dtype, int64_t extent) {
-  fa3_tensor tensor = {.data = data, .dtype = dtype, .rank = 1, .shape = {extent}};
-  make_contiguous(&tensor);
-  return tensor;
-}
-
-fa3_tensor fa3_lse(void *data, int64_t batch, int64_t heads, int64_t seqlen) {
+fa3_tensor fa3_packed(const void *data, fa3_dtype dtype, int64_t total, int64_t heads,
+                      int64_t head_dim) {
   fa3_tensor tensor = {
-      .data = data, .dtype = FA3_FLOAT32, .rank = 3, .shape = {batch, heads, seqlen}};
+      .data = (void *)data, .dtype = dtype, .rank = 3, .shape = {total, heads, head_dim}};
   make_contiguous(&tensor);
   return tensor;
 }
 
-fa3_tensor fa3_packed_lse(void *data, int64_t heads, int64_t total) {
-  fa3_tensor tensor = {.data = data, .dtype = FA3_FLOAT32, .rank = 2, .shape = {heads, total}};
+fa3_tensor fa3_vector(const void *data, fa3_dtype dtype, int64_t extent) {
+  fa3_tensor tensor = {.data = (void *)data, .dtype = dtype, .rank = 1, .shape = {extent}};
+  make_contiguous(&tensor);
+  return tensor;
+}
+
+fa3_tensor fa3_lse(const void *data, int64_t batch, int64_t heads, int64_t seqlen) {
+  fa3_tensor tensor = {
+      .data = (void *)data, .dtype = FA3_FLOAT32, .rank = 3, .shape = {batch, heads, seqlen}};
+  make_contiguous(&tensor);
+  return tensor;
+}
+
+fa3_tensor fa3_packed_lse(const void *data, int64_t heads, int64_t total) {
+  fa3_tensor tensor = {
+      .data = (void *)data, .dtype = FA3_FLOAT32, .rank = 2, .shape = {heads, total}};
   make_contiguous(&tensor);
   return tensor;
 }

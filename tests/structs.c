@@ -314,6 +314,33 @@ struct dl_tensor {
   uint64_t byte_offset;
 };
 
+/* All that both calls have is taken over; struct_size stays the caller's. */
+static void test_backward_init(void **state) {
+  (void)state;
+  for (int packed = 0; packed < 2; packed++) {
+    call_init(&call, packed);
+    call.forward.cache_batch_index = (fa3_tensor){0};
+    fa3_backward_args made = {.struct_size = sizeof made}, expected = call.backward;
+    assert_int_equal(fa3_backward_init(&call.forward, &made), FA3_OK);
+    const fa3_tensor none = {0};
+    expected.grad_output = expected.grad_query = expected.grad_key = expected.grad_value = none;
+    expected.grad_lse = expected.grad_sink = none;
+    expected.workspace = NULL;
+    expected.workspace_size = 0;
+    expected.flags = call.forward.flags;
+    assert_memory_equal(&made, &expected, sizeof made);
+  }
+  call_init(&call, false);
+  fa3_backward_args made = {.struct_size = sizeof made};
+  assert_int_equal(fa3_backward_init(&call.forward, &made), FA3_UNSUPPORTED);
+  assert_non_null(strstr(fa3_last_error(), "cache_batch_index"));
+  assert_int_equal(fa3_backward_init(NULL, &made), FA3_INVALID_STRUCT);
+  call.forward.cache_batch_index = (fa3_tensor){0};
+  assert_int_equal(fa3_backward_init(&call.forward, NULL), FA3_INVALID_STRUCT);
+  made.struct_size = 0;
+  assert_int_equal(fa3_backward_init(&call.forward, &made), FA3_INVALID_STRUCT);
+}
+
 static void test_dlpack(void **state) {
   (void)state;
   int64_t shape[5] = {2, 3, 4, 8, 1}, strides[4] = {1000, 8, 24, 1};
@@ -419,6 +446,7 @@ int main(void) {
       cmocka_unit_test(test_device_info),
       cmocka_unit_test(test_names),
       cmocka_unit_test(test_tensor_helpers),
+      cmocka_unit_test(test_backward_init),
       cmocka_unit_test(test_dlpack),
       cmocka_unit_test(test_each_thread_has_its_error),
   };

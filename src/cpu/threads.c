@@ -24,14 +24,14 @@ enum {
 };
 
 struct job {
-  struct job *next;
-  task_work *work;
-  void *argument;
-  int64_t tasks;
-  int32_t threads;
-  int32_t places; /* taken so far */
   _Alignas(CACHE_LINE) atomic_llong next_task;
   _Alignas(CACHE_LINE) atomic_int helpers; /* at work */
+  int32_t threads;
+  int32_t places; /* taken so far */
+  int64_t tasks;
+  task_work *work;
+  void *argument;
+  struct job *next;
 };
 
 static struct {

@@ -16,6 +16,10 @@ static void test_integers(void **state) {
   assert_true(parse_integer("9223372036854775807", 0, INT64_MAX, &value) && value == INT64_MAX);
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
     assert_false(parse_integer(bad[i], -5, 10, &value));
+  assert_true(parse_integer("64k", 0, INT64_MAX, &value) && value == 65536);
+  assert_false(parse_integer("k", 0, INT64_MAX, &value));
+  assert_false(parse_integer("2kk", 0, INT64_MAX, &value));
+  assert_false(parse_integer("9223372036854775807k", 0, INT64_MAX, &value));
 }
 
 static void test_reals(void **state) {

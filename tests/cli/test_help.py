@@ -62,7 +62,7 @@ class Help(program.ProgramTest):
         self.refuse(USAGE, ["--nothing"], "--nothing")
         for command in COMMANDS:
             self.refuse(USAGE, [f"fa3 {command}: ", "--nothing"], command, "--nothing")
-            self.refuse(USAGE, [f"fa3 {command}: 'word' is no option"], command, "word")
+            self.refuse(USAGE, ["word"], command, "word")
 
     def test_wrong_options_have_one_form(self):
         """Whether argp finds them or what comes after it."""
@@ -91,7 +91,7 @@ class Help(program.ProgramTest):
                         ("--window", "a,b"), ("--scale", "nan"), ("--scale", "1e99"),
                         ("--scale", "1e-46"), ("--softcap", "1e-46"), ("--softcap", "1e-40"),
                         ("--softcap", "-1"), ("--softcap", "inf"), ("--softcap", ""),
-                        ("--layout", "sbhd"), ("--out-dtype", "bf16"), ("--threads", "0"),
+                        ("--layout", "sbhd"), ("--out-dtype", "int8"), ("--threads", "0"),
                         ("--threads", "1025"), ("--threads", "2147483648"),
                         ("--threads", "1", "--device", "cuda")):
             self.refuse(USAGE, [options[0].split("=")[0]], *inputs, *options)

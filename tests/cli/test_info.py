@@ -2,8 +2,11 @@
 import json
 import os
 
+import numpy as np
+from safetensors.numpy import save_file
+
 import program
-from program import UNSUPPORTED, USAGE, random_qkv
+from program import INPUT, UNSUPPORTED, USAGE, random_qkv
 
 
 class Info(program.ProgramTest):
@@ -15,6 +18,18 @@ class Info(program.ProgramTest):
         for dtype in ("fp32", "fp16", "bf16"):
             for phase in ("forward", "backward"):
                 self.assertRegex(text, rf"\ncpu +plain +{phase} +{dtype} +256 +256 ")
+
+    def test_tensors_of_a_file(self):
+        save_file({"layer.0.q": np.zeros((2, 3), np.float32), "number": np.zeros((), np.int64),
+                   "deep": np.zeros((1, 1, 1, 1, 7), np.float16)}, self.path("f.safetensors"))
+        lines = self.succeed("info", "f.safetensors").stdout.splitlines()
+        self.assertEqual(sorted(lines), ["F16   (1, 1, 1, 1, ...)  deep", "F32   (2, 3)  layer.0.q",
+                                         "I64   ()  number"])
+        listed = json.loads(self.succeed("info", "--json", "f.safetensors").stdout)["tensors"]
+        self.assertIn({"name": "layer.0.q", "dtype": "F32", "rank": 2, "shape": [2, 3]}, listed)
+        (self.folder / "bad.safetensors").write_bytes(b"bad")
+        self.refuse(INPUT, ["bad.safetensors: "], "info", "bad.safetensors")
+        self.refuse(USAGE, ["f.npy: expected a .safetensors file"], "info", "f.npy")
 
     def test_json_says_the_same(self):
         text = self.succeed("info").stdout

@@ -47,6 +47,32 @@ class Run(program.ProgramTest):
     def test_plain(self):
         self.check_dense()
 
+    def test_says_what_it_understood(self):
+        """A file in another layout shows other axes; --quiet shows nothing."""
+        query, key, value = random_qkv(batch=1, seqlen_q=5, seqlen_k=7, heads=4, heads_k=4)
+        self.save(q=query, k=key, v=value)
+        inputs = ("run", "--q", "q.npy", "--k", "k.npy", "--v", "v.npy", "--out", "o.npy")
+        said = self.succeed(*inputs, "--lse", "lse.npy").stdout
+        for line in ("query       (batch 1, seqlen 5, heads 4, head dim 16) fp32",
+                     "key         (batch 1, seqlen 7, heads 4, head dim 16) fp32",
+                     "value       (batch 1, seqlen 7, heads 4, head dim 24) fp32",
+                     "output      (batch 1, seqlen 5, heads 4, head dim 24) fp32",
+                     "lse         (batch 1, heads 4, seqlen 5) fp32"):
+            self.assertIn(line + "\n", said)
+        self.assertRegex(said, r"(?m)^attention   [0-9.e-]+ ms, [0-9.e-]+ TFLOP/s$")
+        self.save(k=np.zeros((1, 4, 4, 16), np.float32), v=np.zeros((1, 4, 4, 24), np.float32),
+                  q=np.zeros((1, 4, 5, 16), np.float32))
+        said = self.succeed(*inputs, "--layout", "bhsd").stdout
+        self.assertIn("query       (batch 1, heads 4, seqlen 5, head dim 16) fp32\n", said)
+        self.assertEqual(self.succeed(*inputs, "--layout", "bhsd", "--quiet").stdout, "")
+
+    def test_near_names(self):
+        query, key, value = random_qkv()
+        safetensors.numpy.save_file({"layer.0.query": query, "k": key, "v": value},
+                                    self.path("in.safetensors"))
+        self.refuse(program.INPUT, ["has no tensor 'layer0.query': there is 'layer.0.query'"], "run",
+                    "--in", "in.safetensors", "--q", ":layer0.query", "--out", "o.npy")
+
     def test_masks_and_scores(self):
         self.check_dense("--causal", causal=True)
         self.check_dense("--window", "2,1", window=(2, 1))

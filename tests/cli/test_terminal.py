@@ -4,6 +4,7 @@ import os
 import pty
 import re
 import subprocess
+import termios
 import threading
 import time
 
@@ -18,9 +19,10 @@ INPUTS = ("--q", "q.npy", "--k", "k.npy", "--v", "v.npy", "--threads", "1")
 
 
 class Terminal(program.ProgramTest):
-    def on_terminal(self, *arguments):
+    def on_terminal(self, *arguments, columns=80):
         """Runs with stderr on a terminal; returns what it printed there."""
         master, slave = pty.openpty()
+        termios.tcsetwinsize(slave, (24, columns))
         printed = []
 
         def read():
@@ -48,7 +50,7 @@ class Terminal(program.ProgramTest):
         self.assertGreater(len(shown), 1, text)
         self.assertEqual(shown, sorted(shown))
         self.assertLessEqual(shown[-1], 100)
-        self.assertTrue(text.endswith(" \r"), "the bar is wiped")
+        self.assertTrue(text.endswith("\r\x1b[K"), "the bar is wiped")
 
     def make_inputs(self, batch, seqlen, heads):
         """Packed if there is no batch."""
@@ -91,6 +93,17 @@ class Terminal(program.ProgramTest):
         self.show_bar("attention", (lambda factor=factor: run_in_parts(factor)
                                     for factor in (1, 2, 4)))
         self.check_parts("--causal")
+
+    def test_narrow_terminal(self):
+        """Each drawing of the bar stays in one line."""
+        for columns in (36, 12):
+            self.make_inputs(6, self.seqlen_for(0.2), 3)
+            text = self.on_terminal("run", *INPUTS, "--causal", "--out", "parts.npy",
+                                    columns=columns)
+            drawings = text.split("\r\x1b[K")[1:-1]
+            self.assertGreater(len(drawings), 1, text)
+            for drawing in drawings:
+                self.assertLess(len(drawing), max(columns, 22))
 
     def test_packed(self):
         """Heads of all sequences together."""
