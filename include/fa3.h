@@ -62,6 +62,14 @@ extern "C" {
 #define FA3_API
 #endif
 
+/* Describes the memory of its first argument and does not look at it: an output's has no contents
+ * yet. */
+#if defined __GNUC__ && !defined __clang__ && __GNUC__ >= 11
+#define FA3_DESCRIBES __attribute__((access(none, 1)))
+#else
+#define FA3_DESCRIBES
+#endif
+
 /* "0.1.0" of the library that runs, which may be newer than this header. */
 FA3_API const char *fa3_version(void);
 
@@ -146,20 +154,21 @@ typedef struct fa3_tensor {
 
 /* A contiguous (batch, seqlen, heads, head_dim) tensor. Memory that is only read may be const, here
  * and in the functions below; of an output's it is not. */
-FA3_API fa3_tensor fa3_dense(const void *data, fa3_dtype dtype, int64_t batch, int64_t seqlen,
-                             int64_t heads, int64_t head_dim);
+FA3_API FA3_DESCRIBES fa3_tensor fa3_dense(const void *data, fa3_dtype dtype, int64_t batch,
+                                           int64_t seqlen, int64_t heads, int64_t head_dim);
 
 /* A contiguous (total, heads, head_dim) tensor: sequences packed one after the other. */
-FA3_API fa3_tensor fa3_packed(const void *data, fa3_dtype dtype, int64_t total, int64_t heads,
-                              int64_t head_dim);
+FA3_API FA3_DESCRIBES fa3_tensor fa3_packed(const void *data, fa3_dtype dtype, int64_t total,
+                                            int64_t heads, int64_t head_dim);
 
 /* A contiguous vector, for lengths and sinks. */
-FA3_API fa3_tensor fa3_vector(const void *data, fa3_dtype dtype, int64_t extent);
+FA3_API FA3_DESCRIBES fa3_tensor fa3_vector(const void *data, fa3_dtype dtype, int64_t extent);
 
 /* A contiguous float32 (batch, heads, seqlen) tensor, for lse and its gradient; and that of a
  * packed batch, (heads, total). */
-FA3_API fa3_tensor fa3_lse(const void *data, int64_t batch, int64_t heads, int64_t seqlen);
-FA3_API fa3_tensor fa3_packed_lse(const void *data, int64_t heads, int64_t total);
+FA3_API FA3_DESCRIBES fa3_tensor fa3_lse(const void *data, int64_t batch, int64_t heads,
+                                         int64_t seqlen);
+FA3_API FA3_DESCRIBES fa3_tensor fa3_packed_lse(const void *data, int64_t heads, int64_t total);
 
 /* Describes a DLPack tensor (a `const DLTensor *`, DLPack 1.x layout) in place; nothing is
  * copied. FA3_INVALID_DTYPE for a dtype or lane count that libfa3 does not have,
@@ -515,10 +524,10 @@ typedef struct fa3_backward_args {
   int32_t reserved_multiprocessors;
 } fa3_backward_args;
 
-/* The backward call of a forward call: all that both have is taken over, tensors, lengths, flags, scale,
- * window, softcap, device, stream and threads. What is left to fill in are grad_output, the gradients,
- * grad_lse if there is one, and the workspace. backward->struct_size is set by the caller. FA3_UNSUPPORTED
- * for a forward call with a tensor that the backward pass does not have. */
+/* The backward call of a forward call: all that both have is taken over, tensors, lengths, flags,
+ * scale, window, softcap, device, stream and threads. What is left to fill in are grad_output, the
+ * gradients, grad_lse if there is one, and the workspace. backward->struct_size is set by the
+ * caller. FA3_UNSUPPORTED for a forward call with a tensor that the backward pass does not have. */
 FA3_API fa3_status fa3_backward_init(const fa3_forward_args *forward, fa3_backward_args *backward);
 
 /* Bytes of workspace that fa3_backward needs, by fa3_forward_workspace's rules. */
