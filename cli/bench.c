@@ -8,12 +8,14 @@
 #include <yyjson.h>
 
 #include "bench_cell.h"
+#include "bench_plot.h"
 #include "commands.h"
 #include "cuda.h"
 #include "device.h"
 #include "dtype.h"
 #include "failure.h"
 #include "numbers.h"
+#include "path.h"
 #include "progress.h"
 
 enum { MAX_LIST = 16 };
@@ -35,6 +37,7 @@ struct bench_options {
   bool deterministic;
   int64_t repeat;
   bool json;
+  const char *plot; /* the file, or null */
 };
 
 enum {
@@ -48,7 +51,8 @@ enum {
   KEY_BACKWARD,
   KEY_DETERMINISTIC,
   KEY_REPEAT,
-  KEY_JSON
+  KEY_JSON,
+  KEY_PLOT
 };
 
 static const struct argp_option options[] = {
@@ -91,6 +95,10 @@ static const struct argp_option options[] = {
      .arg = "N",
      .doc = "Timed runs, after one to warm up (default: 10)"},
     {.name = "json", .key = KEY_JSON, .doc = "Print JSON"},
+    {.name = "plot",
+     .key = KEY_PLOT,
+     .arg = "FILE.svg",
+     .doc = "Draw the speeds too, as a picture that a browser shows"},
     {0}};
 
 static void parse_dtypes(const char *list, struct bench_options *bench, struct argp_state *state) {
@@ -158,10 +166,17 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     case KEY_JSON:
       bench->json = true;
       return 0;
+    case KEY_PLOT:
+      if (!path_has_suffix(arg, ".svg")) argp_error(state, "--plot %s: expected a .svg file", arg);
+      bench->plot = arg;
+      return 0;
     case ARGP_KEY_ARG:
       argp_error(state, "'%s' is no option: expected options alone", arg);
       return EINVAL;
     case ARGP_KEY_END:
+      if (bench->heads && bench->heads_k && bench->heads % bench->heads_k)
+        argp_error(state, "--heads-k %" PRId64 ": expected a divisor of --heads %" PRId64,
+                   bench->heads_k, bench->heads);
       if (bench->deterministic && !bench->backward)
         argp_error(state, "--deterministic is for --backward");
       return 0;
@@ -175,6 +190,10 @@ struct report {
   bool json;
   yyjson_mut_doc *document;
   yyjson_mut_val *results;
+  struct output_file plot;
+  char title[320];
+  struct bench_bar bars[MAX_LIST * MAX_LIST * 3];
+  size_t bar_count;
 };
 
 static void report_begin(struct report *report, const struct bench_options *bench,
@@ -184,6 +203,8 @@ static void report_begin(struct report *report, const struct bench_options *benc
   (void)fa3_get_device_info(device, &info);
   int32_t units = bench->device.num_threads ? bench->device.num_threads : info.units;
   (void)device_name(device, name);
+  (void)snprintf(report->title, sizeof report->title, "fa3 %s, %s%s (%s): TFLOP/s", fa3_version(),
+                 bench->backward ? "backward pass on " : "", info.name, info.level);
   if (!report->json) {
     printf("fa3 %s on %s (%s, %s), %" PRId32 " %s; %s%smedian of %" PRId64
            " runs on the same tensors\n\n",
@@ -208,9 +229,14 @@ static void report_begin(struct report *report, const struct bench_options *benc
   report->results = yyjson_mut_obj_add_arr(report->document, root, "results");
 }
 
-static void report_cell(const struct report *report, const struct bench_cell *cell,
+static void report_cell(struct report *report, const struct bench_cell *cell,
                         const struct bench_times *times) {
   double tflops = bench_flops(cell) / times->median * 1e-12;
+  struct bench_bar *bar = &report->bars[report->bar_count++];
+  (void)snprintf(bar->label, sizeof bar->label, "%s, head dim %" PRId64 ", seqlen %" PRId64 "%s",
+                 dtype_name(cell->dtype), cell->head_dim, cell->seqlen,
+                 cell->causal ? ", causal" : "");
+  bar->tflops = tflops;
   double spread = (times->upper - times->lower) / times->median;
   if (!report->json) {
     printf("%-5s %5" PRId64 " %6" PRId64 " %5" PRId64 " %7" PRId64 " %8" PRId64
@@ -239,7 +265,13 @@ static void report_cell(const struct report *report, const struct bench_cell *ce
   yyjson_mut_obj_add_real(document, entry, "tflops", tflops);
 }
 
+static int draw_plot(struct report *report) {
+  TRY(bench_plot_write(&report->plot, report->title, report->bars, report->bar_count));
+  return output_file_commit(&report->plot);
+}
+
 static int report_end(struct report *report) {
+  if (report->plot.path) TRY(draw_plot(report));
   if (!report->json) {
     printf("\neach result was checked against float64 on a sample of rows: within its bound\n");
     return 0;
@@ -335,7 +367,7 @@ static int check_sizes(const struct bench_options *given) {
   return 0;
 }
 
-static int run_cells(const struct bench_options *bench, const struct report *report) {
+static int run_cells(const struct bench_options *bench, struct report *report) {
   struct progress progress;
   double total = 0;
   for (size_t i = 0; i < cell_count(bench); i++) {
@@ -360,10 +392,13 @@ static int run_bench(const struct bench_options *given) {
   int code = device_choose(&given->device, takes, given, &device);
   if (code) return code == EXIT_INPUT ? EXIT_USAGE : code; /* the options are the input */
   const struct bench_options bench = with_defaults(given, device);
-  struct report report = {.json = bench.json};
+  static struct report report;
+  report.json = bench.json;
+  if (bench.plot) TRY(output_file_begin(bench.plot, &report.plot));
   report_begin(&report, &bench, device);
   code = run_cells(&bench, &report);
   if (!code) code = report_end(&report);
+  if (report.plot.path) output_file_discard(&report.plot);
   yyjson_mut_doc_free(report.document);
   return code;
 }

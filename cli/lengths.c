@@ -14,7 +14,8 @@ static int read_list(const char *list, const char *option, struct loaded_tensor 
   memset(lengths, 0, sizeof *lengths);
   (void)snprintf(lengths->origin, sizeof lengths->origin, "%s", option);
   lengths->data = malloc(count * sizeof(int64_t));
-  if (!lengths->data) return fail(EXIT_FAILED, "%s: no memory for it", option);
+  if (!lengths->data)
+    return fail(EXIT_FAILED, "%s: no memory for it: %zu bytes", option, count * sizeof(int64_t));
   if (!parse_integers(list, INT64_MIN, INT64_MAX, lengths->data, count, &count))
     return fail(EXIT_USAGE, "%s %s: expected integers with commas between them", option, list);
   lengths->given = true;
@@ -29,7 +30,9 @@ static int narrow(struct loaded_tensor *lengths) {
   const int64_t *wide = lengths->data;
   int64_t count = loaded_tensor_elements(lengths);
   int32_t *narrowed = malloc((size_t)count * sizeof *narrowed + 1);
-  if (!narrowed) return fail(EXIT_FAILED, "%s: no memory for it", lengths->origin);
+  if (!narrowed)
+    return fail(EXIT_FAILED, "%s: no memory for it: %zu bytes", lengths->origin,
+                (size_t)count * sizeof *narrowed);
   for (int64_t i = 0; i < count; i++) {
     if (wide[i] < INT32_MIN || wide[i] > INT32_MAX) {
       free(narrowed);
@@ -48,7 +51,9 @@ static int widen(struct loaded_tensor *lengths) {
   const int32_t *narrow_data = lengths->data;
   int64_t count = loaded_tensor_elements(lengths);
   int64_t *widened = malloc((size_t)count * sizeof *widened + 1);
-  if (!widened) return fail(EXIT_FAILED, "%s: no memory for it", lengths->origin);
+  if (!widened)
+    return fail(EXIT_FAILED, "%s: no memory for it: %zu bytes", lengths->origin,
+                (size_t)count * sizeof *widened);
   for (int64_t i = 0; i < count; i++) widened[i] = narrow_data[i];
   free(lengths->data);
   lengths->data = widened;

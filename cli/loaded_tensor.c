@@ -1,5 +1,6 @@
 #include "loaded_tensor.h"
 
+#include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,6 +16,12 @@ enum { ALIGNMENT = 64 /* a cache line: vector loads do not straddle two */ };
 static const char container_separator[] = ".safetensors:";
 const char floating_point_elements[] = "float32, float16 or bfloat16";
 
+/* What numpy makes unless it is told otherwise. */
+static bool is_double(const struct stored_tensor *stored) {
+  return strstr(stored->dtype_name, "float64") || strstr(stored->dtype_name, "f8") ||
+         strcmp(stored->dtype_name, "F64") == 0;
+}
+
 int loaded_tensor_read_data(const struct input_file *file, const struct stored_tensor *stored,
                             const struct source_rules *rules, const char *elements,
                             struct loaded_tensor *tensor) {
@@ -26,8 +33,8 @@ int loaded_tensor_read_data(const struct input_file *file, const struct stored_t
                 origin, stored->dtype_name);
   tensor->dtype = stored->untyped ? FA3_BFLOAT16 : stored->dtype;
   if (!tensor->dtype)
-    return fail(EXIT_INPUT, "%s: its elements are %s: expected %s", origin, stored->dtype_name,
-                elements);
+    return fail(EXIT_INPUT, "%s: its elements are %s: expected %s%s", origin, stored->dtype_name,
+                elements, is_double(stored) ? " (in NumPy: .astype(\"float32\"))" : "");
   if (stored->rank > STORED_MAX_RANK)
     return fail(EXIT_INPUT, "%s: has more than %d dimensions", origin, STORED_MAX_RANK);
   tensor->given = true;
@@ -37,7 +44,8 @@ int loaded_tensor_read_data(const struct input_file *file, const struct stored_t
   if (stored->size <= SIZE_MAX - ALIGNMENT)
     tensor->data =
         aligned_alloc(ALIGNMENT, (size_t)(stored->size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
-  if (!tensor->data) return fail(EXIT_FAILED, "%s: no memory for its data", origin);
+  if (!tensor->data)
+    return fail(EXIT_FAILED, "%s: no memory for its data: %" PRIu64 " bytes", origin, stored->size);
   return input_file_read(file, stored->offset, tensor->data, (size_t)stored->size);
 }
 
@@ -102,7 +110,9 @@ int loaded_tensor_make(struct loaded_tensor *tensor, const char *what) {
   size_t count = (size_t)loaded_tensor_elements(tensor);
   tensor->given = true;
   tensor->data = calloc(count + 1, fa3_dtype_size(tensor->dtype));
-  return tensor->data ? 0 : fail(EXIT_FAILED, "no memory for the %s", what);
+  if (tensor->data) return 0;
+  return fail(EXIT_FAILED, "no memory for the %s: %zu bytes", what,
+              count * fa3_dtype_size(tensor->dtype));
 }
 
 int64_t loaded_tensor_elements(const struct loaded_tensor *tensor) {

@@ -16,6 +16,7 @@
 #include "numbers.h"
 #include "operands.h"
 #include "reference.h"
+#include "verify_report.h"
 
 struct verify_options {
   struct attention_options attention; /* without a file of the output it is computed */
@@ -23,9 +24,10 @@ struct verify_options {
   bool backward;
   int64_t rows;
   uint64_t seed;
+  bool json;
 };
 
-enum { KEY_OUT = 0x500, KEY_LSE, KEY_BACKWARD, KEY_ROWS, KEY_SEED };
+enum { KEY_OUT = 0x500, KEY_LSE, KEY_BACKWARD, KEY_ROWS, KEY_SEED, KEY_JSON };
 
 static const struct argp_option options[] = {
     {.doc = "What to verify:", .group = 2},
@@ -44,6 +46,7 @@ static const struct argp_option options[] = {
      .arg = "N|all",
      .doc = "How many rows to compute in float64, spread over all (default: 128)"},
     {.name = "seed", .key = KEY_SEED, .arg = "N", .doc = "Which rows (default: 1)"},
+    {.name = "json", .key = KEY_JSON, .doc = "Print JSON"},
     {0}};
 
 static void check(const struct verify_options *verify, struct argp_state *state) {
@@ -97,6 +100,9 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         argp_error(state, "--seed %s: expected a number of 0 or more", arg);
       verify->seed = (uint64_t)seed;
       return 0;
+    case KEY_JSON:
+      verify->json = true;
+      return 0;
     case ARGP_KEY_ARG:
       argp_error(state, "'%s' is no option: expected options alone", arg);
       return EINVAL;
@@ -106,22 +112,6 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     default:
       return ARGP_ERR_UNKNOWN;
   }
-}
-
-static void print_statistics(const char *what, const struct error_statistics *statistics) {
-  double rms = statistics->count ? sqrt(statistics->sum_squares / (double)statistics->count) : 0;
-  printf("%-8s %" PRId64 " values: max error %.3g, rms %.3g\n", what, statistics->count,
-         statistics->max_error, rms);
-  if (!statistics->count) return;
-  printf("         %s its bound: error %.3g of %.3g at batch %" PRId64 ", row %" PRId64
-         ", head %" PRId64 ", column %" PRId64 "\n",
-         statistics->outside ? "first beyond" : "closest to", statistics->worst.error,
-         statistics->worst.bound, statistics->worst.batch, statistics->worst.row,
-         statistics->worst.head, statistics->worst.column);
-  if (statistics->nan)
-    printf("         %" PRId64 " values are NaN, as they should be\n", statistics->nan);
-  if (statistics->unbounded)
-    printf("         %" PRId64 " more have no bound\n", statistics->unbounded);
 }
 
 /* `code` is the verdict so far. What is wrong comes before what has no bound. */
@@ -177,7 +167,8 @@ static bool has_finite_inputs(const struct operands *operands) {
   return true;
 }
 
-static int compute(const struct verify_options *verify, struct operands *operands) {
+static int compute(const struct verify_options *verify, const struct verify_report *report,
+                   struct operands *operands) {
   char name[32];
   fa3_device_info info = {.struct_size = sizeof info};
   TRY(operands_make(operands, TENSOR_output, 0));
@@ -191,7 +182,7 @@ static int compute(const struct verify_options *verify, struct operands *operand
   if (verify->backward) TRY(attention_run(&operands->backward));
   const fa3_device device = call_device(&operands->forward);
   (void)fa3_get_device_info(device, &info);
-  printf("computed on %s (%s, %s)\n", device_name(device, name), info.name, info.level);
+  verify_report_device(report, device_name(device, name), &info);
   return 0;
 }
 
@@ -213,26 +204,29 @@ static int read_files(const struct verify_options *verify, struct operands *oper
 }
 
 /* Of all that was compared. */
-static int judge_all(const struct operands *operands, const struct comparison *comparison) {
+static int judge_all(const struct operands *operands, const struct comparison *comparison,
+                     const struct verify_report *report) {
   int code = 0;
   for (enum tensor i = 0; i < TENSORS; i++) {
     char name[32];
     const char *of = strncmp(tensor_rows[i].name, "grad_", 5) ? NULL : tensor_rows[i].name + 5;
     if (!operands->loaded[i].given || !is_output(i)) continue;
     (void)snprintf(name, sizeof name, "%s%s", of ? "d" : "", of ? of : tensor_rows[i].name);
-    print_statistics(name, &comparison->statistics[i]);
+    verify_report_tensor(report, name, &comparison->statistics[i]);
     code = judge(name, &operands->loaded[i], &comparison->statistics[i], code);
   }
   return code;
 }
 
-static int verify_files(const struct verify_options *verify, struct operands *operands) {
+static int verify_files(const struct verify_options *verify, struct operands *operands,
+                        struct verify_report *report) {
   const struct attention_options *attention = &verify->attention;
   const bool gradients = attention->gradients_wanted || verify->backward;
   const fa3_forward_args *args = &operands->forward.args.forward;
   TRY(device_check(&verify->device));
   TRY(operands_read(attention, operands));
-  TRY((attention->files[TENSOR_output] ? read_files : compute)(verify, operands));
+  TRY(attention->files[TENSOR_output] ? read_files(verify, operands)
+                                      : compute(verify, report, operands));
   const bool finite = has_finite_inputs(operands);
   struct comparison comparison = {.forward = args,
                                   .backward = gradients ? &operands->backward.args.backward : NULL};
@@ -240,14 +234,10 @@ static int verify_files(const struct verify_options *verify, struct operands *op
   int64_t total = comparison_rows(args);
   int64_t rows = verify->rows < total ? verify->rows : total;
   comparison_sample(&comparison, verify->rows, verify->seed, "verify");
-  printf("rows     %" PRId64 " of %" PRId64 " checked against float64 (seed %" PRIu64 ")\n", rows,
-         total, verify->seed);
-  int code = judge_all(operands, &comparison);
+  verify_report_rows(report, rows, total, verify->seed);
+  int code = judge_all(operands, &comparison, report);
   if (!code && finite) code = check_finite(operands);
-  printf("verdict  %s\n", code == EXIT_NO_BOUND ? "none: not every value has a bound"
-                          : code                ? "WRONG"
-                                 : "correct: every value checked is within its bound");
-  return code;
+  return verify_report_end(report, code);
 }
 
 int command_verify(int argc, char **argv) {
@@ -271,7 +261,9 @@ int command_verify(int argc, char **argv) {
   struct verify_options verify = {.rows = 128, .seed = 1};
   struct operands operands = {0};
   if (argp_parse(&argp, argc, argv, 0, NULL, &verify)) return fail(EXIT_USAGE, "%m");
-  int code = verify_files(&verify, &operands);
+  struct verify_report report = verify_report_begin(verify.json);
+  int code = verify_files(&verify, &operands, &report);
+  yyjson_mut_doc_free(report.document);
   operands_free(&operands);
   cuda_close();
   return code;

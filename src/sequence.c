@@ -38,6 +38,9 @@ static fa3_status check_cu_seqlens(const char *name, const int32_t *cu_seqlens, 
 static fa3_status check_entry(const char *name, const int32_t *values, int64_t b, int64_t limit,
                               const char *what) {
   if (!values || (values[b] >= 0 && values[b] <= limit)) return FA3_OK;
+  if (limit == 0)
+    return set_error(FA3_INVALID_LENGTHS, "%s[%" PRId64 "] is %" PRId32 ": expected 0, %s", name, b,
+                     values[b], what);
   return set_error(FA3_INVALID_LENGTHS,
                    "%s[%" PRId64 "] is %" PRId32 ": expected 0 to %" PRId64 ", %s", name, b,
                    values[b], limit, what);

@@ -1,5 +1,6 @@
 """fa3 bench: the cells asked for, with figures that agree with each other."""
 import json
+from xml.etree import ElementTree
 
 import program
 from program import UNSUPPORTED, USAGE
@@ -26,6 +27,21 @@ class Bench(program.ProgramTest):
                     "min", "lower_quartile", "median", "upper_quartile", "max")]
                 self.assertEqual(times, sorted(times))
                 self.assertGreater(times[0], 0)
+
+    def test_plot(self):
+        """A bar for each cell, the longest for the fastest."""
+        report = json.loads(self.succeed(*SMALL, "--dtype", "fp32,bf16", "--causal", "--json",
+                                         "--plot", "p.svg").stdout)
+        root = ElementTree.parse(self.path("p.svg")).getroot()
+        bars = root.findall("{http://www.w3.org/2000/svg}rect")[1:]
+        speeds = [cell["tflops"] for cell in report["results"]]
+        self.assertEqual(len(bars), len(speeds))
+        longest = max(range(len(bars)), key=lambda bar: float(bars[bar].get("width")))
+        self.assertAlmostEqual(speeds[longest], max(speeds), delta=0.01 * max(speeds))
+        text = (self.folder / "p.svg").read_text()
+        self.assertIn("bf16, head dim 32, seqlen 64, causal", text)
+        self.refuse(USAGE, ["--plot p.png: expected a .svg file"], *SMALL, "--plot", "p.png")
+        self.refuse(USAGE, ["--heads-k 3: expected a divisor of --heads 4"], *SMALL, "--heads-k", "3")
 
     def test_table(self):
         lines = self.succeed(*SMALL, "--dtype", "fp32", "--threads", "1").stdout.splitlines()

@@ -2,6 +2,7 @@
 import os
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -128,12 +129,32 @@ class Help(program.ProgramTest):
                 if option not in ("--usage", "--version"):
                     self.assertRegex(page, re.escape(option) + r"\b", command)
 
+    def test_completion_of_other_shells(self):
+        """zsh's is at least read; fish's is asked."""
+        folder = SOURCE / "cli" / "completion"
+        for shell, name in (("zsh", "_fa3"), ("fish", "fa3.fish")):
+            if shutil.which(shell):
+                subprocess.run([shell, "-n", folder / name], check=True)
+        if not shutil.which("fish"):
+            self.skipTest("there is no fish")
+        (self.folder / "fa3").symlink_to(program.PROGRAM)
+        environment = {**os.environ, "PATH": f"{self.folder}:{os.environ['PATH']}",
+                       "HOME": str(self.folder)}
+
+        def complete(text):
+            done = subprocess.run(["fish", "-c", f'source {folder}/fa3.fish; complete -C "{text}"'],
+                                  text=True, capture_output=True, env=environment, check=True)
+            return sorted(line.split("\t")[0] for line in done.stdout.splitlines())
+
+        self.assertEqual(complete("fa3 ver"), ["verify"])
+        self.assertEqual(complete("fa3 run --cu"), ["--cu-seqlens-k", "--cu-seqlens-q"])
+
     def test_completion(self):
         def complete(*words):
             script = ('source "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _fa3; '
                       'printf "%s\\n" "${COMPREPLY[@]}"')
             done = subprocess.run(["bash", "-c", script, "bash",
-                                   SOURCE / "cli" / "completion" / "fa3", program.PROGRAM, *words],
+                                   SOURCE / "cli" / "completion" / "fa3.bash", program.PROGRAM, *words],
                                   text=True, capture_output=True, cwd=self.folder, check=True)
             return sorted(done.stdout.split())
 
