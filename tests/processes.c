@@ -39,7 +39,7 @@ enum { TENSORS = GRAD_VALUE + 1, MOST_BYTES = 64 << 20 };
 struct attention {
   union {
     float tensors[TENSORS][ELEMENTS];
-    char bytes[TENSORS * ELEMENTS * sizeof(float)];
+    char bytes[(size_t)TENSORS * ELEMENTS * sizeof(float)];
   };
   float lse[HEADS * SEQLEN];
   char workspace[MOST_BYTES];
