@@ -95,7 +95,8 @@ fa3_status fa3_backward_init(const fa3_forward_args *theirs, fa3_backward_args *
                             .softcap = forward.softcap,
                             .num_threads = forward.num_threads,
                             .window_left = forward.window_left,
-                            .window_right = forward.window_right};
+                            .window_right = forward.window_right,
+                            .reserved_multiprocessors = forward.reserved_multiprocessors};
   for (int i = 0; i < from->count; i++) {
     const fa3_tensor *tensor = argument_in(&forward, &from->arguments[i]);
     const struct argument *place = find_argument(FA3_BACKWARD, from->arguments[i].tensor);

@@ -88,7 +88,8 @@ class Output(program.ProgramTest):
                 for descriptor in closed:
                     os.close(descriptor)
             process = subprocess.Popen([program.PROGRAM, "run", *INPUTS, "--out", "o.npy", "--lse",
-                                        "lse.npy"], cwd=self.folder, preexec_fn=close)
+                                        "lse.npy", "--quiet"], cwd=self.folder,
+                                       preexec_fn=close)
             self.assertEqual(process.wait(60), 0, closed)
             assert_close(self, self.load("o.npy"), self.expected[0], np.float32, 8)
             assert_close(self, self.load("lse.npy"), self.expected[1], np.float32, 8)
