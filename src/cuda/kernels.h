@@ -7,7 +7,7 @@
 #include "fa3.h"
 #include "kernels/variants.h"
 
-enum { KERNEL_ENTRIES = 2 };
+enum { KERNEL_ENTRIES = 3 };
 
 struct kernel;
 

@@ -197,6 +197,10 @@ static void test_decode(void **state) {
   assert_int_equal(launches[1].dependent, 1);
 }
 
+static void assert_in_workspace(const void *data, size_t size) {
+  assert_true((const char *)data >= workspace && (const char *)data < workspace + size);
+}
+
 static void test_backward(void **state) {
   (void)state;
   fa3_backward_args args = make_backward(3000, 64);
@@ -206,7 +210,7 @@ static void test_backward(void **state) {
   assert_int_equal(launches[0].grid[1], 8);
   assert_int_equal(launches[0].grid[2], 2);
   assert_int_equal(launches[0].block[0], FA3_BACKWARD_PREPARE_THREADS);
-  assert_int_equal(launches[0].dependent, 0);
+  assert_int_equal(launches[0].dependent, 1);
   assert_int_equal(launches[1].grid[0], MULTIPROCESSORS);
   assert_int_equal(launches[1].block[0], FA3_BACKWARD_THREADS);
   assert_int_equal(launches[1].shared_bytes, FA3_BACKWARD_SHARED_BYTES(64, 64, 128, 128));
@@ -223,6 +227,22 @@ static void test_backward(void **state) {
   run_backward(&args);
   assert_int_equal(launches[1].grid[0], 2 * 2 * 8);
 
+  /* Few keys for many queries: eight parts of a tile, whose dK and dV are summed. */
+  args = make_backward(4096, 64);
+  args.key.shape[1] = args.value.shape[1] = args.grad_key.shape[1] = args.grad_value.shape[1] = 77;
+  const size_t size = run_backward(&args);
+  ASSERT_LAUNCHES("backward_prepare", "backward", "backward_sum");
+  assert_int_equal(backward_params.tiles.row_parts, 8);
+  assert_int_equal(launches[1].grid[0], 2 * 8 * 8);
+  assert_in_workspace(backward_params.grad_key.data, size);
+  assert_in_workspace(backward_params.grad_value.data, size);
+  assert_int_equal(backward_params.grad_key.is_float, 1);
+  assert_int_equal(launches[2].grid[0], (77 * 2 * 64 / 8 + 255) / 256);
+  assert_int_equal(launches[2].grid[1], 8);
+  assert_int_equal(launches[2].grid[2], 2);
+  assert_int_equal(launches[2].dependent, 1);
+
+  args = make_backward(100, 256);
   args.sink = args.grad_sink = (fa3_tensor){
       .data = place(10), .dtype = FA3_FLOAT32, .rank = 1, .shape = {8}, .strides = {1}};
   run_backward(&args);
