@@ -198,6 +198,15 @@ static void test_every_kind_of_sequence(void **state) {
   }
 }
 
+/* A bound of packed lengths that is more than all rows. */
+static void test_large_bound(void **state) {
+  (void)state;
+  static const int32_t starts[] = {0, 5};
+  const struct problem problem = {
+      .batch = 1, .rows_q = 5, .max_seqlen_q = 9, .cu_seqlens_q = starts};
+  assert_int_equal(make_sequences(&problem).seqlen_q, 5);
+}
+
 /* Of a cache in pages: which entry of the table a row is looked up in, and a length that is more
  * than the table has. */
 static void test_pages(void **state) {
@@ -224,11 +233,9 @@ static void test_pages(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_every_small_mask),
-      cmocka_unit_test(test_extreme_masks),
-      cmocka_unit_test(test_dense_sequence),
-      cmocka_unit_test(test_every_kind_of_sequence),
-      cmocka_unit_test(test_pages),
+      cmocka_unit_test(test_every_small_mask), cmocka_unit_test(test_extreme_masks),
+      cmocka_unit_test(test_dense_sequence),   cmocka_unit_test(test_every_kind_of_sequence),
+      cmocka_unit_test(test_large_bound),      cmocka_unit_test(test_pages),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,7 +1,9 @@
-/* The sequences of a problem, as its kernels take them. */
+/* The sequences of a problem, as its kernels take them. What is indexed by a sequence and a row has
+ * room for no more rows than there are, whatever the caller bounds a packed one by. */
 #ifndef FA3_SRC_CUDA_SEQUENCES_H
 #define FA3_SRC_CUDA_SEQUENCES_H
 
+#include "integer.h"
 #include "kernels/sequence.h"
 #include "problem.h"
 
@@ -21,7 +23,7 @@ static inline fa3_sequences make_sequences(const struct problem *problem) {
                          .diagonal = problem->diagonal,
                          .page_table = (const int32_t *)(const void *)problem->page_table.data,
                          .page_table_stride = problem->page_table.stride_batch,
-                         .seqlen_q = (int)problem->max_seqlen_q,
+                         .seqlen_q = (int)smaller(problem->max_seqlen_q, problem->rows_q),
                          .seqlen_k = (int)problem->max_seqlen_k,
                          .window_left = problem->window_left,
                          .window_right = problem->window_right};
