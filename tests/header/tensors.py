@@ -1,4 +1,5 @@
-"""src/tensors.def has the tensors of fa3.h's argument structs, all of them and in their order."""
+"""What follows fa3.h by hand: src/tensors.def has the tensors of its argument structs, all of them and
+in their order; every status has its name."""
 
 import pathlib
 import re
@@ -9,7 +10,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 
 from header import read_header  # noqa: E402
 
-types, _ = read_header()
+types, constants = read_header()
 table = (ROOT / "src/tensors.def").read_text()
 structs = [name for name in types if name.endswith("_args")]
 assert structs, "fa3.h has no argument structs"
@@ -19,3 +20,8 @@ for name in structs:
     rows = re.findall(rf"^{macro}\(\w+, (\w+)\)$", table, flags=re.MULTILINE)
     assert rows == fields, f"{name}: tensors.def has {rows}, fa3.h {fields}"
     print(name, len(rows), "tensors")
+
+error = (ROOT / "src/error.c").read_text()
+for name in constants:
+    if name.startswith("FA3_INVALID_"):
+        assert f"NAME({name})" in error, f"fa3_status_name does not know {name}"
