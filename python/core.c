@@ -53,6 +53,20 @@ static const struct field backward_fields[] = {
 #include "tensors.def"
     NUMBERS(fa3_backward_args)};
 
+static const struct field append_fields[] = {
+#define APPEND(use, name) {#name, TENSOR, offsetof(fa3_append_args, name)},
+#include "tensors.def"
+    {"max_seqlen_q", INT64, offsetof(fa3_append_args, max_seqlen_q)},
+    {"flags", UINT32, offsetof(fa3_append_args, flags)},
+    {"num_threads", INT32, offsetof(fa3_append_args, num_threads)},
+};
+
+static const struct field combine_fields[] = {
+#define COMBINE(use, name) {#name, TENSOR, offsetof(fa3_combine_args, name)},
+#include "tensors.def"
+    {"num_threads", INT32, offsetof(fa3_combine_args, num_threads)},
+};
+
 /* Any phase's arguments. */
 union arguments {
   struct {
@@ -62,6 +76,8 @@ union arguments {
   } common;
   fa3_forward_args forward;
   fa3_backward_args backward;
+  fa3_append_args append;
+  fa3_combine_args combine;
 };
 
 static fa3_status forward_workspace(const union arguments *args, size_t *bytes) {
@@ -82,6 +98,25 @@ static fa3_status backward_run(union arguments *args, void *workspace, size_t by
   args->backward.workspace = workspace;
   args->backward.workspace_size = bytes;
   return fa3_backward(&args->backward);
+}
+
+/* These need no workspace. */
+static fa3_status no_workspace(const union arguments *args, size_t *bytes) {
+  (void)args;
+  *bytes = 0;
+  return FA3_OK;
+}
+
+static fa3_status append_run(union arguments *args, void *workspace, size_t bytes) {
+  (void)workspace;
+  (void)bytes;
+  return fa3_append(&args->append);
+}
+
+static fa3_status combine_run(union arguments *args, void *workspace, size_t bytes) {
+  (void)workspace;
+  (void)bytes;
+  return fa3_combine(&args->combine);
 }
 
 enum { MAX_FIELDS = 64 };
@@ -109,8 +144,22 @@ static struct phase {
      backward_workspace,
      backward_run,
      {0}},
+    {"append",
+     sizeof(fa3_append_args),
+     append_fields,
+     sizeof append_fields / sizeof *append_fields,
+     no_workspace,
+     append_run,
+     {0}},
+    {"combine",
+     sizeof(fa3_combine_args),
+     combine_fields,
+     sizeof combine_fields / sizeof *combine_fields,
+     no_workspace,
+     combine_run,
+     {0}},
 };
-enum { FORWARD_PHASE, BACKWARD_PHASE, NUM_PHASES };
+enum { FORWARD_PHASE, BACKWARD_PHASE, APPEND_PHASE, COMBINE_PHASE, NUM_PHASES };
 
 /* What a call needs to know of Python's side. */
 struct call {
@@ -333,6 +382,18 @@ static PyObject *backward(PyObject *self, PyObject *const *values, Py_ssize_t co
   return run_phase(BACKWARD_PHASE, values, count, names);
 }
 
+static PyObject *append(PyObject *self, PyObject *const *values, Py_ssize_t count,
+                        PyObject *names) {
+  (void)self;
+  return run_phase(APPEND_PHASE, values, count, names);
+}
+
+static PyObject *combine(PyObject *self, PyObject *const *values, Py_ssize_t count,
+                         PyObject *names) {
+  (void)self;
+  return run_phase(COMBINE_PHASE, values, count, names);
+}
+
 static PyObject *version(PyObject *self, PyObject *nothing) {
   (void)self;
   (void)nothing;
@@ -354,6 +415,8 @@ static PyMethodDef methods[] = {
     {"forward", CALL(forward), METH_FASTCALL | METH_KEYWORDS,
      "fa3_forward: its argument struct's fields by name. Tensors are objects with DLPack."},
     {"backward", CALL(backward), METH_FASTCALL | METH_KEYWORDS, "fa3_backward, as forward."},
+    {"append", CALL(append), METH_FASTCALL | METH_KEYWORDS, "fa3_append, as forward."},
+    {"combine", CALL(combine), METH_FASTCALL | METH_KEYWORDS, "fa3_combine, as forward."},
     {"prepare", prepare, METH_O, "fa3_prepare of the CUDA device with this index."},
     {"version", version, METH_NOARGS, "fa3_version."},
     {NULL, NULL, 0, NULL},
@@ -379,6 +442,7 @@ PyMODINIT_FUNC PyInit__core(void) {
       {"SCALE", FA3_SCALE},
       {"ACCUMULATE", FA3_ACCUMULATE},
       {"DETERMINISTIC", FA3_DETERMINISTIC},
+      {"ROTARY_INTERLEAVED", FA3_ROTARY_INTERLEAVED},
   };
   for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
     if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value)) return NULL;

@@ -12,7 +12,7 @@ __version__ = _core.version()
 __all__ = ["attention"]
 
 if importlib.util.find_spec("torch"):
-    from fa3.cache import flash_attn_with_kvcache
+    from fa3.cache import flash_attn_combine, flash_attn_with_kvcache, get_scheduler_metadata
     from fa3.flash_attention import (
         flash_attn_func,
         flash_attn_qkvpacked_func,
@@ -20,8 +20,10 @@ if importlib.util.find_spec("torch"):
     )
 
     __all__ += [
+        "flash_attn_combine",
         "flash_attn_func",
         "flash_attn_qkvpacked_func",
         "flash_attn_varlen_func",
         "flash_attn_with_kvcache",
+        "get_scheduler_metadata",
     ]

@@ -27,6 +27,7 @@ SIGNATURES = {
     "k_descale=None v_descale=None softmax_scale=None causal=False window_size=(-1,-1) "
     "attention_chunk=0 softcap=0.0 rotary_interleaved=True scheduler_metadata=None num_splits=0 "
     "pack_gqa=None sm_margin=0 return_softmax_lse=False",
+    "flash_attn_combine": "out_partial lse_partial out=None out_dtype=None",
     "_flash_attn_forward": "q k v k_new=None v_new=None qv=None out_=None cu_seqlens_q=None "
     "cu_seqlens_k=None cu_seqlens_k_new=None seqused_q=None seqused_k=None max_seqlen_q=None "
     "max_seqlen_k=None page_table=None kv_batch_idx=None leftpad_k=None rotary_cos=None "

@@ -3,10 +3,12 @@ import."""
 
 import torch
 from fa3 import (
+    flash_attn_combine,
     flash_attn_func,
     flash_attn_qkvpacked_func,
     flash_attn_varlen_func,
     flash_attn_with_kvcache,
+    get_scheduler_metadata,
     operators,
 )
 from fa3.flash_attention import bound, refuse, scale_of
@@ -14,10 +16,12 @@ from fa3.flash_attention import bound, refuse, scale_of
 import flash_attn_3.operators  # noqa: F401  makes torch.ops.flash_attn_3
 
 __all__ = [
+    "flash_attn_combine",
     "flash_attn_func",
     "flash_attn_qkvpacked_func",
     "flash_attn_varlen_func",
     "flash_attn_with_kvcache",
+    "get_scheduler_metadata",
 ]
 
 

@@ -1,0 +1,175 @@
+"""Caches that grow: appended rows, rotary embedding, pages, combined parts."""
+
+import fa3
+import pytest
+import reference
+import torch
+
+
+def make(device, *shapes):
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    return [torch.randn(shape, device=device, dtype=dtype) for shape in shapes]
+
+
+def integers(device, values):
+    return torch.tensor(values, dtype=torch.int32, device=device)
+
+
+def rotary_tables(device, positions, width, dtype):
+    angles = torch.arange(positions, device=device)[:, None] * 0.3 ** torch.arange(
+        width // 2, device=device
+    )
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotated(tensor, cos, sin, position, interleaved):
+    """One (heads, head_dim) row at a position, element by element."""
+    result = tensor.double().clone()
+    half = cos.shape[1]
+    for i in range(half):
+        x, y = (2 * i, 2 * i + 1) if interleaved else (i, i + half)
+        c, s = cos[position, i].double(), sin[position, i].double()
+        a, b = tensor[..., x].double(), tensor[..., y].double()
+        result[..., x], result[..., y] = a * c - b * s, a * s + b * c
+    return result
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("seqlen_q", [1, 3])
+@pytest.mark.parametrize("pages", [False, True])
+def test_append(device, causal, interleaved, seqlen_q, pages):
+    used, new = [20, 33], 3
+    q, k, v = make(device, (2, seqlen_q, 4, 64), (2, new, 2, 64), (2, new, 2, 64))
+    table = integers(device, [[5, 0, 3], [2, 4, 1]]) if pages else None
+    k_cache, v_cache = make(device, *[(6, 16, 2, 64) if pages else (2, 48, 2, 64)] * 2)
+    cos, sin = rotary_tables(device, 48, 32, q.dtype)
+
+    def rows(cache):
+        return cache[table.long()].flatten(1, 2) if pages else cache
+
+    before = rows(k_cache).clone(), rows(v_cache).clone()
+    try:
+        output = fa3.flash_attn_with_kvcache(
+            q,
+            k_cache,
+            v_cache,
+            k,
+            v,
+            rotary_cos=cos,
+            rotary_sin=sin,
+            cache_seqlens=integers(device, used),
+            page_table=table,
+            causal=causal,
+            rotary_interleaved=interleaved,
+        )
+    except NotImplementedError as error:
+        if device == "cpu":
+            raise
+        pytest.skip(str(error))
+    eps = torch.finfo(q.dtype).eps
+    for b, length in enumerate(used):
+        keys, values = before[0][b].double(), before[1][b].double()
+        for i in range(new):
+            keys[length + i] = rotated(k[b, i], cos, sin, length + i, interleaved)
+            values[length + i] = v[b, i].double()
+        assert torch.equal(rows(v_cache)[b].double(), values)
+        error = (rows(k_cache)[b].double() - keys).abs().max()
+        assert error <= 4 * eps * keys.abs().max()
+        assert torch.equal(rows(k_cache)[b][:length].double(), keys[:length])
+        queries = torch.stack(
+            [
+                rotated(q[b, i], cos, sin, length + (i if causal else 0), interleaved)
+                for i in range(seqlen_q)
+            ]
+        )
+        part = (queries[None], keys[None, : length + new], values[None, : length + new])
+        exact, _ = reference.attention(*part, causal=causal)
+        plain, _ = reference.attention(*(t.to(q.dtype) for t in part), causal=causal)
+        reference.check([output[b : b + 1]], [exact], [plain])
+
+
+def test_append_packed(device):
+    """New rows and queries of different numbers per sequence."""
+    used, new = [7, 12, 0], [2, 0, 4]
+    starts = integers(device, [0, 2, 2, 6])
+    q, k, v = make(device, (6, 4, 64), (6, 2, 64), (6, 2, 64))
+    k_cache, v_cache = make(device, (3, 20, 2, 64), (3, 20, 2, 64))
+    cos, sin = rotary_tables(device, 20, 64, q.dtype)
+    output = fa3.flash_attn_with_kvcache(
+        q,
+        k_cache,
+        v_cache,
+        k,
+        v,
+        rotary_cos=cos,
+        rotary_sin=sin,
+        cache_seqlens=integers(device, used),
+        cu_seqlens_q=starts,
+        cu_seqlens_k_new=starts,
+        max_seqlen_q=4,
+        causal=True,
+    )
+    for b, start in enumerate(starts[:-1].tolist()):
+        if not new[b]:
+            continue
+        one = slice(start, start + new[b])
+        caches = [t[b : b + 1].clone() for t in (k_cache, v_cache)]
+        alone = fa3.flash_attn_with_kvcache(
+            q[None, one],
+            *caches,
+            k[None, one],
+            v[None, one],
+            rotary_cos=cos,
+            rotary_sin=sin,
+            cache_seqlens=used[b],
+            causal=True,
+        )
+        for cache, whole in zip(caches, (k_cache, v_cache)):
+            assert torch.equal(cache[0], whole[b])
+        torch.testing.assert_close(alone[0], output[one])
+
+
+def test_append_is_declared_to_the_compiler():
+    q, k, v = make("cpu", (1, 2, 4, 64), (1, 2, 2, 64), (1, 2, 2, 64))
+    caches = make("cpu", (1, 30, 2, 64), (1, 30, 2, 64))
+    again = [cache.clone() for cache in caches]
+    lengths = integers("cpu", [9])
+
+    def step(q, k, v, k_cache, v_cache):
+        return fa3.flash_attn_with_kvcache(
+            q, k_cache, v_cache, k, v, cache_seqlens=lengths, causal=True, num_splits=0
+        )
+
+    wanted = step(q, k, v, *caches)
+    found = torch.compile(step, fullgraph=True, backend="aot_eager")(q, k, v, *again)
+    assert torch.equal(found, wanted)
+    for a, b in zip(caches, again):
+        assert torch.equal(a, b)
+
+
+def test_combine(device):
+    q, k, v = make(device, (2, 5, 4, 64), (2, 90, 2, 64), (2, 90, 2, 64))
+    exact = reference.attention(*(t.double() for t in (q, k, v)))
+    plain = reference.attention(q, k, v)
+    parts = [
+        fa3.flash_attn_func(q, k[:, rows], v[:, rows], return_attn_probs=True)
+        for rows in (slice(0, 30), slice(30, 80), slice(80, 90))
+    ]
+    output = torch.stack([output.float() for output, _ in parts])
+    lse = torch.stack([lse for _, lse in parts]).transpose(-1, -2)
+    found, found_lse = fa3.flash_attn_combine(output, lse, out_dtype=q.dtype)
+    assert found.dtype == q.dtype
+    # Each part was rounded once more.
+    error, allowed = (found.double() - exact[0]).abs().max(), (plain[0] - exact[0]).abs().max()
+    assert error <= 4 * allowed + 1e-5
+    assert (found_lse.transpose(1, 2) - exact[1]).abs().max() <= 1e-4 + 4 * (plain[1] - exact[1]).abs().max()
+
+
+def test_errors():
+    q, k, v = make("cpu", (1, 2, 4, 64), (1, 2, 2, 64), (1, 2, 2, 64))
+    caches = make("cpu", (1, 30, 2, 64), (1, 30, 2, 64))
+    with pytest.raises(ValueError, match="cache_seqlens"):
+        fa3.flash_attn_with_kvcache(q, *caches, k, v)
+    with pytest.raises(ValueError):  # no room
+        fa3.flash_attn_with_kvcache(q, *caches, k, v, cache_seqlens=29)
