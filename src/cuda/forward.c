@@ -22,7 +22,10 @@ struct call {
 static fa3_status set_tensor_maps(const struct call *call, fa3_forward_params *params) {
   const struct cuda_driver *driver = call->scope->device->driver;
   const struct kernel *kernel = call->plan->kernel;
-  const int32_t chunk = FA3_FORWARD_CHUNK(kernel->head_dim, kernel->value_head_dim);
+  const bool fp8 = kernel->dtype == FA3_FLOAT8_E4M3;
+  const int32_t chunk = fp8 ? FA3_FORWARD_FP8_CHUNK(kernel->head_dim)
+                            : FA3_FORWARD_CHUNK(kernel->head_dim, kernel->value_head_dim);
+  const int32_t output_chunk = fp8 ? 64 : chunk;
   int tile_heads = call->plan->tile_heads;
   const struct operand *query = &call->problem->query, *output = &call->problem->output;
   const struct map_dimension query_map[] = {
@@ -31,14 +34,15 @@ static fa3_status set_tensor_maps(const struct call *call, fa3_forward_params *p
       {query->rows, query->stride_row, 64 / tile_heads},
       {query->heads / tile_heads, query->stride_head * tile_heads, 1},
       {query->batch, query->stride_batch, 1}};
-  const struct map_dimension output_map[] = {{output->dim, 1, chunk},
+  const struct map_dimension output_map[] = {{output->dim, 1, output_chunk},
                                              {output->rows, output->stride_row, 16},
                                              {output->heads, output->stride_head, 1},
                                              {output->batch, output->stride_batch, 1}};
   TRY(make_tensor_map(driver, kernel->dtype, chunk, "query", query->data, 5, query_map,
                       &params->query));
-  TRY(make_tensor_map(driver, kernel->dtype, chunk, "output", output->data, 4, output_map,
-                      &params->output));
+  if (output->dtype != FA3_FLOAT32)
+    TRY(make_tensor_map(driver, output->dtype, output_chunk, "output", output->data, 4, output_map,
+                        &params->output));
 
   /* Without keys nothing is read; the maps only have to be valid. */
   const struct operand *key = &call->problem->key, *value = &call->problem->value;
@@ -77,11 +81,21 @@ static fa3_paged_tensor make_paged_tensor(const struct operand *operand) {
                             .head_dim = (int)operand->dim};
 }
 
+static fa3_scales make_fp8_scales(const struct operand *scale, int64_t rows, int64_t heads) {
+  return (fa3_scales){.data = (const float *)(const void *)scale->data,
+                      .stride_batch = scale->stride_batch,
+                      .stride_head = scale->stride_head,
+                      .stride_block = scale->stride_row,
+                      .rows = rows < INT32_MAX ? (int)rows : INT32_MAX,
+                      .heads_per_scale = scale->heads ? (int)(heads / scale->heads) : 1};
+}
+
 static fa3_status launch_attention(const struct call *call) {
   const struct problem *problem = call->problem;
   const struct forward_plan *plan = call->plan;
-  fa3_forward_params params;
-  memset(&params, 0, sizeof params);
+  fa3_forward_fp8_params fp8;
+  memset(&fp8, 0, sizeof fp8);
+  fa3_forward_params params = fp8.forward;
   TRY(set_tensor_maps(call, &params));
   const struct scales scales = make_scales(fabs((double)problem->scale), (double)problem->softcap);
   params.scale_log2 = scales.scale_log2;
@@ -117,7 +131,19 @@ static fa3_status launch_attention(const struct call *call) {
                       .z = 1,
                       .threads = FA3_FORWARD_THREADS((unsigned)plan->kernel->tile_q),
                       .dependent = true};
-  return launch_kernel(call->scope, plan->kernel, 0, &grid, &params);
+  if (plan->kernel->dtype != FA3_FLOAT8_E4M3)
+    return launch_kernel(call->scope, plan->kernel, 0, &grid, &params);
+  fp8.forward = params;
+  fp8.query_scale =
+      make_fp8_scales(&problem->query_scale, problem->query_scale_rows, problem->heads_q);
+  fp8.key_scale = make_fp8_scales(&problem->key_scale, problem->key_scale_rows, problem->heads_k);
+  fp8.value_scale =
+      make_fp8_scales(&problem->value_scale, problem->value_scale_rows, problem->heads_k);
+  fp8.output = problem->output.dtype == FA3_BFLOAT16  ? FA3_OUTPUT_BF16
+               : problem->output.dtype == FA3_FLOAT16 ? FA3_OUTPUT_FP16
+                                                      : FA3_OUTPUT_FP32;
+  if (plan->sums.used) fp8.sums = (float *)(void *)(call->workspace + plan->sums.offset);
+  return launch_kernel(call->scope, plan->kernel, 0, &grid, &fp8);
 }
 
 fa3_status launch_forward(const struct cuda_scope *scope, const struct problem *problem,

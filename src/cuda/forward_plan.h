@@ -3,7 +3,7 @@
 #define FA3_SRC_CUDA_FORWARD_PLAN_H
 
 #include "cuda/staging.h"
-#include "kernels/forward_params.h"
+#include "kernels/forward_fp8_params.h"
 
 struct cuda_facts;
 struct cuda_plan;
@@ -16,6 +16,7 @@ struct forward_plan {
   int32_t workers;              /* blocks of the grid */
   struct reservation next_tile; /* for a counter that tiles are taken from */
   bool counted;                 /* blocks take them from a counter */
+  struct reservation sums;      /* of the FP8 kernel, where shared memory has no room for them */
 };
 
 /* FA3_UNSUPPORTED if there is none. */
