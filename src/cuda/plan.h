@@ -4,7 +4,6 @@
 #define FA3_SRC_CUDA_PLAN_H
 
 #include "cuda/backward_plan.h"
-#include "cuda/decode_plan.h"
 #include "cuda/forward_plan.h"
 #include "cuda/staging.h"
 
@@ -16,11 +15,8 @@ struct cuda_facts {
 struct cuda_plan {
   size_t workspace_size;
   struct staging staging;
-  const struct kernel *helper; /* of a phase that has one kernel and nothing to plan */
-  bool decodes;
-  union { /* by the problem's phase; of a forward call that decodes, decode */
+  union { /* by the problem's phase */
     struct forward_plan forward;
-    struct decode_plan decode;
     struct backward_plan backward;
   };
 };

@@ -22,14 +22,13 @@ long fake_number(const char *name, long otherwise);
 struct fake_launch {
   const char *function;
   const void *cubin;
-  const void *params; /* the kernel's one parameter, as long as the launch takes */
-  void *stream;
   unsigned grid[3];
   unsigned block[3];
-  unsigned cluster; /* blocks, along x; 0: as the kernel is compiled */
   unsigned shared_bytes;
   unsigned shared_limit; /* what the function was allowed */
-  int dependent;         /* with programmatic stream serialization */
+  void *stream;
+  int dependent;      /* with programmatic stream serialization */
+  const void *params; /* the kernel's one parameter, as long as the launch takes */
 };
 
 /* Exported as fake_watch: `watcher` sees every launch; null: nobody does. */
