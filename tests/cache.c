@@ -6,6 +6,7 @@
 
 #include "buffer.h"
 #include "fa3.h"
+#include "level.h"
 #include "rng.h"
 #include "test.h"
 
@@ -206,6 +207,7 @@ static void test_refusals(void **state) {
 }
 
 int main(void) {
+  level_require();
   rng_run_seed();
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_pages_change_no_bit),

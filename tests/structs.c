@@ -266,10 +266,10 @@ static void test_names(void **state) {
   assert_string_equal(fa3_status_name(FA3_OK), "FA3_OK");
   assert_string_equal(fa3_status_name(FA3_INVALID_STRIDE), "FA3_INVALID_STRIDE");
   assert_string_equal(fa3_status_name(FA3_INTERNAL_ERROR), "FA3_INTERNAL_ERROR");
-  static const fa3_status unknown[] = {-1, 18, 99, 104, 199, 203, INT32_MAX, INT32_MIN};
+  static const fa3_status unknown[] = {-1, 19, 99, 104, 199, 203, INT32_MAX, INT32_MIN};
   for (size_t i = 0; i < sizeof unknown / sizeof *unknown; i++)
     assert_string_equal(fa3_status_name(unknown[i]), "unknown status");
-  static const fa3_status last[] = {FA3_INVALID_INDEX, FA3_NO_HOPPER_GPU, FA3_INTERNAL_ERROR};
+  static const fa3_status last[] = {FA3_INVALID_SPLITS, FA3_NO_HOPPER_GPU, FA3_INTERNAL_ERROR};
   for (int range = 0; range < 3; range++)
     for (fa3_status status = range * 100 + !range; status <= last[range]; status++)
       assert_memory_equal(fa3_status_name(status), "FA3_", 4);
