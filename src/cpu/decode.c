@@ -100,6 +100,12 @@ static void begin_rows(struct few *few) {
   memset(few->output, 0, (size_t)(few->rows * few->output_stride) * sizeof *few->output);
 }
 
+static void find_rows_of(const struct few *few, const struct operand *operand, int64_t key,
+                         int64_t count, const char **rows) {
+  for (int64_t k = 0; k < count; k++)
+    rows[k] = cache_row(operand, &few->sequence, key + k, few->head_k);
+}
+
 /* The rows with keys [begin, end) of the sequence. */
 static void attend_keys(struct few *few, int64_t begin, int64_t end) {
   const struct problem *problem = few->problem;
@@ -107,7 +113,7 @@ static void attend_keys(struct few *few, int64_t begin, int64_t end) {
   float queries[FEW_ROWS * MOST_WIDTH] __attribute__((aligned(64)));
   float scores[FEW_ROWS * FEW_KEYS] __attribute__((aligned(64)));
   struct key_range seen[FEW_ROWS];
-  const char *keys[FEW_KEYS], *values[FEW_KEYS];
+  const char *keys[FEW_KEYS], *values[FEW_KEYS], *next_keys[FEW_KEYS];
   const float sign = problem->scale > 0 ? 1.0f : problem->scale < 0 ? -1.0f : 0.0f;
   memset(queries, 0, (size_t)(few->rows * stride) * sizeof *queries);
   for (int64_t row = 0; row < few->rows; row++) {
@@ -116,12 +122,13 @@ static void attend_keys(struct few *few, int64_t begin, int64_t end) {
     for (int64_t i = 0; i < problem->head_dim; i++)
       queries[row * stride + i] = sign * load_element(query, problem->query.dtype, i);
   }
+  find_rows_of(few, &problem->key, begin, smaller(FEW_KEYS, end - begin), next_keys);
   for (int64_t key = begin; key < end; key += FEW_KEYS) {
     const int64_t count = smaller(FEW_KEYS, end - key);
-    for (int64_t k = 0; k < count; k++) {
-      keys[k] = cache_row(&problem->key, &few->sequence, key + k, few->head_k);
-      values[k] = cache_row(&problem->value, &few->sequence, key + k, few->head_k);
-    }
+    const int64_t next_count = smaller(FEW_KEYS, end - key - count);
+    memcpy(keys, next_keys, sizeof keys);
+    find_rows_of(few, &problem->value, key, count, values);
+    find_rows_of(few, &problem->key, key + count, next_count, next_keys);
     for (int64_t row = 0; row < few->rows; row++) {
       const struct key_range all = mask_row(&few->sequence.mask, few_query(few, row));
       seen[row].begin = smaller(larger(all.begin - key, 0), count);
@@ -135,6 +142,8 @@ static void attend_keys(struct few *few, int64_t begin, int64_t end) {
         .dtype = problem->key.dtype,
         .keys = keys,
         .values = values,
+        .next_keys = next_keys,
+        .next_count = next_count,
         .queries = queries,
         .query_stride = stride,
         .seen = seen,

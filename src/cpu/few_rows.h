@@ -39,9 +39,17 @@ INLINE void few_scores_block(const struct few_rows_step *s, fa3_dtype dtype, int
       s->scores[(row + r) * FEW_KEYS + key + k] = vec_reduce_add(sum[r][k]);
 }
 
+/* Rows that come next, which lie apart: no processor foresees them. */
+static inline void few_prefetch(const char *const *rows, int64_t count, int64_t key,
+                                int64_t bytes) {
+  for (int64_t k = key; k < key + 4 && k < count; k++)
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(rows[k] + i);
+}
+
 INLINE void few_scores(const struct few_rows_step *s, fa3_dtype dtype, int64_t element_size) {
   for (int64_t key = 0; key < s->count; key += 4) {
     int64_t row = 0;
+    few_prefetch(s->values, s->count, key, s->value_head_dim * element_size);
     for (; row + 4 <= s->rows; row += 4) {
       few_scores_block(s, dtype, element_size, row, key, 4, 2);
       few_scores_block(s, dtype, element_size, row, key + 2, 4, 2);
@@ -117,6 +125,7 @@ INLINE void few_values_block(const struct few_rows_step *s, fa3_dtype dtype, int
 INLINE void few_values(const struct few_rows_step *s, fa3_dtype dtype, int64_t element_size) {
   for (int64_t key = 0; key < s->count; key += 4) {
     int64_t row = 0;
+    few_prefetch(s->next_keys, s->next_count, key, s->head_dim * element_size);
     for (; row + 2 <= s->rows; row += 2) few_values_block(s, dtype, element_size, row, key, 2);
     if (row < s->rows) few_values_block(s, dtype, element_size, row, key, 1);
   }

@@ -78,7 +78,9 @@ struct few_rows_step {
   fa3_dtype dtype;         /* of keys and values */
   const char *const *keys; /* where each row is */
   const char *const *values;
-  const float *queries; /* zeros up to query_stride, a multiple of the routines' `vector` */
+  const char *const *next_keys; /* of the step after this */
+  int64_t next_count;           /* 0 to FEW_KEYS */
+  const float *queries;         /* zeros up to query_stride, a multiple of the routines' `vector` */
   int64_t query_stride;
   const struct key_range *seen; /* of each row, among these keys */
   float scale;                  /* above 0 */
