@@ -7,7 +7,7 @@ PREFIX ?= /usr/local
 RUN_TESTS = ctest --preset $(1) --parallel $(JOBS)
 
 .NOTPARALLEL:
-.PHONY: build demo test check lint asan tsan gpu worklog bench wheel python install format clean help setup-build setup-test setup-python
+.PHONY: build demo test check lint asan tsan gpu worklog bench wheel python site course install format clean help setup-build setup-test setup-python setup-site setup-course
 
 build: setup-build ## build the library and the program: build/release
 	@scripts/build release $(if $(wildcard build/release/build.ninja),,-DFA3_BUILD_TESTS=OFF)
@@ -15,8 +15,8 @@ build: setup-build ## build the library and the program: build/release
 demo: build ## run attention on a real model's query, key and value, and check the result
 	@scripts/demo
 
-test: check ## everything that a change has to pass, the five targets below
-	@scripts/once lint asan tsan python
+test: check ## everything that a change has to pass, the six targets below
+	@scripts/once lint asan tsan python course
 	@echo "make test: everything passed (CUDA kernels: by tests/gpu/receipt.json, see make gpu)"
 
 check: setup-test ## the tests of the optimised build
@@ -37,6 +37,12 @@ tsan: setup-test ## the tests with ThreadSanitizer
 
 python: wheel ## the Python package's tests on CPU tensors (a big download, the first time)
 	@scripts/test_python
+
+course: setup-course site ## the course's pages and what is on them, in headless Chromium
+	@build/site-venv/bin/python tests/site/pages.py build/site
+
+site: setup-site ## build the course, a static site: build/site
+	@build/site-venv/bin/python docs/site/build.py
 
 wheel: setup-python ## build the Python package: build/dist
 	@scripts/wheel
@@ -73,3 +79,9 @@ setup-test:
 
 setup-python:
 	@scripts/setup python
+
+setup-site:
+	@scripts/setup site
+
+setup-course:
+	@scripts/setup course
