@@ -1,6 +1,7 @@
 """Attention on NumPy arrays, and on whatever else has DLPack and Python's array API."""
 
 from fa3 import _core
+from fa3.options import lse_shape, options_of, sequences
 
 
 def attention(
@@ -31,20 +32,15 @@ def attention(
     __dlpack_c_exchange_api__ need `stream`, the address of the CUDA stream to run on."""
     namespace = query.__array_namespace__()
     device = query.device
-    shape = query.shape
     # Rows that no sequence uses are not written, so they are made zero.
-    output = namespace.zeros((*shape[:-1], value.shape[-1]), dtype=query.dtype, device=device)
+    output = namespace.zeros((*query.shape[:-1], value.shape[-1]), dtype=query.dtype, device=device)
     lse = None
     if return_lse:
-        lse_shape = shape[-2::-1] if len(shape) == 3 else (shape[0], *shape[-2:0:-1])
-        lse = namespace.zeros(lse_shape, dtype=namespace.float32, device=device)
-    left, right = window
-    windowed = left >= 0 or right >= 0
-    flags = _core.CAUSAL if causal else 0
-    if windowed:
-        flags |= _core.WINDOW
-    if softmax_scale is not None:
-        flags |= _core.SCALE
+        lse = namespace.zeros(lse_shape(query), dtype=namespace.float32, device=device)
+    options = options_of(query, softmax_scale, causal, window, softcap)
+    options |= sequences(
+        cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k
+    )
     _core.forward(
         query=query,
         key=key,
@@ -52,18 +48,8 @@ def attention(
         output=output,
         lse=lse,
         sink=sink,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        seqused_q=seqused_q,
-        seqused_k=seqused_k,
-        max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k,
-        flags=flags,
-        softmax_scale=softmax_scale,
-        softcap=softcap,
-        num_threads=num_threads,
-        window_left=left if windowed else 0,
-        window_right=right if windowed else 0,
         stream=stream,
+        num_threads=num_threads,
+        **options,
     )
     return (output, lse) if return_lse else output

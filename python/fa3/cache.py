@@ -4,8 +4,9 @@ import torch
 from torch import Tensor
 
 from fa3 import _core
-from fa3.flash_attention import bound, refuse, scale_of
+from fa3.flash_attention import refuse
 from fa3.operators import attention
+from fa3.options import options_of, sequences
 
 
 @torch.library.custom_op("fa3::append", mutates_args=("key", "value"))
@@ -82,58 +83,119 @@ def positions_of(rows, first, cu_seqlens, advance):
     return (at + steps if advance else at).to(torch.int32)
 
 
-def append(
-    q,
-    k_cache,
-    v_cache,
-    k,
-    v,
-    rotary_cos,
-    rotary_sin,
-    cache_seqlens,
-    cache_batch_idx,
-    page_table,
-    cu_seqlens_q,
-    cu_seqlens_k_new,
-    rotary_seqlens,
-    advance,
-    rotary_interleaved,
-):
-    """Appends k and v. Returns q, rotated where that is asked for, and the lengths from then on."""
-    if v is None or cache_seqlens is None:
-        raise ValueError("k is given: v and cache_seqlens are needed too")
-    rotary = rotary_cos is not None
+def append(q, k_cache, v_cache, k, v, options, cu_seqlens_new, rotary, rotary_seqlens, interleaved):
+    """Appends k and v to the cache where `options` say. Returns q, rotated where that is asked for,
+    and the lengths from then on."""
+    lengths = options.get("seqused_k")
+    if v is None or lengths is None:
+        raise ValueError("k, new rows, is given: v and cache_seqlens are needed too")
+    cu_seqlens_q = options.get("cu_seqlens_q")
+    # Without a mask all queries are at the first new row's position.
+    advance = bool(options["flags"] & (_core.CAUSAL | _core.WINDOW))
     # The queries are rotated by the same call where they are the new rows' own.
-    same_rows = advance and (
-        q.shape[:2] == k.shape[:2] and cu_seqlens_q is None and cu_seqlens_k_new is None
+    together = advance and (
+        q.shape[:2] == k.shape[:2] and cu_seqlens_q is None and cu_seqlens_new is None
     )
-    first = cache_seqlens if rotary_seqlens is None else rotary_seqlens
+    cos, sin = rotary
+    first = lengths if rotary_seqlens is None else rotary_seqlens
     positions = None
-    if rotary and rotary_seqlens is not None:
-        positions = positions_of(k, first, cu_seqlens_k_new, True)
+    if cos is not None and rotary_seqlens is not None:
+        positions = positions_of(k, first, cu_seqlens_new, True)
     rotated = torch.ops.fa3.append(
         k,
         v,
         k_cache,
         v_cache,
-        q if rotary and same_rows else None,
-        rotary_cos,
-        rotary_sin,
+        q if cos is not None and together else None,
+        cos,
+        sin,
         positions,
-        cu_seqlens_k_new,
-        cache_seqlens,
-        cache_batch_idx,
-        page_table,
-        0 if cu_seqlens_k_new is None else k.shape[0],
-        rotary_interleaved,
+        cu_seqlens_new,
+        lengths,
+        options.get("cache_batch_index"),
+        options.get("page_table"),
+        0 if cu_seqlens_new is None else k.shape[0],
+        interleaved,
     )
-    if rotary and same_rows:
+    if cos is not None and together:
         q = rotated
-    elif rotary:
+    elif cos is not None:
         at = positions_of(q, first, cu_seqlens_q, advance)
-        q = rotate(q, rotary_cos, rotary_sin, at, rotary_interleaved)
-    new = k.shape[1] if cu_seqlens_k_new is None else cu_seqlens_k_new.diff()
-    return q, cache_seqlens + new
+        q = rotate(q, cos, sin, at, interleaved)
+    new = k.shape[1] if cu_seqlens_new is None else cu_seqlens_new.diff()
+    return q, lengths + new
+
+
+def forward(
+    q,
+    k,
+    v,
+    k_new=None,
+    v_new=None,
+    qv=None,
+    out_=None,
+    cu_seqlens_q=None,
+    cu_seqlens_k=None,
+    cu_seqlens_k_new=None,
+    seqused_q=None,
+    seqused_k=None,
+    max_seqlen_q=None,
+    max_seqlen_k=None,
+    page_table=None,
+    kv_batch_idx=None,
+    leftpad_k=None,
+    rotary_cos=None,
+    rotary_sin=None,
+    seqlens_rotary=None,
+    q_descale=None,
+    k_descale=None,
+    v_descale=None,
+    softmax_scale=None,
+    causal=False,
+    window_size_left=-1,
+    window_size_right=-1,
+    attention_chunk=0,
+    softcap=0.0,
+    rotary_interleaved=True,
+    scheduler_metadata=None,
+    num_splits=1,
+    pack_gqa=None,
+    sm_margin=0,
+    *,
+    s_aux=None,
+):
+    """All that a forward call can do, with the names and defaults of the official package's private
+    `_flash_attn_forward`. Returns (output, lse, empty, empty), where that has its partial results."""
+    refuse(qv=qv, attention_chunk=attention_chunk or None)
+    window, scales = (window_size_left, window_size_right), (q_descale, k_descale, v_descale)
+    options = options_of(q, softmax_scale, causal, window, softcap, sm_margin, num_splits, *scales)
+    options |= sequences(
+        cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k
+    )
+    if page_table is not None:
+        # A cache in pages has no entries but the table's rows.
+        options["page_table"] = page_table if kv_batch_idx is None else page_table[kv_batch_idx]
+    elif kv_batch_idx is not None:
+        options["cache_batch_index"] = kv_batch_idx
+    if leftpad_k is not None:
+        options["leftpad_k"] = leftpad_k
+    if k_new is not None:
+        rotary = rotary_cos, rotary_sin
+        with torch.no_grad():
+            q, options["seqused_k"] = append(
+                q,
+                k,
+                v,
+                k_new,
+                v_new,
+                options,
+                cu_seqlens_k_new,
+                rotary,
+                seqlens_rotary,
+                rotary_interleaved,
+            )
+    output, lse = attention(q, k, v, s_aux, options, output=out_)
+    return output, lse, lse.new_empty(0), lse.new_empty(0)
 
 
 def flash_attn_with_kvcache(
@@ -188,64 +250,51 @@ def flash_attn_with_kvcache(
 
     Returns the output; with return_softmax_lse (output, lse, empty, empty), where the official
     function has its partial results."""
-    if qv is not None or attention_chunk:
-        refuse(qv=qv, attention_chunk=attention_chunk or None)
     if k_cache.stride(-1) != 1 or v_cache.stride(-1) != 1:
         raise ValueError("k_cache and v_cache must be contiguous in their last dimension")
-    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
     if isinstance(cache_seqlens, int):
+        batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
         cache_seqlens = torch.full(
             (batch,), cache_seqlens, dtype=torch.int32, device=k_cache.device
         )
     with torch.no_grad():
-        if k is not None:
-            q, cache_seqlens = append(
-                q,
-                k_cache,
-                v_cache,
-                k,
-                v,
-                rotary_cos,
-                rotary_sin,
-                cache_seqlens,
-                cache_batch_idx,
-                page_table,
-                cu_seqlens_q,
-                cu_seqlens_k_new,
-                rotary_seqlens,
-                causal or window_size[0] >= 0 or window_size[1] >= 0,
-                rotary_interleaved,
-            )
-        output, lse = attention(
+        results = forward(
             q,
             k_cache,
             v_cache,
-            s_aux,
+            k,
+            v,
+            qv,
+            out,
             cu_seqlens_q,
             None,
+            cu_seqlens_k_new,
             None,
             cache_seqlens,
-            cache_leftpad,
-            cache_batch_idx,
+            max_seqlen_q,
+            None,
             page_table,
+            cache_batch_idx,
+            cache_leftpad,
+            rotary_cos,
+            rotary_sin,
+            rotary_seqlens,
             q_descale,
             k_descale,
             v_descale,
-            0 if cu_seqlens_q is None else bound(max_seqlen_q),
-            0,
-            scale_of(q, softmax_scale),
+            softmax_scale,
             causal,
-            window_size[0],
-            window_size[1],
+            *window_size,
+            attention_chunk,
             softcap,
-            sm_margin,
+            rotary_interleaved,
+            scheduler_metadata,
             num_splits,
-            output=out,
-            with_lse=return_softmax_lse,
+            pack_gqa,
+            sm_margin,
+            s_aux=s_aux,
         )
-    if not return_softmax_lse:
-        return output
-    return output, lse, lse.new_empty(0), lse.new_empty(0)
+    return results if return_softmax_lse else results[0]
 
 
 def flash_attn_combine(out_partial, lse_partial, out=None, out_dtype=None):

@@ -2,10 +2,11 @@
 
 Signatures, defaults, shapes and returned values are the official ones. Arguments of ours come after
 them and are keywords: `s_aux` (a learnable sink per head, as in gpt-oss), `out`,
-`return_softmax_lse`. Arguments that only tune the official kernels (num_splits, pack_gqa) change
-nothing here, and results are always deterministic."""
+`return_softmax_lse`. pack_gqa, which tunes the official kernels, changes nothing here, and results
+are always deterministic."""
 
 from fa3.operators import attention
+from fa3.options import options_of, sequences
 
 
 def refuse(**arguments):
@@ -13,15 +14,6 @@ def refuse(**arguments):
     for name, given in arguments.items():
         if given is not None:
             raise NotImplementedError(f"{name} is not supported")
-
-
-def bound(max_seqlen) -> int:
-    """An upper bound of the lengths, from an int or a tensor of one; 0 lets the CPU engine look."""
-    return 0 if max_seqlen is None else int(max_seqlen)
-
-
-def scale_of(q, softmax_scale) -> float:
-    return q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale)
 
 
 def flash_attn_func(
@@ -63,36 +55,13 @@ def flash_attn_func(
 
     softcap caps the scaled scores, softcap * tanh(score / softcap). s_aux, (heads), joins the
     softmax's denominator. out is written in place of a new tensor, where no gradient is needed."""
-    if qv is not None or attention_chunk:
-        refuse(qv=qv, attention_chunk=attention_chunk or None)
+    refuse(qv=qv, attention_chunk=attention_chunk or None)
     with_lse = return_attn_probs or return_softmax_lse
-    output, lse = attention(
-        q,
-        k,
-        v,
-        s_aux,
-        None,
-        None,
-        None,
-        None,
-        None,
-        None,
-        None,
-        q_descale,
-        k_descale,
-        v_descale,
-        0,
-        0,
-        scale_of(q, softmax_scale),
-        causal,
-        window_size[0],
-        window_size[1],
-        softcap,
-        sm_margin,
-        num_splits,
-        output=out,
-        with_lse=with_lse,
+    scales = q_descale, k_descale, v_descale
+    options = options_of(
+        q, softmax_scale, causal, window_size, softcap, sm_margin, num_splits, *scales
     )
+    output, lse = attention(q, k, v, s_aux, options, output=out, with_lse=with_lse)
     return (output, lse) if with_lse else output
 
 
@@ -137,36 +106,18 @@ def flash_attn_varlen_func(
     r of a sequence in its page r / page_size; that has no gradient.
 
     Rows past the last sequence's end are neither read nor written."""
-    if qv is not None or attention_chunk:
-        refuse(qv=qv, attention_chunk=attention_chunk or None)
+    refuse(qv=qv, attention_chunk=attention_chunk or None)
     with_lse = return_attn_probs or return_softmax_lse
-    output, lse = attention(
-        q,
-        k,
-        v,
-        s_aux,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        seqused_q,
-        seqused_k,
-        None,
-        None,
-        page_table,
-        q_descale,
-        k_descale,
-        v_descale,
-        0 if cu_seqlens_q is None else bound(max_seqlen_q),
-        0 if cu_seqlens_k is None else bound(max_seqlen_k),
-        scale_of(q, softmax_scale),
-        causal,
-        window_size[0],
-        window_size[1],
-        softcap,
-        sm_margin,
-        num_splits,
-        output=out,
-        with_lse=with_lse,
+    scales = q_descale, k_descale, v_descale
+    options = options_of(
+        q, softmax_scale, causal, window_size, softcap, sm_margin, num_splits, *scales
     )
+    options |= sequences(
+        cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k
+    )
+    if page_table is not None:
+        options["page_table"] = page_table
+    output, lse = attention(q, k, v, s_aux, options, output=out, with_lse=with_lse)
     return (output, lse) if with_lse else output
 
 

@@ -8,6 +8,7 @@ import flash_attn_interface as interface
 import pytest
 import reference
 import torch
+from fa3 import operators
 
 # Names and defaults of the official functions' parameters (version 3.0.0).
 SIGNATURES = {
@@ -137,13 +138,13 @@ def test_scaled_dot_product_attention():
     from torch.nn import attention
 
     calls = []
-    original = packaged.operators.call_forward
+    original = operators.call_forward
 
     def counted(*arguments, **options):
         calls.append(1)
         return original(*arguments, **options)
 
-    packaged.operators.call_forward = counted
+    operators.call_forward = counted
     attention.activate_flash_attention_impl("FA3")
     try:
         q, k, v = (t.transpose(1, 2).detach().requires_grad_() for t in tensors("cuda"))
@@ -153,7 +154,7 @@ def test_scaled_dot_product_attention():
         output.backward(grad_output)
     finally:
         attention.restore_flash_attention_impl()
-        packaged.operators.call_forward = original
+        operators.call_forward = original
     assert calls
 
     def plain(q, k, v):

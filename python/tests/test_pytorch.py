@@ -6,7 +6,7 @@ import multiprocessing
 import fa3
 import pytest
 import torch
-from fa3 import operators
+from fa3.options import options_of
 
 
 def tensors(device="cpu", dtype=torch.float32, seqlen=9, requires_grad=True):
@@ -30,27 +30,17 @@ def test_gradcheck():
 
 def operator_arguments(device):
     q, k, v, sink = tensors(device, torch.float32 if device == "cpu" else torch.bfloat16)
-    return q, k, v, sink, *(None,) * 10, 0, 0, 0.125, True, 5, 0, 0.0, 0, 0
+    options = options_of(q, None, True, (5, 0), 3.0)
+    return (q, k, v, sink), options
 
 
 def test_opcheck(device):
-    torch.library.opcheck(torch.ops.fa3.forward.default, operator_arguments(device))
-    arguments = operator_arguments(device)
-    q, k, v, sink = (t.detach() for t in arguments[:4])
-    output, lse = torch.ops.fa3.forward(q, k, v, sink, *arguments[4:])
-    backward = (
-        torch.randn_like(output),
-        torch.randn_like(lse),
-        q,
-        k,
-        v,
-        output,
-        lse,
-        sink,
-        *(None,) * 5,
-        *arguments[operators.TENSORS : -1],
-    )
-    torch.library.opcheck(torch.ops.fa3.backward.default, backward)
+    arguments, options = operator_arguments(device)
+    torch.library.opcheck(torch.ops.fa3.forward.default, arguments, options)
+    q, k, v, sink = (t.detach() for t in arguments)
+    output, lse = torch.ops.fa3.forward(q, k, v, sink, **options)
+    backward = torch.randn_like(output), torch.randn_like(lse), q, k, v, output, lse, sink
+    torch.library.opcheck(torch.ops.fa3.backward.default, backward, options)
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])

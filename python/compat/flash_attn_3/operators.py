@@ -1,9 +1,11 @@
 """torch.ops.flash_attn_3: the official extension's operators, with their schemas. What only serves
 the official kernels comes back empty: partial results of splits, scratch of the backward pass."""
 
+import fa3
 import torch
-from fa3 import operators
-from fa3.flash_attention import bound, refuse, scale_of
+from fa3 import cache
+from fa3.operators import gradients_of
+from fa3.options import options_of, sequences
 
 library = torch.library.Library("flash_attn_3", "DEF")
 library.define(
@@ -28,81 +30,35 @@ library.define(
     "int window_size_right = -1, float softcap = 0.0, bool deterministic = False, "
     "int sm_margin = 0) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
+library.define(
+    "fwd_combine(Tensor out_partial, Tensor lse_partial, Tensor(out!)? out = None, "
+    "ScalarType? out_dtype = None) -> (Tensor(out!), Tensor)"
+)
+library.define(
+    "get_scheduler_metadata(int batch_size, int max_seqlen_q, int max_seqlen_k, int num_heads, "
+    "int num_heads_k, int headdim, int headdim_v, ScalarType qkv_dtype, Tensor seqused_k, "
+    "Tensor? cu_seqlens_q = None, Tensor? cu_seqlens_k = None, Tensor? cu_seqlens_k_new = None, "
+    "Tensor? seqused_q = None, Tensor? leftpad_k = None, int? page_size = None, "
+    "int max_seqlen_k_new = 0, bool is_causal = False, int window_size_left = -1, "
+    "int window_size_right = -1, int attention_chunk = 0, bool has_softcap = False, "
+    "int num_splits = 0, bool? pack_gqa = None, int sm_margin = 0) -> Tensor"
+)
 
 
-def forward(
-    q,
-    k,
-    v,
-    k_new=None,
-    v_new=None,
-    q_v=None,
-    out=None,
-    cu_seqlens_q=None,
-    cu_seqlens_k=None,
-    cu_seqlens_k_new=None,
-    seqused_q=None,
-    seqused_k=None,
-    max_seqlen_q=None,
-    max_seqlen_k=None,
-    page_table=None,
-    kv_batch_idx=None,
-    leftpad_k=None,
-    rotary_cos=None,
-    rotary_sin=None,
-    seqlens_rotary=None,
-    q_descale=None,
-    k_descale=None,
-    v_descale=None,
-    softmax_scale=None,
-    is_causal=False,
-    window_size_left=-1,
-    window_size_right=-1,
-    attention_chunk=0,
-    softcap=0.0,
-    is_rotary_interleaved=False,
-    scheduler_metadata=None,
-    num_splits=0,
-    pack_gqa=None,
-    sm_margin=0,
-):
-    refuse(
-        k_new=k_new,
-        v_new=v_new,
-        q_v=q_v,
-        cu_seqlens_k_new=cu_seqlens_k_new,
-        rotary_cos=rotary_cos,
-        rotary_sin=rotary_sin,
-        seqlens_rotary=seqlens_rotary,
-        attention_chunk=attention_chunk or None,
-    )
-    output, lse = operators.call_forward(
-        q,
-        k,
-        v,
-        None,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        seqused_q,
-        seqused_k,
-        leftpad_k,
-        kv_batch_idx,
-        page_table,
-        q_descale,
-        k_descale,
-        v_descale,
-        0 if cu_seqlens_q is None else bound(max_seqlen_q),
-        0 if cu_seqlens_k is None else bound(max_seqlen_k),
-        scale_of(q, softmax_scale),
-        is_causal,
-        window_size_left,
-        window_size_right,
-        softcap,
-        sm_margin,
-        num_splits,
-        output=out,
-    )
-    return output, lse, lse.new_empty(0), lse.new_empty(0)
+def arguments_of(operator) -> dict:
+    """The operator's arguments and their defaults, in order."""
+    return {argument.name: argument.default_value for argument in operator._schema.arguments}
+
+
+forward_defaults = arguments_of(torch.ops.flash_attn_3.fwd.default)
+backward_names = list(arguments_of(torch.ops.flash_attn_3.bwd.default))
+
+
+def forward_kernel(*arguments):
+    """Called without the last arguments where they are the defaults."""
+    left_out = list(forward_defaults.values())[len(arguments) :]
+    with torch.no_grad():
+        return cache.forward(*arguments, *left_out)
 
 
 def backward(
@@ -112,15 +68,15 @@ def backward(
     v,
     out,
     softmax_lse,
+    cu_seqlens_q=None,
+    cu_seqlens_k=None,
+    sequed_q=None,
+    sequed_k=None,
+    max_seqlen_q=None,
+    max_seqlen_k=None,
     dq=None,
     dk=None,
     dv=None,
-    cu_seqlens_q=None,
-    cu_seqlens_k=None,
-    seqused_q=None,
-    seqused_k=None,
-    max_seqlen_q=None,
-    max_seqlen_k=None,
     softmax_scale=None,
     is_causal=False,
     window_size_left=-1,
@@ -129,40 +85,34 @@ def backward(
     deterministic=False,
     sm_margin=0,
 ):
-    operators.call_backward(
-        dout,
-        None,
-        q,
-        k,
-        v,
-        out,
-        softmax_lse,
-        None,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        seqused_q,
-        seqused_k,
-        None,
-        0 if cu_seqlens_q is None else bound(max_seqlen_q),
-        0 if cu_seqlens_k is None else bound(max_seqlen_k),
-        scale_of(q, softmax_scale),
-        is_causal,
-        window_size_left,
-        window_size_right,
-        softcap,
-        sm_margin,
-        gradients=(dq, dk, dv),
+    """Writes dq, dk and dv; with the names and defaults of the official package's private
+    `_flash_attn_backward`. What it returns is empty, where that has scratch."""
+    window = window_size_left, window_size_right
+    options = options_of(q, softmax_scale, is_causal, window, softcap, sm_margin, 0)
+    options |= sequences(
+        cu_seqlens_q, cu_seqlens_k, sequed_q, sequed_k, max_seqlen_q, max_seqlen_k
     )
-    return tuple(softmax_lse.new_empty(0) for _ in range(5))
+    gradients_of(dout, q, k, v, out, softmax_lse, options, (dq, dk, dv))
+    return softmax_lse.new_empty(0)
 
 
-def fake_backward(dout, q, k, v, out, softmax_lse, *arguments, **_):
-    return tuple(softmax_lse.new_empty(0) for _ in range(5))
+def backward_kernel(*arguments):
+    named = dict(zip(backward_names, arguments))
+    named |= {"sequed_q": named.pop("seqused_q", None), "sequed_k": named.pop("seqused_k", None)}
+    with torch.no_grad():
+        backward(**named)
+    return tuple(named["softmax_lse"].new_empty(0) for _ in range(5))
 
 
 for device in ("CPU", "CUDA"):
-    library.impl("fwd", forward, device)
-    library.impl("bwd", backward, device)
-# torch.compile takes no operator whose result may be an argument, so fwd has no fake: compiled code
-# calls the functions of flash_attn_interface.
-torch.library.register_fake("flash_attn_3::bwd", fake_backward, lib=library)
+    library.impl("fwd", forward_kernel, device)
+    library.impl("bwd", backward_kernel, device)
+    library.impl("fwd_combine", fa3.flash_attn_combine, device)
+    library.impl("get_scheduler_metadata", fa3.get_scheduler_metadata, device)
+
+
+# torch.compile takes no operator whose result may be an argument, so fwd and fwd_combine have no
+# fake: compiled code calls the functions of flash_attn_interface.
+@torch.library.register_fake("flash_attn_3::bwd", lib=library)
+def fake_backward(dout, q, k, v, out, softmax_lse, *arguments):
+    return tuple(softmax_lse.new_empty(0) for _ in range(5))
