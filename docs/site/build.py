@@ -30,6 +30,8 @@ ROOT = SITE.parent.parent
 CHAPTERS = [
     "attention",
     "online-softmax",
+    "tiling",
+    "flash-attention",
 ]
 
 

@@ -1,4 +1,4 @@
-"""Bar charts of measured figures, as SVG whose colours follow the page's."""
+"""Bar charts of measured figures, and drawings of tiles, as SVG whose colours follow the page's."""
 
 import html
 
@@ -58,7 +58,78 @@ def ladder():
     )
 
 
-CHARTS = {"ladder": ladder}
+def drawing(height, title, told, parts, caption):
+    return (
+        f'<figure class="picture"><svg role="img" viewBox="0 0 {WIDTH} {height}" '
+        f'xmlns="http://www.w3.org/2000/svg"><title>{title}</title><desc>{told}</desc>'
+        f"{''.join(parts)}</svg><figcaption>{caption}</figcaption></figure>"
+    )
+
+
+def causal():
+    """Eight by eight tiles under a causal mask."""
+    tiles, side, left, top = 8, 30, 90, 26
+    parts = [
+        f'<text x="{left + tiles * side / 2}" y="14" text-anchor="middle">keys</text>',
+        f'<text x="{left - 10}" y="{top + tiles * side / 2}" text-anchor="end">queries</text>',
+    ]
+    for row in range(tiles):
+        for column in range(tiles):
+            x, y = left + column * side, top + row * side
+            kind = "score" if column < row else "value" if column == row else "panel"
+            parts.append(
+                f'<rect class="{kind}" x="{x + 1}" y="{y + 1}" width="{side - 2}" '
+                f'height="{side - 2}"/>'
+            )
+            word = {"score": "all", "value": "some", "panel": ""}[kind]
+            if word:
+                parts.append(
+                    f'<text class="on small" x="{x + side / 2}" y="{y + 19}" '
+                    f'text-anchor="middle">{word}</text>'
+                )
+    return drawing(
+        top + tiles * side + 4,
+        "Tiles under a causal mask",
+        "Eight by eight tiles. Those below the diagonal are seen whole, the eight on it in part, "
+        "and those above it not at all.",
+        parts,
+        "Eight by eight tiles under a causal mask: seen whole, seen in part, and (empty) not "
+        "computed.",
+    )
+
+
+def warps():
+    """How four warps share a tile of scores: by keys, and by queries."""
+    parts = []
+    for which, (left, name, year) in enumerate(
+        [(20, "by keys", "FlashAttention"), (200, "by queries", "FlashAttention-2")]
+    ):
+        parts.append(f'<text x="{left + 70}" y="16" text-anchor="middle">{year}</text>')
+        parts.append(
+            f'<text class="muted" x="{left + 70}" y="34" text-anchor="middle">{name}</text>'
+        )
+        for warp, kind in enumerate(["query", "key", "value", "score"]):
+            x, y = (left + 35 * warp, 46) if which == 0 else (left, 46 + 35 * warp)
+            width, height = (33, 138) if which == 0 else (138, 33)
+            parts.append(
+                f'<rect class="{kind}" x="{x}" y="{y}" width="{width}" height="{height}"/>'
+                f'<text class="on small" x="{x + width / 2}" y="{y + height / 2 + 4}" '
+                f'text-anchor="middle">{"" if which == 0 else "warp "}{warp}</text>'
+            )
+    parts.append('<text class="muted small" x="90" y="202" text-anchor="middle">a row: 4 warps</text>')
+    parts.append('<text class="muted small" x="270" y="202" text-anchor="middle">a row: 1 warp</text>')
+    return drawing(
+        208,
+        "How four warps share a tile of scores",
+        "On the left each warp has a quarter of the columns, so a row is spread over four warps. "
+        "On the right each warp has a quarter of the rows, so a row belongs to one warp.",
+        parts,
+        "A tile of scores, rows are queries and columns are keys. On the left every row is spread "
+        "over four warps, which must exchange maxima and sums; on the right it belongs to one.",
+    )
+
+
+CHARTS = {"causal": causal, "ladder": ladder, "warps": warps}
 
 
 def draw(name):

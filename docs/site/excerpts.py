@@ -34,7 +34,7 @@ def find_function(path, lines, name):
         while lines[first][:1] in (" ", ")"):  # the return type may be on the line above
             first -= 1
         end = next((j for j in range(i, len(lines)) if lines[j][-1:] in ("{", ";")), i)
-        if lines[end].endswith("{") and re.match(r"[a-z]", lines[first]) and first + 2 > i:
+        if lines[end].endswith("{") and re.match(r"[A-Za-z]", lines[first]) and first + 2 > i:
             starts.append(first)
     first = only(starts, path, name)
     last = next(i for i in range(first, len(lines)) if lines[i].startswith("}"))
