@@ -32,6 +32,7 @@ CHAPTERS = [
     "online-softmax",
     "tiling",
     "flash-attention",
+    "hopper",
 ]
 
 
@@ -115,6 +116,7 @@ class Chapter:
             globals={
                 "code": lambda *args, **kwargs: blocks.hold(excerpts.code(*args, **kwargs)),
                 "run": lambda *args: blocks.hold(programs.run(*args)),
+                "row": excerpts.row,
                 "table": excerpts.table,
                 "picture": lambda picture_name: blocks.hold(picture(picture_name)),
                 "chart": lambda chart_name: blocks.hold(charts.draw(chart_name)),

@@ -34,7 +34,7 @@ def find_function(path, lines, name):
         while lines[first][:1] in (" ", ")"):  # the return type may be on the line above
             first -= 1
         end = next((j for j in range(i, len(lines)) if lines[j][-1:] in ("{", ";")), i)
-        if lines[end].endswith("{") and re.match(r"[A-Za-z]", lines[first]) and first + 2 > i:
+        if lines[end].endswith("{") and re.match(r"\w", lines[first]) and first + 2 > i:
             starts.append(first)
     first = only(starts, path, name)
     last = next(i for i in range(first, len(lines)) if lines[i].startswith("}"))
@@ -71,6 +71,13 @@ def code(path, function=None, begin=None, end=None, caption=""):
         f'<figure class="code"><pre class="scroll" tabindex="0" role="region" aria-label="{where}">'
         f"<code>{coloured}</code></pre><figcaption>{text}<cite>{where}</cite></figcaption></figure>"
     )
+
+
+def row(path, first_cell):
+    """The cells of the only row of a document's tables that begins with this."""
+    found = [line for line in lines_of(path) if line.startswith(f"| {first_cell}")]
+    only(found, path, first_cell)
+    return [cell.strip() for cell in found[0].strip("|").split("|")]
 
 
 def table(path, first_cell):
