@@ -1,4 +1,5 @@
-"""Makes layer3.safetensors: what one attention layer of a trained transformer computes on.
+"""Makes layer3.safetensors, what one attention layer of a trained transformer computes on, and
+tokens.txt, which piece of the text each row stands for.
 
     python3 -m venv venv && venv/bin/pip install -r requirements.txt && venv/bin/python make_input.py
 """
@@ -40,6 +41,8 @@ tokens = tokenizer((here / "alice.txt").read_text(), return_tensors="pt")
 with torch.inference_mode():
     model(**tokens)
 
+pieces = tokenizer.convert_ids_to_tokens(tokens["input_ids"][0])
+(here / "tokens.txt").write_text("".join(f"{piece}\n" for piece in pieces))
 save_file(
     {name: tensor.half().contiguous() for name, tensor in recorded.items()},
     here / "layer3.safetensors",

@@ -61,7 +61,11 @@ for (const text of all("svg text")) {
 }
 
 // Contrast of every element that has text of its own, by WCAG 2.2, 1.4.3.
-const channels = (colour) => colour.match(/[\d.]+/g).map(Number);
+// rgb(255, 0, 0), or color(srgb 1 0 0), which a mix of colours is given as.
+const channels = (colour) => {
+  const numbers = colour.match(/[\d.]+/g).map(Number);
+  return colour.startsWith("color(srgb") ? numbers.map((c, i) => (i < 3 ? 255 * c : c)) : numbers;
+};
 const luminance = (colour) => {
   const [r, g, b] = channels(colour).slice(0, 3).map((c) =>
     c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4);
