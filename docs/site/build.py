@@ -33,6 +33,7 @@ CHAPTERS = [
     "tiling",
     "flash-attention",
     "hopper",
+    "ladder",
 ]
 
 

@@ -129,7 +129,92 @@ def warps():
     )
 
 
-CHARTS = {"causal": causal, "ladder": ladder, "warps": warps}
+def rounds(title, told, caption, lanes, clocks):
+    """Who does what when: `lanes` are (name, [(first clock, last clock, class, word)])."""
+    left, top, lane_height = 84, 6, 36
+    scale = (WIDTH - left - 6) / clocks
+    height = top + len(lanes) * lane_height + 24
+    parts = []
+    for i, (name, pieces) in enumerate(lanes):
+        y = top + i * lane_height
+        parts.append(f'<text x="{left - 6}" y="{y + 19}" text-anchor="end">{name}</text>')
+        for first, last, kind, word in pieces:
+            x, width = left + first * scale, (last - first) * scale
+            style = "muted" if kind == "idle" else "on"
+            parts.append(
+                f'<rect class="{kind}" x="{x:.1f}" y="{y}" width="{width - 1:.1f}" height="28"/>'
+                f'<text class="{style} small" x="{x + width / 2:.1f}" y="{y + 18}" '
+                f'text-anchor="middle">{word}</text>'
+            )
+    y = top + len(lanes) * lane_height
+    for clock in range(0, clocks + 1, 1024):
+        x = left + clock * scale
+        anchor = "start" if clock == 0 else "middle"
+        parts.append(
+            f'<path class="line" d="M{x:.1f} {top} V{y}"/>'
+            f'<text class="muted small" x="{x:.1f}" y="{y + 14}" text-anchor="{anchor}">{clock}</text>'
+        )
+    return drawing(height, title, told, parts, caption)
+
+
+def together():
+    softmax = (1024, 2524, "score", "softmax")
+    lane = [(0, 1024, "key", "scores"), softmax, (2524, 3548, "value", "output")]
+    return rounds(
+        "A round of K4",
+        "Both warpgroups do the same at the same time. The matrix unit works from clock 0 to 1024 "
+        "on scores, has nothing to do until 2524, and works on the output until 3548.",
+        "A round of K4 as a drawing, in clocks: what each warpgroup waits for or computes. Times of "
+        "products are counted; the softmax is drawn as long as the profile leaves room for.",
+        [
+            ("group 0", lane),
+            ("group 1", lane),
+            ("matrix unit", [lane[0], (1024, 2524, "idle", "nothing"), lane[2]]),
+        ],
+        3600,
+    )
+
+
+def turns():
+    def group(start):
+        return [
+            (start, start + 512, "key", "S"),
+            (start + 512, start + 1536, "score", "softmax"),
+        ]
+
+    return rounds(
+        "Two warpgroups that take turns",
+        "Each warpgroup waits 512 clocks for its scores, then computes a softmax. The other is half a "
+        "round behind. The matrix unit works on scores and output of one and then of the other.",
+        "K6 as a drawing, at its best. S: scores, O: output. Each group issues S and O together, waits "
+        "for S alone, and computes its softmax while the unit works on its O and on the other’s S and O.",
+        [
+            ("group 0", group(0) + [(1536, 2048, "idle", "turn")] + group(2048)),
+            (
+                "group 1",
+                [(0, 512, "score", "soft"), (512, 1024, "idle", "turn")]
+                + group(1024)
+                + [(2560, 3072, "idle", "turn"), (3072, 3584, "key", "S")],
+            ),
+            (
+                "matrix unit",
+                [
+                    (i * 512, i * 512 + 512, "key" if i % 2 == 0 else "value", f"{'SO'[i % 2]} {i // 2 % 2}")
+                    for i in range(7)
+                ],
+            ),
+        ],
+        3600,
+    )
+
+
+CHARTS = {
+    "causal": causal,
+    "ladder": ladder,
+    "together": together,
+    "turns": turns,
+    "warps": warps,
+}
 
 
 def draw(name):
