@@ -210,9 +210,9 @@ FA3_API fa3_status fa3_get_device_info(fa3_device device, fa3_device_info *info)
 
 /* What is supported. */
 
-/* 3 decode, 4 quantise are reserved. */
+/* 3 decode is reserved. */
 typedef int32_t fa3_phase;
-enum { FA3_FORWARD = 1, FA3_BACKWARD = 2, FA3_APPEND = 5, FA3_COMBINE = 6 };
+enum { FA3_FORWARD = 1, FA3_BACKWARD = 2, FA3_QUANTIZE = 4, FA3_APPEND = 5, FA3_COMBINE = 6 };
 
 /* What a call can ask for beside plain attention. */
 typedef uint64_t fa3_features;
@@ -242,11 +242,11 @@ typedef struct fa3_capability {
   size_t struct_size;
   fa3_device device;
   fa3_phase phase;
-  fa3_dtype query_dtype;
+  fa3_dtype query_dtype; /* quantize: of input */
   fa3_dtype key_dtype;
   fa3_dtype value_dtype;
-  fa3_dtype output_dtype; /* backward: of output and grad_output */
-  int32_t head_dim;       /* of query and key */
+  fa3_dtype output_dtype; /* backward: of output and grad_output; quantize: of codes */
+  int32_t head_dim;       /* of query and key; quantize: of input */
   int32_t value_head_dim; /* of value and output */
   fa3_features features;
 } fa3_capability;
@@ -289,9 +289,12 @@ enum {
    * engines keep to that without the flag too, as it costs them nothing; it is for callers who
    * rely on it. */
   FA3_DETERMINISTIC = 1 << 4,
-  /* Append alone: rotary embedding turns elements 2i and 2i + 1 together; else i and
+  /* Append and quantize: rotary embedding turns elements 2i and 2i + 1 together; else i and
    * rotary_dim / 2 + i. */
-  FA3_ROTARY_INTERLEAVED = 1 << 5
+  FA3_ROTARY_INTERLEAVED = 1 << 5,
+  /* Quantize alone. */
+  FA3_SUBTRACT_MEAN = 1 << 6, /* each head's mean row is taken off first */
+  FA3_ROTATE = 1 << 7         /* heads are rotated first, by seed */
 };
 
 /* Arguments of fa3_forward.
@@ -612,6 +615,68 @@ typedef struct fa3_combine_args {
 
 /* Needs no workspace. On the CPU alone so far: a GPU is FA3_UNSUPPORTED. */
 FA3_API fa3_status fa3_combine(const fa3_combine_args *args);
+
+/* Quantize. */
+
+/* Arguments of fa3_quantize: rows become E4M3 codes and their scales, as fa3_forward takes them.
+ * What has a name that fa3_append_args has too is what fa3_append takes, and its shape and rules
+ * are the same.
+ *
+ *   codes = round(x / codes_scale)       codes_scale = largest |x| of its rows / 448
+ *
+ * to the nearest code, ties to even, in float32; a scale is 2^-126 at least, so rows of zeros have
+ * that. An infinity becomes NaN, and neither counts among the largest. x is the input, after each
+ * of these that is asked for, in this order, in float32:
+ *
+ *   - rotary embedding, with rotary_cos and rotary_sin;
+ *   - FA3_SUBTRACT_MEAN: the mean of the sequence's rows is taken off each head. For keys: all
+ *     scores of a query move by the same number, which softmax does not see. lse, a softcap, a sink
+ *     and keys that are appended later do see it.
+ *   - FA3_ROTATE: elements get random signs, and then a Hadamard transform runs over each head (of
+ *     the largest power of two that the head dim holds, then of the largest in what is left, ...),
+ *     which spreads an outlier over all of them. It is orthonormal: scores of queries and keys with
+ *     the same seed do not change (incoherent processing: FlashAttention-3, arXiv 2407.08608,
+ *     section 3.3). Values, rotated, would give a rotated output. Element d of every head becomes
+ *     negative where bit d % 64 of the random number d / 64 is set; number n is f(seed + (n + 1)
+ *     0x9e3779b97f4a7c15), with f(z) = h(g(g(z, 30, 0xbf58476d1ce4e5b9), 27, 0x94d049bb133111eb)),
+ *     g(z, s, m) = (z ^ z >> s) m, h(z) = z ^ z >> 31, modulo 2^64 (splitmix64).
+ *
+ * Rows past seqused_q are neither read nor written, and neither are scales that no row has. */
+typedef struct fa3_quantize_args {
+  size_t struct_size; /* sizeof(fa3_quantize_args) */
+  fa3_device device;
+  void *stream;
+
+  fa3_tensor input; /* (batch, seqlen_q, heads, head_dim), or (total_q, heads, head_dim) with
+                       cu_seqlens_q; float32, float16 or bfloat16; queries, keys or values */
+  fa3_tensor codes; /* E4M3, input's shape; written */
+
+  /* float32, written, any strides that keep its elements apart: (1), (batch, heads) or, with
+   * codes_scale_rows above 0, (batch, heads, blocks); of a packed batch (heads, blocks). As
+   * fa3_forward's query_scale, but for its heads, which are input's. */
+  fa3_tensor codes_scale;
+
+  /* Optional, both or neither: (positions, rotary_dim / 2), float32 or input's dtype. */
+  fa3_tensor rotary_cos;
+  fa3_tensor rotary_sin;
+
+  /* Optional, int32, (batch, seqlen_q) or (total_q): each row's position in rotary_cos; else it is
+   * its index in its sequence. One that is not there is FA3_INVALID_LENGTHS. */
+  fa3_tensor positions;
+
+  fa3_tensor cu_seqlens_q;
+  fa3_tensor seqused_q;
+
+  int64_t max_seqlen_q;
+  int64_t codes_scale_rows; /* rows that share a scale; 0: all of a sequence */
+  uint64_t seed;            /* of FA3_ROTATE; 0 without it */
+  uint32_t flags;           /* FA3_SUBTRACT_MEAN, FA3_ROTATE, FA3_ROTARY_INTERLEAVED */
+  int32_t num_threads;
+} fa3_quantize_args;
+
+/* Needs no workspace. Any head dim up to 256, though fa3_forward takes E4M3 in multiples of 16
+ * alone. On the CPU alone so far: a GPU is FA3_UNSUPPORTED. */
+FA3_API fa3_status fa3_quantize(const fa3_quantize_args *args);
 
 #ifdef __cplusplus
 }

@@ -11,6 +11,7 @@ union args {
   fa3_backward_args backward;
   fa3_append_args append;
   fa3_combine_args combine;
+  fa3_quantize_args quantize;
 };
 
 struct call {
@@ -80,6 +81,10 @@ fa3_status fa3_append(const fa3_append_args *args) {
 
 fa3_status fa3_combine(const fa3_combine_args *args) {
   return run(FA3_COMBINE, args);
+}
+
+fa3_status fa3_quantize(const fa3_quantize_args *args) {
+  return run(FA3_QUANTIZE, args);
 }
 
 fa3_status fa3_backward_init(const fa3_forward_args *theirs, fa3_backward_args *backward) {

@@ -110,8 +110,8 @@ fa3_status fa3_supports(const fa3_capability *capability) {
   TRY(find_device(wanted.device, &engine));
   if (!arguments_of(wanted.phase))
     return set_error(FA3_UNSUPPORTED,
-                     "phase is %d: expected FA3_FORWARD (1), FA3_BACKWARD (2), FA3_APPEND (5) or "
-                     "FA3_COMBINE (6)",
+                     "phase is %d: expected FA3_FORWARD (1), FA3_BACKWARD (2), FA3_QUANTIZE (4), "
+                     "FA3_APPEND (5) or FA3_COMBINE (6)",
                      wanted.phase);
   const fa3_features unknown = wanted.features & ~features_of(wanted.phase);
   if (unknown)

@@ -17,19 +17,22 @@ static inline float float_from_e4m3(uint8_t code) {
   return code & 0x80 ? -value : value;
 }
 
-/* What is beyond 448 becomes 448; NaN stays NaN. */
-static inline uint8_t e4m3_from_float(float value) {
+static inline uint32_t float_bits(float value) {
   uint32_t bits;
   memcpy(&bits, &value, sizeof bits);
-  const uint8_t sign = (uint8_t)(bits >> 24 & 0x80);
-  if (value != value) return sign | 0x7f;
-  const float magnitude = fabsf(value);
-  if (magnitude >= 448) return sign | 0x7e;
-  /* Below the least normal number steps are of 2^-9. */
-  if (magnitude < 0x1p-6f) return sign | (uint8_t)lrintf(magnitude * 0x1p9f);
-  bits &= 0x7fffffff;
-  bits += 0x7ffff + (bits >> 20 & 1);
-  return sign | (uint8_t)((bits >> 20) - (120 << 3));
+  return bits;
+}
+
+/* What is beyond 448 becomes 448; NaN stays NaN. */
+static inline uint8_t e4m3_from_float(float value) {
+  const uint32_t bits = float_bits(value), magnitude = bits & 0x7fffffff;
+  const uint32_t normal = ((magnitude + 0x7ffff + (magnitude >> 20 & 1)) >> 20) - (120 << 3);
+  /* Below the least normal number, 2^-6, steps are of 2^-9: the last place of 2^14. */
+  const uint32_t subnormal = float_bits(fabsf(value) + 0x1p14f) - float_bits(0x1p14f);
+  uint32_t code = magnitude < float_bits(0x1p-6f) ? subnormal : normal;
+  code = magnitude > float_bits(448) ? 0x7e : code;
+  code = magnitude > float_bits(INFINITY) ? 0x7f : code;
+  return (uint8_t)((bits >> 24 & 0x80) | code);
 }
 
 #endif

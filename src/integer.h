@@ -17,7 +17,7 @@ static inline int64_t round_down(int64_t value, int64_t step) {
 }
 
 static inline int64_t divide_up(int64_t value, int64_t by) {
-  return (value + by - 1) / by;
+  return value / by + (value % by > 0); /* of any two: no sum overflows */
 }
 
 static inline int64_t round_up(int64_t value, int64_t step) {

@@ -54,6 +54,10 @@ static fa3_status check_dtype_rule(const struct reading *reading, const struct t
     model_name = tensor_rows[TENSOR_new_key].name;
     model = find_given(reading, TENSOR_new_key);
   }
+  if (!model && reading->problem->phase == FA3_QUANTIZE && row->model == TENSOR_new_key) {
+    model_name = tensor_rows[TENSOR_input].name;
+    model = find_given(reading, TENSOR_input);
+  }
   if (!model) return set_error(FA3_INVALID_FLAGS, "%s is given without %s", row->name, model_name);
   return row->rule == RULE_SAME ? check_same_dtype(row->name, tensor, model_name, model->dtype)
                                 : check_computed_dtype(row->name, tensor, model_name, model->dtype);

@@ -30,6 +30,7 @@ struct options {
   int32_t reserved_multiprocessors;
   int32_t num_splits;
   int64_t split_keys;
+  uint64_t seed;
 };
 #define OPTIONS_OF(args)                                                                      \
   {                                                                                           \
@@ -56,6 +57,15 @@ static struct options options_of(fa3_phase phase, const void *args) {
     const fa3_combine_args *combine = args;
     return (struct options){
         .device = combine->device, .stream = combine->stream, .num_threads = combine->num_threads};
+  }
+  if (phase == FA3_QUANTIZE) {
+    const fa3_quantize_args *quantize = args;
+    return (struct options){.device = quantize->device,
+                            .stream = quantize->stream,
+                            .max_seqlen_q = quantize->max_seqlen_q,
+                            .flags = quantize->flags,
+                            .num_threads = quantize->num_threads,
+                            .seed = quantize->seed};
   }
   const fa3_forward_args *forward = args;
   struct options options = OPTIONS_OF(forward);
@@ -89,6 +99,7 @@ static fa3_status check_flags(const struct options *options, fa3_phase phase) {
   uint32_t known = FA3_CAUSAL | FA3_WINDOW | FA3_SCALE;
   if (phase == FA3_BACKWARD) known |= FA3_ACCUMULATE | FA3_DETERMINISTIC;
   if (phase == FA3_APPEND) known = FA3_ROTARY_INTERLEAVED;
+  if (phase == FA3_QUANTIZE) known = FA3_ROTARY_INTERLEAVED | FA3_SUBTRACT_MEAN | FA3_ROTATE;
   const uint32_t backward = options->flags & (FA3_ACCUMULATE | FA3_DETERMINISTIC) & ~known;
   if (backward)
     return set_error(FA3_INVALID_FLAGS,
@@ -105,6 +116,9 @@ static fa3_status check_flags(const struct options *options, fa3_phase phase) {
     return set_error(FA3_INVALID_FLAGS, "softmax_scale is %g, but flags lack FA3_SCALE",
                      (double)options->softmax_scale);
   }
+  if (options->seed && !(options->flags & FA3_ROTATE))
+    return set_error(FA3_INVALID_FLAGS, "seed is %" PRIu64 ", but flags lack FA3_ROTATE",
+                     options->seed);
   /* The inverse of a smaller one is no float. */
   if (options->softcap != 0 && (!(options->softcap >= FLT_MIN) || !isfinite(options->softcap)))
     return set_error(FA3_INVALID_SOFTCAP, "softcap is %g: expected 0 or a finite number from %g on",
@@ -172,28 +186,35 @@ static fa3_status check_combinations(const struct problem *problem) {
   return FA3_OK;
 }
 
-/* What goes together in an append or a combination. */
-static fa3_status check_append(const struct options *options, const struct problem *problem) {
+/* What goes together in rotary embedding of a tensor. */
+static fa3_status check_rotary(const struct options *options, const struct problem *problem,
+                               const char *turned) {
   const struct operand *cos = &problem->rotary_cos, *sin = &problem->rotary_sin;
-  const struct operand *query = &problem->query, *rotated = &problem->rotated_query;
   if (!cos->dtype != !sin->dtype)
     return set_error(FA3_INVALID_FLAGS, "rotary_%s is given without rotary_%s",
                      cos->dtype ? "cos" : "sin", cos->dtype ? "sin" : "cos");
+  if (!cos->dtype && (problem->positions.dtype || options->flags & FA3_ROTARY_INTERLEAVED))
+    return set_error(
+        FA3_INVALID_FLAGS, "%s without rotary_cos",
+        problem->positions.dtype ? "positions is given" : "flags have FA3_ROTARY_INTERLEAVED");
+  if (2 * cos->dim > problem->head_dim)
+    return set_error(FA3_INVALID_SHAPE,
+                     "rotary_cos.shape[1] is %" PRId64 ": expected at most half of %" PRId64
+                     ", %s's head dim",
+                     cos->dim, problem->head_dim, turned);
+  return FA3_OK;
+}
+
+/* And in an append or a combination. */
+static fa3_status check_append(const struct options *options, const struct problem *problem) {
+  const struct operand *query = &problem->query, *rotated = &problem->rotated_query;
+  TRY(check_rotary(options, problem, "new_key"));
   if (!query->dtype != !rotated->dtype)
     return set_error(FA3_INVALID_FLAGS, "%s is given without %s",
                      query->dtype ? "query" : "rotated_query",
                      query->dtype ? "rotated_query" : "query");
-  if (!cos->dtype &&
-      (query->dtype || problem->positions.dtype || options->flags & FA3_ROTARY_INTERLEAVED))
-    return set_error(FA3_INVALID_FLAGS, "%s without rotary_cos",
-                     query->dtype               ? "query is given"
-                     : problem->positions.dtype ? "positions is given"
-                                                : "flags have FA3_ROTARY_INTERLEAVED");
-  if (2 * cos->dim > problem->head_dim)
-    return set_error(FA3_INVALID_SHAPE,
-                     "rotary_cos.shape[1] is %" PRId64 ": expected at most half of %" PRId64
-                     ", new_key's head dim",
-                     cos->dim, problem->head_dim);
+  if (query->dtype && !problem->rotary_cos.dtype)
+    return set_error(FA3_INVALID_FLAGS, "query is given without rotary_cos");
   if (problem->query.dtype && problem->query.dtype != problem->new_key.dtype)
     return set_error(FA3_INVALID_DTYPE, "query.dtype is %" PRId32 ": expected new_key's, %" PRId32,
                      problem->query.dtype, problem->new_key.dtype);
@@ -240,6 +261,9 @@ fa3_status problem_from_args(fa3_phase phase, const void *args, struct problem *
                               .reserved_multiprocessors = options.reserved_multiprocessors,
                               .num_splits = options.num_splits,
                               .split_keys = options.split_keys,
+                              .subtract_mean = options.flags & FA3_SUBTRACT_MEAN,
+                              .rotate = options.flags & FA3_ROTATE,
+                              .seed = options.seed,
                               .workspace = options.workspace,
                               .workspace_size = options.workspace_size};
   TRY(check_device_fields(&options));
@@ -247,10 +271,11 @@ fa3_status problem_from_args(fa3_phase phase, const void *args, struct problem *
   TRY(check_splits(&options));
   set_mask(&options, problem);
   TRY(read_tensors(args, problem));
-  if (phase == FA3_FORWARD) TRY(read_scales(args, problem));
+  TRY(read_scales(args, problem));
   TRY(check_combinations(problem));
   if (phase == FA3_APPEND) TRY(check_append(&options, problem));
   if (phase == FA3_COMBINE) TRY(check_combine(problem));
+  if (phase == FA3_QUANTIZE) TRY(check_rotary(&options, problem, "input"));
   problem->interleaved = options.flags & FA3_ROTARY_INTERLEAVED;
   TRY(set_longest(&options, problem));
   problem->scale = options.flags & FA3_SCALE ? options.softmax_scale
@@ -271,10 +296,12 @@ fa3_capability problem_capability(const struct problem *problem) {
       .struct_size = sizeof(fa3_capability),
       .device = problem->device,
       .phase = problem->phase,
-      .query_dtype = problem->query.dtype ? problem->query.dtype : problem->new_key.dtype,
+      .query_dtype = problem->query.dtype     ? problem->query.dtype
+                     : problem->new_key.dtype ? problem->new_key.dtype
+                                              : problem->input.dtype,
       .key_dtype = problem->key.dtype,
       .value_dtype = problem->value.dtype,
-      .output_dtype = problem->output.dtype,
+      .output_dtype = problem->output.dtype ? problem->output.dtype : problem->codes.dtype,
       .head_dim = (int32_t)head_dim,
       .value_head_dim = (int32_t)value_head_dim,
       .features = problem->features};

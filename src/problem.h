@@ -51,9 +51,13 @@ struct problem {
   int64_t query_scale_rows;
   int64_t key_scale_rows;
   int64_t value_scale_rows;
+  int64_t codes_scale_rows;
 
   bool accumulate;
   bool interleaved; /* of rotary embedding */
+  bool subtract_mean;
+  bool rotate;
+  uint64_t seed; /* of the rotation */
   float scale;
   float softcap;        /* 0: none */
   int64_t window_left;  /* MASK_UNBOUNDED: none */
@@ -115,7 +119,7 @@ bool problem_sequences_alike(const struct problem *problem);
 /* Reads the lengths (host memory); they have passed problem_check_data. */
 struct sequence problem_sequence(const struct problem *problem, int64_t batch);
 
-/* Of an append: the position of a new row in the tables of rotary embedding. */
+/* The position of a row that is appended or quantised in the tables of rotary embedding. */
 int64_t problem_position(const struct problem *problem, const struct sequence *sequence,
                          int64_t row);
 

@@ -35,7 +35,8 @@ static fa3_status check_shape(const char *name, const fa3_tensor *tensor, int64_
   const int64_t entries = packed ? problem->batch : operand->batch;
   if (head == 1) TRY(check_extent(name, tensor, 0, entries, entries, "the batch"));
   /* FlashAttention-3 scales queries by the head of their keys. */
-  TRY(check_extent(name, tensor, head, operand->heads, problem->heads_k, "the heads"));
+  const int64_t or_else = problem->heads_k ? problem->heads_k : operand->heads;
+  TRY(check_extent(name, tensor, head, operand->heads, or_else, "the heads"));
   if (rows == 0) return FA3_OK;
   const int64_t blocks =
       packed ? operand->rows / rows + problem->batch : divide_up(operand->rows, rows);
@@ -65,8 +66,8 @@ static fa3_status read_scale(enum tensor which, const fa3_tensor *tensor, int64_
   const char *name = tensor_rows[which].name;
   const char *model = tensor_rows[tensor_rows[which].model].name;
   const struct operand *operand = problem_operand(problem, tensor_rows[which].model);
-  const fa3_features packing =
-      which == TENSOR_query_scale ? FA3_FEATURE_VARLEN_QUERY : FA3_FEATURE_VARLEN_KEY;
+  const bool of_keys = which == TENSOR_key_scale || which == TENSOR_value_scale;
+  const fa3_features packing = of_keys ? FA3_FEATURE_VARLEN_KEY : FA3_FEATURE_VARLEN_QUERY;
   const bool packed = problem->features & packing;
   if (rows < 0)
     return set_error(FA3_INVALID_SCALE, "%s_rows is %" PRId64 ": expected 0 or more", name, rows);
@@ -85,7 +86,17 @@ static fa3_status read_scale(enum tensor which, const fa3_tensor *tensor, int64_
   return FA3_OK;
 }
 
-fa3_status read_scales(const fa3_forward_args *args, struct problem *problem) {
+/* The scale that a call writes. */
+static fa3_status read_codes_scale(const fa3_quantize_args *args, struct problem *problem) {
+  const fa3_tensor *tensor = &args->codes_scale;
+  problem->codes_scale_rows = args->codes_scale_rows;
+  if (tensor_absent(tensor))
+    return set_error(FA3_INVALID_POINTER, "codes_scale is absent: it is needed");
+  TRY(read_scale(TENSOR_codes_scale, tensor, args->codes_scale_rows, problem));
+  return check_output_strides("codes_scale", tensor);
+}
+
+static fa3_status read_forward_scales(const fa3_forward_args *args, struct problem *problem) {
   problem->query_scale_rows = args->query_scale_rows;
   problem->key_scale_rows = args->key_scale_rows;
   problem->value_scale_rows = args->value_scale_rows;
@@ -98,15 +109,24 @@ fa3_status read_scales(const fa3_forward_args *args, struct problem *problem) {
   return read_scale(TENSOR_value_scale, &args->value_scale, args->value_scale_rows, problem);
 }
 
+fa3_status read_scales(const void *args, struct problem *problem) {
+  if (problem->phase == FA3_FORWARD) return read_forward_scales(args, problem);
+  return problem->phase == FA3_QUANTIZE ? read_codes_scale(args, problem) : FA3_OK;
+}
+
 /* `entry` is the sequence's index where it is packed, else the batch entry. */
-static float scale_of(const struct operand *scale, int64_t rows, const int32_t *cu_seqlens,
-                      int64_t entry, int64_t head, int64_t row) {
-  if (!scale->dtype) return 1;
+static float *scale_at(const struct operand *scale, int64_t rows, const int32_t *cu_seqlens,
+                       int64_t entry, int64_t head, int64_t row) {
   int64_t block = rows ? row / rows : 0;
   if (rows && cu_seqlens) block += cu_seqlens[entry] / rows + entry;
   const int64_t at =
       entry * scale->stride_batch + head * scale->stride_head + block * scale->stride_row;
-  return ((const float *)(const void *)scale->data)[at];
+  return (float *)(void *)scale->data + at;
+}
+
+static float scale_of(const struct operand *scale, int64_t rows, const int32_t *cu_seqlens,
+                      int64_t entry, int64_t head, int64_t row) {
+  return scale->dtype ? *scale_at(scale, rows, cu_seqlens, entry, head, row) : 1;
 }
 
 float query_scale_of(const struct problem *problem, const struct sequence *sequence, int64_t head,
@@ -127,4 +147,10 @@ float value_scale_of(const struct problem *problem, const struct sequence *seque
                      int64_t row) {
   return scale_of(&problem->value_scale, problem->value_scale_rows, problem->cu_seqlens_k,
                   problem->cu_seqlens_k ? sequence->index : sequence->batch_k, head, row);
+}
+
+float *codes_scale_at(const struct problem *problem, const struct sequence *sequence, int64_t head,
+                      int64_t row) {
+  return scale_at(&problem->codes_scale, problem->codes_scale_rows, problem->cu_seqlens_q,
+                  problem->cu_seqlens_q ? sequence->index : sequence->batch_q, head, row);
 }

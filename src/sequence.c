@@ -71,7 +71,7 @@ static fa3_status check_pages(const struct problem *problem, int64_t b, int64_t 
   return FA3_OK;
 }
 
-/* Of an append: that each new row's is in the tables. */
+/* That the position of each row that is turned is in the tables. */
 static fa3_status check_positions(const struct problem *problem, int64_t b) {
   const struct sequence sequence = problem_sequence(problem, b);
   if (!problem->rotary_cos.dtype) return FA3_OK;
@@ -87,6 +87,8 @@ static fa3_status check_positions(const struct problem *problem, int64_t b) {
 }
 
 static fa3_status check_lengths(const struct problem *problem) {
+  const bool turned =
+      problem->phase == FA3_QUANTIZE && problem->rotary_cos.dtype && has_elements(&problem->input);
   if (problem->cu_seqlens_q)
     TRY(check_cu_seqlens("cu_seqlens_q", problem->cu_seqlens_q, problem->batch, problem->rows_q,
                          problem->max_seqlen_q));
@@ -94,7 +96,7 @@ static fa3_status check_lengths(const struct problem *problem) {
     TRY(check_cu_seqlens("cu_seqlens_k", problem->cu_seqlens_k, problem->batch, problem->rows_k,
                          problem->max_seqlen_k));
   if (!problem->seqused_q && !problem->seqused_k && !problem->leftpad_k &&
-      !problem->cache_batch_index && !problem->diagonal &&
+      !problem->cache_batch_index && !problem->diagonal && !turned &&
       !(problem->features & FA3_FEATURE_PAGE_TABLE))
     return FA3_OK; /* of any number of sequences, in no time */
   for (int64_t b = 0; b < problem->batch; b++) {
@@ -115,6 +117,7 @@ static fa3_status check_lengths(const struct problem *problem) {
       used += added;
       TRY(check_positions(problem, b));
     }
+    if (turned) TRY(check_positions(problem, b));
     TRY(check_pages(problem, b, used));
     TRY(check_entry("cache_batch_index", problem->cache_batch_index, b, problem->batch_k - 1,
                     "an entry of key's batch"));

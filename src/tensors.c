@@ -58,6 +58,11 @@ static const struct argument combine_arguments[] = {
 #include "tensors.def"
 };
 
+static const struct argument quantize_arguments[] = {
+#define QUANTIZE(use, name) {offsetof(fa3_quantize_args, name), TENSOR_##name, use},
+#include "tensors.def"
+};
+
 /* `last` is the last field of the struct's first version. */
 #define STRUCT(pass, last)                                                                     \
   {                                                                                            \
@@ -71,6 +76,7 @@ const struct argument_struct *arguments_of(fa3_phase phase) {
   static const struct argument_struct backward = STRUCT(backward, workspace_size);
   static const struct argument_struct append = STRUCT(append, num_threads);
   static const struct argument_struct combine = STRUCT(combine, num_threads);
+  static const struct argument_struct quantize = STRUCT(quantize, num_threads);
   switch (phase) {
     case FA3_FORWARD:
       return &forward;
@@ -80,6 +86,8 @@ const struct argument_struct *arguments_of(fa3_phase phase) {
       return &append;
     case FA3_COMBINE:
       return &combine;
+    case FA3_QUANTIZE:
+      return &quantize;
     default:
       return NULL;
   }

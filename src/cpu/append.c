@@ -5,6 +5,7 @@
 #include "cache.h"
 #include "integer.h"
 #include "processors.h"
+#include "rotary.h"
 #include "threads.h"
 
 /* A thread's task; fewer rows are not worth waking one. */
@@ -13,25 +14,6 @@ enum { ROWS_OF_TASK = 16 };
 static int32_t threads_of(const struct problem *problem, int64_t tasks) {
   const int32_t threads = problem->num_threads ? problem->num_threads : default_threads();
   return (int32_t)larger(smaller(smaller(threads, MOST_THREADS), tasks), 1);
-}
-
-/* A head of a key or a query, with its first elements turned by the row's angles. */
-static void turn_head(const struct problem *problem, const char *from, char *to, fa3_dtype dtype,
-                      int64_t position) {
-  const int64_t pairs = problem->rotary_cos.dim, size = (int64_t)fa3_dtype_size(dtype);
-  const char *const cos = element(&problem->rotary_cos, 0, position, 0);
-  const char *const sin = element(&problem->rotary_sin, 0, position, 0);
-  for (int64_t i = 0; i < pairs; i++) {
-    const int64_t first = problem->interleaved ? 2 * i : i;
-    const int64_t second = problem->interleaved ? first + 1 : i + pairs;
-    const float x = load_element(from, dtype, first), y = load_element(from, dtype, second);
-    const float c = load_element(cos, problem->rotary_cos.dtype, i);
-    const float s = load_element(sin, problem->rotary_sin.dtype, i);
-    store_element(to, dtype, first, x * c - y * s);
-    store_element(to, dtype, second, x * s + y * c);
-  }
-  memmove(to + 2 * pairs * size, from + 2 * pairs * size,
-          (size_t)((problem->head_dim - 2 * pairs) * size));
 }
 
 static void append_row(const struct problem *problem, const struct sequence *sequence,
@@ -43,7 +25,7 @@ static void append_row(const struct problem *problem, const struct sequence *seq
     const char *from = element(&problem->new_key, sequence->batch_q, at, head);
     char *to = cache_row(&problem->key, sequence, key, head);
     if (turned)
-      turn_head(problem, from, to, problem->key.dtype, position);
+      turn_head(problem, from, problem->new_key.dtype, position, to, problem->key.dtype);
     else
       memcpy(to, from, (size_t)(problem->head_dim * element_size(&problem->key)));
     memcpy(cache_row(&problem->value, sequence, key, head),
@@ -51,9 +33,9 @@ static void append_row(const struct problem *problem, const struct sequence *seq
            (size_t)(problem->value_head_dim * element_size(&problem->value)));
   }
   for (int64_t head = 0; head < problem->query.heads; head++)
-    turn_head(problem, element(&problem->query, sequence->batch_q, at, head),
-              element(&problem->rotated_query, sequence->batch_q, at, head), problem->query.dtype,
-              position);
+    turn_head(problem, element(&problem->query, sequence->batch_q, at, head), problem->query.dtype,
+              position, element(&problem->rotated_query, sequence->batch_q, at, head),
+              problem->rotated_query.dtype);
 }
 
 struct append_call {

@@ -11,6 +11,7 @@
 #include "forward.h"
 #include "level.h"
 #include "processors.h"
+#include "quantize.h"
 #include "validate.h"
 
 enum { LARGEST_HEAD_DIM = 256 };
@@ -83,6 +84,7 @@ static bool is_output_dtype(fa3_dtype dtype, fa3_dtype of) {
 
 static fa3_status supports(const fa3_capability *capability) {
   if (capability->phase == FA3_APPEND || capability->phase == FA3_COMBINE) return FA3_OK;
+  if (capability->phase == FA3_QUANTIZE) return cpu_supports_quantize(capability);
   fa3_dtype dtype = capability->query_dtype;
   if (!is_input_dtype(capability->phase, dtype))
     return set_error(FA3_UNSUPPORTED,
@@ -130,9 +132,14 @@ static const struct routines *routines_for(const struct level *level,
 
 _Static_assert(sizeof(struct cpu_plan) <= ENGINE_PLAN_SIZE, "the engine's plan");
 
+/* The other phases have no plan, and run on any processor. */
+static bool is_attention(fa3_phase phase) {
+  return phase == FA3_FORWARD || phase == FA3_BACKWARD;
+}
+
 static fa3_status plan(const struct problem *problem, struct plan *plan) {
   plan->workspace_size = 0;
-  if (problem->phase == FA3_APPEND || problem->phase == FA3_COMBINE) return FA3_OK;
+  if (!is_attention(problem->phase)) return FA3_OK;
   const struct level *level = cpu_level();
   if (!level) return FA3_INVALID_ENVIRONMENT;
   const struct routines *routines = routines_for(level, problem);
@@ -152,6 +159,10 @@ static fa3_status run(const struct problem *problem, const struct plan *plan) {
   }
   if (problem->phase == FA3_COMBINE) {
     cpu_combine(problem);
+    return FA3_OK;
+  }
+  if (problem->phase == FA3_QUANTIZE) {
+    cpu_quantize(problem);
     return FA3_OK;
   }
   const struct level *level = cpu_level();

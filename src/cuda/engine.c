@@ -58,8 +58,8 @@ static fa3_status supports(const fa3_capability *capability) {
     return set_error(FA3_UNSUPPORTED,
                      "this build of libfa3 has no CUDA kernels (it was made without nvcc)");
   if (capability->phase >= PHASES || !phases[capability->phase].supports)
-    return set_error(FA3_UNSUPPORTED, "phase is %" PRId32 ": no CUDA kernel does that",
-                     capability->phase);
+    return set_error(FA3_UNSUPPORTED, "phase is %" PRId32 " (%s): no CUDA kernel does that",
+                     capability->phase, arguments_of(capability->phase)->name);
   return phases[capability->phase].supports(capability);
 }
 

@@ -1,0 +1,12 @@
+/* Rotary embedding (RoFormer, arXiv 2104.09864). */
+#ifndef FA3_CPU_ROTARY_H
+#define FA3_CPU_ROTARY_H
+
+#include "problem.h"
+
+/* A head of head_dim elements, the first of them turned by the angles of its row's position; each
+ * is rounded once. `to` may be `from` where they have one dtype. */
+void turn_head(const struct problem *problem, const char *from, fa3_dtype from_dtype,
+               int64_t position, char *to, fa3_dtype to_dtype);
+
+#endif
