@@ -6,7 +6,15 @@
 
 #include "routines.h"
 
+/* Under a sanitizer the compiler decides: with all the checks inlined as well it took minutes. */
+#ifdef __has_feature
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define INLINE static inline
+#endif
+#endif
+#ifndef INLINE
 #define INLINE static inline __attribute__((always_inline))
+#endif
 
 #define PANEL (2 * VECTOR)
 
