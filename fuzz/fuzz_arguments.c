@@ -1,6 +1,6 @@
-/* fa3_forward and fa3_backward with any arguments: the first byte chooses the pass, then come the
- * struct and what the tensors hold. What the checks take is also run, if it is small, in memory of
- * exactly the size that the arguments describe. */
+/* Every call with any arguments: the first byte chooses it, then come the struct and what the
+ * tensors hold. What the checks take is also run, if it is small, in memory of exactly the size
+ * that the arguments describe. */
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,25 +10,71 @@
 
 enum { LARGEST_EXTENT = 64, LARGEST_TENSOR = 1 << 12, LARGEST_MEMORY = 1 << 20 };
 
-/* The arguments of either pass, in room for a struct of any size that the library reads. */
+/* The arguments of a call, in room for a struct of any size that the library reads. */
 static union {
   fa3_forward_args forward;
   fa3_backward_args backward;
+  fa3_append_args append;
+  fa3_combine_args combine;
   char room[1 << 16];
 } args;
-static bool backward;
 
-static int32_t *num_threads(void) {
-  return backward ? &args.backward.num_threads : &args.forward.num_threads;
+static fa3_status run_forward(void) {
+  return fa3_forward(&args.forward);
+}
+static fa3_status run_backward(void) {
+  return fa3_backward(&args.backward);
+}
+static fa3_status run_append(void) {
+  return fa3_append(&args.append);
+}
+static fa3_status run_combine(void) {
+  return fa3_combine(&args.combine);
+}
+static fa3_status forward_workspace(size_t *bytes) {
+  return fa3_forward_workspace(&args.forward, bytes);
+}
+static fa3_status backward_workspace(size_t *bytes) {
+  return fa3_backward_workspace(&args.backward, bytes);
 }
 
-static fa3_status workspace_size(size_t *bytes) {
-  return backward ? fa3_backward_workspace(&args.backward, bytes)
-                  : fa3_forward_workspace(&args.forward, bytes);
+struct target {
+  fa3_phase phase;
+  fa3_status (*run)(void);
+  int32_t *num_threads;
+  /* Of a call that has a workspace. */
+  fa3_status (*find_workspace_size)(size_t *bytes);
+  void **workspace;
+  size_t *workspace_size;
+  fa3_status (*plan_cuda)(const struct problem *, const struct cuda_facts *, struct cuda_plan *);
+};
+static const struct target targets[] = {
+    {FA3_FORWARD, run_forward, &args.forward.num_threads, forward_workspace,
+     &args.forward.workspace, &args.forward.workspace_size, plan_forward},
+    {FA3_BACKWARD, run_backward, &args.backward.num_threads, backward_workspace,
+     &args.backward.workspace, &args.backward.workspace_size, plan_backward},
+    {.phase = FA3_APPEND, .run = run_append, .num_threads = &args.append.num_threads},
+    {.phase = FA3_COMBINE, .run = run_combine, .num_threads = &args.combine.num_threads},
+};
+enum { TARGETS = sizeof targets / sizeof *targets };
+static const struct target *target;
+
+static const struct argument_struct *arguments(void) {
+  return arguments_of(target->phase);
 }
 
-static fa3_status run(void) {
-  return backward ? fa3_backward(&args.backward) : fa3_forward(&args.forward);
+static fa3_tensor *tensor_at(int i) {
+  return argument_in(&args, &arguments()->arguments[i]);
+}
+
+/* All that the library says of the arguments without their data. A call without a workspace has no
+ * function for that, but goes no further without data. */
+static fa3_status check_arguments(size_t *bytes) {
+  if (target->find_workspace_size) return target->find_workspace_size(bytes);
+  for (int i = 0; i < arguments()->count; i++) tensor_at(i)->data = NULL;
+  const fa3_status status = target->run();
+  return status == FA3_INVALID_POINTER && strstr(fa3_last_error(), ".data is null") ? FA3_OK
+                                                                                    : status;
 }
 
 static void check_refusal(fa3_status status) {
@@ -44,16 +90,10 @@ static void check_cuda_plan(void) {
   struct problem problem;
   struct cuda_plan plan;
   args.forward.device.type = FA3_CUDA;
-  *num_threads() = 0;
-  fa3_status status = problem_from_args(backward ? FA3_BACKWARD : FA3_FORWARD, &args, &problem);
-  if (!status)
-    status =
-        backward ? plan_backward(&problem, &facts, &plan) : plan_forward(&problem, &facts, &plan);
+  *target->num_threads = 0;
+  fa3_status status = problem_from_args(target->phase, &args, &problem);
+  if (!status && target->plan_cuda) status = target->plan_cuda(&problem, &facts, &plan);
   if (status) check_refusal(status);
-}
-
-static const struct argument_struct *arguments(void) {
-  return arguments_of(backward ? FA3_BACKWARD : FA3_FORWARD);
 }
 
 /* From the first element to the last. */
@@ -77,50 +117,52 @@ static bool is_small(const fa3_tensor *tensor) {
 
 static bool all_small(void) {
   for (int i = 0; i < arguments()->count; i++)
-    if (!is_small(argument_in(&args, &arguments()->arguments[i]))) return false;
+    if (!is_small(tensor_at(i))) return false;
   return true;
 }
 
 /* `contents`, over and over, is what the tensors hold. */
 static void run_call(const uint8_t *contents, size_t size) {
   for (int i = 0; i < arguments()->count; i++) {
-    fa3_tensor *tensor = argument_in(&args, &arguments()->arguments[i]);
-    const size_t bytes = tensor->rank ? (size_t)bytes_of(tensor) : 0;
-    uint8_t *memory = tensor->data = bytes ? malloc(bytes) : NULL;
+    const size_t bytes = tensor_at(i)->rank ? (size_t)bytes_of(tensor_at(i)) : 0;
+    uint8_t *memory = tensor_at(i)->data = bytes ? malloc(bytes) : NULL;
     if (bytes && !memory) abort();
     for (size_t b = 0; b < bytes; b++) memory[b] = size ? contents[b % size] : 0;
   }
-  void **workspace = backward ? &args.backward.workspace : &args.forward.workspace;
-  size_t *bytes = backward ? &args.backward.workspace_size : &args.forward.workspace_size;
-  *num_threads() = 1;
-  if (workspace_size(bytes)) abort();
-  *workspace = malloc(*bytes);
-  fa3_status status = run();
+  *target->num_threads = 1;
+  void *workspace = NULL;
+  if (target->workspace) {
+    if (target->find_workspace_size(target->workspace_size)) abort();
+    workspace = *target->workspace = malloc(*target->workspace_size);
+  }
+  fa3_status status = target->run();
   if (status) check_refusal(status);
   if (status && status != FA3_INVALID_LENGTHS) abort();
-  free(*workspace);
-  for (int i = 0; i < arguments()->count; i++)
-    free(argument_in(&args, &arguments()->arguments[i])->data);
+  free(workspace);
+  for (int i = 0; i < arguments()->count; i++) free(tensor_at(i)->data);
 }
 
-/* The library reads no more of a struct than struct_size says, and nor does what follows. */
-static void forget_beyond_struct(void) {
-  const size_t size = args.forward.struct_size;
-  if (size < sizeof args.room) memset(args.room + size, 0, sizeof args.room - size);
+/* What the library reads of the input: as many bytes as their struct_size says, so that inputs stay
+ * what they are when a struct grows. */
+static size_t take_struct(const uint8_t *data, size_t size) {
+  memset(&args, 0, sizeof args);
+  memcpy(&args, data, size < sizeof(size_t) ? size : sizeof(size_t));
+  size_t given = args.forward.struct_size;
+  if (given < sizeof(size_t)) given = sizeof(size_t);
+  if (given > sizeof args) given = sizeof args;
+  if (given > size) given = size;
+  memcpy(&args, data, given);
+  return given;
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   const size_t untouched = 0x5a5a5a5a;
   size_t bytes = untouched;
   if (size == 0) return 0;
-  backward = *data++ & 1;
+  target = &targets[*data++ % TARGETS];
   size--;
-  const size_t args_size = backward ? sizeof args.backward : sizeof args.forward;
-  const size_t given = size < args_size ? size : args_size;
-  memset(&args, 0, sizeof args);
-  memcpy(&args, data, given);
-  forget_beyond_struct();
-  fa3_status status = workspace_size(&bytes);
+  const size_t given = take_struct(data, size);
+  fa3_status status = check_arguments(&bytes);
   if (status) {
     check_refusal(status);
     if (bytes != untouched) abort();

@@ -1,5 +1,7 @@
 /* The CPU engine's threads (src/cpu/threads.h) and how many of them there are by default. */
 #include <pthread.h>
+#include <sched.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -92,6 +94,62 @@ static void test_turns(void **state) {
   }
 }
 
+/* What a crowd does to a call: its helper lost its processor in the middle of a task. */
+static void lose_processor(void *argument, int64_t task, int32_t place) {
+  atomic_bool *helped = argument;
+  (void)task;
+  if (place > 0) {
+    atomic_store(helped, true);
+    (void)nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
+  }
+  while (!atomic_load(helped)) sched_yield();
+}
+
+struct places {
+  double seconds; /* of work in a task */
+  atomic_int helped;
+};
+
+static double processor_seconds(void) {
+  struct timespec now;
+  (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static void record_place(void *argument, int64_t task, int32_t place) {
+  struct places *places = argument;
+  const double end = processor_seconds() + places->seconds;
+  (void)task;
+  if (place > 0) atomic_fetch_add(&places->helped, 1);
+  while (processor_seconds() < end) continue;
+  sched_yield(); /* on one processor it is the helpers' turn */
+}
+
+/* Short calls are then done by their caller, long ones have helpers as ever, and so have short ones
+ * some time after. Each is tried until the machine, which may be crowded, lets it be seen. */
+static void test_calls_in_a_crowd(void **state) {
+  (void)state;
+  bool alone = false, long_helped = false, helped_again = false;
+  for (int i = 0; i < 50 && !(alone && long_helped); i++) {
+    atomic_bool helped = false;
+    struct places short_call = {.seconds = 2e-5}, long_call = {.seconds = 1e-3};
+    threads_for(2, 2, lose_processor, &helped);
+    threads_for(4, 6, record_place, &short_call);
+    threads_for(4, 20, record_place, &long_call);
+    alone |= short_call.helped == 0;
+    long_helped |= long_call.helped > 0;
+  }
+  for (int i = 0; i < 50 && !helped_again; i++) {
+    struct places call = {.seconds = 1e-4};
+    (void)nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
+    threads_for(4, 8, record_place, &call);
+    helped_again = call.helped > 0;
+  }
+  assert_true(alone);
+  assert_true(long_helped);
+  assert_true(helped_again);
+}
+
 static void test_lists_of_threads(void **state) {
   (void)state;
   static const struct {
@@ -156,7 +214,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_each_task_once),   cmocka_unit_test(test_callers_at_once),
       cmocka_unit_test(test_no_tasks),         cmocka_unit_test(test_turns),
-      cmocka_unit_test(test_lists_of_threads), cmocka_unit_test(test_control_groups),
+      cmocka_unit_test(test_calls_in_a_crowd), cmocka_unit_test(test_lists_of_threads),
+      cmocka_unit_test(test_control_groups),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

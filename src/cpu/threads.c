@@ -18,6 +18,9 @@
 enum {
   LOOK_OUT_NANOSECONDS = 200000, /* a few times what it takes to wake a thread */
   NAP_NANOSECONDS = 50000,
+  ALONE_NANOSECONDS = 1000000, /* of work; a turn on a processor takes several times that */
+  SHORTEST_CROWD_NANOSECONDS = 20000000,
+  LONGEST_CROWD_NANOSECONDS = 1280000000,
   STACK_BYTES = 1 << 20, /* the tasks' needs are small, address space may be short */
   CACHE_LINE = 64,
   WOKEN_BY_ONE = 2 /* whoever is woken wakes others: many are up soon */
@@ -42,6 +45,8 @@ static struct {
   int32_t helpers;
   int32_t looking_out;
   atomic_int callers; /* that sleep until their helpers have left */
+  _Atomic int64_t crowded_until;
+  int64_t crowd_nanoseconds; /* how long that was */
 } pool = {.lock = PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP,
           .published = PTHREAD_COND_INITIALIZER,
           .left = PTHREAD_COND_INITIALIZER};
@@ -54,10 +59,14 @@ static void pause_briefly(void) {
 #endif
 }
 
-static int64_t nanoseconds(void) {
+static int64_t nanoseconds_of(clockid_t clock) {
   struct timespec now;
-  (void)clock_gettime(CLOCK_MONOTONIC, &now);
+  (void)clock_gettime(clock, &now);
   return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+static int64_t nanoseconds(void) {
+  return nanoseconds_of(CLOCK_MONOTONIC);
 }
 
 /* A bounded wait without sleep: false if `ready` did not come true. */
@@ -72,12 +81,41 @@ static bool look_out(bool (*ready)(const void *), const void *argument) {
   return false;
 }
 
+static bool do_task(struct job *job, int32_t place) {
+  const int64_t task = atomic_fetch_add_explicit(&job->next_task, 1, memory_order_relaxed);
+  if (task >= job->tasks) return false;
+  job->work(job->argument, task, place);
+  return true;
+}
+
 static void do_tasks(struct job *job, int32_t place) {
-  for (;;) {
-    const int64_t task = atomic_fetch_add_explicit(&job->next_task, 1, memory_order_relaxed);
-    if (task >= job->tasks) return;
-    job->work(job->argument, task, place);
-  }
+  while (do_task(job, place)) continue;
+}
+
+/* A crowd: other threads want the processors too, as those of an OpenMP runtime that spin after
+ * their work. A helper may then lose its processor in the middle of a task, for milliseconds, and
+ * its caller waits. So calls begin alone, and have helpers only for what is not done soon; idle
+ * helpers sleep at once. A crowd is seen by such a wait, and believed in for a time that doubles
+ * while it is seen again. */
+static bool is_crowded(int64_t now) {
+  return now < atomic_load_explicit(&pool.crowded_until, memory_order_relaxed);
+}
+
+/* The pool is locked. */
+static void see_crowd(int64_t now) {
+  const bool again = now < pool.crowded_until + LONGEST_CROWD_NANOSECONDS;
+  const int64_t longer = again ? 2 * pool.crowd_nanoseconds : 0;
+  pool.crowd_nanoseconds =
+      smaller(larger(longer, SHORTEST_CROWD_NANOSECONDS), LONGEST_CROWD_NANOSECONDS);
+  pool.crowded_until = now + pool.crowd_nanoseconds;
+}
+
+/* False if tasks may be left. Time in which the caller has no processor either does not count. */
+static bool do_short_work(struct job *job) {
+  const int64_t end = nanoseconds_of(CLOCK_THREAD_CPUTIME_ID) + ALONE_NANOSECONDS;
+  while (do_task(job, 0))
+    if (nanoseconds_of(CLOCK_THREAD_CPUTIME_ID) > end) return false;
+  return true;
 }
 
 /* The functions from here to help() are called with the pool locked. */
@@ -105,7 +143,7 @@ static bool any_job(const void *unused) {
 }
 
 static struct job *wait_for_job(void) {
-  if (!pool.jobs) {
+  if (!pool.jobs && !is_crowded(nanoseconds())) {
     pool.looking_out++;
     pthread_mutex_unlock(&pool.lock);
     (void)look_out(any_job, NULL);
@@ -152,6 +190,7 @@ static void after_fork_in_child(void) {
   pool.jobs = NULL;
   pool.helpers = pool.looking_out = 0;
   pool.callers = 0;
+  pool.crowded_until = 0;
   pool.published = pool.left = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
   pool.lock = (pthread_mutex_t)PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP;
 }
@@ -208,15 +247,20 @@ static bool no_helper(const void *argument) {
   return atomic_load(&job->helpers) == 0;
 }
 
-static void withdraw_and_wait(struct job *job) {
+/* `worked`: nanoseconds of the caller's own tasks, among them some as long as a helper's last. */
+static void withdraw_and_wait(struct job *job, int64_t worked) {
   pthread_mutex_lock(&pool.lock);
   withdraw(job);
   pthread_mutex_unlock(&pool.lock);
+  if (no_helper(job)) return;
+  const int64_t start = nanoseconds();
   if (look_out(no_helper, job)) return;
   pthread_mutex_lock(&pool.lock);
   pool.callers++;
   while (!no_helper(job)) pthread_cond_wait(&pool.left, &pool.lock);
   pool.callers--;
+  const int64_t now = nanoseconds();
+  if (now - start > worked) see_crowd(now);
   pthread_mutex_unlock(&pool.lock);
 }
 
@@ -227,11 +271,13 @@ void threads_for(int32_t threads, int64_t tasks, task_work *work, void *argument
     do_tasks(&job, 0);
     return;
   }
+  const int64_t start = nanoseconds();
+  if (is_crowded(start) && do_short_work(&job)) return;
   int cancel; /* a caller that is cancelled now is so when its helpers have left */
   (void)pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
   publish(&job);
   do_tasks(&job, 0);
-  withdraw_and_wait(&job);
+  withdraw_and_wait(&job, nanoseconds() - start);
   (void)pthread_setcancelstate(cancel, NULL);
 }
 
