@@ -237,7 +237,7 @@ def check_timeline_sources(toy):
     }
     for part, wanted in defaults.items():
         expect(part, int(toy.element(part).get_attribute("value")), wanted)
-    assert "600 to 800 clocks" in notes
+    assert "600 to 800 clocks" in notes and "-> 79.3% of cycles at d=128 8k" in notes
     expect("load", toy.element("load").get_attribute("value"), "700")
 
 

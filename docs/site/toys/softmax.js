@@ -69,6 +69,9 @@ toys.start("softmax", (root, library) => {
     return lines;
   }
 
+  const short = (weight) =>
+    weight > 0 && weight < 0.001 ? "< 0.001" : String(Number(weight.toFixed(3)));
+
   // The weight of each key so far, relative to today's maximum: what the rescaling does to it.
   function picture(scores, { rows, exponentials }, width) {
     const column = 56, left = 52, top = 18, high = 90, count = scores.length;
@@ -87,7 +90,7 @@ toys.start("softmax", (root, library) => {
           x, y: top + high - height, width: column - 8, height,
           class: tile === step - 1 ? "bar current" : "bar",
         }),
-        toys.svg("text", { x: x + column / 2 - 4, y: top - 5, class: "middle" }, seen ? shown(weight, 3) : "?"),
+        toys.svg("text", { x: x + column / 2 - 4, y: top - 5, class: "middle" }, seen ? short(weight) : "?"),
         toys.svg("text", { x: x + column / 2 - 4, y: top + high + 16, class: "middle mono" }, shown(score, 4)),
       );
       if (key % width === 0 && key > 0)

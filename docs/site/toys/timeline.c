@@ -203,7 +203,7 @@ static void advance(struct simulation *s, double then) {
 
 int toy_timeline(const struct timeline *timeline, struct span *spans, int most) {
   struct simulation s = {.t = timeline, .spans = spans, .most = most};
-  s.consumers[1].until = timeline->second_starts;
+  s.consumers[1].until = timeline->load + timeline->second_starts;
   for (;;) {
     bool stepped = true;
     while (stepped) {

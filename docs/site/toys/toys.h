@@ -71,7 +71,7 @@ struct timeline {
   double softmax;       /* maximum, exponentials, packing */
   double issue;         /* from the turn to the first product under way */
   double load;          /* a tile of keys or values */
-  double second_starts; /* how much later the second warpgroup does */
+  double second_starts; /* how much later than the first, which starts with the first keys */
 };
 
 enum { LANE_LOADS, LANE_FIRST, LANE_SECOND, LANE_UNIT, LANES };
