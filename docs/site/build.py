@@ -34,6 +34,7 @@ CHAPTERS = [
     "flash-attention",
     "hopper",
     "ladder",
+    "backward",
 ]
 
 

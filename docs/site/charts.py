@@ -208,8 +208,52 @@ def turns():
     )
 
 
+def gradients():
+    """Which sums stay in a block and which travel."""
+    left, top, side = 96, 44, 44
+    parts = [
+        f'<text x="{left + 88}" y="14" text-anchor="middle">keys: a block each</text>',
+        f'<text x="{left - 10}" y="{top + 84}" text-anchor="end">queries</text>',
+        f'<text x="{left - 10}" y="{top + 101}" text-anchor="end" class="muted">steps</text>',
+    ]
+    for column in range(4):
+        kind = "score" if column == 1 else "panel"
+        parts.append(
+            f'<text class="muted small" x="{left + column * side + 22}" y="34" text-anchor="middle">'
+            f"{column}</text>"
+        )
+        for row in range(4):
+            parts.append(
+                f'<rect class="{kind}" x="{left + column * side + 1}" y="{top + row * side + 1}" '
+                f'width="{side - 2}" height="{side - 2}"/>'
+            )
+    x = left + 1.5 * side
+    parts.append(
+        f'<path class="ink" d="M{x} {top + 8} V{top + 4 * side + 14} '
+        f'M{x - 5} {top + 4 * side + 8} L{x} {top + 4 * side + 14} L{x + 5} {top + 4 * side + 8}"/>'
+        f'<text x="{x}" y="{top + 4 * side + 32}" text-anchor="middle">dK, dV: stay in the block</text>'
+    )
+    y = top + 2.5 * side
+    parts.append(
+        f'<path class="ink" d="M{left + 4} {y} H{left + 4 * side + 12} '
+        f'M{left + 4 * side + 6} {y - 5} L{left + 4 * side + 12} {y} L{left + 4 * side + 6} {y + 5}"/>'
+        f'<text x="{left + 4 * side + 16}" y="{y - 4}">dQ: across</text>'
+        f'<text x="{left + 4 * side + 16}" y="{y + 13}">blocks</text>'
+    )
+    return drawing(
+        top + 4 * side + 42,
+        "The sums of the backward pass",
+        "Four by four tiles. A block has a column of them, one tile of keys, and sums dK and dV down "
+        "the column. dQ of a tile of queries is summed along a row, across all blocks.",
+        parts,
+        "A block has one tile of keys, a column. Sums down the column stay in it; the sum along a row "
+        "goes across all blocks.",
+    )
+
+
 CHARTS = {
     "causal": causal,
+    "gradients": gradients,
     "ladder": ladder,
     "together": together,
     "turns": turns,
