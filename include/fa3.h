@@ -314,7 +314,7 @@ enum {
  * Numerics. Both products and the softmax accumulate in float32. On 16-bit inputs the
  * probabilities may be rounded to the input's dtype before the second product, as every
  * FlashAttention does. E4M3 inputs are taken on the CPU alone so far, which computes on them in
- * float32 throughout.
+ * float32 throughout: of all three, or of a cache of keys and values under any queries.
  *
  * Edges. A query that sees no key gives output 0 and lse -infinity (without a sink).
  * Empty sequences and an empty batch are not errors. NaN and infinity reach the rows that
@@ -327,8 +327,8 @@ typedef struct fa3_forward_args {
   void *stream;       /* CUstream for a GPU (null: the default stream); null for the CPU */
 
   fa3_tensor query;  /* float32, float16, bfloat16 or E4M3 */
-  fa3_tensor key;    /* query's dtype */
-  fa3_tensor value;  /* query's dtype */
+  fa3_tensor key;    /* query's dtype, or E4M3 (on the CPU alone so far) */
+  fa3_tensor value;  /* key's dtype */
   fa3_tensor output; /* query's dtype or float32, of E4M3 float32, float16 or bfloat16; written,
                         except rows past seqused_q */
 
@@ -434,7 +434,8 @@ typedef struct fa3_forward_args {
    *
    * `heads` are the tensor's; of query also heads_k, and then its scale is that of its keys' head.
    * `batch` is that of key and value where cache_batch_index is given. Rows are counted from the
-   * sequence's first in memory, padding included. Not with page_table: FA3_UNSUPPORTED. */
+   * sequence's first in memory, padding included. With page_table a page stands for a sequence: of
+   * key and value (1), (pages, heads), or (pages, heads, blocks) with the blocks of a page. */
   fa3_tensor query_scale;
   fa3_tensor key_scale;
   fa3_tensor value_scale;
@@ -553,10 +554,11 @@ typedef struct fa3_append_args {
   fa3_device device;
   void *stream;
 
-  fa3_tensor new_key; /* (batch, seqlen_q, heads_k, head_dim), or (total_q, ...): any float dtype */
+  fa3_tensor new_key;   /* (batch, seqlen_q, heads_k, head_dim), or (total_q, ...): any float dtype,
+                           with rotary_cos not E4M3 */
   fa3_tensor new_value; /* (batch, seqlen_q, heads_k, value_head_dim); new_key's dtype */
-  fa3_tensor key;       /* the cache, dense or in pages; new_key's dtype; written */
-  fa3_tensor value;
+  fa3_tensor key;       /* the cache, dense or in pages; new_key's dtype or E4M3; written */
+  fa3_tensor value;     /* key's dtype; written */
 
   /* Optional, both or neither: queries of the same rows, to be turned as the keys are. They may be
    * the same memory. Needs rotary_cos. */
@@ -584,6 +586,19 @@ typedef struct fa3_append_args {
   int64_t max_seqlen_q;
   uint32_t flags; /* FA3_ROTARY_INTERLEAVED */
   int32_t num_threads;
+
+  /* Optional, float32, of an E4M3 cache that new rows of another dtype go into: the cache's scales,
+   * in the shapes of fa3_forward_args. A code is the number, turned, over its scale, rounded once
+   * to nearest even; what is beyond 448 becomes 448, an infinity NaN. Without a scale it is 1.
+   *
+   * With ..._scale_rows 1 each row of a head has a scale of its own, which is written: the largest
+   * finite magnitude / 448, at least 2^-126. Other scales are the caller's and read; where one is
+   * 0, codes are finite. They are refused for new rows that are E4M3: their codes are copied, and
+   * their scales are the caller's to copy. */
+  fa3_tensor key_scale;
+  fa3_tensor value_scale;
+  int64_t key_scale_rows; /* rows that share a scale; 0: all of a sequence, or page */
+  int64_t value_scale_rows;
 } fa3_append_args;
 
 /* Needs no workspace. No two sequences may be given the same rows. On the CPU alone so far: a GPU

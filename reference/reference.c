@@ -52,7 +52,7 @@ void reference_row(const fa3_forward_args *args, int64_t batch, int64_t head, in
     if (!row_sees(&r, j)) continue;
     double weight = exp(score(&r, j, &magnitude) - max);
     double values[MAX_HEAD_DIM];
-    load_elements(value, row_key_index(&r, value, j), value_head_dim, values);
+    load_key(&r, j, true, values);
     sum += weight;
     for (int64_t d = 0; d < value_head_dim; d++) output[d] += weight * values[d];
   }
@@ -75,8 +75,10 @@ struct scores {
 static double score_error(const struct row *row, const struct scores *scores, double magnitude) {
   const fa3_forward_args *args = row->args;
   const double head_dim = (double)args->query.shape[args->query.rank - 1];
-  return chain(head_dim) * magnitude + fabs(row->scale) * head_dim * 0x1p-126 +
-         16 * UNIT_ROUNDOFF * scores->largest + 8 * UNIT_ROUNDOFF * (double)args->softcap;
+  const double factors = args->key.dtype == FA3_FLOAT8_E4M3 ? 4 : 0;
+  return (chain(head_dim) + factors * UNIT_ROUNDOFF) * magnitude +
+         fabs(row->scale) * head_dim * 0x1p-126 + 16 * UNIT_ROUNDOFF * scores->largest +
+         8 * UNIT_ROUNDOFF * (double)args->softcap;
 }
 
 static struct scores scores_of(const struct row *row, double sink) {
@@ -139,7 +141,7 @@ void reference_bound(const fa3_forward_args *args, int64_t batch, int64_t head, 
   const struct row r = row_of(args, batch, head, row);
   const fa3_tensor *value = &args->value;
   const int64_t value_head_dim = value->shape[value->rank - 1];
-  const struct rounding weights = weight_rounding(args->query.dtype);
+  const struct rounding weights = weight_rounding(args->value.dtype);
   const struct rounding stored = rounding_of(args->output.dtype);
   const struct scores s = scores_of(&r, sink);
   if (lse == -INFINITY || s.overflow) { /* sees nothing: exactly 0 */
@@ -151,8 +153,7 @@ void reference_bound(const fa3_forward_args *args, int64_t batch, int64_t head, 
   const double sink_error = 16 * u * s.largest;
 
   struct bounds b = {0};
-  if (s.top_key >= 0)
-    load_elements(value, row_key_index(&r, value, s.top_key), value_head_dim, b.top);
+  if (s.top_key >= 0) load_key(&r, s.top_key, true, b.top);
   for (int64_t d = 0; d < value_head_dim; d++) {
     b.least[d] = b.most[d] = b.top[d];
     if (sink > -INFINITY) include_value(&b, d, 0);
@@ -169,7 +170,7 @@ void reference_bound(const fa3_forward_args *args, int64_t batch, int64_t head, 
     const double off = weight_at_most(x - lse + error, s.keys) - probability;
     const double beside =
         j == s.top_key ? 0 : weight_at_most(x - s.top + error + s.top_error, s.keys);
-    load_elements(value, row_key_index(&r, value, j), value_head_dim, values);
+    load_key(&r, j, true, values);
     b.denominator += off;
     for (int64_t d = 0; d < value_head_dim; d++) {
       const double v = fabs(values[d]);

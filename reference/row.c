@@ -2,6 +2,7 @@
 
 #include <math.h>
 
+#include "float8.h"
 #include "half.h"
 #include "reference.h"
 
@@ -24,6 +25,10 @@ void load_elements(const fa3_tensor *tensor, int64_t index, int64_t count, doubl
     case FA3_BFLOAT16:
       for (int64_t i = 0; i < count; i++)
         elements[i] = (double)float_from_bfloat(((const uint16_t *)data)[index + i]);
+      return;
+    case FA3_FLOAT8_E4M3:
+      for (int64_t i = 0; i < count; i++)
+        elements[i] = (double)float_from_e4m3(((const uint8_t *)data)[index + i]);
       return;
     case FA3_INT32:
       for (int64_t i = 0; i < count; i++) elements[i] = ((const int32_t *)data)[index + i];
@@ -71,6 +76,21 @@ int64_t row_value_index(const fa3_tensor *tensor, const fa3_tensor *cu_seqlens, 
   return batch * stride[0] + head * stride[1] + row * stride[2];
 }
 
+/* What the codes of a row are multiplied by: the words of fa3.h. `entry` is a batch entry or a
+ * page, and `at` the row in it. */
+static double scale_of(const fa3_tensor *scale, int64_t rows, const fa3_tensor *cu_seqlens,
+                       int64_t sequence, int64_t entry, int64_t head, int64_t at) {
+  const int64_t *stride = scale->strides;
+  if (!scale->data) return 1;
+  if (scale->rank == 1) return reference_load(scale, 0);
+  if (cu_seqlens->data && rows) {
+    const int64_t block = first_row(cu_seqlens, sequence) / rows + sequence + at / rows;
+    return reference_load(scale, head * stride[0] + block * stride[1]);
+  }
+  const int64_t first = (cu_seqlens->data ? sequence : entry) * stride[0] + head * stride[1];
+  return reference_load(scale, first + (rows ? at / rows * stride[2] : 0));
+}
+
 int64_t sequence_rows(const fa3_tensor *tensor, const fa3_tensor *cu_seqlens,
                       const fa3_tensor *seqused, int64_t batch) {
   if (seqused->data) return length_at(seqused, batch);
@@ -92,6 +112,10 @@ struct row row_of(const fa3_forward_args *args, int64_t batch, int64_t head, int
   row.query = sequence_element(query, &args->cu_seqlens_q, batch, i, head);
   row.batch_k = args->cache_batch_index.data ? length_at(&args->cache_batch_index, batch) : batch;
   row.head_k = head / (heads_q / heads_k);
+  const fa3_tensor *scale = &args->query_scale;
+  const int scale_heads = args->cu_seqlens_q.data && args->query_scale_rows ? 0 : 1;
+  row.query_scale = scale_of(scale, args->query_scale_rows, &args->cu_seqlens_q, batch, batch,
+                             scale->shape[scale_heads] == heads_k ? row.head_k : head, i);
   row.row_k = sequence_leftpad(args, batch);
   row.seqlen_k = sequence_rows(key, &args->cu_seqlens_k, &args->seqused_k, batch) - row.row_k;
   if (args->page_table.data && !args->seqused_k.data) /* every page is full */
@@ -104,15 +128,22 @@ struct row row_of(const fa3_forward_args *args, int64_t batch, int64_t head, int
   return row;
 }
 
-int64_t row_key_index(const struct row *row, const fa3_tensor *tensor, int64_t j) {
+void load_key(const struct row *row, int64_t j, bool value, double *elements) {
   const fa3_forward_args *args = row->args;
-  const int64_t at = row->row_k + j;
-  if (!args->page_table.data)
-    return sequence_element(tensor, &args->cu_seqlens_k, row->batch_k, at, row->head_k);
-  const int64_t page_size = tensor->shape[1];
-  const int32_t page =
-      length_at(&args->page_table, row->batch * args->page_table.strides[0] + at / page_size);
-  return sequence_element(tensor, &args->cu_seqlens_k, page, at % page_size, row->head_k);
+  const fa3_tensor *tensor = value ? &args->value : &args->key;
+  const int64_t dim = tensor->shape[tensor->rank - 1];
+  int64_t at = row->row_k + j, entry = row->batch_k;
+  if (args->page_table.data) {
+    const int64_t page_size = tensor->shape[1];
+    entry = length_at(&args->page_table, row->batch * args->page_table.strides[0] + at / page_size);
+    at %= page_size;
+  }
+  load_elements(tensor, sequence_element(tensor, &args->cu_seqlens_k, entry, at, row->head_k), dim,
+                elements);
+  const double scale = scale_of(value ? &args->value_scale : &args->key_scale,
+                                value ? args->value_scale_rows : args->key_scale_rows,
+                                &args->cu_seqlens_k, row->batch, entry, row->head_k, at);
+  for (int64_t d = 0; d < dim; d++) elements[d] *= scale;
 }
 
 bool row_sees(const struct row *row, int64_t j) {
@@ -136,7 +167,8 @@ double row_score(const struct row *row, int64_t j, double *magnitude) {
   const int64_t head_dim = args->query.shape[args->query.rank - 1];
   double query[MAX_HEAD_DIM], key[MAX_HEAD_DIM];
   load_elements(&args->query, row->query, head_dim, query);
-  load_elements(&args->key, row_key_index(row, &args->key, j), head_dim, key);
+  for (int64_t d = 0; d < head_dim; d++) query[d] *= row->query_scale;
+  load_key(row, j, false, key);
   const double sum = dot(query, key, head_dim, magnitude) * row->scale;
   *magnitude *= fabs(row->scale);
   return sum;
@@ -154,6 +186,7 @@ struct rounding rounding_of(fa3_dtype dtype) {
 }
 
 struct rounding weight_rounding(fa3_dtype dtype) {
+  if (dtype == FA3_FLOAT8_E4M3) return (struct rounding){2 * UNIT_ROUNDOFF, 0x1p-150};
   return dtype == FA3_FLOAT32 ? (struct rounding){0, 0} : rounding_of(dtype);
 }
 

@@ -22,6 +22,7 @@ struct row {
   int64_t seqlen_k;
   long double center; /* i + diagonal; a long double holds every int64 and their sums */
   double scale;
+  double query_scale; /* of codes */
 };
 
 struct row row_of(const fa3_forward_args *args, int64_t batch, int64_t head, int64_t i);
@@ -31,8 +32,8 @@ bool row_sees(const struct row *row, int64_t j);
 double row_score(const struct row *row, int64_t j, double *magnitude);
 double row_cap(const struct row *row, double score);
 
-/* The index of element 0 of key j, or of its value. */
-int64_t row_key_index(const struct row *row, const fa3_tensor *tensor, int64_t j);
+/* Key j, or its value: codes times their scale. */
+void load_key(const struct row *row, int64_t j, bool value, double *elements);
 
 /* Rows that a sequence has, and the index of (batch, row, head, 0), where `row` counts from the
  * sequence's first. */
@@ -59,7 +60,8 @@ struct rounding {
   double absolute;
 };
 struct rounding rounding_of(fa3_dtype dtype);
-/* Of probabilities before they enter a product: none for float32. */
+/* Of probabilities before they enter a product with values of the dtype: none for float32; for
+ * codes two factors in float32. */
 struct rounding weight_rounding(fa3_dtype dtype);
 
 /* Relative error of a chain of n float32 roundings: the smaller of the certain bound and the

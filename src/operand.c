@@ -59,8 +59,11 @@ static fa3_status check_dtype_rule(const struct reading *reading, const struct t
     model = find_given(reading, TENSOR_input);
   }
   if (!model) return set_error(FA3_INVALID_FLAGS, "%s is given without %s", row->name, model_name);
-  return row->rule == RULE_SAME ? check_same_dtype(row->name, tensor, model_name, model->dtype)
-                                : check_computed_dtype(row->name, tensor, model_name, model->dtype);
+  if (row->rule == RULE_COMPUTED)
+    return check_computed_dtype(row->name, tensor, model_name, model->dtype);
+  const bool cached = row->rule == RULE_CACHED && reading->problem->phase != FA3_BACKWARD;
+  if (cached && tensor->dtype == FA3_FLOAT8_E4M3) return FA3_OK;
+  return check_same_dtype(row->name, tensor, model_name, model->dtype);
 }
 
 /* A packed tensor has no axis for the batch. */

@@ -215,6 +215,10 @@ static fa3_status check_append(const struct options *options, const struct probl
                      query->dtype ? "rotated_query" : "query");
   if (query->dtype && !problem->rotary_cos.dtype)
     return set_error(FA3_INVALID_FLAGS, "query is given without rotary_cos");
+  if (problem->rotary_cos.dtype && problem->new_key.dtype == FA3_FLOAT8_E4M3)
+    return set_error(FA3_INVALID_DTYPE,
+                     "rotary_cos is given, but new_key.dtype is FA3_FLOAT8_E4M3: codes are copied "
+                     "as they are");
   if (problem->query.dtype && problem->query.dtype != problem->new_key.dtype)
     return set_error(FA3_INVALID_DTYPE, "query.dtype is %" PRId32 ": expected new_key's, %" PRId32,
                      problem->query.dtype, problem->new_key.dtype);

@@ -100,53 +100,90 @@ static fa3_status read_forward_scales(const fa3_forward_args *args, struct probl
   problem->query_scale_rows = args->query_scale_rows;
   problem->key_scale_rows = args->key_scale_rows;
   problem->value_scale_rows = args->value_scale_rows;
-  if (problem->key.dtype == FA3_FLOAT8_E4M3 && problem->features & FA3_FEATURE_PAGE_TABLE)
-    return set_error(FA3_UNSUPPORTED,
-                     "page_table is given, and key.dtype is FA3_FLOAT8_E4M3: FP8 keys in pages are "
-                     "not supported");
   TRY(read_scale(TENSOR_query_scale, &args->query_scale, args->query_scale_rows, problem));
   TRY(read_scale(TENSOR_key_scale, &args->key_scale, args->key_scale_rows, problem));
   return read_scale(TENSOR_value_scale, &args->value_scale, args->value_scale_rows, problem);
 }
 
+/* A scale of each row is written, others are read. */
+static fa3_status read_appended(enum tensor which, const fa3_tensor *tensor, int64_t rows,
+                                struct problem *problem) {
+  const char *name = tensor_rows[which].name;
+  TRY(read_scale(which, tensor, rows, problem));
+  if (!tensor_absent(tensor) && problem->new_key.dtype == FA3_FLOAT8_E4M3)
+    return set_error(FA3_INVALID_DTYPE,
+                     "%s is given, but new_key.dtype is FA3_FLOAT8_E4M3: codes are copied, and "
+                     "their scales are the caller's",
+                     name);
+  return rows == 1 ? check_output_strides(name, tensor) : FA3_OK;
+}
+
+static fa3_status read_append_scales(const fa3_append_args *args, struct problem *problem) {
+  problem->key_scale_rows = args->key_scale_rows;
+  problem->value_scale_rows = args->value_scale_rows;
+  TRY(read_appended(TENSOR_key_scale, &args->key_scale, args->key_scale_rows, problem));
+  return read_appended(TENSOR_value_scale, &args->value_scale, args->value_scale_rows, problem);
+}
+
 fa3_status read_scales(const void *args, struct problem *problem) {
   if (problem->phase == FA3_FORWARD) return read_forward_scales(args, problem);
+  if (problem->phase == FA3_APPEND) return read_append_scales(args, problem);
   return problem->phase == FA3_QUANTIZE ? read_codes_scale(args, problem) : FA3_OK;
 }
 
 /* `entry` is the sequence's index where it is packed, else the batch entry. */
 static float *scale_at(const struct operand *scale, int64_t rows, const int32_t *cu_seqlens,
                        int64_t entry, int64_t head, int64_t row) {
+  if (!scale->dtype) return NULL;
   int64_t block = rows ? row / rows : 0;
   if (rows && cu_seqlens) block += cu_seqlens[entry] / rows + entry;
-  const int64_t at =
-      entry * scale->stride_batch + head * scale->stride_head + block * scale->stride_row;
-  return (float *)(void *)scale->data + at;
+  return (float *)(void *)scale->data + entry * scale->stride_batch + head * scale->stride_head +
+         block * scale->stride_row;
 }
 
-static float scale_of(const struct operand *scale, int64_t rows, const int32_t *cu_seqlens,
-                      int64_t entry, int64_t head, int64_t row) {
-  return scale->dtype ? *scale_at(scale, rows, cu_seqlens, entry, head, row) : 1;
+/* Of a key or a value: a page stands for a sequence. */
+static float *cache_scale_at(const struct problem *problem, const struct operand *scale,
+                             int64_t rows, const struct sequence *sequence, int64_t head,
+                             int64_t row) {
+  int64_t entry = problem->cu_seqlens_k ? sequence->index : sequence->batch_k;
+  if (sequence->pages) {
+    entry = sequence->pages[row / problem->key.rows];
+    row %= problem->key.rows;
+  }
+  return scale_at(scale, rows, problem->cu_seqlens_k, entry, head, row);
 }
 
 float query_scale_of(const struct problem *problem, const struct sequence *sequence, int64_t head,
                      int64_t row) {
   const struct operand *scale = &problem->query_scale;
   if (scale->heads == problem->heads_k) head /= problem->heads_q / problem->heads_k;
-  return scale_of(scale, problem->query_scale_rows, problem->cu_seqlens_q,
-                  problem->cu_seqlens_q ? sequence->index : sequence->batch_q, head, row);
+  const float *at =
+      scale_at(scale, problem->query_scale_rows, problem->cu_seqlens_q,
+               problem->cu_seqlens_q ? sequence->index : sequence->batch_q, head, row);
+  return at ? *at : 1;
+}
+
+float *key_scale_at(const struct problem *problem, const struct sequence *sequence, int64_t head,
+                    int64_t row) {
+  return cache_scale_at(problem, &problem->key_scale, problem->key_scale_rows, sequence, head, row);
+}
+
+float *value_scale_at(const struct problem *problem, const struct sequence *sequence, int64_t head,
+                      int64_t row) {
+  return cache_scale_at(problem, &problem->value_scale, problem->value_scale_rows, sequence, head,
+                        row);
 }
 
 float key_scale_of(const struct problem *problem, const struct sequence *sequence, int64_t head,
                    int64_t row) {
-  return scale_of(&problem->key_scale, problem->key_scale_rows, problem->cu_seqlens_k,
-                  problem->cu_seqlens_k ? sequence->index : sequence->batch_k, head, row);
+  const float *at = key_scale_at(problem, sequence, head, row);
+  return at ? *at : 1;
 }
 
 float value_scale_of(const struct problem *problem, const struct sequence *sequence, int64_t head,
                      int64_t row) {
-  return scale_of(&problem->value_scale, problem->value_scale_rows, problem->cu_seqlens_k,
-                  problem->cu_seqlens_k ? sequence->index : sequence->batch_k, head, row);
+  const float *at = value_scale_at(problem, sequence, head, row);
+  return at ? *at : 1;
 }
 
 float *codes_scale_at(const struct problem *problem, const struct sequence *sequence, int64_t head,

@@ -16,6 +16,12 @@ float key_scale_of(const struct problem *problem, const struct sequence *sequenc
 float value_scale_of(const struct problem *problem, const struct sequence *sequence, int64_t head,
                      int64_t row);
 
+/* Where it is, or null where there is none. */
+float *key_scale_at(const struct problem *problem, const struct sequence *sequence, int64_t head,
+                    int64_t row);
+float *value_scale_at(const struct problem *problem, const struct sequence *sequence, int64_t head,
+                      int64_t row);
+
 /* Where a call writes that of a row. */
 float *codes_scale_at(const struct problem *problem, const struct sequence *sequence, int64_t head,
                       int64_t row);

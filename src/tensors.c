@@ -16,6 +16,7 @@ static const struct shape shapes[SHAPES] = {
 #define FLOATS .rule = RULE_FLOATS
 #define ONLY(only) .rule = RULE_ONLY, .dtype = only
 #define SAME(as) .rule = RULE_SAME, .model = TENSOR_##as
+#define CACHED(of) .rule = RULE_CACHED, .model = TENSOR_##of
 #define COMPUTED(from) .rule = RULE_COMPUTED, .model = TENSOR_##from
 #define SCALE(of) .rule = RULE_SCALE, .dtype = FA3_FLOAT32, .model = TENSOR_##of
 #define DTYPE_int32_t FA3_INT32

@@ -40,13 +40,13 @@ struct shape {
   enum axis axes[4];
 };
 
-enum dtype_rule { RULE_FLOATS, RULE_ONLY, RULE_SAME, RULE_COMPUTED, RULE_SCALE };
+enum dtype_rule { RULE_FLOATS, RULE_ONLY, RULE_SAME, RULE_CACHED, RULE_COMPUTED, RULE_SCALE };
 
 struct tensor_row {
   const char *name;
   enum dtype_rule rule;
   fa3_dtype dtype;   /* of RULE_ONLY */
-  enum tensor model; /* of RULE_SAME, RULE_COMPUTED and RULE_SCALE */
+  enum tensor model; /* of the rules that name another tensor */
   bool vector;
   const struct shape *shape;
   fa3_features feature;

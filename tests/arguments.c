@@ -384,7 +384,7 @@ static void test_ranks(void **state) {
 static void test_dtypes_that_do_not_match(void **state) {
   (void)state;
   REFUSED(args->key.dtype = FA3_FLOAT16, FA3_INVALID_DTYPE, "key.dtype is 2", "query's");
-  REFUSED(args->value.dtype = FA3_BFLOAT16, FA3_INVALID_DTYPE, "value.dtype is 3", "query's");
+  REFUSED(args->value.dtype = FA3_BFLOAT16, FA3_INVALID_DTYPE, "value.dtype is 3", "key's");
   REFUSED(args->output.dtype = FA3_FLOAT16, FA3_INVALID_DTYPE, "output.dtype is 2", "query's");
   REFUSED(args->sink.dtype = FA3_FLOAT16, FA3_INVALID_DTYPE, "sink.dtype is 2", "query's");
 }

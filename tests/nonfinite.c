@@ -131,7 +131,8 @@ static void test_infinity_outside_sequences(void **state) {
     struct trial trial = trial_new(&spec, &rng);
     const fa3_tensor *tensors[] = {&trial.args.query, &trial.args.key, &trial.args.value};
     for (int i = 0; i < 3; i++) {
-      int64_t elements = (int64_t)(trial.buffers[inputs[i]].size / fa3_dtype_size(spec.dtype));
+      int64_t elements =
+          (int64_t)(trial.buffers[inputs[i]].size / fa3_dtype_size(tensors[i]->dtype));
       for (int64_t n = 0; n < elements; n++)
         if (isnan(reference_load(tensors[i], n)))
           tensor_store(tensors[i], n, n % 2 ? INFINITY : -INFINITY);

@@ -91,7 +91,7 @@ const struct routines amx_routines = {
     .transpose = bfloat16_transpose,
     .add_row = bfloat16_add_row,
     .dot = bfloat16_dot,
-    .few_rows = bfloat16_few_rows,
+    .few_rows = avx512_few_rows,
     .enter = enter,
     .leave = leave,
 };

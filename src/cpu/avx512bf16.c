@@ -16,7 +16,6 @@ static inline float *store_pairs(float *words, vec a, vec b) {
 #include "pack.h"
 #include "product.h"
 #include "softmax.h"
-#include "few_rows.h"
 
 void bfloat16_pack_queries(const struct rows *queries, float factor, int64_t depth, float *packed) {
   for (int64_t r = 0; r < queries->count; r++, packed += depth) {
@@ -121,10 +120,6 @@ float bfloat16_dot(const void *a, const void *b, int64_t width, fa3_dtype dtype)
   return dot(a, b, width, dtype);
 }
 
-void bfloat16_few_rows(const struct few_rows_step *step) {
-  few_rows(step);
-}
-
 const struct routines avx512bf16_routines = {
     .elements_per_word = 2,
     .vector = VECTOR,
@@ -142,5 +137,5 @@ const struct routines avx512bf16_routines = {
     .transpose = bfloat16_transpose,
     .add_row = bfloat16_add_row,
     .dot = bfloat16_dot,
-    .few_rows = bfloat16_few_rows,
+    .few_rows = avx512_few_rows,
 };

@@ -17,7 +17,9 @@ void bfloat16_gradient(const struct gradient_step *step);
 void bfloat16_transpose(const float *packed, int64_t rows, int64_t columns, int64_t stride,
                         float *transposed, int64_t transposed_stride);
 void bfloat16_add_row(const float *row, int64_t width, float factor, fa3_dtype dtype, void *stored);
-void bfloat16_few_rows(const struct few_rows_step *step);
 float bfloat16_dot(const void *a, const void *b, int64_t width, fa3_dtype dtype);
+
+/* On float32 words: few rows are bound by memory, and no product of matrices. */
+void avx512_few_rows(const struct few_rows_step *step);
 
 #endif

@@ -1,6 +1,6 @@
 /* Flash decode (FlashAttention's online softmax, split along the keys): a sequence of few queries
- * is cut into parts of its keys that threads take one by one, and the parts' results are put
- * together by their log-sum-exp. */
+ * is cut into parts of its keys that threads take one by one, all heads of a part together, as its
+ * memory lies; the parts' results are put together by their log-sum-exp. */
 #include "decode.h"
 
 #include <float.h>
@@ -8,19 +8,24 @@
 #include <string.h>
 
 #include "cache.h"
+#include "codes.h"
 #include "integer.h"
 #include "row_end.h"
+#include "scale.h"
 #include "threads.h"
 
 enum {
   FEW_ROWS = 16,      /* queries times heads of a group: with more, packing keys pays */
   WANTED_PARTS = 128, /* of all heads of all sequences */
   LEAST_PART = 4 * FEW_KEYS,
-  MOST_WIDTH = 256, /* the largest head dim */
+  MOST_ROWS = 64,      /* of all heads that a thread takes together */
+  TASKS_OF_THREAD = 4, /* so that threads end at about the same time */
+  WIDEST_VECTOR = 32,  /* of any level, in floats */
+  CACHE_LINE = 64,
 };
 
 bool decodes(const struct problem *problem, int64_t seqlen_q) {
-  return seqlen_q * group_size(problem) <= FEW_ROWS && problem->key.dtype != FA3_FLOAT8_E4M3;
+  return seqlen_q * group_size(problem) <= FEW_ROWS;
 }
 
 /* How a sequence is cut. It follows from the problem alone, whatever the number of threads; with
@@ -47,7 +52,42 @@ static int64_t result_floats(const struct problem *problem) {
   return FEW_ROWS * (2 + problem->value_head_dim);
 }
 
-size_t decode_workspace(const struct problem *problem) {
+/* What one thread works in: the rows of some heads. */
+struct scratch {
+  float *queries;
+  float *output;
+  float *scores;
+  float *key_scales;
+  float *value_scales;
+  float *maximum;
+  float *sum;
+};
+
+/* Lays the scratch out at `base` (null to measure only); returns its size in bytes. */
+static size_t scratch_layout(const struct problem *problem, char *base, struct scratch *scratch) {
+  struct {
+    float **array;
+    int64_t words;
+  } arrays[] = {
+      {&scratch->queries, MOST_ROWS * round_up(problem->head_dim, WIDEST_VECTOR)},
+      {&scratch->output, MOST_ROWS * round_up(problem->value_head_dim, WIDEST_VECTOR)},
+      {&scratch->scores, MOST_ROWS * FEW_KEYS},
+      {&scratch->key_scales, MOST_ROWS * FEW_KEYS},
+      {&scratch->value_scales, MOST_ROWS * FEW_KEYS},
+      {&scratch->maximum, MOST_ROWS},
+      {&scratch->sum, MOST_ROWS},
+  };
+  size_t bytes = 0;
+  for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
+    *arrays[i].array = base ? (float *)(void *)(base + bytes) : NULL;
+    bytes += (size_t)round_up(arrays[i].words * (int64_t)sizeof(float), CACHE_LINE);
+  }
+  return bytes;
+}
+
+size_t decode_workspace(const struct problem *problem, int32_t threads) {
+  struct scratch scratch;
+  const size_t of_thread = scratch_layout(problem, NULL, &scratch);
   /* Without split_keys no more than WANTED_PARTS of all heads; those with one part need none. */
   int64_t results = WANTED_PARTS;
   if (problem->split_keys &&
@@ -58,76 +98,111 @@ size_t decode_workspace(const struct problem *problem) {
   if (__builtin_mul_overflow(results, result_floats(problem) * (int64_t)sizeof(float), &bytes) ||
       bytes > INT64_MAX / 16)
     return SIZE_MAX / 16;
-  return (size_t)bytes;
+  return (size_t)bytes + of_thread * (size_t)threads + CACHE_LINE;
 }
 
 struct decode_call {
   const struct problem *problem;
   const struct routines *routines;
   int64_t part_keys;
-  int64_t parts; /* of a head of the longest sequence */
+  int64_t parts;  /* of a head of the longest sequence */
+  int64_t ranges; /* of the heads that a task may take together */
+  char *scratch;
+  size_t scratch_size; /* of a thread */
   float *results;
 };
 
-/* The rows of one key head of a sequence, and what is summed of them. */
+/* The rows of some key heads of a sequence, and what is summed of them. */
 struct few {
   const struct problem *problem;
   const struct routines *routines;
   struct sequence sequence;
-  int64_t head_k;
-  int64_t rows;
+  struct scratch scratch;
+  int64_t head_k; /* the first */
+  int64_t heads;
+  int64_t rows; /* of each head */
+  int64_t query_stride;
   int64_t output_stride;
-  float maximum[FEW_ROWS];
-  float sum[FEW_ROWS];
-  float output[FEW_ROWS * MOST_WIDTH] __attribute__((aligned(64)));
 };
 
 static int64_t few_query(const struct few *few, int64_t row) {
   return row / group_size(few->problem);
 }
 
-static int64_t few_head(const struct few *few, int64_t row) {
+/* The query head of a row of the few's head `head`. */
+static int64_t few_head(const struct few *few, int64_t head, int64_t row) {
   const int64_t group = group_size(few->problem);
-  return few->head_k * group + row % group;
+  return (few->head_k + head) * group + row % group;
 }
 
 static void begin_rows(struct few *few) {
-  few->output_stride = round_up(few->problem->value_head_dim, few->routines->vector);
-  for (int64_t row = 0; row < few->rows; row++) {
-    few->maximum[row] = -INFINITY;
-    few->sum[row] = 0;
+  const int64_t rows = few->heads * few->rows;
+  for (int64_t row = 0; row < rows; row++) {
+    few->scratch.maximum[row] = -INFINITY;
+    few->scratch.sum[row] = 0;
   }
-  memset(few->output, 0, (size_t)(few->rows * few->output_stride) * sizeof *few->output);
+  memset(few->scratch.output, 0, (size_t)(rows * few->output_stride) * sizeof(float));
+}
+
+/* The queries as float32 with the sign of the softmax's scale, or 0. */
+static void load_queries(const struct few *few) {
+  const struct problem *problem = few->problem;
+  const float sign = problem->scale > 0 ? 1.0f : problem->scale < 0 ? -1.0f : 0.0f;
+  for (int64_t at = 0; at < few->heads * few->rows; at++) {
+    const int64_t row = at % few->rows, head = few_head(few, at / few->rows, row);
+    const int64_t query = few_query(few, row);
+    const char *from =
+        element(&problem->query, few->sequence.batch_q, few->sequence.row_q + query, head);
+    float *to = few->scratch.queries + at * few->query_stride;
+    memset(to, 0, (size_t)few->query_stride * sizeof *to);
+    if (problem->query.dtype == FA3_FLOAT8_E4M3)
+      decode_row(from, problem->head_dim, query_scale_of(problem, &few->sequence, head, query), to);
+    for (int64_t i = 0; i < problem->head_dim; i++)
+      to[i] = sign * (problem->query.dtype == FA3_FLOAT8_E4M3
+                          ? to[i]
+                          : load_element(from, problem->query.dtype, i));
+  }
+}
+
+/* What the codes of a key, or a value, are multiplied by in each head. */
+static void find_scales(const struct few *few, const float *first, const struct operand *scale,
+                        int64_t k, float *scales) {
+  for (int64_t head = 0; head < few->heads; head++) {
+    const float here = first ? first[head * scale->stride_head] : 1;
+    /* Infinity times a sum of codes could become a score that hides it. */
+    scales[head * FEW_KEYS + k] = isfinite(here) ? here * CODE_FACTOR : NAN;
+  }
 }
 
 /* The rows with keys [begin, end) of the sequence. */
-static void attend_keys(struct few *few, int64_t begin, int64_t end) {
+static void attend_keys(const struct few *few, int64_t begin, int64_t end) {
   const struct problem *problem = few->problem;
-  const int64_t stride = round_up(problem->head_dim, few->routines->vector);
-  float queries[FEW_ROWS * MOST_WIDTH] __attribute__((aligned(64)));
-  float scores[FEW_ROWS * FEW_KEYS] __attribute__((aligned(64)));
+  const struct sequence *sequence = &few->sequence;
+  const struct scratch *scratch = &few->scratch;
+  const bool codes = problem->key.dtype == FA3_FLOAT8_E4M3;
   struct key_range seen[FEW_ROWS];
   const char *keys[FEW_KEYS], *values[FEW_KEYS];
-  const float sign = problem->scale > 0 ? 1.0f : problem->scale < 0 ? -1.0f : 0.0f;
-  memset(queries, 0, (size_t)(few->rows * stride) * sizeof *queries);
-  for (int64_t row = 0; row < few->rows; row++) {
-    const char *query = element(&problem->query, few->sequence.batch_q,
-                                few->sequence.row_q + few_query(few, row), few_head(few, row));
-    for (int64_t i = 0; i < problem->head_dim; i++)
-      queries[row * stride + i] = sign * load_element(query, problem->query.dtype, i);
-  }
+  load_queries(few);
   for (int64_t key = begin; key < end; key += FEW_KEYS) {
     const int64_t count = smaller(FEW_KEYS, end - key);
     for (int64_t k = 0; k < count; k++) {
-      keys[k] = cache_row(&problem->key, &few->sequence, key + k, few->head_k);
-      values[k] = cache_row(&problem->value, &few->sequence, key + k, few->head_k);
+      keys[k] = cache_row(&problem->key, sequence, key + k, few->head_k);
+      values[k] = cache_row(&problem->value, sequence, key + k, few->head_k);
+    }
+    for (int64_t k = 0; codes && k < count; k++) {
+      const int64_t row = sequence->leftpad + key + k;
+      find_scales(few, key_scale_at(problem, sequence, few->head_k, row), &problem->key_scale, k,
+                  scratch->key_scales);
+      find_scales(few, value_scale_at(problem, sequence, few->head_k, row), &problem->value_scale,
+                  k, scratch->value_scales);
     }
     for (int64_t row = 0; row < few->rows; row++) {
-      const struct key_range all = mask_row(&few->sequence.mask, few_query(few, row));
+      const struct key_range all = mask_row(&sequence->mask, few_query(few, row));
       seen[row].begin = smaller(larger(all.begin - key, 0), count);
       seen[row].end = larger(smaller(all.end - key, count), seen[row].begin);
     }
     few->routines->few_rows(&(struct few_rows_step){
+        .heads = few->heads,
         .rows = few->rows,
         .count = count,
         .head_dim = problem->head_dim,
@@ -135,15 +210,19 @@ static void attend_keys(struct few *few, int64_t begin, int64_t end) {
         .dtype = problem->key.dtype,
         .keys = keys,
         .values = values,
-        .queries = queries,
-        .query_stride = stride,
+        .key_head_stride = problem->key.stride_head * element_size(&problem->key),
+        .value_head_stride = problem->value.stride_head * element_size(&problem->value),
+        .queries = scratch->queries,
+        .query_stride = few->query_stride,
+        .key_scales = codes ? scratch->key_scales : NULL,
+        .value_scales = codes ? scratch->value_scales : NULL,
         .seen = seen,
-        .scale = sign == 0 ? 1.0f : fabsf(problem->scale),
+        .scale = problem->scale == 0 ? 1.0f : fabsf(problem->scale),
         .softcap = problem->softcap,
-        .scores = scores,
-        .maximum = few->maximum,
-        .sum = few->sum,
-        .output = few->output,
+        .scores = scratch->scores,
+        .maximum = scratch->maximum,
+        .sum = scratch->sum,
+        .output = scratch->output,
         .output_stride = few->output_stride,
     });
   }
@@ -156,67 +235,86 @@ static float score_scale(const struct problem *problem) {
 
 static void store_rows(const struct few *few) {
   const struct problem *problem = few->problem;
-  for (int64_t row = 0; row < few->rows; row++) {
-    const int64_t at = few->sequence.row_q + few_query(few, row), head = few_head(few, row);
+  for (int64_t i = 0; i < few->heads * few->rows; i++) {
+    const int64_t row = i % few->rows, head = few_head(few, i / few->rows, row);
+    const int64_t at = few->sequence.row_q + few_query(few, row);
     char *output = element(&problem->output, few->sequence.batch_q, at, head);
     const float sink = problem->sink.data ? load_head_value(&problem->sink, head) : -INFINITY;
-    const struct row_end end =
-        end_row(few->maximum[row] * score_scale(problem), few->sum[row], sink);
-    if (few->sum[row] == 0 && end.factor == 0) /* no key: zero bits are 0 in every dtype */
+    const float sum = few->scratch.sum[i];
+    const struct row_end end = end_row(few->scratch.maximum[i] * score_scale(problem), sum, sink);
+    if (sum == 0 && end.factor == 0) /* no key: zero bits are 0 in every dtype */
       memset(output, 0, (size_t)(problem->value_head_dim * element_size(&problem->output)));
     else
-      few->routines->store_row(few->output + row * few->output_stride, problem->value_head_dim,
-                               end.factor, problem->output.dtype, output);
+      few->routines->store_row(few->scratch.output + i * few->output_stride,
+                               problem->value_head_dim, end.factor, problem->output.dtype, output);
     if (problem->lse.data)
       *(float *)(void *)element(&problem->lse, few->sequence.batch_q, at, head) = end.lse;
   }
 }
 
-/* Where a part leaves its result: the rows' maxima, their sums, their outputs. */
-static float *result_of(const struct decode_call *call, int64_t pair, int64_t part) {
+/* Where a part of a sequence's head leaves its result: the rows' maxima, their sums, their outputs.
+ */
+static float *result_of(const struct decode_call *call, int64_t batch, int64_t head_k,
+                        int64_t part) {
+  const int64_t pair = batch * call->problem->heads_k + head_k;
   return call->results + (pair * call->parts + part) * result_floats(call->problem);
 }
 
-static void leave_result(const struct few *few, float *result) {
+static void leave_results(const struct decode_call *call, const struct few *few, int64_t part) {
   const int64_t width = few->problem->value_head_dim;
-  memcpy(result, few->maximum, sizeof few->maximum);
-  memcpy(result + FEW_ROWS, few->sum, sizeof few->sum);
-  for (int64_t row = 0; row < few->rows; row++)
-    memcpy(result + 2 * FEW_ROWS + row * width, few->output + row * few->output_stride,
-           (size_t)width * sizeof *result);
+  for (int64_t head = 0; head < few->heads; head++) {
+    float *result = result_of(call, few->sequence.index, few->head_k + head, part);
+    for (int64_t row = 0; row < few->rows; row++) {
+      const int64_t at = head * few->rows + row;
+      result[row] = few->scratch.maximum[at];
+      result[FEW_ROWS + row] = few->scratch.sum[at];
+      memcpy(result + 2 * FEW_ROWS + row * width, few->scratch.output + at * few->output_stride,
+             (size_t)width * sizeof *result);
+    }
+  }
 }
 
-static void add_result(struct few *few, const float *result) {
+/* Of the few's one head. */
+static void add_result(const struct few *few, const float *result) {
   const int64_t width = few->problem->value_head_dim;
   const float to_exponent = fminf(score_scale(few->problem) * 1.44269504f, FLT_MAX);
   for (int64_t row = 0; row < few->rows; row++) {
-    const float maximum = result[row], sum = result[FEW_ROWS + row], last = few->maximum[row];
+    const float maximum = result[row], sum = result[FEW_ROWS + row];
+    const float last = few->scratch.maximum[row];
     const float *from = result + 2 * FEW_ROWS + row * width;
-    float *output = few->output + row * few->output_stride;
+    float *output = few->scratch.output + row * few->output_stride;
     const float highest = last > maximum ? last : maximum;
     /* The difference of two infinities is none. */
     const float before = last == highest ? 1 : exp2f((last - highest) * to_exponent);
     const float here = maximum == highest ? 1 : exp2f((maximum - highest) * to_exponent);
-    few->maximum[row] = highest;
-    few->sum[row] = few->sum[row] * before + sum * here;
+    few->scratch.maximum[row] = highest;
+    few->scratch.sum[row] = few->scratch.sum[row] * before + sum * here;
     for (int64_t i = 0; i < width; i++) output[i] = output[i] * before + from[i] * here;
   }
 }
 
-static bool find_rows(const struct decode_call *call, int64_t pair, struct few *few) {
+/* Some heads of a sequence, at most MOST_ROWS rows; whether there are rows that go this way. */
+static bool find_rows(const struct decode_call *call, const struct sequence *sequence,
+                      int64_t head_k, int64_t heads, int32_t place, struct few *few) {
   const struct problem *problem = call->problem;
-  few->problem = problem;
-  few->routines = call->routines;
-  few->sequence = problem_sequence(problem, pair / problem->heads_k);
-  few->head_k = pair % problem->heads_k;
-  few->rows = few->sequence.seqlen_q * group_size(problem);
-  return few->rows > 0 && decodes(problem, few->sequence.seqlen_q);
+  *few = (struct few){.problem = problem,
+                      .routines = call->routines,
+                      .sequence = *sequence,
+                      .head_k = head_k,
+                      .rows = sequence->seqlen_q * group_size(problem),
+                      .query_stride = round_up(problem->head_dim, call->routines->vector),
+                      .output_stride = round_up(problem->value_head_dim, call->routines->vector)};
+  if (few->rows == 0 || !decodes(problem, sequence->seqlen_q)) return false;
+  few->heads = smaller(heads, MOST_ROWS / few->rows);
+  scratch_layout(problem, call->scratch + (size_t)place * call->scratch_size, &few->scratch);
+  begin_rows(few);
+  return true;
 }
 
 /* The keys that any row sees; parts are counted from the sequence's first. */
-static struct key_range keys_of_part(const struct decode_call *call, const struct few *few,
-                                     int64_t part) {
-  const struct key_range visible = mask_visible(&few->sequence.mask, 0, few->sequence.seqlen_q - 1);
+static struct key_range keys_of_part(const struct decode_call *call,
+                                     const struct sequence *sequence, int64_t part) {
+  const struct key_range visible = mask_visible(&sequence->mask, 0, sequence->seqlen_q - 1);
   const int64_t begin = part * call->part_keys;
   return (struct key_range){.begin = larger(visible.begin, begin),
                             .end = smaller(visible.end, begin + call->part_keys)};
@@ -224,29 +322,34 @@ static struct key_range keys_of_part(const struct decode_call *call, const struc
 
 static void run_part(void *argument, int64_t task, int32_t place) {
   const struct decode_call *call = argument;
-  const int64_t pair = task / call->parts, part = task % call->parts;
-  struct few few;
-  (void)place;
-  if (!find_rows(call, pair, &few)) return;
-  const struct key_range keys = keys_of_part(call, &few, part);
+  const int64_t heads_k = call->problem->heads_k, range = task % call->ranges;
+  const int64_t part = task / call->ranges % call->parts;
+  const struct sequence sequence =
+      problem_sequence(call->problem, task / call->ranges / call->parts);
+  const struct key_range keys = keys_of_part(call, &sequence, part);
   if (part > 0 && keys.begin >= keys.end) return;
-  begin_rows(&few);
-  if (keys.begin < keys.end) attend_keys(&few, keys.begin, keys.end);
-  if (call->parts == 1)
-    store_rows(&few);
-  else
-    leave_result(&few, result_of(call, pair, part));
+  const int64_t end = (range + 1) * heads_k / call->ranges;
+  struct few few;
+  for (int64_t head = range * heads_k / call->ranges; head < end; head += few.heads) {
+    if (!find_rows(call, &sequence, head, end - head, place, &few)) return;
+    if (keys.begin < keys.end) attend_keys(&few, keys.begin, keys.end);
+    if (call->parts == 1)
+      store_rows(&few);
+    else
+      leave_results(call, &few, part);
+  }
 }
 
 static void run_merge(void *argument, int64_t pair, int32_t place) {
   const struct decode_call *call = argument;
+  const int64_t heads_k = call->problem->heads_k;
+  const struct sequence sequence = problem_sequence(call->problem, pair / heads_k);
   struct few few;
-  (void)place;
-  if (!find_rows(call, pair, &few)) return;
-  begin_rows(&few);
+  if (!find_rows(call, &sequence, pair % heads_k, 1, place, &few)) return;
   for (int64_t part = 0; part < call->parts; part++) {
-    const struct key_range keys = keys_of_part(call, &few, part);
-    if (part == 0 || keys.begin < keys.end) add_result(&few, result_of(call, pair, part));
+    const struct key_range keys = keys_of_part(call, &sequence, part);
+    if (part == 0 || keys.begin < keys.end)
+      add_result(&few, result_of(call, sequence.index, few.head_k, part));
   }
   store_rows(&few);
 }
@@ -262,12 +365,19 @@ void cpu_decode(const struct problem *problem, const struct routines *routines, 
     longest_k = larger(longest_k, sequence.mask.seqlen_k);
   }
   if (!any) return;
-  struct decode_call call = {.problem = problem,
-                             .routines = routines,
-                             .part_keys = part_keys(problem, longest_k),
-                             .results = workspace};
+  struct scratch layout;
+  struct decode_call call = {
+      .problem = problem,
+      .routines = routines,
+      .part_keys = part_keys(problem, longest_k),
+      .scratch = (char *)(((uintptr_t)workspace + CACHE_LINE - 1) & -(uintptr_t)CACHE_LINE),
+      .scratch_size = scratch_layout(problem, NULL, &layout)};
+  call.results = (float *)(void *)(call.scratch + call.scratch_size * (size_t)threads);
   call.parts = larger(divide_up(longest_k, call.part_keys), 1);
-  const int64_t pairs = problem->batch * problem->heads_k;
-  threads_for(threads, pairs * call.parts, run_part, &call);
-  if (call.parts > 1) threads_for(threads, pairs, run_merge, &call);
+  /* Fewer heads together where there would be too few tasks: what a row gives is the same. */
+  const int64_t tasks = problem->batch * call.parts;
+  call.ranges = smaller(threads == 1 ? 1 : larger(divide_up(TASKS_OF_THREAD * threads, tasks), 1),
+                        problem->heads_k);
+  threads_for(threads, tasks * call.ranges, run_part, &call);
+  if (call.parts > 1) threads_for(threads, problem->batch * problem->heads_k, run_merge, &call);
 }

@@ -77,31 +77,40 @@ static fa3_status check_head_dim(const char *name, int32_t head_dim, fa3_dtype d
                    head_dim, step, step, LARGEST_HEAD_DIM);
 }
 
+static fa3_status check_head_dims(const fa3_capability *capability) {
+  const fa3_dtype dtype = capability->key_dtype;
+  TRY(check_head_dim("head_dim", capability->head_dim, dtype));
+  return check_head_dim("value_head_dim", capability->value_head_dim, dtype);
+}
+
 static bool is_output_dtype(fa3_dtype dtype, fa3_dtype of) {
   if (of == FA3_FLOAT8_E4M3) return is_input_dtype(FA3_BACKWARD, dtype);
   return dtype == of || dtype == FA3_FLOAT32;
 }
 
 static fa3_status supports(const fa3_capability *capability) {
-  if (capability->phase == FA3_APPEND || capability->phase == FA3_COMBINE) return FA3_OK;
+  const fa3_dtype dtype = capability->query_dtype, cached = capability->key_dtype;
+  if (capability->phase == FA3_COMBINE) return FA3_OK;
+  if (capability->phase == FA3_APPEND)
+    return cached == FA3_FLOAT8_E4M3 ? check_head_dims(capability) : FA3_OK;
   if (capability->phase == FA3_QUANTIZE) return cpu_supports_quantize(capability);
-  fa3_dtype dtype = capability->query_dtype;
   if (!is_input_dtype(capability->phase, dtype))
     return set_error(FA3_UNSUPPORTED,
                      "query_dtype is %d (%s): expected FA3_FLOAT32, FA3_FLOAT16 or FA3_BFLOAT16%s",
                      dtype, dtype_name(dtype),
                      capability->phase == FA3_BACKWARD ? "" : ", or FA3_FLOAT8_E4M3");
-  if (capability->key_dtype != dtype || capability->value_dtype != dtype)
-    return set_error(FA3_UNSUPPORTED, "key_dtype is %s and value_dtype is %s: expected query's, %s",
-                     dtype_name(capability->key_dtype), dtype_name(capability->value_dtype),
-                     dtype_name(dtype));
+  const bool codes = capability->phase == FA3_FORWARD && cached == FA3_FLOAT8_E4M3;
+  if ((cached != dtype && !codes) || capability->value_dtype != cached)
+    return set_error(FA3_UNSUPPORTED,
+                     "key_dtype is %s and value_dtype is %s: expected query's, %s%s, for both",
+                     dtype_name(cached), dtype_name(capability->value_dtype), dtype_name(dtype),
+                     capability->phase == FA3_BACKWARD ? "" : " or FA3_FLOAT8_E4M3");
   if (!is_output_dtype(capability->output_dtype, dtype))
     return set_error(FA3_UNSUPPORTED, "output_dtype is %s: expected %s",
                      dtype_name(capability->output_dtype),
                      dtype == FA3_FLOAT8_E4M3 ? "FA3_FLOAT32, FA3_FLOAT16 or FA3_BFLOAT16"
                                               : "query's or FA3_FLOAT32");
-  fa3_status status = check_head_dim("head_dim", capability->head_dim, dtype);
-  return status ? status : check_head_dim("value_head_dim", capability->value_head_dim, dtype);
+  return check_head_dims(capability);
 }
 
 static int32_t kernel_count(void) {
@@ -123,11 +132,11 @@ static void kernel_info(int32_t index, fa3_kernel_info *info) {
 }
 
 /* Gradients are computed in words of grad_output's dtype: a float32 one has more than bfloat16
- * words hold. */
+ * words hold. Likewise the forward pass on a cache of FP8 codes and scales. */
 static const struct routines *routines_for(const struct level *level,
                                            const struct problem *problem) {
   const bool backward = problem->phase == FA3_BACKWARD;
-  return level_routines(level, backward ? problem->grad_output.dtype : problem->query.dtype);
+  return level_routines(level, backward ? problem->grad_output.dtype : problem->key.dtype);
 }
 
 _Static_assert(sizeof(struct cpu_plan) <= ENGINE_PLAN_SIZE, "the engine's plan");

@@ -125,7 +125,7 @@ void cpu_plan_forward(const struct problem *problem, const struct routines *rout
   struct scratch scratch;
   plan->workspace_size =
       scratch_layout(problem, routines, NULL, &scratch) * (size_t)plan->num_threads + CACHE_LINE +
-      decode_workspace(problem);
+      decode_workspace(problem, plan->num_threads);
 }
 
 /* A block of query rows of one key head, and the sequence they belong to. */

@@ -68,27 +68,38 @@ struct rows {
   int64_t width; /* elements of a row, a multiple of 8 */
 };
 
-/* Some keys' step of the online softmax for few rows, on keys and values as they lie. */
+/* Some keys' step of the online softmax for few rows of some heads, on keys and values as they lie.
+ * What is of a row comes head by head: row r of head h is h * rows + r. */
 enum { FEW_KEYS = 64 };
 struct few_rows_step {
-  int64_t rows;
+  int64_t heads; /* of keys */
+  int64_t rows;  /* of each head */
   int64_t count; /* of keys, 1 to FEW_KEYS */
   int64_t head_dim;
   int64_t value_head_dim;
   fa3_dtype dtype;         /* of keys and values */
-  const char *const *keys; /* where each row is */
+  const char *const *keys; /* where each row is of the first head */
   const char *const *values;
+  int64_t key_head_stride; /* bytes from head to head */
+  int64_t value_head_stride;
   const float *queries; /* zeros up to query_stride, a multiple of the routines' `vector` */
   int64_t query_stride;
-  const struct key_range *seen; /* of each row, among these keys */
+  /* Of FP8 codes alone, heads x FEW_KEYS: CODE_FACTOR times what the codes are multiplied by. */
+  const float *key_scales;
+  const float *value_scales;
+  const struct key_range *seen; /* of each row of a head, among these keys */
   float scale;                  /* above 0 */
   float softcap;                /* 0: none */
-  float *scores;                /* rows x FEW_KEYS, scratch */
+  float *scores;                /* FEW_KEYS of each row, scratch */
   float *maximum;
   float *sum;
   float *output;
   int64_t output_stride; /* a multiple of the routines' `vector` */
 };
+
+/* Codes are computed with as float16 numbers that are so much smaller: a code's bits are then those
+ * of the number, moved. */
+#define CODE_FACTOR 256
 
 struct routines {
   int32_t elements_per_word;

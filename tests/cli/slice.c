@@ -14,6 +14,7 @@ static struct spec short_spec(struct rng *rng) {
   if (spec.max_seqlen_q > MAX_SEQLEN) spec.max_seqlen_q = MAX_SEQLEN;
   if (spec.max_seqlen_k > MAX_SEQLEN) spec.max_seqlen_k = MAX_SEQLEN;
   spec.num_threads = 1;
+  spec.codes = false; /* a slice takes no scales */
   return spec;
 }
 

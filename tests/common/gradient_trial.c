@@ -14,6 +14,7 @@ struct gradient_spec gradient_spec_random(const struct spec *forward, struct rng
   spec.forward.lse = true;
   spec.forward.batch_index = false;
   spec.forward.page_size = 0;
+  spec.forward.codes = false;
   for (int i = 0; i < 3; i++) *dtypes[i] = rng_chance(rng, 0.4) ? FA3_FLOAT32 : forward->dtype;
   if (forward->sink_dtype && rng_chance(rng, 0.8))
     spec.grad_sink_dtype = rng_chance(rng, 0.5) ? FA3_FLOAT32 : forward->sink_dtype;

@@ -24,6 +24,15 @@ static int64_t random_head_dim(struct rng *rng) {
   return rng_chance(rng, 0.5) ? RNG_PICK(rng, 64, 128) : 8 * rng_between(rng, 1, 32);
 }
 
+static void draw_codes(struct spec *spec, struct rng *rng) {
+  spec->codes = true;
+  spec->head_dim = (spec->head_dim + 15) / 16 * 16;
+  spec->value_head_dim = (spec->value_head_dim + 15) / 16 * 16;
+  spec->key_scale = (enum scale_form)rng_between(rng, 0, SCALE_FORMS - 1);
+  spec->value_scale = (enum scale_form)rng_between(rng, 0, SCALE_FORMS - 1);
+  spec->scale_rows = RNG_PICK(rng, 1, 1, 2, 16, 100);
+}
+
 struct spec spec_random(struct rng *rng) {
   struct spec spec = {.dtype = random_dtype(rng)};
   spec.output_dtype = rng_chance(rng, 0.3) ? FA3_FLOAT32 : spec.dtype;
@@ -69,6 +78,7 @@ struct spec spec_random(struct rng *rng) {
   spec.layout = (enum layout)rng_between(rng, 0, LAYOUT_COUNT - 1);
   spec.spread = rng_chance(rng, 0.15) ? 3 : 1;
   spec.sink = 3;
+  if (rng_chance(rng, 0.2)) draw_codes(&spec, rng);
   return spec;
 }
 
@@ -96,16 +106,17 @@ struct spec spec_random_extreme(struct rng *rng) {
 void spec_print(const struct spec *spec, char *text, size_t size) {
   static const char *const layouts[] = {"contiguous", "heads first", "padded", "expanded"};
   snprintf(text, size,
-           "dtype %d output %d sink %d batch %" PRId64 " heads %" PRId64 "x%" PRId64
-           " head_dim %" PRId64 "/%" PRId64 " seqlen %" PRId64 "/%" PRId64
-           " packed %d/%d seqused %d/%d leftpad %d index %d pages of %" PRId64
+           "dtype %d codes %d scales %d/%d of %" PRId64 " output %d sink %d batch %" PRId64
+           " heads %" PRId64 "x%" PRId64 " head_dim %" PRId64 "/%" PRId64 " seqlen %" PRId64
+           "/%" PRId64 " packed %d/%d seqused %d/%d leftpad %d index %d pages of %" PRId64
            " splits %d split_keys %" PRId64 " diagonal %d lse %d flags 0x%" PRIx32
            " window %" PRId64 "/%" PRId64 " scale %g softcap %g threads %d %s spread %g sink %g",
-           spec->dtype, spec->output_dtype, spec->sink_dtype, spec->batch, spec->heads_k,
-           spec->group, spec->head_dim, spec->value_head_dim, spec->max_seqlen_q,
-           spec->max_seqlen_k, spec->packed_q, spec->packed_k, spec->seqused_q, spec->seqused_k,
-           spec->leftpad_k, spec->batch_index, spec->page_size, spec->num_splits, spec->split_keys,
-           spec->diagonal, spec->lse, spec->flags, spec->window_left, spec->window_right,
-           (double)spec->scale, (double)spec->softcap, spec->num_threads, layouts[spec->layout],
-           spec->spread, spec->sink);
+           spec->dtype, spec->codes, (int)spec->key_scale, (int)spec->value_scale, spec->scale_rows,
+           spec->output_dtype, spec->sink_dtype, spec->batch, spec->heads_k, spec->group,
+           spec->head_dim, spec->value_head_dim, spec->max_seqlen_q, spec->max_seqlen_k,
+           spec->packed_q, spec->packed_k, spec->seqused_q, spec->seqused_k, spec->leftpad_k,
+           spec->batch_index, spec->page_size, spec->num_splits, spec->split_keys, spec->diagonal,
+           spec->lse, spec->flags, spec->window_left, spec->window_right, (double)spec->scale,
+           (double)spec->softcap, spec->num_threads, layouts[spec->layout], spec->spread,
+           spec->sink);
 }

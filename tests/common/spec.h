@@ -17,8 +17,15 @@ enum layout {
   LAYOUT_COUNT
 };
 
+/* The scales of FP8 keys or values. */
+enum scale_form { SCALE_NONE, SCALE_ONE, SCALE_HEADS, SCALE_BLOCKS, SCALE_FORMS };
+
 struct spec {
   fa3_dtype dtype;
+  bool codes; /* key and value are E4M3, with scales: */
+  enum scale_form key_scale;
+  enum scale_form value_scale;
+  int64_t scale_rows; /* of SCALE_BLOCKS */
   fa3_dtype output_dtype;
   fa3_dtype sink_dtype; /* 0: no sink */
   int64_t batch;

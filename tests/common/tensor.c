@@ -4,12 +4,15 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "float8.h"
 #include "half.h"
 #include "test.h"
 
 void tensor_store(const fa3_tensor *tensor, int64_t index, double value) {
   if (tensor->dtype == FA3_FLOAT32)
     ((float *)tensor->data)[index] = (float)value;
+  else if (tensor->dtype == FA3_FLOAT8_E4M3)
+    ((uint8_t *)tensor->data)[index] = e4m3_from_float((float)value);
   else if (tensor->dtype == FA3_FLOAT16)
     ((uint16_t *)tensor->data)[index] = half_from_float((float)value);
   else

@@ -183,14 +183,90 @@ static void make_page_table(struct trial *trial, struct rng *rng) {
   free(order);
 }
 
+/* Of keys, or values: what a row's scale is where it has not been drawn for another row. */
+static void fill_scale(const struct trial *trial, int64_t batch, const fa3_tensor *scale,
+                       int64_t rows_of_block, double spread, struct rng *rng) {
+  const fa3_forward_args *args = &trial->args;
+  const struct rows rows = trial_key_rows(trial, batch);
+  const int64_t *stride = scale->strides;
+  for (int64_t r = rows.first; r < rows.first + rows.count; r++)
+    for (int64_t head = 0; head < trial->spec.heads_k; head++) {
+      int64_t entry = rows.batch, row = r, index = 0;
+      if (args->page_table.data) {
+        const int32_t *pages = (const int32_t *)args->page_table.data;
+        entry = pages[batch * args->page_table.strides[0] + r / args->key.shape[1]];
+        row = r % args->key.shape[1];
+      }
+      if (args->cu_seqlens_k.data) {
+        const int32_t start = ((const int32_t *)args->cu_seqlens_k.data)[batch];
+        if (rows_of_block)
+          index = head * stride[0] +
+                  (start / rows_of_block + batch + (r - start) / rows_of_block) * stride[1];
+        else if (scale->rank > 1)
+          index = batch * stride[0] + head * stride[1];
+      } else if (scale->rank > 1) {
+        index = entry * stride[0] + head * stride[1];
+        if (rows_of_block) index += row / rows_of_block * stride[2];
+      }
+      if (isnan(reference_load(scale, index)))
+        tensor_store(scale, index, spread / 4 * (0.5 + rng_uniform(rng)));
+    }
+}
+
+/* Of the shape that the spec's form has; what no row has stays NaN. */
+static void make_scale(struct trial *trial, enum tensor which, fa3_tensor *scale, int64_t *rows,
+                       enum scale_form form, double spread, struct rng *rng) {
+  const struct spec *spec = &trial->spec;
+  const fa3_tensor *key = &trial->args.key;
+  if (form == SCALE_NONE) return;
+  const int64_t heads = spec->heads_k, extent = key->shape[spec->packed_k ? 0 : 1];
+  const int64_t entries = spec->packed_k ? spec->batch : key->shape[0];
+  int64_t shape[4] = {1}, rank = 1;
+  if (form >= SCALE_HEADS) {
+    shape[0] = entries;
+    shape[1] = heads;
+    rank = 2;
+  }
+  if (form == SCALE_BLOCKS) {
+    *rows = spec->scale_rows;
+    const int64_t blocks =
+        spec->packed_k ? extent / *rows + spec->batch : (extent + *rows - 1) / *rows;
+    if (spec->packed_k) {
+      shape[0] = heads;
+      shape[1] = blocks;
+    } else {
+      shape[2] = blocks;
+      rank = 3;
+    }
+  }
+  make_tensor(trial, which, scale, FA3_FLOAT32, (int32_t)rank, shape, -1, rng);
+  for (int64_t b = 0; scale->data && b < spec->batch; b++)
+    fill_scale(trial, b, scale, *rows, spread, rng);
+}
+
+static void make_scales(struct trial *trial, struct rng *rng) {
+  const struct spec *spec = &trial->spec;
+  fa3_forward_args *args = &trial->args;
+  make_scale(trial, TENSOR_key_scale, &args->key_scale, &args->key_scale_rows, spec->key_scale,
+             spec->spread, rng);
+  make_scale(trial, TENSOR_value_scale, &args->value_scale, &args->value_scale_rows,
+             spec->value_scale, 1, rng);
+}
+
+/* Of the elements that are stored: of codes with a scale, some small numbers. */
+static double code_spread(const fa3_tensor *scale, double spread) {
+  return scale->data ? 4 : spread;
+}
+
 static void fill(struct trial *trial, struct rng *rng) {
   const struct spec *spec = &trial->spec;
   /* Scores that grow along the keys raise the running maximum again and again. */
   double trend = (double)rng_between(rng, -1, 1) * 1.8;
   for (int64_t b = 0; b < spec->batch; b++) {
     trial_fill_rows(&trial->args.query, trial_query_rows(trial, b), spec->spread, 0, rng);
-    fill_cache(trial, &trial->args.key, b, spec->spread, trend, rng);
-    fill_cache(trial, &trial->args.value, b, 1, 0, rng);
+    fill_cache(trial, &trial->args.key, b, code_spread(&trial->args.key_scale, spec->spread), trend,
+               rng);
+    fill_cache(trial, &trial->args.value, b, code_spread(&trial->args.value_scale, 1), 0, rng);
   }
 }
 
@@ -198,6 +274,7 @@ struct trial trial_new(const struct spec *spec, struct rng *rng) {
   struct trial trial = {.spec = *spec, .args = {.struct_size = sizeof(fa3_forward_args)}};
   fa3_forward_args *args = &trial.args;
   int64_t heads_q = spec->heads_k * spec->group;
+  const fa3_dtype key_dtype = spec->codes ? FA3_FLOAT8_E4M3 : spec->dtype;
   int64_t rows_q = spec->max_seqlen_q;
   int64_t rows_k = spec->max_seqlen_k;
   int64_t batch_k = spec->batch_index ? rng_between(rng, 1, 4) : spec->batch;
@@ -222,9 +299,9 @@ struct trial trial_new(const struct spec *spec, struct rng *rng) {
   }
   make_operand(&trial, TENSOR_query, &args->query, spec->dtype, spec->packed_q, spec->batch, rows_q,
                heads_q, spec->head_dim, rng);
-  make_operand(&trial, TENSOR_key, &args->key, spec->dtype, spec->packed_k, batch_k, rows_k,
+  make_operand(&trial, TENSOR_key, &args->key, key_dtype, spec->packed_k, batch_k, rows_k,
                spec->heads_k, spec->head_dim, rng);
-  make_operand(&trial, TENSOR_value, &args->value, spec->dtype, spec->packed_k, batch_k, rows_k,
+  make_operand(&trial, TENSOR_value, &args->value, key_dtype, spec->packed_k, batch_k, rows_k,
                spec->heads_k, spec->value_head_dim, rng);
   make_operand(&trial, TENSOR_output, &args->output, spec->output_dtype, spec->packed_q,
                spec->batch, rows_q, heads_q, spec->value_head_dim, rng);
@@ -245,6 +322,7 @@ struct trial trial_new(const struct spec *spec, struct rng *rng) {
   }
   make_lengths(&trial, rng);
   if (spec->page_size) make_page_table(&trial, rng);
+  if (spec->codes) make_scales(&trial, rng);
   fill(&trial, rng);
   args->flags = spec->flags;
   args->window_left = spec->window_left;

@@ -9,6 +9,7 @@ static struct spec random_forward(struct rng *rng) {
   struct spec spec = spec_random(rng);
   spec.dtype = rng_chance(rng, 0.5) ? FA3_FLOAT16 : FA3_BFLOAT16;
   spec.output_dtype = spec.dtype;
+  spec.codes = false;
   if (spec.sink_dtype != 0 && spec.sink_dtype != FA3_FLOAT32) spec.sink_dtype = spec.dtype;
   spec.num_threads = 1; /* of the CPU's forward pass; the trials have the processors */
   /* The pairs of head dims that kernels are made for, more often than chance would. */
