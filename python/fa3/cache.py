@@ -316,7 +316,29 @@ def flash_attn_combine(out_partial, lse_partial, out=None, out_dtype=None):
     return out, lse.transpose(1, 2)
 
 
-def get_scheduler_metadata(*arguments, **options):
+def get_scheduler_metadata(
+    batch_size,
+    max_seqlen_q,
+    max_seqlen_k,
+    num_heads_q,
+    num_heads_kv,
+    headdim,
+    cache_seqlens,
+    qkv_dtype=torch.bfloat16,
+    headdim_v=None,
+    cu_seqlens_q=None,
+    cu_seqlens_k_new=None,
+    cache_leftpad=None,
+    page_size=None,
+    max_seqlen_k_new=0,
+    causal=False,
+    window_size=(-1, -1),
+    attention_chunk=0,
+    has_softcap=False,
+    num_splits=0,
+    pack_gqa=None,
+    sm_margin=0,
+):
     """What the official function plans ahead for flash_attn_with_kvcache's scheduler_metadata. A
     call plans for itself here, so the plan is an empty tensor."""
-    return torch.empty(0, dtype=torch.int32)
+    return cache_seqlens.new_empty(0)

@@ -173,3 +173,116 @@ def test_errors():
         fa3.flash_attn_with_kvcache(q, *caches, k, v)
     with pytest.raises(ValueError):  # no room
         fa3.flash_attn_with_kvcache(q, *caches, k, v, cache_seqlens=29)
+    with pytest.raises(ValueError, match="contiguous"):
+        fa3.flash_attn_with_kvcache(q, caches[0].transpose(1, 3), caches[1])
+
+
+def test_page_table_of_chosen_entries():
+    """cache_batch_idx chooses rows of the page table, as it chooses entries of a dense cache."""
+    q, k_cache, v_cache = make("cpu", (2, 3, 4, 64), (12, 8, 2, 64), (12, 8, 2, 64))
+    table = torch.randperm(12, dtype=torch.int32).view(4, 3)
+    chosen, lengths = integers("cpu", [3, 0]), integers("cpu", [20, 9])
+    options = {"cache_seqlens": lengths, "causal": True}
+    found = fa3.flash_attn_with_kvcache(
+        q, k_cache, v_cache, cache_batch_idx=chosen, page_table=table, **options
+    )
+    dense = [cache[table.long()].flatten(1, 2) for cache in (k_cache, v_cache)]
+    wanted = fa3.flash_attn_with_kvcache(q, *dense, cache_batch_idx=chosen, **options)
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("options", [
+    {"causal": True, "num_splits": 3},
+    {"window_size": torch.tensor([9, 4]), "num_splits": 0},
+    {"softcap": 5.0, "softmax_scale": 0.3, "sm_margin": 4, "pack_gqa": True},
+    {"s_aux": torch.linspace(-1, 1, 4)},
+])
+def test_append_with_padding_and_other_positions(options):
+    """New rows behind padded ones, in chosen entries, turned by positions that are not the rows'."""
+    entries, used, padding = integers("cpu", [4, 1]), [11, 24], integers("cpu", [3, 0])
+    q, k, v = make("cpu", (2, 2, 4, 32), (2, 2, 2, 32), (2, 2, 2, 32))
+    k_cache, v_cache = make("cpu", (5, 40, 2, 32), (5, 40, 2, 32))
+    cos, sin = rotary_tables("cpu", 40, 16, q.dtype)
+    positions = integers("cpu", [5, 30])
+    keys, values = k_cache.clone(), v_cache.clone()
+    output, lse, *empty = fa3.flash_attn_with_kvcache(
+        q,
+        k_cache,
+        v_cache,
+        k,
+        v,
+        rotary_cos=cos,
+        rotary_sin=sin,
+        cache_seqlens=integers("cpu", used),
+        cache_batch_idx=entries,
+        cache_leftpad=padding,
+        rotary_seqlens=positions,
+        return_softmax_lse=True,
+        **options,
+    )
+    assert lse.shape == (2, 4, 2) and [t.numel() for t in empty] == [0, 0]
+    window = tuple(options.get("window_size", torch.tensor([-1, -1])).tolist())
+    advance = options.get("causal", False) or window != (-1, -1)
+    for b, (entry, length) in enumerate(zip(entries.tolist(), used)):
+        for i in range(2):
+            keys[entry, length + i] = rotated(k[b, i], cos, sin, positions[b] + i, True)
+            values[entry, length + i] = v[b, i]
+        turned = [rotated(q[b, i], cos, sin, positions[b] + advance * i, True) for i in range(2)]
+        rows = slice(padding[b], length + 2)
+        part = (torch.stack(turned)[None], keys[entry, rows][None], values[entry, rows][None])
+        masks = {
+            "causal": options.get("causal", False),
+            "window": window,
+            "softcap": options.get("softcap", 0.0),
+            "scale": options.get("softmax_scale"),
+            "sink": options.get("s_aux"),
+        }
+        exact = reference.attention(*(t.double() for t in part), **masks)
+        plain = reference.attention(*(t.float() for t in part), **masks)
+        reference.check([output[b : b + 1], lse[b : b + 1]], exact, plain)
+    torch.testing.assert_close(k_cache, keys)
+    assert torch.equal(v_cache, values)
+
+
+def test_metadata_is_planned_by_the_call():
+    """get_scheduler_metadata's result goes into the call, and may come again."""
+    q, k_cache, v_cache = make("cpu", (2, 1, 4, 64), (2, 30, 2, 64), (2, 30, 2, 64))
+    lengths = integers("cpu", [30, 7])
+    metadata = fa3.get_scheduler_metadata(
+        2, 1, 30, 4, 2, 64, lengths, q.dtype, headdim_v=64, causal=True, num_splits=0
+    )
+    assert metadata.dtype == torch.int32 and metadata.device == lengths.device
+    call = [
+        fa3.flash_attn_with_kvcache(
+            q, k_cache, v_cache, cache_seqlens=lengths, causal=True, scheduler_metadata=plan
+        )
+        for plan in (None, metadata, metadata)
+    ]
+    assert torch.equal(call[0], call[1]) and torch.equal(call[0], call[2])
+
+
+@pytest.mark.parametrize("rotary", [False, True])
+def test_opcheck_of_append(rotary):
+    q, k, v = make("cpu", (1, 2, 4, 64), (1, 2, 2, 64), (1, 2, 2, 64))
+    caches = make("cpu", (1, 30, 2, 64), (1, 30, 2, 64))
+    tables = rotary_tables("cpu", 30, 32, q.dtype) if rotary else (None, None)
+    lengths = integers("cpu", [9])
+    query = q if rotary else None
+    torch.library.opcheck(
+        torch.ops.fa3.append.default,
+        (k, v, *caches, query, *tables, None, None, lengths, None, None, 0, False),
+    )
+
+
+def test_combine_takes_strided_parts():
+    """Parts as the official test has them: transposed, and some of a larger tensor's."""
+    outputs = torch.randn(10, 2, 4, 7, 64).transpose(2, 3)[:5]
+    lse = torch.randn(5, 2, 8, 7).transpose(-1, -2)[..., :4]
+    lse[2:, :1] = float("-inf")
+    out = torch.full((2, 7, 4, 64), float("nan"))
+    found, found_lse = fa3.flash_attn_combine(outputs, lse, out=out)
+    assert found is out
+    weights = torch.softmax(lse.double(), 0)
+    wanted = (weights[..., None] * outputs).sum(0)
+    torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found_lse.double(), lse.double().logsumexp(0), atol=1e-5, rtol=1e-5)

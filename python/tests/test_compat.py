@@ -29,6 +29,10 @@ SIGNATURES = {
     "attention_chunk=0 softcap=0.0 rotary_interleaved=True scheduler_metadata=None num_splits=0 "
     "pack_gqa=None sm_margin=0 return_softmax_lse=False",
     "flash_attn_combine": "out_partial lse_partial out=None out_dtype=None",
+    "get_scheduler_metadata": "batch_size max_seqlen_q max_seqlen_k num_heads_q num_heads_kv headdim "
+    "cache_seqlens qkv_dtype=torch.bfloat16 headdim_v=None cu_seqlens_q=None cu_seqlens_k_new=None "
+    "cache_leftpad=None page_size=None max_seqlen_k_new=0 causal=False window_size=(-1,-1) "
+    "attention_chunk=0 has_softcap=False num_splits=0 pack_gqa=None sm_margin=0",
     "_flash_attn_forward": "q k v k_new=None v_new=None qv=None out_=None cu_seqlens_q=None "
     "cu_seqlens_k=None cu_seqlens_k_new=None seqused_q=None seqused_k=None max_seqlen_q=None "
     "max_seqlen_k=None page_table=None kv_batch_idx=None leftpad_k=None rotary_cos=None "
@@ -90,6 +94,31 @@ def test_operators(device):
     wanted.backward(grad_output)
     for found, leaf in zip(gradients, leaves):
         assert torch.equal(found, leaf.grad)
+
+
+def test_operators_of_a_cache():
+    """fwd with new rows, which it writes into the cache; fwd_combine; get_scheduler_metadata."""
+    q, k, v = (torch.randn(2, 1, 4, 64) for _ in range(3))
+    caches = [torch.randn(2, 20, 4, 64) for _ in range(2)]
+    again = [cache.clone() for cache in caches]
+    lengths = torch.tensor([7, 19], dtype=torch.int32)
+    options = {"seqused_k": lengths, "is_causal": True, "num_splits": 0}
+    output, lse, *_ = torch.ops.flash_attn_3.fwd(q, *caches, k, v, **options)
+    wanted, wanted_lse, *_ = interface.flash_attn_with_kvcache(
+        q, *again, k, v, cache_seqlens=lengths, causal=True, return_softmax_lse=True
+    )
+    assert torch.equal(output, wanted) and torch.equal(lse, wanted_lse)
+    for a, b in zip(caches, again):
+        assert torch.equal(a, b)
+    parts = torch.stack([output, output]), torch.stack([lse, lse]).transpose(-1, -2)
+    both, both_lse = torch.ops.flash_attn_3.fwd_combine(*parts, None, torch.bfloat16)
+    assert both.dtype == torch.bfloat16
+    torch.testing.assert_close(both, output.bfloat16())
+    torch.testing.assert_close(both_lse.transpose(-1, -2), lse + torch.tensor(2.0).log())
+    plan = torch.ops.flash_attn_3.get_scheduler_metadata(
+        2, 1, 20, 4, 4, 64, 64, torch.float32, lengths
+    )
+    assert plan.dtype == torch.int32
 
 
 def test_private_functions(device):

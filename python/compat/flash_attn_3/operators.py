@@ -52,6 +52,7 @@ def arguments_of(operator) -> dict:
 
 forward_defaults = arguments_of(torch.ops.flash_attn_3.fwd.default)
 backward_names = list(arguments_of(torch.ops.flash_attn_3.bwd.default))
+metadata_names = list(arguments_of(torch.ops.flash_attn_3.get_scheduler_metadata.default))
 
 
 def forward_kernel(*arguments):
@@ -104,11 +105,15 @@ def backward_kernel(*arguments):
     return tuple(named["softmax_lse"].new_empty(0) for _ in range(5))
 
 
+def metadata_kernel(*arguments):
+    return arguments[metadata_names.index("seqused_k")].new_empty(0)
+
+
 for device in ("CPU", "CUDA"):
     library.impl("fwd", forward_kernel, device)
     library.impl("bwd", backward_kernel, device)
     library.impl("fwd_combine", fa3.flash_attn_combine, device)
-    library.impl("get_scheduler_metadata", fa3.get_scheduler_metadata, device)
+    library.impl("get_scheduler_metadata", metadata_kernel, device)
 
 
 # torch.compile takes no operator whose result may be an argument, so fwd and fwd_combine have no
