@@ -35,6 +35,7 @@ CHAPTERS = [
     "hopper",
     "ladder",
     "backward",
+    "beyond",
 ]
 
 
@@ -102,6 +103,10 @@ def toy(name):
     )
 
 
+def link(name):
+    return f"[chapter {CHAPTERS.index(name) + 1}]({name}.html)"
+
+
 class Chapter:
     def __init__(self, name, number, environment, chapters=()):
         self.name = name
@@ -145,7 +150,7 @@ def build(out):
         trim_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.globals.update(figures.LOOKUPS)
+    environment.globals.update(figures.LOOKUPS, chapter=link)
     environment.filters.update(figures.FORMATS)
 
     chapters = [Chapter(name, i + 1, environment) for i, name in enumerate(CHAPTERS)]

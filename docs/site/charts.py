@@ -58,6 +58,19 @@ def ladder():
     )
 
 
+def peers():
+    card = "nvidia-h100"
+    names = {"libfa3": "libfa3", "fa3": "FlashAttn.-3", "cudnn": "cuDNN", "fa2": "FlashAttn.-2"}
+    one = figures.cell(card, "forward", 128, False, 8192)
+    rows = [
+        (label, one[name]["tflops"], "output" if name == "libfa3" else "query")
+        for name, label in names.items()
+    ]
+    limit = ("cuBLAS’s matrix product", figures.bench(card)["gemm_after"]["tflops"])
+    title = "Forward, head dim 128, 8192 tokens, no mask; the matrix product on the warm card"
+    return bars(title, "TFLOP/s", rows, limit)
+
+
 def drawing(height, title, told, parts, caption):
     return (
         f'<figure class="picture"><svg role="img" viewBox="0 0 {WIDTH} {height}" '
@@ -255,6 +268,7 @@ CHARTS = {
     "causal": causal,
     "gradients": gradients,
     "ladder": ladder,
+    "peers": peers,
     "together": together,
     "turns": turns,
     "warps": warps,
