@@ -164,7 +164,8 @@ def build(out):
         (out / "toys").mkdir()
         for path in [*(SITE / "toys").glob("*.js"), *(SITE / "toys").glob("*.css")]:
             shutil.copy(path, out / "toys")
-        subprocess.run([SITE / "toys" / "build", out / "toys"], check=True)
+        if subprocess.run([SITE / "toys" / "build", out / "toys"]).returncode:
+            sys.exit(1)  # it has said why
     template = environment.get_template("page.html")
     for i, page in enumerate(pages):
         html = template.render(

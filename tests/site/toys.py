@@ -6,10 +6,13 @@ is what the definition says.
 
 import json
 import math
+import os
 import pathlib
+import random
 import re
 import struct
 import sys
+import time
 
 import browser
 from native import Native, float32
@@ -301,6 +304,26 @@ def check_heads(toy, native):
     check_bad_inputs(toy, first=["", "0", "65"], count=["0", "65", "1.5"], left=["-2"])
 
 
+# Without a page: random numbers against the definitions.
+
+
+def check_random(native, random):
+    for _ in range(300):
+        clocks = [random.choice((1, 512, 99999.5, random.uniform(1, 1e4))) for _ in range(5)]
+        flags = random.randint(0, 1), random.randint(0, 1)
+        timeline = (random.randint(1, 24), *flags, random.randint(1, 8), *clocks)
+        check_spans(native.timeline(timeline), timeline)
+    for _ in range(100):
+        size, side = lambda: random.randint(1, 90), lambda: random.randint(-1, 40)
+        problem = (size(), size(), random.randint(0, 1), side(), side(), size(), size())
+        expect(f"kinds of {problem}", native.tile_kinds(problem), kinds_by_definition(problem))
+        heads, batches = random.randint(1, 5), random.randint(1, 4)
+        section, multiprocessors = random.randint(1, heads * batches), random.randint(1, 20)
+        for order in range(3):
+            schedule = (heads, batches, section, multiprocessors, order, 5700.0, 2290.0)
+            check_schedule(native.schedule(problem, schedule), problem, heads, batches)
+
+
 CHECKS = {
     "softmax": check_softmax,
     "tiles": check_tiles,
@@ -318,6 +341,11 @@ def main(site, library):
     }
     toys = {path.stem for path in (ROOT / "docs/site/toys").glob("*.html")}
     wrong += [f"{name}: on no page" for name in sorted(toys - set(pages))]
+    seed = int(os.environ.get("FA3_TEST_SEED", time.time()))
+    try:
+        check_random(native, random.Random(seed))
+    except AssertionError as failure:
+        wrong.append(f"FA3_TEST_SEED={seed}: {failure}")
     with browser.Browser(site) as chromium:
         for name in sorted(toys & set(pages)):
             try:
