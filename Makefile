@@ -41,6 +41,7 @@ python: wheel ## the Python package's tests on CPU tensors (a big download, the 
 course: setup-test setup-course site ## the course's pages and what is on them, in headless Chromium
 	@scripts/build release -DFA3_BUILD_TESTS=ON
 	@build/site-venv/bin/python tests/site/pages.py build/site
+	@build/site-venv/bin/python tests/site/faults.py build/site
 	@build/site-venv/bin/python tests/site/toys.py build/site build/release/tests/site/libfa3_toys.so
 
 site: setup-site ## build the course, a static site: build/site

@@ -40,7 +40,8 @@ def unreachable(pages):
     return sorted(set(pages) - reached)
 
 
-def main(site, screens=None):
+def faults_of(site, screens=None):
+    """What is wrong, and how many pages there are."""
     site = pathlib.Path(site)
     wrong, pages = [], {}
     with browser.Browser(site) as chromium:
@@ -59,10 +60,15 @@ def main(site, screens=None):
                 pages[page] = found
     wrong += broken_links(pages)
     wrong += [f"{page}: no page leads to it" for page in unreachable(pages)]
+    return wrong, len(pages)
+
+
+def main(site, screens=None):
+    wrong, count = faults_of(site, screens)
     for one in wrong:
         print(one)
-    print(f"{len(pages)} pages, {len(wrong)} faults")
-    return 1 if wrong or not pages else 0
+    print(f"{count} pages, {len(wrong)} faults")
+    return 1 if wrong or not count else 0
 
 
 if __name__ == "__main__":

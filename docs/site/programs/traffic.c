@@ -132,7 +132,7 @@ int main(int count, char **arguments) {
 
   standard(query, key, value, expected);
   const int loops = count > 1 && strcmp(arguments[1], "loops") == 0;
-  if (!loops) printf("scores in memory:             %8ld numbers moved\n", moved);
+  if (!loops) printf("scores in memory:              %8ld numbers moved\n", moved);
   float worst = 0;
   for (int tile = loops ? 64 : 16; tile <= largest_tile; tile *= 2) {
     if (loops) {
