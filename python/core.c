@@ -46,6 +46,9 @@ static const struct field forward_fields[] = {
 #include "tensors.def"
     NUMBERS(fa3_forward_args){"num_splits", INT32, offsetof(fa3_forward_args, num_splits)},
     {"split_keys", INT64, offsetof(fa3_forward_args, split_keys)},
+    {"query_scale_rows", INT64, offsetof(fa3_forward_args, query_scale_rows)},
+    {"key_scale_rows", INT64, offsetof(fa3_forward_args, key_scale_rows)},
+    {"value_scale_rows", INT64, offsetof(fa3_forward_args, value_scale_rows)},
 };
 
 static const struct field backward_fields[] = {
@@ -58,6 +61,8 @@ static const struct field append_fields[] = {
 #include "tensors.def"
     {"max_seqlen_q", INT64, offsetof(fa3_append_args, max_seqlen_q)},
     {"flags", UINT32, offsetof(fa3_append_args, flags)},
+    {"key_scale_rows", INT64, offsetof(fa3_append_args, key_scale_rows)},
+    {"value_scale_rows", INT64, offsetof(fa3_append_args, value_scale_rows)},
     {"num_threads", INT32, offsetof(fa3_append_args, num_threads)},
 };
 

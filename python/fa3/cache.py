@@ -5,52 +5,38 @@ from torch import Tensor
 
 from fa3 import _core
 from fa3.flash_attention import refuse
-from fa3.operators import attention
+from fa3.operators import attention, is_plain, names_of, operator
 from fa3.options import options_of, sequences
 
 
-@torch.library.custom_op("fa3::append", mutates_args=("key", "value"))
-def append_operator(
-    new_key: Tensor,
-    new_value: Tensor,
-    key: Tensor,
-    value: Tensor,
-    query: Tensor | None,
-    rotary_cos: Tensor | None,
-    rotary_sin: Tensor | None,
-    positions: Tensor | None,
-    cu_seqlens_new: Tensor | None,
-    seqused_k: Tensor,
-    cache_batch_index: Tensor | None,
-    page_table: Tensor | None,
-    max_seqlen_new: int,
-    interleaved: bool,
-) -> Tensor:
+APPEND = (
+    "(Tensor new_key, Tensor new_value, Tensor(a!) key, Tensor(b!) value, Tensor? query=None, "
+    "Tensor? rotary_cos=None, Tensor? rotary_sin=None, Tensor? positions=None, "
+    "Tensor? cu_seqlens_q=None, Tensor? seqused_k=None, Tensor? cache_batch_index=None, "
+    "Tensor? page_table=None, Tensor(c!)? key_scale=None, Tensor(d!)? value_scale=None, "
+    "SymInt key_scale_rows=0, SymInt value_scale_rows=0, SymInt max_seqlen_q=0, SymInt flags=0) "
+    "-> Tensor"
+)
+
+
+def append_kernel(*arguments):
     """Writes new rows into the cache, behind those that it has. Returns the queries, rotated as the
     keys are; an empty tensor where there are none."""
+    named = dict(zip(append_names, arguments))
+    query = named.get("query")
     rotated_query = None if query is None else torch.empty_like(query)
-    _core.append(
-        new_key=new_key,
-        new_value=new_value,
-        key=key,
-        value=value,
-        query=query,
-        rotated_query=rotated_query,
-        rotary_cos=rotary_cos,
-        rotary_sin=rotary_sin,
-        positions=positions,
-        cu_seqlens_q=cu_seqlens_new,
-        seqused_k=seqused_k,
-        cache_batch_index=cache_batch_index,
-        page_table=page_table,
-        max_seqlen_q=max_seqlen_new,
-        flags=_core.ROTARY_INTERLEAVED if interleaved and rotary_cos is not None else 0,
-    )
-    return new_key.new_empty(0) if rotated_query is None else rotated_query
+    _core.append(rotated_query=rotated_query, **named)
+    return named["new_key"].new_empty(0) if rotated_query is None else rotated_query
+
+
+append_operator = operator(
+    "fa3::append", append_kernel, APPEND, ("key", "value", "key_scale", "value_scale")
+)
+append_names = names_of(append_operator)
 
 
 @append_operator.register_fake
-def fake_append(new_key, new_value, key, value, query, *options):
+def fake_append(new_key, new_value, key, value, query=None, *options):
     return new_key.new_empty(0) if query is None else torch.empty_like(query)
 
 
@@ -84,12 +70,10 @@ def positions_of(rows, first, cu_seqlens, advance):
 
 
 def append(q, k_cache, v_cache, k, v, options, cu_seqlens_new, rotary, rotary_seqlens, interleaved):
-    """Appends k and v to the cache where `options` say. Returns q, rotated where that is asked for,
-    and the lengths from then on."""
-    lengths = options.get("seqused_k")
-    if v is None or lengths is None:
-        raise ValueError("k, new rows, is given: v and cache_seqlens are needed too")
-    cu_seqlens_q = options.get("cu_seqlens_q")
+    """Appends k and v behind the first options["seqused_k"] rows. Returns q, rotated where that is
+    asked for."""
+    lengths = options["seqused_k"]
+    cu_seqlens_q = options["cu_seqlens_q"]
     # Without a mask all queries are at the first new row's position.
     advance = bool(options["flags"] & (_core.CAUSAL | _core.WINDOW))
     # The queries are rotated by the same call where they are the new rows' own.
@@ -101,7 +85,9 @@ def append(q, k_cache, v_cache, k, v, options, cu_seqlens_new, rotary, rotary_se
     positions = None
     if cos is not None and rotary_seqlens is not None:
         positions = positions_of(k, first, cu_seqlens_new, True)
-    rotated = torch.ops.fa3.append(
+    # Rows that are codes go in as they are, under the cache's scales.
+    scaled = k.dtype is not torch.float8_e4m3fn
+    arguments = (
         k,
         v,
         k_cache,
@@ -114,16 +100,54 @@ def append(q, k_cache, v_cache, k, v, options, cu_seqlens_new, rotary, rotary_se
         lengths,
         options.get("cache_batch_index"),
         options.get("page_table"),
+        options.get("key_scale") if scaled else None,
+        options.get("value_scale") if scaled else None,
+        options.get("key_scale_rows", 0) if scaled else 0,
+        options.get("value_scale_rows", 0) if scaled else 0,
         0 if cu_seqlens_new is None else k.shape[0],
-        interleaved,
+        _core.ROTARY_INTERLEAVED if interleaved and cos is not None else 0,
     )
+    call = append_kernel if is_plain(q, k, v, k_cache, v_cache) else torch.ops.fa3.append
+    rotated = call(*arguments)
     if cos is not None and together:
-        q = rotated
-    elif cos is not None:
+        return rotated
+    if cos is not None:
         at = positions_of(q, first, cu_seqlens_q, advance)
-        q = rotate(q, cos, sin, at, interleaved)
-    new = k.shape[1] if cu_seqlens_new is None else cu_seqlens_new.diff()
-    return q, lengths + new
+        return rotate(q, cos, sin, at, interleaved)
+    return q
+
+
+def scales_of_pages(scale, cache, page_table, lengths):
+    """A scale for each page, (pages, heads), of one for each sequence's head."""
+    pages, page_size = cache.shape[:2]
+    if lengths is not None:
+        # Entries of the table past a sequence's length may be anything.
+        first_row = torch.arange(page_table.shape[1], device=cache.device) * page_size
+        page_table = page_table.masked_fill(first_row >= lengths[:, None], pages)
+    of_pages = scale.new_ones(pages + 1, scale.shape[1])
+    of_pages[page_table.long()] = scale[:, None]
+    return of_pages[:pages]
+
+
+def place_scales(options, k_cache, v_cache, lengths):
+    """The scales of FP8 caches as fa3.h has them: (batch, heads_k) as the official function's, or
+    (entries or pages, heads_k, blocks), where a block of an entry's or a page's rows has one."""
+    for name, cache in (("key_scale", k_cache), ("value_scale", v_cache)):
+        scale = options.get(name)
+        if scale is not None and scale.dim() == 3:
+            rows, rest = divmod(cache.shape[1], max(scale.shape[2], 1))
+            if rest or not rows:
+                raise ValueError(
+                    f"{name} has {scale.shape[2]} blocks: expected a divisor of the {cache.shape[1]} "
+                    "rows of a cache's entry or page"
+                )
+            options[f"{name}_rows"] = rows
+        elif scale is not None and scale.dim() == 2 and "page_table" in options:
+            options[name] = scales_of_pages(scale, cache, options["page_table"], lengths)
+        elif scale is not None and scale.dim() == 2 and "cache_batch_index" in options:
+            of_entries = scale.new_ones(cache.shape[0], scale.shape[1])
+            of_entries[options["cache_batch_index"].long()] = scale
+            options[name] = of_entries
 
 
 def forward(
@@ -179,10 +203,17 @@ def forward(
         options["cache_batch_index"] = kv_batch_idx
     if leftpad_k is not None:
         options["leftpad_k"] = leftpad_k
-    if k_new is not None:
-        rotary = rotary_cos, rotary_sin
-        with torch.no_grad():
-            q, options["seqused_k"] = append(
+    with torch.no_grad():
+        lengths = seqused_k
+        if k_new is not None:
+            if v_new is None or lengths is None:
+                raise ValueError("k, new rows, is given: v and cache_seqlens are needed too")
+            lengths = lengths + (
+                k_new.shape[1] if cu_seqlens_k_new is None else cu_seqlens_k_new.diff()
+            )
+        place_scales(options, k, v, lengths)
+        if k_new is not None:
+            q = append(
                 q,
                 k,
                 v,
@@ -190,10 +221,11 @@ def forward(
                 v_new,
                 options,
                 cu_seqlens_k_new,
-                rotary,
+                (rotary_cos, rotary_sin),
                 seqlens_rotary,
                 rotary_interleaved,
             )
+            options["seqused_k"] = lengths
     output, lse = attention(q, k, v, s_aux, options, output=out_)
     return output, lse, lse.new_empty(0), lse.new_empty(0)
 
@@ -247,6 +279,11 @@ def flash_attn_with_kvcache(
     rotary_cos and rotary_sin, (positions, rotary_dim / 2), they are rotated by their positions,
     which begin at rotary_seqlens or else at cache_seqlens; and so are the queries, row by row with a
     causal mask or a window, all at the first position without.
+
+    The caches may be float8_e4m3fn under queries of 16 bits, or of their own dtype. k_descale and
+    v_descale, float32, are what their codes are multiplied with: (batch, heads_k), or, one for
+    each block of an entry's or a page's rows, (entries or pages, heads_k, blocks). New rows of 16
+    bits become codes under these scales; where each row has one, it is computed and written.
 
     Returns the output; with return_softmax_lse (output, lse, empty, empty), where the official
     function has its partial results."""

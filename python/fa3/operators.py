@@ -29,7 +29,8 @@ NUMBERS = (
 FORWARD = (
     f"(Tensor query, Tensor key, Tensor value, Tensor? sink=None, {LENGTHS}, "
     "Tensor? cache_batch_index=None, Tensor? page_table=None, Tensor? query_scale=None, "
-    f"Tensor? key_scale=None, Tensor? value_scale=None, {NUMBERS}, SymInt num_splits=0) "
+    f"Tensor? key_scale=None, Tensor? value_scale=None, {NUMBERS}, SymInt num_splits=0, "
+    "SymInt key_scale_rows=0, SymInt value_scale_rows=0) "
     "-> (Tensor, Tensor)"
 )
 BACKWARD = (
@@ -37,6 +38,7 @@ BACKWARD = (
     f"Tensor output, Tensor lse, Tensor? sink=None, {LENGTHS}, {NUMBERS}) "
     "-> (Tensor, Tensor, Tensor, Tensor)"
 )
+FORWARD_ALONE = ("num_splits", "key_scale_rows", "value_scale_rows")
 # What has no gradient.
 INFERENCE = {"cache_batch_index", "page_table", "query_scale", "key_scale", "value_scale"}
 
@@ -127,8 +129,8 @@ def backward_kernel(*arguments):
     return *gradients, gradients[0].new_empty(0) if grad_sink is None else grad_sink
 
 
-def operator(name, function, schema):
-    return torch.library.custom_op(name, function, mutates_args=(), schema=schema)
+def operator(name, function, schema, mutates=()):
+    return torch.library.custom_op(name, function, mutates_args=mutates, schema=schema)
 
 
 forward_operator = operator("fa3::forward", forward_kernel, FORWARD)
@@ -165,7 +167,8 @@ def backward_of(call, ctx, grad_output, grad_lse):
     options = ctx.options
     if query.dtype is torch.float8_e4m3fn or not INFERENCE.isdisjoint(options):
         raise NotImplementedError("a cache and FP8 have no gradient: they are for inference")
-    options.pop("num_splits", None)
+    for name in FORWARD_ALONE:
+        options.pop(name, None)
     if grad_output is None:
         grad_output = torch.zeros_like(output)
     *gradients, grad_sink = call(

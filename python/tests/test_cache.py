@@ -270,7 +270,7 @@ def test_opcheck_of_append(rotary):
     query = q if rotary else None
     torch.library.opcheck(
         torch.ops.fa3.append.default,
-        (k, v, *caches, query, *tables, None, None, lengths, None, None, 0, False),
+        (k, v, *caches, query, *tables, None, None, lengths),
     )
 
 
@@ -286,3 +286,85 @@ def test_combine_takes_strided_parts():
     wanted = (weights[..., None] * outputs).sum(0)
     torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(found_lse.double(), lse.double().logsumexp(0), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("pages", [False, True])
+@pytest.mark.parametrize("scales", ["heads", "rows"])
+def test_fp8_cache(pages, scales):
+    """New rows become codes: under scales that are given for each sequence's heads, or under
+    one that is written for each row. Attention is that of codes times scales."""
+    used, new = [13, 30], 2
+    q, k, v = make("cpu", (2, 2, 4, 64), (2, new, 2, 64), (2, new, 2, 64))
+    q = q.bfloat16()
+    table = integers("cpu", [[5, 0, 3, -1], [2, 4, 1, 6]]) if pages else None
+    shape = (7, 8, 2) if pages else (2, 32, 2)
+    caches = [(torch.randn(*shape, 64) * 3).to(torch.float8_e4m3fn) for _ in range(2)]
+    if scales == "heads":
+        descales = [torch.rand(2, 2) / 8 + 0.01 for _ in range(2)]
+        given = descales
+        factors = [descale[:, None, :, None].expand(2, 32, 2, 1) for descale in descales]
+    else:
+        given = [torch.rand(shape) / 8 + 0.01 for _ in range(2)]
+        descales = [rows.transpose(1, 2) for rows in given]
+
+    def rows(cache):
+        return cache[table.clamp(min=0).long()].flatten(1, 2) if pages else cache
+
+    before = [rows(cache.float()) for cache in caches]
+    output = fa3.flash_attn_with_kvcache(
+        q,
+        *caches,
+        k.bfloat16(),
+        v.bfloat16(),
+        cache_seqlens=integers("cpu", used),
+        page_table=table,
+        k_descale=descales[0],
+        v_descale=descales[1],
+        causal=True,
+    )
+    if scales == "rows":
+        factors = [rows(scale[..., None]) for scale in given]
+    for b, length in enumerate(used):
+        part = []
+        for cache, old, fresh, factor in zip(caches, before, (k, v), factors):
+            found = rows(cache.float())[b]
+            assert torch.equal(found[:length], old[b, :length])
+            written, factor = found[length : length + new], factor[b, : length + new]
+            fresh = fresh[b].bfloat16().float()
+            if scales == "rows":
+                largest = fresh.abs().amax(-1, keepdim=True) / 448
+                torch.testing.assert_close(factor[length:], largest)
+            # Half a step of a code of 4 bits.
+            error = (written * factor[length:] - fresh).abs()
+            assert (error <= 2**-4 * fresh.abs() + 2**-10 * factor[length:]).all()
+            part.append((found[: length + new] * factor)[None])
+        one = q[b : b + 1]
+        exact, _ = reference.attention(one.double(), *(t.double() for t in part), causal=True)
+        plain, _ = reference.attention(one, *(t.bfloat16() for t in part), causal=True)
+        reference.check([output[b : b + 1]], [exact], [plain])
+
+
+def test_fp8_rows_are_copied_into_an_fp8_cache():
+    q, k, v = (t.to(torch.float8_e4m3fn) for t in make("cpu", *[(2, 3, 2, 64)] * 3))
+    caches = [torch.zeros(3, 20, 2, 64).to(torch.float8_e4m3fn) for _ in range(2)]
+    descales = [torch.rand(2, 2) + 0.5 for _ in range(3)]
+    output = fa3.flash_attn_with_kvcache(
+        q,
+        *caches,
+        k,
+        v,
+        cache_seqlens=0,
+        cache_batch_idx=integers("cpu", [2, 0]),
+        q_descale=descales[0],
+        k_descale=descales[1],
+        v_descale=descales[2],
+        causal=True,
+    )
+    assert output.dtype == torch.bfloat16
+    for cache, fresh in zip(caches, (k, v)):
+        assert torch.equal(cache.float()[[2, 0], :3], fresh.float())
+    wanted = fa3.flash_attn_func(q, k, v, None, True, None, *descales)
+    torch.testing.assert_close(output, wanted)
+    with pytest.raises(ValueError, match="blocks"):
+        scale = torch.ones(3, 2, 7)
+        fa3.flash_attn_with_kvcache(q, *caches, k_descale=scale, cache_seqlens=3)
