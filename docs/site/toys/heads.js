@@ -5,10 +5,10 @@ toys.start("heads", (root, library) => {
   const find = (name) => root.querySelector(`#heads-${name}`);
   const { shown } = toys;
   const SHOWN_KEYS = 5, SHOWN_COLUMNS = 3;
-  const small = document.createElement("script"); // the text: only this toy needs it
+  const script = document.createElement("script"); // the text: only this toy needs it
   let text, head = 0;
 
-  // float16, as JavaScript has it nowhere yet.
+  // float16: not every browser has Float16Array.
   function fromHalf(bits) {
     const sign = bits & 0x8000 ? -1 : 1, exponent = (bits >> 10) & 31, mantissa = bits & 1023;
     if (exponent === 0) return sign * mantissa * 2 ** -24;
@@ -127,12 +127,13 @@ toys.start("heads", (root, library) => {
   }
 
   function shade(p, ours, query) {
+    const greatest = strongest(p, ours, head, query)[0].weight;
     find("text").replaceChildren(...Array.from({ length: p.count }, (_, j) => {
       const token = text.tokens[p.first + j], joined = token.startsWith("##");
-      const weight = ours.weight(head, query, j);
+      const share = ours.weight(head, query, j) / greatest;
       const word = toys.html("span", { class: j === query ? "token asks" : "token" },
         joined ? token.slice(2) : token);
-      word.style.setProperty("--weight", `${(45 * Math.sqrt(weight)).toFixed(1)}%`);
+      word.style.setProperty("--weight", `${(45 * Math.sqrt(share)).toFixed(1)}%`);
       return j && !joined ? [" ", word] : [word];
     }).flat());
   }
@@ -183,15 +184,15 @@ toys.start("heads", (root, library) => {
   }
 
   return new Promise((resolve, reject) => {
-    small.src = "toys/text.js";
-    small.onload = () => {
+    script.src = "toys/text.js";
+    script.onload = () => {
       text = { ...toys.text };
       for (const name of ["q", "k", "v"]) text[name] = new Uint16Array(toys.bytes(text[name]).buffer);
       makeHeads();
       resolve(draw);
     };
-    small.onerror = () => reject(new Error("the text is missing (toys/text.js)."));
-    document.head.append(small);
+    script.onerror = () => reject(new Error("the text is missing (toys/text.js)."));
+    document.head.append(script);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => root.dispatchEvent(new Event("redraw")));
   });
 });

@@ -120,7 +120,7 @@ toys.start("tiles", (root, library) => {
       }));
       if (lane > 8 && width > 34)
         children.push(toys.svg("text", { x: x + 3, y: y + 13, class: "small" },
-          width > 64 ? `head ${tile.head} row ${tile.block}` : `${tile.head}·${tile.block}`));
+          width > 84 ? `head ${tile.head} block ${tile.block}` : `${tile.head}·${tile.block}`));
     });
     const drawn = toys.picture(left + wide + 2, height + 2, "What each multiprocessor computes",
       `${shown} of ${taken.length} tiles, ${ORDERS[p.order]}; ${grouped(end)} clocks in all`, children);

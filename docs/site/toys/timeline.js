@@ -6,7 +6,7 @@ toys.start("timeline", (root, library) => {
   const LANES = ["loads", "warpgroup 1", "warpgroup 2", "matrix unit"];
   const UNIT = 3;
   const KINDS = ["keys", "values", "issue", "scores", "softmax", "output"];
-  const [, , , SCORES, SOFTMAX] = KINDS.keys();
+  const SOFTMAX = KINDS.indexOf("softmax");
   const LETTERS = ["K", "V", "", "S", "P", "O"];
   const find = (name) => root.querySelector(`#timeline-${name}`);
   const { grouped } = toys;
