@@ -4,6 +4,7 @@
 #define FA3_CLI_COMMANDS_H
 
 int command_run(int argc, char **argv);
+int command_quantize(int argc, char **argv);
 int command_verify(int argc, char **argv);
 int command_bench(int argc, char **argv);
 int command_info(int argc, char **argv);

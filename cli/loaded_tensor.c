@@ -14,7 +14,8 @@
 enum { ALIGNMENT = 64 /* a cache line: vector loads do not straddle two */ };
 
 static const char container_separator[] = ".safetensors:";
-const char floating_point_elements[] = "float32, float16 or bfloat16";
+const char floating_point_elements[] =
+    "float32, float16 or bfloat16, or F8_E4M3 in a .safetensors file";
 
 /* What numpy makes unless it is told otherwise. */
 static bool is_double(const struct stored_tensor *stored) {
@@ -63,31 +64,48 @@ static int read_npy(const char *path, const struct source_rules *rules, const ch
   return code;
 }
 
+/* Reads the first of the names that the file has, or with `suffix` the tensor whose name is that
+ * one and the suffix, if there is one. */
+static int read_named(const struct input_file *file, const struct source_rules *rules,
+                      const char *const *names, const char *suffix, const char *elements,
+                      struct loaded_tensor *tensor) {
+  struct stored_tensor stored = {0};
+  const char *name = NULL;
+  char beside[512];
+  const char *const beside_names[] = {beside, NULL};
+  if (!suffix || *suffix) TRY(safetensors_find(file, names, &name, &stored));
+  if (suffix && *suffix) {
+    (void)snprintf(beside, sizeof beside, "%s%s", name, suffix);
+    names = beside_names;
+  }
+  if (suffix) TRY(safetensors_find_optional(file, names, &name, &stored));
+  if (!name) return 0;
+  (void)snprintf(tensor->origin, sizeof tensor->origin, "%.400s: tensor '%.90s'", file->path, name);
+  return loaded_tensor_read_data(file, &stored, rules, elements, tensor);
+}
+
 static int read_safetensors(const char *path, const struct source_rules *rules,
-                            const char *const *names, const char *elements,
+                            const char *const *names, const char *suffix, const char *elements,
                             struct loaded_tensor *tensor) {
   struct input_file file;
-  struct stored_tensor stored;
-  const char *name = NULL;
   TRY(input_file_open(path, &file));
-  int code = safetensors_find(&file, names, &name, &stored);
-  if (!code) {
-    (void)snprintf(tensor->origin, sizeof tensor->origin, "%.400s: tensor '%.90s'", path, name);
-    code = loaded_tensor_read_data(&file, &stored, rules, elements, tensor);
-  }
+  const int code = read_named(&file, rules, names, suffix, elements, tensor);
   input_file_close(&file);
   return code;
 }
 
-int loaded_tensor_read(const char *source, const struct source_rules *rules,
-                       const char *const *names, const char *elements,
+/* With a suffix (maybe empty) the tensor may be absent, and an .npy file has none beside its own.
+ */
+static int read_source(const char *source, const struct source_rules *rules,
+                       const char *const *names, const char *suffix, const char *elements,
                        struct loaded_tensor *tensor) {
   char path[PATH_MAX];
   memset(tensor, 0, sizeof *tensor);
-  if (!source) return read_safetensors(rules->container, rules, names, elements, tensor);
-  if (path_has_suffix(source, ".npy")) return read_npy(source, rules, elements, tensor);
+  if (!source) return read_safetensors(rules->container, rules, names, suffix, elements, tensor);
+  if (path_has_suffix(source, ".npy"))
+    return suffix && *suffix ? 0 : read_npy(source, rules, elements, tensor);
   if (path_has_suffix(source, ".safetensors"))
-    return read_safetensors(source, rules, names, elements, tensor);
+    return read_safetensors(source, rules, names, suffix, elements, tensor);
 
   const char *separator = strstr(source, container_separator);
   const char *named[] = {source + 1, NULL};
@@ -97,13 +115,25 @@ int loaded_tensor_read(const char *source, const struct source_rules *rules,
     memcpy(path, source, length);
     path[length] = '\0';
     named[0] = source + length + 1;
-    return read_safetensors(path, rules, named, elements, tensor);
+    return read_safetensors(path, rules, named, suffix, elements, tensor);
   }
   if (source[0] != ':')
     return fail(EXIT_INPUT, "%s: its name ends neither in .npy nor in .safetensors", source);
   if (!rules->container)
     return fail(EXIT_USAGE, "%s: names a tensor of the --in file, but there is no --in", source);
-  return read_safetensors(rules->container, rules, named, elements, tensor);
+  return read_safetensors(rules->container, rules, named, suffix, elements, tensor);
+}
+
+int loaded_tensor_read(const char *source, const struct source_rules *rules,
+                       const char *const *names, const char *elements,
+                       struct loaded_tensor *tensor) {
+  return read_source(source, rules, names, NULL, elements, tensor);
+}
+
+int loaded_tensor_read_beside(const char *source, const struct source_rules *rules,
+                              const char *const *names, const char *suffix, const char *elements,
+                              struct loaded_tensor *tensor) {
+  return read_source(source, rules, names, suffix, elements, tensor);
 }
 
 int loaded_tensor_make(struct loaded_tensor *tensor, const char *what) {

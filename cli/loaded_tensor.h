@@ -28,6 +28,12 @@ int loaded_tensor_read(const char *source, const struct source_rules *rules,
                        const char *const *names, const char *elements,
                        struct loaded_tensor *tensor);
 
+/* The tensor beside the one that `source` means, with its name and `suffix`: there need be none,
+ * and a .npy file has none. With an empty suffix it is that tensor itself, if it is there. */
+int loaded_tensor_read_beside(const char *source, const struct source_rules *rules,
+                              const char *const *names, const char *suffix, const char *elements,
+                              struct loaded_tensor *tensor);
+
 /* The second half of that: the data of a tensor whose header has been read. `tensor` has its
  * origin, and nothing else yet. */
 int loaded_tensor_read_data(const struct input_file *file, const struct stored_tensor *stored,

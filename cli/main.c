@@ -17,6 +17,7 @@ static const struct {
   int (*run)(int argc, char **argv);
 } commands[] = {{"run", "fa3 run", command_run},
                 {"verify", "fa3 verify", command_verify},
+                {"quantize", "fa3 quantize", command_quantize},
                 {"bench", "fa3 bench", command_bench},
                 {"info", "fa3 info", command_info}};
 enum { COMMANDS = sizeof commands / sizeof commands[0] };
@@ -103,6 +104,7 @@ int main(int argc, char **argv) {
       "Commands:\n"
       "  run      compute attention on tensors in files\n"
       "  verify   compare an output with a float64 reference\n"
+      "  quantize turn tensors into FP8 codes and scales\n"
       "  bench    measure speed\n"
       "  info     show devices and compiled kernels\n"
       "fa3 COMMAND --help says more.\n"
@@ -134,6 +136,7 @@ int main(int argc, char **argv) {
     argv[first] = (char *)commands[i].full_name;
     return end(commands[i].run(argc - first, argv + first), commands[i].full_name);
   }
-  return end(fail(EXIT_USAGE, "no command '%s': expected run, verify, bench or info", argv[first]),
+  return end(fail(EXIT_USAGE, "no command '%s': expected run, verify, quantize, bench or info",
+                  argv[first]),
              "fa3");
 }

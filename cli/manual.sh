@@ -3,7 +3,7 @@
 set -eu
 folder=$(dirname "$0")
 sed '/^@OPTIONS@$/,$d' "$folder/fa3.1.in"
-for command in run verify bench info; do
+for command in run verify quantize bench info; do
   echo ".SS fa3 $command"
   ARGP_HELP_FMT=rmargin=1000,opt-doc-col=48 "$1" $command --help | awk -f "$folder/options.awk"
 done

@@ -43,6 +43,7 @@ static bool is_packed(const struct operands *operands, enum tensor tensor) {
 
 static int check_rank(const struct operands *operands, enum tensor tensor) {
   const struct loaded_tensor *loaded = &operands->loaded[tensor];
+  if (tensor_rows[tensor].rule == RULE_SCALE) return 0; /* the library does */
   const struct shape *shape = tensor_rows[tensor].shape;
   const int rank = shape->rank;
   if (is_packed(operands, tensor)) {
@@ -81,6 +82,21 @@ static fa3_tensor view_of(const struct operands *operands, enum tensor tensor,
   return view;
 }
 
+/* A scale is in the API's order, whatever the layout; a single number may have no dimension. */
+static fa3_tensor view_of_scale(const struct loaded_tensor *loaded) {
+  fa3_tensor view = {.data = loaded->data, .dtype = loaded->dtype, .rank = loaded->rank};
+  int64_t stride = 1;
+  for (int d = loaded->rank - 1; d >= 0; d--) {
+    view.shape[d] = loaded->shape[d];
+    view.strides[d] = stride;
+    stride *= loaded->shape[d];
+  }
+  if (loaded->rank) return view;
+  view.rank = 1;
+  view.shape[0] = view.strides[0] = 1;
+  return view;
+}
+
 /* Puts the tensor into the arguments of both calls. */
 static int set_view(struct operands *operands, enum tensor tensor) {
   TRY(check_rank(operands, tensor));
@@ -89,7 +105,9 @@ static int set_view(struct operands *operands, enum tensor tensor) {
     const struct argument *argument = find_argument(calls[i]->phase, tensor);
     if (argument)
       *argument_in(&calls[i]->args, argument) =
-          view_of(operands, tensor, &operands->loaded[tensor]);
+          tensor_rows[tensor].rule == RULE_SCALE
+              ? view_of_scale(&operands->loaded[tensor])
+              : view_of(operands, tensor, &operands->loaded[tensor]);
   }
   return 0;
 }
@@ -115,6 +133,8 @@ static struct loaded_tensor shape_of(const struct operands *operands, enum tenso
   const bool batch = row->shape->packed_by == TENSOR_nothing || operands->loaded[model].rank == 4;
   struct loaded_tensor shaped = {
       .dtype = row->rule == RULE_ONLY ? row->dtype : operands->loaded[row->model].dtype};
+  /* What is computed from codes has none of their scales. */
+  if (row->rule == RULE_COMPUTED && shaped.dtype == FA3_FLOAT8_E4M3) shaped.dtype = FA3_FLOAT32;
   enum axis axes[4];
   shaped.rank = file_axes(operands, tensor, batch, axes);
   for (int d = 0; d < shaped.rank; d++) shaped.shape[d] = extent_of(operands, axes[d]);
@@ -134,6 +154,34 @@ static int load(const struct attention_options *options, enum tensor tensor, con
   }
   return loaded_tensor_read(source, &options->rules, names,
                             row->rule == RULE_ONLY ? "float32" : floating_point_elements, loaded);
+}
+
+/* The scale beside codes, and how many rows share one. */
+static int load_scale(const struct attention_options *options, enum tensor scale,
+                      struct operands *operands, int64_t *rows) {
+  const enum tensor codes = tensor_rows[scale].model;
+  const char *const names[] = {tensor_rows[codes].name, other_names[codes][0], NULL};
+  const char *source = options->sources[codes];
+  struct loaded_tensor number;
+  TRY(loaded_tensor_read_beside(source, &options->rules, names, "_scale", "float32",
+                                &operands->loaded[scale]));
+  TRY(loaded_tensor_read_beside(source, &options->rules, names, "_scale_rows", "int64", &number));
+  if (!number.given) return 0;
+  const bool good = number.dtype == FA3_INT64 && loaded_tensor_elements(&number) == 1;
+  if (good) *rows = *(const int64_t *)number.data;
+  const int code = good ? 0 : fail(EXIT_INPUT, "%s: expected one int64", number.origin);
+  loaded_tensor_free(&number);
+  return code;
+}
+
+static int load_scales(const struct attention_options *options, struct operands *operands) {
+  fa3_forward_args *args = &operands->forward.args.forward;
+  int64_t *const rows[] = {&args->query_scale_rows, &args->key_scale_rows, &args->value_scale_rows};
+  static const enum tensor scales[] = {TENSOR_query_scale, TENSOR_key_scale, TENSOR_value_scale};
+  for (int i = 0; i < 3; i++)
+    if (operands->loaded[tensor_rows[scales[i]].model].dtype == FA3_FLOAT8_E4M3)
+      TRY(load_scale(options, scales[i], operands, rows[i]));
+  return 0;
 }
 
 int operands_load(const struct attention_options *options, enum tensor tensor, const char *source,
@@ -221,6 +269,7 @@ int operands_read(const struct attention_options *options, struct operands *oper
     if (!argument->output && (source || !argument->optional))
       TRY(load(options, argument->tensor, source, operands));
   }
+  TRY(load_scales(options, operands));
   for (enum tensor i = 0; i < TENSORS; i++)
     if (operands->loaded[i].given) TRY(set_view(operands, i));
   TRY(operands_check(operands, &operands->forward));
@@ -312,10 +361,11 @@ void operands_describe(const struct operands *operands, enum tensor tensor, char
   file_axes(operands, tensor, loaded->rank == tensor_rows[tensor].shape->rank, axes);
   size_t length = 0;
   for (int d = 0; d < loaded->rank && length < size; d++)
-    length += (size_t)snprintf(text + length, size - length, "%s%s %" PRId64, d ? ", " : "(",
-                               axis_names[axes[d]], loaded->shape[d]);
+    length += (size_t)snprintf(text + length, size - length, "%s%s%s%" PRId64, d ? ", " : "(",
+                               axis_names[axes[d]] ? axis_names[axes[d]] : "",
+                               axis_names[axes[d]] ? " " : "", loaded->shape[d]);
   if (length < size)
-    (void)snprintf(text + length, size - length, ") %s",
+    (void)snprintf(text + length, size - length, "%s) %s", loaded->rank ? "" : "(",
                    loaded->dtype == FA3_INT32   ? "int32"
                    : loaded->dtype == FA3_INT64 ? "int64"
                                                 : dtype_name(loaded->dtype));
@@ -332,4 +382,33 @@ int64_t operands_seqlen_k(const struct call *forward, int64_t batch) {
 
 void operands_free(struct operands *operands) {
   for (int i = 0; i < TENSORS; i++) loaded_tensor_free(&operands->loaded[i]);
+}
+
+static const enum tensor quantized[] = {TENSOR_query, TENSOR_key, TENSOR_value};
+enum { QUANTIZED = sizeof quantized / sizeof *quantized };
+
+int operands_read_originals(const struct attention_options *options, const char *file,
+                            struct operands *operands) {
+  struct loaded_tensor shapes[QUANTIZED];
+  for (int i = 0; i < QUANTIZED; i++) {
+    shapes[i] = operands->loaded[quantized[i]];
+    operands->loaded[quantized[i]] = (struct loaded_tensor){0};
+  }
+  fa3_forward_args *args = &operands->forward.args.forward;
+  args->query_scale = args->key_scale = args->value_scale = (fa3_tensor){0};
+  args->query_scale_rows = args->key_scale_rows = args->value_scale_rows = 0;
+  for (int i = 0; i < QUANTIZED; i++) {
+    const struct loaded_tensor *loaded = &operands->loaded[quantized[i]];
+    TRY(load(options, quantized[i], file, operands));
+    if (loaded->dtype == FA3_FLOAT8_E4M3 || loaded->rank != shapes[i].rank ||
+        memcmp(loaded->shape, shapes[i].shape, sizeof loaded->shape) != 0)
+      return fail(EXIT_INPUT, "%s: expected float32, float16 or bfloat16 in the shape of %s",
+                  loaded->origin, shapes[i].origin);
+    TRY(set_view(operands, quantized[i]));
+  }
+  return 0;
+}
+
+void operands_free_originals(struct operands *operands) {
+  for (int i = 0; i < QUANTIZED; i++) loaded_tensor_free(&operands->loaded[quantized[i]]);
 }

@@ -36,6 +36,12 @@ int operands_read_gradients(const struct attention_options *options, struct oper
 int operands_make_gradients(const struct attention_options *options, struct operands *operands);
 int operands_load_gradients(const struct attention_options *options, struct operands *operands);
 
+/* Puts query, key and value of another .safetensors file in the place of those that `operands`, a
+ * copy, has; they have their shapes. Whatever comes of it, operands_free_originals frees them. */
+int operands_read_originals(const struct attention_options *options, const char *file,
+                            struct operands *operands);
+void operands_free_originals(struct operands *operands);
+
 /* The device that takes the call, and with `gradients` theirs too. */
 int operands_choose_device(struct operands *operands, bool gradients,
                            const struct device_options *chosen);

@@ -29,8 +29,10 @@ static const struct {
     {"BOOL", 8, 0},
     {"I8", 8, 0},
     {"U8", 8, 0},
-    {"F8_E4M3", 8, 0},
+    {"F8_E4M3", 8, FA3_FLOAT8_E4M3},
     {"F8_E5M2", 8, 0},
+    {"F8_E4M3FNUZ", 8, 0},
+    {"F8_E5M2FNUZ", 8, 0},
     {"F8_E8M0", 8, 0},
     {"F6_E2M3", 6, 0},
     {"F6_E3M2", 6, 0},
@@ -235,6 +237,7 @@ static const char *nearest(const struct table *table, const char *name) {
 /* What safetensors_find looks for, and finds. */
 struct search {
   const char *const *names;
+  bool optional;
   const char *found;
   struct stored_tensor *tensor;
 };
@@ -250,6 +253,7 @@ static int find(const struct table *table, void *context) {
       return 0;
     }
   }
+  if (search->optional) return 0;
   const char *near = nearest(table, names[0]);
   return fail(EXIT_INPUT, "%s: has no tensor '%s'%s%s%s%s%s%s", table->path, names[0],
               names[1] ? " or '" : "", names[1] ? names[1] : "", names[1] ? "'" : "",
@@ -334,6 +338,14 @@ static int with_table(const struct input_file *file, int (*act)(const struct tab
 int safetensors_find(const struct input_file *file, const char *const *names, const char **name,
                      struct stored_tensor *tensor) {
   struct search search = {.names = names, .tensor = tensor};
+  TRY(with_table(file, find, &search));
+  *name = search.found;
+  return 0;
+}
+
+int safetensors_find_optional(const struct input_file *file, const char *const *names,
+                              const char **name, struct stored_tensor *tensor) {
+  struct search search = {.names = names, .optional = true, .tensor = tensor};
   TRY(with_table(file, find, &search));
   *name = search.found;
   return 0;

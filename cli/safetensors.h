@@ -13,6 +13,10 @@
 int safetensors_find(const struct input_file *file, const char *const *names, const char **name,
                      struct stored_tensor *tensor);
 
+/* The same where the file may have none of them: *name is then null. */
+int safetensors_find_optional(const struct input_file *file, const char *const *names,
+                              const char **name, struct stored_tensor *tensor);
+
 /* The same check; then shows every tensor, in the order of their data. */
 int safetensors_list(const struct input_file *file,
                      void (*show)(void *context, const char *name,

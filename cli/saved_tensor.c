@@ -19,7 +19,7 @@ static size_t data_size(const struct saved_tensor *tensor) {
 
 static int write_safetensors_header(const struct output_file *file,
                                     const struct saved_tensor *tensors, size_t count) {
-  struct safetensors_entry entries[OUTPUT_FILES];
+  struct safetensors_entry entries[SAVED_TENSORS];
   char *header;
   size_t size;
   if (count > sizeof entries / sizeof entries[0])

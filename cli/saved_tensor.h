@@ -7,6 +7,8 @@
 #include "fa3.h"
 #include "output_file.h"
 
+enum { SAVED_TENSORS = 9 }; /* in one file, at most */
+
 struct saved_tensor {
   const char *name; /* in a .safetensors file */
   const void *data; /* contiguous */

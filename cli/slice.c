@@ -9,8 +9,26 @@ static fa3_tensor *find_tensor(const struct call *call, enum tensor which) {
   return tensor && tensor->rank ? tensor : NULL;
 }
 
+/* Those of a scale, by the forms that fa3.h lists. */
+static const enum axis *scale_axes(const fa3_forward_args *args, enum tensor which,
+                                   const fa3_tensor *scale) {
+  static const enum axis of_query[] = {AXIS_BATCH, AXIS_HEADS_Q, NO_AXIS};
+  static const enum axis of_query_by_key[] = {AXIS_BATCH, AXIS_HEADS_K, NO_AXIS};
+  static const enum axis of_key[] = {AXIS_BATCH_K, AXIS_HEADS_K, NO_AXIS};
+  const bool by_rows = which == TENSOR_query_scale ? args->query_scale_rows
+                       : which == TENSOR_key_scale ? args->key_scale_rows
+                                                   : args->value_scale_rows;
+  const int missing = scale->rank == 1 ? 2 : scale->rank == 2 && by_rows; /* axes, from the first */
+  if (which != TENSOR_query_scale) return of_key + missing;
+  const bool of_its_own = scale->shape[1 - missing % 2] == args->query.shape[args->query.rank - 2];
+  return (of_its_own ? of_query : of_query_by_key) + missing;
+}
+
 /* The axes that a tensor of this rank has. */
-static const enum axis *axes_of(const struct argument *argument, const fa3_tensor *tensor) {
+static const enum axis *axes_of(const struct call *call, const struct argument *argument,
+                                const fa3_tensor *tensor) {
+  if (tensor_rows[argument->tensor].rule == RULE_SCALE && tensor->rank)
+    return scale_axes(&call->args.forward, argument->tensor, tensor);
   const struct shape *shape = tensor_rows[argument->tensor].shape;
   return shape->axes + (shape->rank - tensor->rank);
 }
@@ -23,7 +41,7 @@ static bool cuts_between_sequences(const struct call *call) {
     const struct argument *argument = &list->arguments[i];
     const fa3_tensor *tensor = argument_in(&call->args, argument);
     if (!tensor->rank) continue;
-    const enum axis first = axes_of(argument, tensor)[0];
+    const enum axis first = axes_of(call, argument, tensor)[0];
     if (first == AXIS_BATCH_AND_ONE) return false;
     if (argument->output && first != AXIS_BATCH && first != AXIS_BATCH_K) return false;
   }
@@ -54,7 +72,7 @@ void slice_call(const struct call *call, const struct slice *slice, struct call 
   cut->args = call->args;
   for (int i = 0; i < list->count; i++) {
     fa3_tensor *tensor = argument_in(&cut->args, &list->arguments[i]);
-    const enum axis *axes = axes_of(&list->arguments[i], tensor);
+    const enum axis *axes = axes_of(call, &list->arguments[i], tensor);
     for (int d = 0; d < tensor->rank; d++) {
       if (axes[d] == AXIS_HEADS_Q) keep(tensor, d, slice->head * group, slice->head_end * group);
       if (axes[d] == AXIS_HEADS_K) keep(tensor, d, slice->head, slice->head_end);

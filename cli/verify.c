@@ -15,6 +15,7 @@
 #include "failure.h"
 #include "numbers.h"
 #include "operands.h"
+#include "path.h"
 #include "reference.h"
 #include "verify_report.h"
 
@@ -22,12 +23,13 @@ struct verify_options {
   struct attention_options attention; /* without a file of the output it is computed */
   struct device_options device;
   bool backward;
+  const char *originals; /* the file of the tensors before they were quantised, or null */
   int64_t rows;
   uint64_t seed;
   bool json;
 };
 
-enum { KEY_OUT = 0x500, KEY_LSE, KEY_BACKWARD, KEY_ROWS, KEY_SEED, KEY_JSON };
+enum { KEY_OUT = 0x500, KEY_LSE, KEY_BACKWARD, KEY_ORIGINALS, KEY_ROWS, KEY_SEED, KEY_JSON };
 
 static const struct argp_option options[] = {
     {.doc = "What to verify:", .group = 2},
@@ -41,6 +43,11 @@ static const struct argp_option options[] = {
      .doc = "Also gradients, which are computed here from --grad-output, or the tensor grad_output "
             "of the --in file; those of files, --grad and its like, go with the --out and the "
             "--lse that they were computed from"},
+    {.name = "originals",
+     .key = KEY_ORIGINALS,
+     .arg = "FILE",
+     .doc = "A .safetensors file with query, key and value as they were before fa3 quantize: say "
+            "how far the output is from theirs"},
     {.name = "rows",
      .key = KEY_ROWS,
      .arg = "N|all",
@@ -88,6 +95,11 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
       return 0;
     case KEY_BACKWARD:
       verify->backward = true;
+      return 0;
+    case KEY_ORIGINALS:
+      if (!path_has_suffix(arg, ".safetensors"))
+        argp_error(state, "--originals %s: expected a .safetensors file", arg);
+      verify->originals = arg;
       return 0;
     case KEY_ROWS:
       if (strcmp(arg, "all") == 0)
@@ -151,7 +163,8 @@ static double largest(const struct loaded_tensor *tensor) {
 static int check_finite(const struct operands *operands) {
   const struct loaded_tensor *loaded = operands->loaded, *output = &loaded[TENSOR_output];
   int64_t place[4];
-  if (largest(&loaded[TENSOR_value]) > comparison_overflow(output->dtype) / 2) return 0;
+  const double scale = loaded[TENSOR_value_scale].given ? largest(&loaded[TENSOR_value_scale]) : 1;
+  if (largest(&loaded[TENSOR_value]) * scale > comparison_overflow(output->dtype) / 2) return 0;
   if (!comparison_find_not_finite(&operands->forward.args.forward, place)) return 0;
   return fail(EXIT_DIFFERS,
               "%s: batch %" PRId64 ", row %" PRId64 ", head %" PRId64 ", column %" PRId64
@@ -160,8 +173,9 @@ static int check_finite(const struct operands *operands) {
 }
 
 static bool has_finite_inputs(const struct operands *operands) {
-  static const enum tensor inputs[] = {TENSOR_query, TENSOR_key,         TENSOR_value,
-                                       TENSOR_sink,  TENSOR_grad_output, TENSOR_grad_lse};
+  static const enum tensor inputs[] = {TENSOR_query,     TENSOR_query_scale, TENSOR_key,
+                                       TENSOR_key_scale, TENSOR_value,       TENSOR_value_scale,
+                                       TENSOR_sink,      TENSOR_grad_output, TENSOR_grad_lse};
   for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++)
     if (!isfinite(largest(&operands->loaded[inputs[i]]))) return false;
   return true;
@@ -195,8 +209,8 @@ static int read_files(const struct verify_options *verify, struct operands *oper
   /* An output may have been converted since to another floating dtype. */
   struct call call = operands->forward;
   fa3_forward_args *args = &call.args.forward;
-  if (args->output.dtype == FA3_FLOAT16 || args->output.dtype == FA3_BFLOAT16)
-    args->output.dtype = args->query.dtype;
+  const bool converted = args->output.dtype == FA3_FLOAT16 || args->output.dtype == FA3_BFLOAT16;
+  if (converted && args->query.dtype != FA3_FLOAT8_E4M3) args->output.dtype = args->query.dtype;
   TRY(operands_check(operands, &call));
   if (!attention->gradients_wanted) return 0;
   TRY(operands_read_gradients(attention, operands));
@@ -218,6 +232,24 @@ static int judge_all(const struct operands *operands, const struct comparison *c
   return code;
 }
 
+/* The error that quantising made, with nothing to judge it by: the output beside what the float64
+ * reference gives for the tensors before. */
+static int compare_with_originals(const struct verify_options *verify,
+                                  const struct operands *operands,
+                                  const struct verify_report *report) {
+  struct operands originals = *operands;
+  const int code = operands_read_originals(&verify->attention, verify->originals, &originals);
+  if (!code) {
+    fa3_forward_args args = originals.forward.args.forward;
+    args.lse = (fa3_tensor){0};
+    struct comparison comparison = {.forward = &args};
+    comparison_sample(&comparison, verify->rows, verify->seed, "verify");
+    verify_report_originals(report, &comparison.statistics[TENSOR_output]);
+  }
+  operands_free_originals(&originals);
+  return code;
+}
+
 static int verify_files(const struct verify_options *verify, struct operands *operands,
                         struct verify_report *report) {
   const struct attention_options *attention = &verify->attention;
@@ -236,6 +268,10 @@ static int verify_files(const struct verify_options *verify, struct operands *op
   comparison_sample(&comparison, verify->rows, verify->seed, "verify");
   verify_report_rows(report, rows, total, verify->seed);
   int code = judge_all(operands, &comparison, report);
+  if (verify->originals) {
+    const int compared = compare_with_originals(verify, operands, report);
+    if (!code) code = compared;
+  }
   if (!code && finite) code = check_finite(operands);
   return verify_report_end(report, code);
 }

@@ -94,6 +94,20 @@ void verify_report_tensor(const struct verify_report *report, const char *name,
   add_real(document, worst, "bound", statistics->worst.bound);
 }
 
+void verify_report_originals(const struct verify_report *report,
+                             const struct error_statistics *statistics) {
+  const double rms =
+      statistics->count ? sqrt(statistics->sum_squares / (double)statistics->count) : 0;
+  if (!report->document) {
+    printf("output   beside that of the originals: max error %.3g, rms %.3g\n",
+           statistics->max_error, rms);
+    return;
+  }
+  yyjson_mut_val *entry = yyjson_mut_obj_add_obj(report->document, report->root, "originals");
+  add_real(report->document, entry, "max_error", statistics->max_error);
+  add_real(report->document, entry, "rms_error", rms);
+}
+
 int verify_report_end(struct verify_report *report, int code) {
   const bool none = code == EXIT_NO_BOUND;
   if (!report->document) {

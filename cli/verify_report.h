@@ -20,6 +20,10 @@ void verify_report_rows(const struct verify_report *report, int64_t rows, int64_
 void verify_report_tensor(const struct verify_report *report, const char *name,
                           const struct error_statistics *statistics);
 
+/* Of the output beside what the tensors before they were quantised give. */
+void verify_report_originals(const struct verify_report *report,
+                             const struct error_statistics *statistics);
+
 /* The verdict by the exit code, whose text is failure_text's, and the end. Returns the code. */
 int verify_report_end(struct verify_report *report, int code);
 

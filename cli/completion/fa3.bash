@@ -3,7 +3,7 @@ _fa3() {
   local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} command=${COMP_WORDS[1]}
   COMPREPLY=()
   if [ "$COMP_CWORD" -eq 1 ]; then
-    mapfile -t COMPREPLY < <(compgen -W "run verify bench info --help --version" -- "$word")
+    mapfile -t COMPREPLY < <(compgen -W "run verify quantize bench info --help --version" -- "$word")
     return
   fi
   case $before in

@@ -9,7 +9,7 @@ from pathlib import Path
 import program
 from program import OUTPUT, SOURCE, USAGE
 
-COMMANDS = ("run", "verify", "bench", "info")
+COMMANDS = ("run", "verify", "quantize", "bench", "info")
 
 
 class Help(program.ProgramTest):

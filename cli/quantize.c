@@ -1,0 +1,352 @@
+/* fa3 quantize: query, key and value in files become E4M3 codes and scales. */
+#include <argp.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "commands.h"
+#include "failure.h"
+#include "lengths.h"
+#include "library.h"
+#include "loaded_tensor.h"
+#include "numbers.h"
+#include "path.h"
+#include "saved_tensor.h"
+
+enum { INPUTS = 3, PER_SEQUENCE = 0, PER_TENSOR = -1 };
+
+/* What may be quantised. */
+static const struct {
+  const char *name;
+  const char *names[3]; /* in a file */
+  const char *scale;
+  const char *scale_rows;
+} inputs[INPUTS] = {
+    {"query", {"query", "q", NULL}, "query_scale", "query_scale_rows"},
+    {"key", {"key", "k", NULL}, "key_scale", "key_scale_rows"},
+    {"value", {"value", "v", NULL}, "value_scale", "value_scale_rows"},
+};
+enum { QUERY, KEY, VALUE };
+
+struct quantize_options {
+  const char *sources[INPUTS];
+  const char *starts[2]; /* of queries; of keys and values */
+  struct source_rules rules;
+  const char *out;
+  int64_t rows; /* that share a scale, or PER_SEQUENCE, or PER_TENSOR */
+  int64_t seed;
+  bool heads_first;
+  bool rotate;
+  bool subtract_mean;
+  bool quiet;
+};
+
+enum { KEY_SOURCES = 0x500, KEY_STARTS = 0x510 };
+enum { KEY_IN = 0x520, KEY_OUT, KEY_LAYOUT, KEY_BF16, KEY_ROWS, KEY_ROTATE, KEY_SEED, KEY_MEAN };
+enum { KEY_QUIET = 0x540 };
+
+static const struct argp_option options[] = {
+    {.doc = "Tensors:", .group = 1},
+    {.name = "q",
+     .key = KEY_SOURCES + QUERY,
+     .arg = "TENSOR",
+     .doc = "Query: (batch, seqlen, heads, head_dim), or 3-d without batch"},
+    {.name = "k", .key = KEY_SOURCES + KEY, .arg = "TENSOR", .doc = "Key"},
+    {.name = "v", .key = KEY_SOURCES + VALUE, .arg = "TENSOR", .doc = "Value"},
+    {.name = "in",
+     .key = KEY_IN,
+     .arg = "FILE",
+     .doc = "A .safetensors file with the tensors, or some of them"},
+    {.name = "layout",
+     .key = KEY_LAYOUT,
+     .arg = "bshd|bhsd",
+     .doc = "Order of the axes in all files; bhsd has heads before seqlen"},
+    {.name = "bf16",
+     .key = KEY_BF16,
+     .doc = "Take untyped 2-byte .npy elements ('<V2') as bfloat16"},
+    {.name = "cu-seqlens-q",
+     .key = KEY_STARTS,
+     .arg = "LIST",
+     .doc = "Where each sequence of a packed query (total, heads, head_dim) begins, and the total"},
+    {.name = "cu-seqlens-k",
+     .key = KEY_STARTS + 1,
+     .arg = "LIST",
+     .doc = "Where each sequence of a packed key and value begins, and the total"},
+    {.doc = "Codes and scales:", .group = 2},
+    {.name = "out",
+     .key = KEY_OUT,
+     .arg = "FILE",
+     .doc = "The .safetensors file that gets query, query_scale, query_scale_rows and so on"},
+    {.name = "rows",
+     .key = KEY_ROWS,
+     .arg = "N|all|tensor",
+     .doc = "How many rows of a head share a scale (default: 128); all: those of a sequence; "
+            "tensor: one scale for everything"},
+    {.name = "rotate",
+     .key = KEY_ROTATE,
+     .doc = "Rotate query and key by random signs and a Hadamard transform, which spreads "
+            "outliers; scores stay as they are"},
+    {.name = "seed", .key = KEY_SEED, .arg = "N", .doc = "Of the signs (default: 0)"},
+    {.name = "subtract-mean",
+     .key = KEY_MEAN,
+     .doc = "Take each head's mean off the keys; the output stays as it is, but not with a "
+            "softcap or a sink, and the log-sum-exp does not"},
+    {.name = "quiet", .key = KEY_QUIET, .doc = "Print nothing of what was written"},
+    {0}};
+
+static void check(const struct quantize_options *quantize, struct argp_state *state) {
+  const char *container = quantize->rules.container;
+  bool any = container;
+  for (int i = 0; i < INPUTS; i++) any = any || quantize->sources[i];
+  if (!any) argp_error(state, "--q, --k and --v are missing, and there is no --in");
+  if (container && !path_has_suffix(container, ".safetensors"))
+    argp_error(state, "--in %s: expected a .safetensors file", container);
+  if (!quantize->out) argp_error(state, "--out is missing");
+  if (quantize->out && !path_has_suffix(quantize->out, ".safetensors"))
+    argp_error(state, "--out %s: expected a .safetensors file: .npy has no type for E4M3",
+               quantize->out);
+  if (quantize->seed && !quantize->rotate) argp_error(state, "--seed needs --rotate");
+}
+
+static void parse_rows(const char *text, struct quantize_options *quantize,
+                       struct argp_state *state) {
+  if (strcmp(text, "all") == 0)
+    quantize->rows = PER_SEQUENCE;
+  else if (strcmp(text, "tensor") == 0)
+    quantize->rows = PER_TENSOR;
+  else if (!parse_integer(text, 1, INT64_MAX, &quantize->rows))
+    argp_error(state, "--rows %s: expected a number of 1 or more, all or tensor", text);
+}
+
+static error_t parse(int key, char *arg, struct argp_state *state) {
+  struct quantize_options *quantize = state->input;
+  if (key >= KEY_SOURCES && key < KEY_SOURCES + INPUTS) {
+    quantize->sources[key - KEY_SOURCES] = arg;
+    return 0;
+  }
+  switch (key) {
+    case KEY_STARTS:
+    case KEY_STARTS + 1:
+      quantize->starts[key - KEY_STARTS] = arg;
+      return 0;
+    case KEY_IN:
+      quantize->rules.container = arg;
+      return 0;
+    case KEY_OUT:
+      quantize->out = arg;
+      return 0;
+    case KEY_LAYOUT:
+      quantize->heads_first = strcmp(arg, "bhsd") == 0;
+      if (!quantize->heads_first && strcmp(arg, "bshd") != 0)
+        argp_error(state, "--layout %s: expected bshd or bhsd", arg);
+      return 0;
+    case KEY_BF16:
+      quantize->rules.untyped_is_bfloat16 = true;
+      return 0;
+    case KEY_ROWS:
+      parse_rows(arg, quantize, state);
+      return 0;
+    case KEY_ROTATE:
+      quantize->rotate = true;
+      return 0;
+    case KEY_SEED:
+      if (!parse_integer(arg, 0, INT64_MAX, &quantize->seed))
+        argp_error(state, "--seed %s: expected a number of 0 or more", arg);
+      return 0;
+    case KEY_MEAN:
+      quantize->subtract_mean = true;
+      return 0;
+    case KEY_QUIET:
+      quantize->quiet = true;
+      return 0;
+    case ARGP_KEY_ARG:
+      argp_error(state, "'%s' is no option: expected options alone", arg);
+      return EINVAL;
+    case ARGP_KEY_END:
+      check(quantize, state);
+      return 0;
+    default:
+      return ARGP_ERR_UNKNOWN;
+  }
+}
+
+/* One input and what comes of it. */
+struct coded {
+  struct loaded_tensor input;
+  struct loaded_tensor starts;
+  struct loaded_tensor codes;
+  struct loaded_tensor scale;
+  int64_t scale_rows;
+};
+
+static int read_input(const struct quantize_options *quantize, int which, struct coded *coded) {
+  const char *const *names = inputs[which].names;
+  const char *source = quantize->sources[which];
+  const char *starts = quantize->starts[which > 0];
+  const char *const starts_names[] = {which ? "cu_seqlens_k" : "cu_seqlens_q", NULL};
+  const char *option = which ? "--cu-seqlens-k" : "--cu-seqlens-q";
+  static const char elements[] = "float32, float16 or bfloat16";
+  if (source)
+    TRY(loaded_tensor_read(source, &quantize->rules, names, elements, &coded->input));
+  else if (quantize->rules.container)
+    TRY(loaded_tensor_read_beside(NULL, &quantize->rules, names, "", elements, &coded->input));
+  if (!coded->input.given || !starts) return 0;
+  TRY(lengths_read(starts, &quantize->rules, starts_names, option, FA3_INT32, &coded->starts));
+  if (coded->starts.rank == 1 && coded->starts.shape[0] > 0) return 0;
+  return fail(EXIT_INPUT, "%s: expected one dimension of batch + 1", coded->starts.origin);
+}
+
+/* What the API sees: rows before heads, a sequence without a batch as a batch of one. */
+static fa3_tensor view_of(const struct loaded_tensor *loaded, bool packed, bool heads_first) {
+  static _Alignas(8) char nothing[8]; /* where there are no elements; null would be no pointer */
+  const int batch = loaded->rank == 3 && !packed;
+  fa3_tensor view = {.data = loaded->data ? loaded->data : nothing,
+                     .dtype = loaded->dtype,
+                     .rank = loaded->rank + batch};
+  uint64_t stride = 1; /* it may overflow where there are no elements; the library refuses it */
+  for (int d = view.rank - 1; d >= 0; d--) {
+    const int rows = view.rank - 3;
+    const int place = !heads_first ? d : d == rows ? rows + 1 : d == rows + 1 ? rows : d;
+    view.shape[place] = d < batch ? 1 : loaded->shape[d - batch];
+    view.strides[place] = (int64_t)stride;
+    stride *= (uint64_t)view.shape[place];
+  }
+  return view;
+}
+
+static void set_scale_shape(const fa3_quantize_args *args, int64_t rows, int64_t sequences,
+                            struct loaded_tensor *scale) {
+  const fa3_tensor *input = &args->input;
+  const bool packed = input->rank == 3;
+  const int64_t extent = input->shape[packed ? 0 : 1], heads = input->shape[input->rank - 2];
+  const int64_t blocks = rows <= 0 ? 0
+                         : packed  ? extent / rows + sequences
+                                   : extent / rows + (extent % rows > 0);
+  const int64_t one[] = {1}, by_head[] = {sequences, heads}, of_packed[] = {heads, blocks};
+  const int64_t by_rows[] = {sequences, heads, blocks};
+  const int64_t *shape = rows == PER_TENSOR     ? one
+                         : rows == PER_SEQUENCE ? by_head
+                         : packed               ? of_packed
+                                                : by_rows;
+  scale->dtype = FA3_FLOAT32;
+  scale->rank = rows == PER_TENSOR ? 1 : rows == PER_SEQUENCE || packed ? 2 : 3;
+  memcpy(scale->shape, shape, (size_t)scale->rank * sizeof *shape);
+}
+
+static int quantize_input(const struct quantize_options *quantize, int which, struct coded *coded) {
+  const bool packed = coded->starts.given;
+  const struct loaded_tensor *input = &coded->input;
+  if (input->rank != 3 && (packed || input->rank != 4))
+    return fail(EXIT_INPUT, "%s: has %d dimensions: expected 3%s", input->origin, input->rank,
+                packed ? ", because of the packed sequences' starts" : " or 4");
+  fa3_quantize_args args = {.struct_size = sizeof args,
+                            .input = view_of(input, packed, quantize->heads_first)};
+  coded->codes.dtype = FA3_FLOAT8_E4M3;
+  coded->codes.rank = input->rank;
+  memcpy(coded->codes.shape, input->shape, sizeof input->shape);
+  TRY(loaded_tensor_make(&coded->codes, "codes"));
+  args.codes = view_of(&coded->codes, packed, quantize->heads_first);
+  const int64_t sequences = packed ? coded->starts.shape[0] - 1 : args.input.shape[0];
+  set_scale_shape(&args, quantize->rows, sequences, &coded->scale);
+  TRY(loaded_tensor_make(&coded->scale, "scales"));
+  args.codes_scale =
+      (fa3_tensor){.data = coded->scale.data, .dtype = FA3_FLOAT32, .rank = coded->scale.rank};
+  int64_t stride = 1;
+  for (int d = coded->scale.rank - 1; d >= 0; d--) {
+    args.codes_scale.shape[d] = coded->scale.shape[d];
+    args.codes_scale.strides[d] = stride;
+    stride *= coded->scale.shape[d] ? coded->scale.shape[d] : 1;
+  }
+  coded->scale_rows = args.codes_scale_rows = quantize->rows > 0 ? quantize->rows : 0;
+  if (packed) args.cu_seqlens_q = fa3_vector(coded->starts.data, FA3_INT32, sequences + 1);
+  if (quantize->rotate && which != VALUE) {
+    args.flags |= FA3_ROTATE;
+    args.seed = (uint64_t)quantize->seed;
+  }
+  if (quantize->subtract_mean && which == KEY) args.flags |= FA3_SUBTRACT_MEAN;
+  const fa3_status status = fa3_quantize(&args);
+  if (!status) return 0;
+  return fail(library_exit_code(status), "%s: %s",
+              strncmp(fa3_last_error(), "cu_seqlens", 10) ? input->origin : coded->starts.origin,
+              library_message());
+}
+
+static struct saved_tensor saved(const char *name, const struct loaded_tensor *tensor) {
+  struct saved_tensor result = {name, tensor->data, tensor->dtype, tensor->rank, {0}};
+  memcpy(result.shape, tensor->shape, sizeof result.shape);
+  return result;
+}
+
+static int write(const struct coded *coded, const struct output_file *file) {
+  struct saved_tensor tensors[SAVED_TENSORS];
+  size_t count = 0;
+  for (int i = 0; i < INPUTS; i++) {
+    if (!coded[i].input.given) continue;
+    tensors[count++] = saved(inputs[i].name, &coded[i].codes);
+    tensors[count++] = saved(inputs[i].scale, &coded[i].scale);
+    if (coded[i].scale_rows)
+      tensors[count++] =
+          (struct saved_tensor){inputs[i].scale_rows, &coded[i].scale_rows, FA3_INT64, 1, {1}};
+  }
+  return saved_tensor_write(file, tensors, count);
+}
+
+static void print(const struct coded *coded) {
+  for (int i = 0; i < INPUTS; i++)
+    if (coded[i].input.given)
+      printf("%-8s %" PRId64 " codes, %" PRId64 " scales\n", inputs[i].name,
+             loaded_tensor_elements(&coded[i].codes), loaded_tensor_elements(&coded[i].scale));
+}
+
+static int quantize_files(const struct quantize_options *quantize, struct coded *coded,
+                          struct output_file *file) {
+  bool any = false;
+  for (int i = 0; i < INPUTS; i++) {
+    TRY(read_input(quantize, i, &coded[i]));
+    any = any || coded[i].input.given;
+  }
+  if (!any)
+    return fail(EXIT_INPUT, "%s: has no tensor 'query', 'key' or 'value'",
+                quantize->rules.container);
+  TRY(output_file_begin(quantize->out, file));
+  int code = 0;
+  for (int i = 0; i < INPUTS && !code; i++)
+    if (coded[i].input.given) code = quantize_input(quantize, i, &coded[i]);
+  if (!code) code = write(coded, file);
+  if (code) {
+    output_file_discard(file);
+    return code;
+  }
+  TRY(output_file_commit(file));
+  if (!quantize->quiet) print(coded);
+  return 0;
+}
+
+int command_quantize(int argc, char **argv) {
+  static const struct argp argp = {
+      options,
+      parse,
+      "--q TENSOR --k TENSOR --v TENSOR --out FILE\n--in FILE --out FILE",
+      "Turn query, key and value, or some of them, into E4M3 codes and their scales\v"
+      "Each scale is the largest magnitude of its rows divided by 448. The file that is written "
+      "can "
+      "be the --in file of fa3 run and fa3 verify: a tensor of codes, NAME, has its scales beside "
+      "it in NAME_scale, and in NAME_scale_rows how many rows share one.",
+      NULL,
+      NULL,
+      NULL};
+  struct quantize_options quantize = {.rows = 128};
+  struct coded coded[INPUTS] = {0};
+  static struct output_file file;
+  if (argp_parse(&argp, argc, argv, 0, NULL, &quantize)) return fail(EXIT_USAGE, "%m");
+  const int code = quantize_files(&quantize, coded, &file);
+  for (int i = 0; i < INPUTS; i++) {
+    loaded_tensor_free(&coded[i].input);
+    loaded_tensor_free(&coded[i].starts);
+    loaded_tensor_free(&coded[i].codes);
+    loaded_tensor_free(&coded[i].scale);
+  }
+  return code;
+}

@@ -1,0 +1,184 @@
+"""fa3 quantize, and codes in files: what fa3 run and fa3 verify make of them."""
+import json
+
+import ml_dtypes
+import numpy as np
+import program
+from program import DIFFERS, INPUT, USAGE, batched, random_qkv
+from safetensors.numpy import load_file, save_file
+
+e4m3 = ml_dtypes.float8_e4m3fn
+
+
+def quantized(array, rows, axis=1):
+    """Codes of (batch, seqlen, heads, head_dim), and what they stand for; scales by rows of a head."""
+    largest = np.abs(array).max(-1).swapaxes(1, 2)  # (batch, heads, seqlen)
+    starts = np.arange(0, array.shape[axis], rows)
+    largest = np.maximum.reduceat(largest, starts, axis=2)
+    scale = np.maximum(largest.astype(np.float32) / np.float32(448), np.float32(2.0**-126))
+    spread = np.repeat(scale, rows, axis=2)[..., :array.shape[axis]].swapaxes(1, 2)[..., None]
+    codes = (array.astype(np.float32) / spread).astype(e4m3)
+    return codes, scale, codes.astype(np.float64) * spread
+
+
+class Quantize(program.ProgramTest):
+    def write_inputs(self, **sizes):
+        query, key, value = random_qkv(seqlen_q=37, seqlen_k=50, head_dim=32, value_head_dim=16, **sizes)
+        query[0, 5, 0, 3] = 40
+        arrays = {"query": query, "key": key, "value": value}
+        save_file(arrays, self.path("in.safetensors"))
+        return arrays
+
+    def load_codes(self, name):
+        """safetensors' NumPy side has no FP8: the bytes, by the file's header."""
+        data = (self.folder / name).read_bytes()
+        length = int.from_bytes(data[:8], "little")
+        types = {"F8_E4M3": e4m3, "F32": np.float32, "I64": np.int64}
+        return {key: np.frombuffer(data[8 + length:][slice(*entry["data_offsets"])],
+                                   types[entry["dtype"]]).reshape(entry["shape"])
+                for key, entry in json.loads(data[8:8 + length]).items()}
+
+    def test_codes_and_scales(self):
+        arrays = self.write_inputs()
+        self.succeed("quantize", "--in", "in.safetensors", "--rows", 16, "--out", "codes.safetensors")
+        tensors = self.load_codes("codes.safetensors")
+        self.assertEqual(len(tensors), 9)
+        for name, array in arrays.items():
+            codes, scale, _ = quantized(array, 16)
+            np.testing.assert_array_equal(tensors[name].view(np.uint8), codes.view(np.uint8))
+            np.testing.assert_array_equal(tensors[name + "_scale"], scale)
+            self.assertEqual(tensors[name + "_scale_rows"], [16])
+
+    def test_run_reads_them(self):
+        arrays = self.write_inputs()
+        self.succeed("quantize", "--in", "in.safetensors", "--rows", 16, "--out", "codes.safetensors")
+        done = self.succeed("run", "--in", "codes.safetensors", "--causal", "--out", "o.npy")
+        self.assertIn("query_scale", done.stdout)
+        exact = [quantized(array, 16)[2] for array in arrays.values()]
+        expected, _ = batched(*exact, causal=True)
+        program.assert_close(self, self.load("o.npy"), expected, np.float32, 8)
+        self.succeed("run", "--in", "codes.safetensors", "--causal", "--out", "h.npy", "--out-dtype", "fp16")
+        program.assert_close(self, self.load("h.npy"), expected, np.float16, 8)
+
+    def test_verify(self):
+        self.write_inputs()
+        for options in ((), ("--rows", "all"), ("--rows", "tensor"), ("--rows", 1),
+                        ("--rotate", "--seed", 5, "--subtract-mean")):
+            self.succeed("quantize", "--in", "in.safetensors", *options, "--out", "codes.safetensors")
+            done = self.succeed("verify", "--in", "codes.safetensors", "--originals", "in.safetensors",
+                                "--rows", "all", "--json")
+            report = json.loads(done.stdout)
+            against_codes = next(t for t in report["tensors"] if t["tensor"] == "output")["rms_error"]
+            against_originals = report["originals"]["rms_error"]
+            self.assertLess(against_codes, 1e-6)
+            self.assertTrue(1e-3 < against_originals < 0.1, against_originals)
+        self.assertIn("beside that of the originals",
+                      self.succeed("verify", "--in", "codes.safetensors", "--originals", "in.safetensors").stdout)
+
+    def test_verify_finds_wrong_outputs(self):
+        self.write_inputs()
+        self.succeed("quantize", "--in", "in.safetensors", "--out", "codes.safetensors")
+        self.succeed("run", "--in", "in.safetensors", "--out", "o.npy")  # of the originals
+        self.refuse(DIFFERS, ["o.npy", "more than their bound"], "verify", "--in", "codes.safetensors",
+                    "--out", "o.npy")
+        self.succeed("run", "--in", "codes.safetensors", "--out", "o.npy", "--out-dtype", "bf16")
+        self.succeed("verify", "--in", "codes.safetensors", "--out", "o.npy", "--bf16")
+
+    def test_layout_and_single_sequences(self):
+        arrays = self.write_inputs()
+        save_file({name: np.ascontiguousarray(array[0].swapaxes(0, 1)) for name, array in arrays.items()},
+                  self.path("heads.safetensors"))
+        self.succeed("quantize", "--in", "heads.safetensors", "--layout", "bhsd", "--rows", 8, "--out",
+                     "codes.safetensors")
+        tensors = self.load_codes("codes.safetensors")
+        codes, scale, _ = quantized(arrays["key"][:1], 8)
+        np.testing.assert_array_equal(tensors["key"].view(np.uint8),
+                                      codes[0].swapaxes(0, 1).view(np.uint8))
+        np.testing.assert_array_equal(tensors["key_scale"], scale)
+        self.succeed("verify", "--in", "codes.safetensors", "--layout", "bhsd", "--rows", "all")
+
+    def test_packed(self):
+        arrays = {name: array.reshape(-1, *array.shape[2:]) for name, array in self.write_inputs().items()}
+        save_file(arrays, self.path("packed.safetensors"))
+        starts = ("--cu-seqlens-q", "0,30,30,74", "--cu-seqlens-k", "0,61,70,100")
+        for rows in 16, "all", "tensor":
+            self.succeed("quantize", "--in", "packed.safetensors", *starts, "--rows", rows, "--out",
+                         "codes.safetensors")
+            self.succeed("verify", "--in", "codes.safetensors", *starts, "--rows", "all", "--originals",
+                         "packed.safetensors")
+        self.assertEqual(self.load_codes("codes.safetensors")["key_scale"].shape, (1,))
+
+    def test_some_tensors(self):
+        arrays = self.write_inputs()
+        self.save(k=arrays["key"])
+        done = self.succeed("quantize", "--k", "k.npy", "--out", "k.safetensors")
+        self.assertEqual(done.stdout, "key      6400 codes, 4 scales\n")
+        self.assertEqual(set(self.load_codes("k.safetensors")), {"key", "key_scale", "key_scale_rows"})
+
+    def write_raw(self, name, **tensors):
+        """Tensors of any dtype: (its name, shape, bytes)."""
+        header, data = {}, b""
+        for key, (dtype, shape, content) in tensors.items():
+            header[key] = {"dtype": dtype, "shape": shape,
+                           "data_offsets": [len(data), len(data) + len(content)]}
+            data += content
+        text = json.dumps(header).encode()
+        (self.folder / name).write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+    def test_other_formats_are_refused_by_name(self):
+        shape = [1, 2, 1, 16]
+        for dtype in "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ":
+            self.write_raw("x.safetensors", **{name: (dtype, shape, bytes(32)) for name in ("q", "k", "v")})
+            for command in "run", "quantize":
+                self.refuse(INPUT, ["tensor 'q'", f"its elements are {dtype}: expected"], command, "--in",
+                            "x.safetensors", "--out", "o.safetensors")
+
+    def test_wrong_scales(self):
+        shape, codes = [1, 2, 1, 16], bytes([0x38] * 32)
+        good = {name: ("F8_E4M3", shape, codes) for name in ("query", "key", "value")}
+        four = np.ones(4, np.float32).tobytes()
+        for wrong, texts in (
+                ({"key_scale": ("F32", [1, 4], four)}, ["key_scale'", "key_scale.shape[1] is 4"]),
+                ({"key_scale": ("F16", [4, 2], four)}, ["key_scale'", "dtype"]),
+                ({"key_scale": ("F64", [2], four)}, ["key_scale'", "expected float32"]),
+                ({"key_scale": ("F32", [1, 1, 2, 2], four)}, ["key_scale'", "rank"]),
+                ({"key_scale_rows": ("I64", [1], (2).to_bytes(8, "little"))}, ["key_scale is absent"]),
+                ({"key_scale_rows": ("F32", [4], four)}, ["key_scale_rows'", "expected one int64"])):
+            self.write_raw("x.safetensors", **good, **wrong)
+            self.refuse(INPUT, texts, "run", "--in", "x.safetensors", "--out", "o.npy")
+        self.write_raw("x.safetensors", **good)  # codes alone: their scale is 1
+        self.succeed("run", "--in", "x.safetensors", "--out", "o.npy")
+        np.testing.assert_array_equal(self.load("o.npy"), np.ones(shape, np.float32))
+
+    def test_nan_codes(self):
+        shape, codes = [1, 2, 1, 16], bytearray([0x38] * 32)
+        good = {name: ("F8_E4M3", shape, bytes(codes)) for name in ("query", "key", "value")}
+        codes[20] = 0xff
+        self.write_raw("x.safetensors", **(good | {"value": ("F8_E4M3", shape, bytes(codes))}))
+        self.succeed("run", "--in", "x.safetensors", "--out", "o.npy")
+        output = self.load("o.npy")
+        self.assertEqual(np.flatnonzero(np.isnan(output)).tolist(), [4, 20])
+        self.succeed("verify", "--in", "x.safetensors")
+
+    def test_wrong_options(self):
+        self.write_inputs()
+        for text, options in ((["--out is missing"], ["--in", "in.safetensors"]),
+                              (["no --in"], ["--out", "o.safetensors"]),
+                              (["o.npy", "E4M3"], ["--in", "in.safetensors", "--out", "o.npy"]),
+                              (["--rows 0"], ["--rows", "0"]),
+                              (["--seed needs --rotate"], ["--in", "in.safetensors", "--out", "o.safetensors",
+                                                           "--seed", "3"])):
+            self.refuse(USAGE, text, "quantize", *options)
+        save_file({"other": np.zeros(3, np.float32)}, self.path("other.safetensors"))
+        self.refuse(INPUT, ["no tensor 'query'"], "quantize", "--in", "other.safetensors", "--out",
+                    "o.safetensors")
+        save_file({"q": np.zeros((2, 3), np.float32)}, self.path("flat.safetensors"))
+        self.refuse(INPUT, ["has 2 dimensions: expected 3 or 4"], "quantize", "--in", "flat.safetensors",
+                    "--out", "o.safetensors")
+        save_file({"k": np.zeros((9, 2, 16), np.float32)}, self.path("packed.safetensors"))
+        self.refuse(INPUT, ["--cu-seqlens-k", "is 500"], "quantize", "--in", "packed.safetensors", "--out",
+                    "o.safetensors", "--cu-seqlens-k", "0,500")
+
+
+if __name__ == "__main__":
+    program.main()
