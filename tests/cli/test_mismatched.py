@@ -54,7 +54,7 @@ class Mismatched(program.ProgramTest):
     def test_dtypes(self):
         self.refuse_with(["k.npy: key.dtype is fp16: expected query's, fp32"],
                          k=random_qkv(dtype=np.float16)[1])
-        self.refuse_with(["v.npy: value.dtype is bf16: expected query's, fp32"], "--bf16",
+        self.refuse_with(["v.npy: value.dtype is bf16: expected key's, fp32"], "--bf16",
                          v=random_qkv(dtype=bfloat16)[2])
         self.refuse_with(["q.npy: query.dtype is int32: expected fp32, fp16, bf16 or e4m3"],
                          q=np.zeros((2, 5, 4, 16), np.int32))
