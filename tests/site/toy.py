@@ -14,7 +14,7 @@ class Toy:
         self.chromium, self.name = chromium, name
         chromium.open(page)
         ready = f"return document.querySelector('[data-toy=\"{name}\"]').dataset.ready === 'yes'"
-        for _ in range(100):
+        for _ in range(300):
             if chromium.run(ready):
                 return
             time.sleep(0.1)
