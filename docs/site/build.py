@@ -19,6 +19,7 @@ from mdit_py_plugins.anchors import anchors_plugin
 from mdit_py_plugins.dollarmath import dollarmath_plugin
 
 import charts
+import drawings
 import excerpts
 import figures
 import programs
@@ -127,6 +128,7 @@ class Chapter:
                 "table": excerpts.table,
                 "picture": lambda picture_name: blocks.hold(picture(picture_name)),
                 "chart": lambda chart_name: blocks.hold(charts.draw(chart_name)),
+                "drawing": lambda drawing_name: blocks.hold(drawings.draw(drawing_name)),
                 "toy": with_toy,
             },
         )
