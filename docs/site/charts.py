@@ -33,9 +33,9 @@ def bars(title, unit, rows, limit=None):
     if limit:
         told += f"; {limit[0]} {figures.figure(limit[1])}"
     return (
-        f'<figure class="picture"><svg role="img" viewBox="0 0 {WIDTH} {height}" '
-        f'xmlns="http://www.w3.org/2000/svg"><title>{html.escape(title)}, {unit}</title>'
-        f"<desc>{html.escape(told)}</desc>{''.join(parts)}</svg>"
+        f'<figure class="picture"><svg role="img" aria-label="{html.escape(title)}, in {unit}: '
+        f'{html.escape(told)}" viewBox="0 0 {WIDTH} {height}" xmlns="http://www.w3.org/2000/svg">'
+        f"<title>{html.escape(title)}, in {unit}</title>{''.join(parts)}</svg>"
         f"<figcaption>{html.escape(title)}, in {unit}.</figcaption></figure>"
     )
 

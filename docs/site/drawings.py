@@ -5,8 +5,8 @@ WIDTH = 360
 
 def drawing(height, title, told, parts, caption):
     return (
-        f'<figure class="picture"><svg role="img" viewBox="0 0 {WIDTH} {height}" '
-        f'xmlns="http://www.w3.org/2000/svg"><title>{title}</title><desc>{told}</desc>'
+        f'<figure class="picture"><svg role="img" aria-label="{title}. {told}" '
+        f'viewBox="0 0 {WIDTH} {height}" xmlns="http://www.w3.org/2000/svg"><title>{title}</title>'
         f"{''.join(parts)}</svg><figcaption>{caption}</figcaption></figure>"
     )
 
@@ -196,9 +196,46 @@ def gradients():
     )
 
 
+def swizzle():
+    """Where the eight units of eight rows lie: as they are, and swizzled."""
+    side, top = 19, 44
+    parts = []
+    for swizzled, left in ((0, 18), (1, 192)):
+        name = "swizzled: place u ⊕ r" if swizzled else "plain: place u"
+        parts.append(f'<text x="{left + 4 * side}" y="14" text-anchor="middle">{name}</text>')
+        parts.append(
+            f'<text class="muted small" x="{left + 4 * side}" y="34" text-anchor="middle">'
+            "places, 4 banks each</text>"
+        )
+        for row in range(8):
+            y = top + row * side
+            parts.append(
+                f'<text class="muted small" x="{left - 5}" y="{y + 14}" text-anchor="end">{row}</text>'
+            )
+            for place in range(8):
+                unit = place ^ row if swizzled else place
+                kind = "key" if unit == 0 else "panel"
+                x = left + place * side
+                parts.append(
+                    f'<rect class="{kind}" x="{x}" y="{y}" width="{side - 2}" height="{side - 2}"/>'
+                    f'<text class="{"on" if unit == 0 else "muted"} small" x="{x + 8.5}" '
+                    f'y="{y + 13}" text-anchor="middle">{unit}</text>'
+                )
+    return drawing(
+        top + 8 * side + 4,
+        "Where the units of eight rows lie",
+        "Two grids of eight rows and eight places. On the left unit 0 of every row is at place 0. On "
+        "the right it is at place 0 in row 0, at place 1 in row 1, and so on down the diagonal.",
+        parts,
+        "Rows from top to bottom; the numbers are units of 16 bytes. Unit 0 of all rows is marked: in "
+        "the same four banks on the left, in all 32 on the right.",
+    )
+
+
 DRAWINGS = {
     "causal": causal,
     "gradients": gradients,
+    "swizzle": swizzle,
     "together": together,
     "turns": turns,
     "warps": warps,
