@@ -95,8 +95,8 @@ def rounds(title, told, caption, lanes, clocks):
     for clock in range(0, clocks + 1, 1024):
         x = left + clock * scale
         anchor = "start" if clock == 0 else "middle"
+        parts.insert(0, f'<path class="line" d="M{x:.1f} {top} V{y}"/>')  # behind all else
         parts.append(
-            f'<path class="line" d="M{x:.1f} {top} V{y}"/>'
             f'<text class="muted small" x="{x:.1f}" y="{y + 14}" text-anchor="{anchor}">{clock}</text>'
         )
     return drawing(height, title, told, parts, caption)
