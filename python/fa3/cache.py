@@ -107,7 +107,7 @@ def append(q, k_cache, v_cache, k, v, options, cu_seqlens_new, rotary, rotary_se
         0 if cu_seqlens_new is None else k.shape[0],
         _core.ROTARY_INTERLEAVED if interleaved and cos is not None else 0,
     )
-    call = append_kernel if is_plain(q, k, v, k_cache, v_cache) else torch.ops.fa3.append
+    call = append_kernel if is_plain(q, k, k_cache) else torch.ops.fa3.append
     rotated = call(*arguments)
     if cos is not None and together:
         return rotated

@@ -6,6 +6,7 @@ are its `options`, named as in fa3.h's argument structs; only those that are giv
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from fa3 import _core
 from fa3.options import lse_shape
@@ -85,33 +86,40 @@ def call_backward(
     **options,
 ):
     """The gradients of query, key, value and sink, in `gradients` where those are given."""
-    inputs = [rows_contiguous(tensor) for tensor in (query, key, value)]
+    if query.stride(-1) != 1 or key.stride(-1) != 1 or value.stride(-1) != 1:
+        query, key, value = rows_contiguous(query), rows_contiguous(key), rows_contiguous(value)
     # As in call_forward: keys past a used length, or padded away, have gradient 0.
-    part = any(options.get(name) is not None for name in ("seqused_q", "seqused_k", "leftpad_k"))
-    gradients = [
-        (tensor.new_zeros(tensor.shape) if part else tensor.new_empty(tensor.shape))
-        if given is None
-        else given
-        for tensor, given in zip(inputs, gradients)
-    ]
+    part = (
+        options.get("seqused_q") is not None
+        or options.get("seqused_k") is not None
+        or options.get("leftpad_k") is not None
+    )
+    make = torch.zeros_like if part else torch.empty_like
+    grad_query, grad_key, grad_value = gradients
+    if grad_query is None:
+        grad_query = make(query)
+    if grad_key is None:
+        grad_key = make(key)
+    if grad_value is None:
+        grad_value = make(value)
     grad_sink = None if sink is None else torch.empty_like(sink)
     _core.backward(
-        query=inputs[0],
-        key=inputs[1],
-        value=inputs[2],
+        query=query,
+        key=key,
+        value=value,
         output=rows_contiguous(output),
         lse=lse,
         grad_output=rows_contiguous(grad_output),
-        grad_query=gradients[0],
-        grad_key=gradients[1],
-        grad_value=gradients[2],
+        grad_query=grad_query,
+        grad_key=grad_key,
+        grad_value=grad_value,
         grad_lse=None if grad_lse is None else rows_contiguous(grad_lse),
         sink=sink,
         grad_sink=grad_sink,
         flags=flags | _core.DETERMINISTIC,
         **options,
     )
-    return *gradients, grad_sink
+    return grad_query, grad_key, grad_value, grad_sink
 
 
 def names_of(operator) -> list[str]:
@@ -150,7 +158,7 @@ def fake_forward(query, key, value, *options):
 @backward_operator.register_fake
 def fake_backward(grad_output, grad_lse, query, key, value, output, lse, sink=None, *options):
     return (
-        *(tensor.new_empty(tensor.shape) for tensor in (query, key, value)),
+        *(torch.empty_like(rows_contiguous(tensor)) for tensor in (query, key, value)),
         lse.new_empty(0) if sink is None else sink.new_empty(sink.shape),
     )
 
@@ -191,6 +199,10 @@ def operator_backward(ctx, grad_output, grad_lse):
 forward_operator.register_autograd(operator_backward, setup_context=operator_setup)
 
 
+def attention_backward(ctx, grad_output, grad_lse):
+    return *backward_of(call_backward, ctx, grad_output, grad_lse), None
+
+
 class Attention(torch.autograd.Function):
     """What fa3::forward does, without the cost of an operator."""
 
@@ -201,14 +213,16 @@ class Attention(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, grad_output, grad_lse):
-        return *backward_of(call_backward, ctx, grad_output, grad_lse), None
+        # The gradients have none, which only matters with create_graph, and costs 10 us to say.
+        if torch.is_grad_enabled():
+            return once_differentiable(attention_backward)(ctx, grad_output, grad_lse)
+        return attention_backward(ctx, grad_output, grad_lse)
 
 
-def is_plain(*tensors) -> bool:
+def is_plain(query, key, value) -> bool:
     return (
-        all(type(tensor) is Tensor for tensor in tensors)
+        type(query) is type(key) is type(value) is Tensor
         and not torch.compiler.is_compiling()
         and not torch._C._len_torch_dispatch_stack()
         and not torch._C._are_functorch_transforms_active()

@@ -209,6 +209,12 @@ def test_layouts(device):
     output = fa3.flash_attn_func(q, k, v)
     assert output.is_contiguous()
     assert torch.equal(output, fa3.flash_attn_func(*(t.contiguous() for t in (q, k, v))))
+    leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+    plain = [t.contiguous().detach().requires_grad_() for t in (q, k, v)]
+    for tensors in (leaves, plain):
+        fa3.flash_attn_func(*tensors, causal=True).sum().backward()
+    for a, b in zip(leaves, plain):
+        assert torch.equal(a.grad, b.grad)
 
 
 def test_out(device):
