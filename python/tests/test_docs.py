@@ -1,23 +1,56 @@
-"""The Python in docs/ runs."""
+"""The programs in docs/ run: each block of Python and of C alone, a block of shell commands with the
+program fa3."""
 
+import os
 import pathlib
 import re
+import subprocess
+import sys
 
+import fa3
 import pytest
 import torch
 
-DOCS = pathlib.Path(__file__).parents[2] / "docs"
-PROGRAMS = [
-    pytest.param(program, id=f"{page.stem}-{index}")
-    for page in sorted(DOCS.glob("*.md"))
-    for index, program in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.S))
+ROOT = pathlib.Path(__file__).parents[2]
+PACKAGE = pathlib.Path(fa3.__file__).parent
+BLOCKS = [
+    pytest.param(language, text, id=f"{page.stem}-{index}")
+    for page in sorted((ROOT / "docs").glob("*.md"))
+    for index, (language, text) in enumerate(
+        re.findall(r"^```(python|c|sh)\n(.*?)^```", page.read_text(), re.S | re.M)
+    )
 ]
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_program(program):
-    if "cuda" in program and not torch.cuda.is_available():
+def run_python(text, folder):
+    if '"cuda"' in text and not torch.cuda.is_available():
         pytest.skip("no GPU here")
-    if "transformers" in program:
+    if "transformers" in text:
         pytest.importorskip("transformers")
-    exec(program, {})
+    if "torch.distributed" not in text:
+        exec(text, {})
+        return
+    program = folder / "program.py"
+    program.write_text(text)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    subprocess.run([*launcher, "--nproc-per-node", "2", program], check=True, timeout=300)
+
+
+def run_c(text, folder):
+    source, program = folder / "program.c", folder / "program"
+    source.write_text(text)
+    flags = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-I", ROOT / "include"]
+    library = [PACKAGE / "libfa3.so.0", f"-Wl,-rpath,{PACKAGE}"]
+    subprocess.run(["gcc", *flags, source, "-o", program, *library], check=True)
+    subprocess.run([program], check=True, timeout=60)
+
+
+def run_sh(text, folder):
+    path = f"{PACKAGE}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path}
+    subprocess.run(["bash", "-euc", text], check=True, cwd=folder, env=environment, timeout=120)
+
+
+@pytest.mark.parametrize("language, text", BLOCKS)
+def test_block(language, text, tmp_path):
+    {"python": run_python, "c": run_c, "sh": run_sh}[language](text, tmp_path)
