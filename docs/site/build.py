@@ -2,9 +2,17 @@
 
     docs/site/build.py [OUT]        OUT is build/site unless given
 
-A chapter says {{ code("worklog/k1_tiled.cu", "load_tile") }} where it wants that function, and
-{{ step("k6").tflops | figure }} where it wants that figure. Both come from the repository's files when
-the site is built, and the build fails where they are not there.
+What a chapter may say in {{ }}, alone on a line but for the last three:
+    code("worklog/k1_tiled.cu", "load_tile")            a listing of that function
+    code("kernels/mask.h", begin="...", end="...")      of the lines from one to the other
+    run("traffic", "loops")                             what programs/traffic.c prints
+    table("worklog/README.md", "step")                  a document's table, by its first cell
+    picture("tiling")   drawing("causal")   chart("ladder")   toy("softmax")
+    row("worklog/README.md", "K3 |")[1]                 a cell of a document's table
+    step("k6", 16384, causal=True).tflops | figure      a measured figure: see figures.py
+    chapter("ladder")                                   a link with the chapter's number
+All of it comes from the repository's files when the site is built, and the build fails where it is
+not there.
 """
 
 import pathlib
