@@ -16,6 +16,7 @@ static union {
   fa3_backward_args backward;
   fa3_append_args append;
   fa3_combine_args combine;
+  fa3_quantize_args quantize;
   char room[1 << 16];
 } args;
 
@@ -30,6 +31,9 @@ static fa3_status run_append(void) {
 }
 static fa3_status run_combine(void) {
   return fa3_combine(&args.combine);
+}
+static fa3_status run_quantize(void) {
+  return fa3_quantize(&args.quantize);
 }
 static fa3_status forward_workspace(size_t *bytes) {
   return fa3_forward_workspace(&args.forward, bytes);
@@ -55,6 +59,7 @@ static const struct target targets[] = {
      &args.backward.workspace, &args.backward.workspace_size, plan_backward},
     {.phase = FA3_APPEND, .run = run_append, .num_threads = &args.append.num_threads},
     {.phase = FA3_COMBINE, .run = run_combine, .num_threads = &args.combine.num_threads},
+    {.phase = FA3_QUANTIZE, .run = run_quantize, .num_threads = &args.quantize.num_threads},
 };
 enum { TARGETS = sizeof targets / sizeof *targets };
 static const struct target *target;

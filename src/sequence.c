@@ -53,9 +53,8 @@ static int64_t allotted(const int32_t *cu_seqlens, int64_t rows, int64_t b) {
 
 /* A sequence's row of the table. */
 static const int32_t *pages_of(const struct problem *problem, int64_t b) {
-  if (!(problem->features & FA3_FEATURE_PAGE_TABLE)) return NULL;
-  return (const int32_t *)(const void *)problem->page_table.data +
-         b * problem->page_table.stride_batch;
+  const int32_t *table = (const void *)problem->page_table.data; /* null too where it is empty */
+  return table ? table + b * problem->page_table.stride_batch : NULL;
 }
 
 /* Of sequence b, whose used rows are given. */

@@ -9,14 +9,20 @@ static int64_t random_length(struct rng *rng) {
 }
 
 struct call_shape random_call_shape(struct rng *rng) {
-  struct call_shape shape = {.batch = rng_between(rng, 1, 2),
+  struct call_shape shape = {.batch = 1,
                              .seqlen_q = random_length(rng),
                              .seqlen_k = random_length(rng),
-                             .heads_k = rng_between(rng, 1, 2),
+                             .heads_k = 1,
                              .group = RNG_PICK(rng, 1, 1, 3, 4),
                              .head_dim = 8 * rng_between(rng, 1, 32),
                              .value_head_dim = 8 * rng_between(rng, 1, 32),
                              .flags = rng_chance(rng, 0.5) ? FA3_CAUSAL : 0};
+  /* Several sequences and heads of keys go the same way whatever the lengths: of short ones alone,
+   * as the references take most of the time. */
+  if (shape.seqlen_q + shape.seqlen_k < 300) {
+    shape.batch = rng_between(rng, 1, 2);
+    shape.heads_k = rng_between(rng, 1, 2);
+  }
   if (rng_chance(rng, 0.3)) {
     shape.flags |= FA3_WINDOW;
     shape.window_left = rng_between(rng, 0, 300);
