@@ -20,24 +20,24 @@ other='x'
 # Longer than the window.
 long="$one, and who reads the whole of the manual before the machine is taken apart, which is rare, and \
 then puts all of it together again in the dark"
-"$generate" -n 24 "$model" "$one" "$two" "$other" "$long" >cached 2>log
-"$generate" -n 24 -r "$model" "$one" "$two" "$other" "$long" >recomputed
+"$generate" -n 16 "$model" "$one" "$two" "$other" "$long" >cached 2>log
+"$generate" -n 16 -r "$model" "$one" "$two" "$other" "$long" >recomputed
 cmp cached recomputed
 grep -q '0 of them shared' log || fail "prompts that begin differently share pages"
 
-"$generate" -n 24 "$model" "$one" "$two" >shared 2>log
+"$generate" -n 16 "$model" "$one" "$two" >shared 2>log
 grep -q '2 of them shared' log || fail "prompts that begin alike do not share their pages"
 cmp -n $(($(wc -c <shared) - 1)) shared cached # but for the line's end
 for prompt in "$one" "$two" "$other" "$long"; do
-  "$generate" -n 24 "$model" "$prompt"
+  "$generate" -n 16 "$model" "$prompt"
   echo ----
 done >alone 2>log
 sed '$d' alone | cmp - cached
 
 # Bytes drawn from probabilities that are nearly even, which small errors change; and prompts of one
 # page exactly, whose last token is never shared.
-"$generate" -n 24 -t 1.5 "$model" 0123456789abcdef 0123456789abcdef "$long" >drawn 2>log
-"$generate" -n 24 -t 1.5 -r "$model" 0123456789abcdef 0123456789abcdef "$long" >recomputed
+"$generate" -n 16 -t 1.5 "$model" 0123456789abcdef 0123456789abcdef "$long" >drawn 2>log
+"$generate" -n 16 -t 1.5 -r "$model" 0123456789abcdef 0123456789abcdef "$long" >recomputed
 cmp drawn recomputed
 
 head -c 100000 "$model" >cut.safetensors
