@@ -70,11 +70,11 @@ def inline_formula(self, tokens, index, options, env):
 
 def formula(self, tokens, index, options, env):
     mathml = latex2mathml.converter.convert(tokens[index].content, display="block")
-    return f'<div class="scroll" tabindex="0" role="region" aria-label="Formula">{mathml}</div>\n'
+    return f'<div class="scroll" tabindex="0" role="group" aria-label="Formula">{mathml}</div>\n'
 
 
 def open_table(self, tokens, index, options, env):
-    return '<div class="scroll" tabindex="0" role="region" aria-label="Table"><table>\n'
+    return '<div class="scroll" tabindex="0" role="group" aria-label="Table"><table>\n'
 
 
 def close_table(self, tokens, index, options, env):

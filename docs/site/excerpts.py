@@ -70,7 +70,7 @@ def code(path, function=None, begin=None, end=None, caption=""):
     )
     text = f"{html.escape(caption)} " if caption else ""
     return (
-        f'<figure class="code"><pre class="scroll" tabindex="0" role="region" aria-label="{where}">'
+        f'<figure class="code"><pre class="scroll" tabindex="0" role="group" aria-label="{where}">'
         f"<code>{coloured}</code></pre><figcaption>{text}<cite>{where}</cite></figcaption></figure>"
     )
 

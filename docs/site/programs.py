@@ -28,7 +28,7 @@ def printed(name, *arguments):
 def run(name, *arguments):
     command = " ".join([f"programs/{name}.c", *arguments])
     return (
-        f'<figure class="code"><pre class="scroll" tabindex="0" role="region" '
+        f'<figure class="code"><pre class="scroll" tabindex="0" role="group" '
         f'aria-label="Output of {command}"><samp>{html.escape(printed(name, *arguments))}</samp>'
         f"</pre><figcaption>What docs/site/{command} prints.</figcaption></figure>"
     )

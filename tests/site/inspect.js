@@ -33,7 +33,7 @@ for (const button of all("button"))
   if (!button.textContent.trim() && !button.ariaLabel) wrong.push(`no name: ${name(button)}`);
 for (const link of all("a"))
   if (!link.textContent.trim()) wrong.push(`a link without text: ${name(link)}`);
-for (const region of all("[role=region], section"))
+for (const region of all("[role=region], [role=group], section"))
   if (!region.ariaLabel && !region.hasAttribute("aria-labelledby"))
     wrong.push(`no name: ${name(region)}`);
 
