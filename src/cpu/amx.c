@@ -92,6 +92,7 @@ const struct routines amx_routines = {
     .add_row = bfloat16_add_row,
     .dot = bfloat16_dot,
     .few_rows = avx512_few_rows,
+    .few_order = avx512_few_order,
     .enter = enter,
     .leave = leave,
 };

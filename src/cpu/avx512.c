@@ -9,4 +9,8 @@ void avx512_few_rows(const struct few_rows_step *step) {
   few_rows(step);
 }
 
+void avx512_few_order(float *row, int64_t width, fa3_dtype dtype, bool back) {
+  few_order(row, width, dtype, back);
+}
+
 const struct routines avx512_routines = FLOAT_ROUTINES;

@@ -138,4 +138,5 @@ const struct routines avx512bf16_routines = {
     .add_row = bfloat16_add_row,
     .dot = bfloat16_dot,
     .few_rows = avx512_few_rows,
+    .few_order = avx512_few_order,
 };

@@ -21,5 +21,6 @@ float bfloat16_dot(const void *a, const void *b, int64_t width, fa3_dtype dtype)
 
 /* On float32 words: few rows are bound by memory, and no product of matrices. */
 void avx512_few_rows(const struct few_rows_step *step);
+void avx512_few_order(float *row, int64_t width, fa3_dtype dtype, bool back);
 
 #endif

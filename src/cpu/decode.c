@@ -161,6 +161,7 @@ static void load_queries(const struct few *few) {
       to[i] = sign * (problem->query.dtype == FA3_FLOAT8_E4M3
                           ? to[i]
                           : load_element(from, problem->query.dtype, i));
+    few->routines->few_order(to, problem->head_dim, problem->key.dtype, false);
   }
 }
 
@@ -226,6 +227,12 @@ static void attend_keys(const struct few *few, int64_t begin, int64_t end) {
         .output_stride = few->output_stride,
     });
   }
+}
+
+static void order_outputs(const struct few *few) {
+  for (int64_t row = 0; row < few->heads * few->rows; row++)
+    few->routines->few_order(few->scratch.output + row * few->output_stride,
+                             few->problem->value_head_dim, few->problem->value.dtype, true);
 }
 
 /* Of a score, after the cap. */
@@ -332,7 +339,10 @@ static void run_part(void *argument, int64_t task, int32_t place) {
   struct few few;
   for (int64_t head = range * heads_k / call->ranges; head < end; head += few.heads) {
     if (!find_rows(call, &sequence, head, end - head, place, &few)) return;
-    if (keys.begin < keys.end) attend_keys(&few, keys.begin, keys.end);
+    if (keys.begin < keys.end) {
+      attend_keys(&few, keys.begin, keys.end);
+      order_outputs(&few);
+    }
     if (call->parts == 1)
       store_rows(&few);
     else

@@ -1,84 +1,129 @@
 /* Few queries against many keys, for one level (after vector_*.h and softmax.h): memory bounds it,
- * so keys and values are read once, in the order in which they lie (four keys, then head after
- * head), and nothing is packed. */
+ * so keys and values are read once, as they lie, and nothing is packed.
+ *
+ * Four keys are taken together, all heads of them one after the other. They are not neighbours but
+ * a quarter of a step's keys apart: so memory is read in four streams, each in its own pages from
+ * its first byte to its last, which is what a processor foresees. (Several streams in one page it
+ * does not.)
+ *
+ * bfloat16 is widened without moving elements between lanes: of each two vectors the even elements
+ * come first, then the odd ones. Queries and outputs are in that order too (few_order). */
 #ifndef FA3_CPU_FEW_ROWS_H
 #define FA3_CPU_FEW_ROWS_H
 
 #include <float.h>
+#include <string.h>
 
 #include "product.h"
 #include "routines.h"
 #include "widen.h"
 
-enum { FEW_TOGETHER = 4, FEW_WIDEST = 256 };
+enum { STREAMS = 4, FEW_WIDEST = 256, PAIR = 2 * VECTOR };
 
-/* One head's rows of keys or values that share their loads. */
+/* Keys of a stream; only the last streams may have fewer. */
+INLINE int64_t few_stream(const struct few_rows_step *s) {
+  return (s->count + STREAMS - 1) / STREAMS;
+}
+
+/* One head's rows of keys or values that are taken together. */
 struct few_columns {
-  const char *rows[FEW_TOGETHER];
-  int64_t there; /* how many there are; the last one stands in for the others */
-  uint16_t widened[FEW_TOGETHER * FEW_WIDEST] __attribute__((aligned(64)));
+  const char *rows[STREAMS];
+  int64_t keys[STREAMS]; /* which they are */
+  int64_t count;         /* the first one stands in for those that are not there */
+  uint16_t widened[STREAMS * FEW_WIDEST] __attribute__((aligned(64)));
 };
 
+/* The keys at a place of the streams. */
+INLINE void few_take(struct few_columns *columns, const struct few_rows_step *s, int64_t place) {
+  const int64_t stream = few_stream(s);
+  columns->count = 0;
+  for (int64_t k = 0; k < STREAMS; k++) {
+    columns->keys[k] = k * stream + place;
+    columns->count += columns->keys[k] < s->count;
+  }
+}
+
 /* Where they are: codes as the float16 that they are computed with. */
-INLINE void few_find(struct few_columns *columns, const char *const *rows, int64_t key,
-                     int64_t count, int64_t offset, fa3_dtype dtype, int64_t width) {
-  columns->there = count - key < FEW_TOGETHER ? count - key : FEW_TOGETHER;
-  for (int64_t k = 0; k < FEW_TOGETHER; k++)
-    columns->rows[k] = rows[key + (k < columns->there ? k : columns->there - 1)] + offset;
-  if (dtype != FA3_FLOAT8_E4M3) return;
-  for (int64_t k = 0; k < columns->there; k++)
+INLINE void few_find(struct few_columns *columns, const char *const *rows, int64_t offset,
+                     fa3_dtype dtype, int64_t width) {
+  for (int64_t k = 0; k < STREAMS; k++) {
+    columns->rows[k] = rows[columns->keys[k < columns->count ? k : 0]] + offset;
+    if (dtype != FA3_FLOAT8_E4M3) continue;
     widen_codes(columns->rows[k], width, columns->widened + k * FEW_WIDEST);
-  for (int64_t k = 0; k < FEW_TOGETHER; k++)
-    columns->rows[k] = (const char *)(columns->widened +
-                                      (k < columns->there ? k : columns->there - 1) * FEW_WIDEST);
+    columns->rows[k] = (const char *)(columns->widened + k * FEW_WIDEST);
+  }
+}
+
+/* Half of a pair of vectors. */
+INLINE vec few_half(fa3_dtype dtype, const char *pair, const int half) {
+  if (dtype == FA3_BFLOAT16) return half ? vec_load_odd(pair) : vec_load_even(pair);
+  return vec_load_as(dtype, pair + half * VECTOR * (dtype == FA3_FLOAT32 ? 4 : 2), VECTOR);
 }
 
 /* Scores of `rows` rows with `keys` of the columns; all of these are constants where this is
  * called. */
 INLINE void few_scores_block(const struct few_rows_step *s, const struct few_columns *columns,
-                             fa3_dtype dtype, int64_t row, int64_t key, const int first,
-                             const int rows, const int keys) {
-  const int64_t size = dtype == FA3_FLOAT32 ? 4 : 2;
-  const float *query = s->queries + row * s->query_stride;
+                             fa3_dtype dtype, int64_t row, const int first, const int rows,
+                             const int keys) {
+  const int64_t size = dtype == FA3_FLOAT32 ? 4 : 2, dim = s->head_dim;
+  const int64_t whole = dim / PAIR * PAIR, stride = s->query_stride;
+  const float *query = s->queries + row * stride;
+  const char *from[4];
   vec sum[4][4];
+#pragma GCC unroll 4
+  for (int k = 0; k < keys; k++) from[k] = columns->rows[first + k];
 #pragma GCC unroll 4
   for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
     for (int k = 0; k < keys; k++) sum[r][k] = vec_set(0);
-  for (int64_t i = 0; i < s->head_dim; i += VECTOR) {
-    vec column[4];
-#pragma GCC unroll 4
-    for (int k = 0; k < keys; k++)
-      column[k] = vec_load_as(dtype, columns->rows[first + k] + i * size, s->head_dim - i);
-#pragma GCC unroll 4
-    for (int r = 0; r < rows; r++) {
-      const vec element = vec_load(query + r * s->query_stride + i);
-#pragma GCC unroll 4
-      for (int k = 0; k < keys; k++) sum[r][k] = vec_fma(element, column[k], sum[r][k]);
-    }
+#define ADD_PRODUCTS(at, load)                                               \
+  {                                                                          \
+    vec column[4];                                                           \
+    _Pragma("GCC unroll 4") for (int k = 0; k < keys; k++) column[k] = load; \
+    _Pragma("GCC unroll 4") for (int r = 0; r < rows; r++) {                 \
+      const vec element = vec_load(query + r * stride + (at));               \
+      _Pragma("GCC unroll 4") for (int k = 0; k < keys; k++) sum[r][k] =     \
+          vec_fma(element, column[k], sum[r][k]);                            \
+    }                                                                        \
   }
+  for (int64_t i = 0; i < whole; i += PAIR) {
+    ADD_PRODUCTS(i, few_half(dtype, from[k] + i * size, 0))
+    ADD_PRODUCTS(i + VECTOR, few_half(dtype, from[k] + i * size, 1))
+  }
+  for (int64_t i = whole; i < dim; i += VECTOR)
+    ADD_PRODUCTS(i, vec_load_as(dtype, from[k] + i * size, dim - i))
+#undef ADD_PRODUCTS
 #pragma GCC unroll 4
-  for (int r = 0; r < rows; r++)
+  for (int r = 0; r < rows; r++) {
+    float *scores = s->scores + (row + r) * FEW_KEYS, sums[4];
+    if (keys == 4)
+      vec_reduce_add_quad(sum[r], sums);
+    else
 #pragma GCC unroll 4
-    for (int k = 0; k < keys; k++)
-      s->scores[(row + r) * FEW_KEYS + key + first + k] = vec_reduce_add(sum[r][k]);
+      for (int k = 0; k < keys; k++) sums[k] = vec_reduce_add(sum[r][k]);
+#pragma GCC unroll 4
+    for (int k = 0; k < keys; k++) scores[columns->keys[first + k]] = sums[k];
+  }
 }
 
 INLINE void few_scores(const struct few_rows_step *s, fa3_dtype dtype) {
   const fa3_dtype loaded = dtype == FA3_FLOAT8_E4M3 ? FA3_FLOAT16 : dtype;
+  const int64_t stream = few_stream(s);
   struct few_columns columns;
-  for (int64_t key = 0; key < s->count; key += FEW_TOGETHER)
+  for (int64_t place = 0; place < stream; place++) {
+    few_take(&columns, s, place);
     for (int64_t head = 0; head < s->heads; head++) {
       const int64_t end = (head + 1) * s->rows;
       int64_t row = head * s->rows;
-      few_find(&columns, s->keys, key, s->count, head * s->key_head_stride, dtype, s->head_dim);
+      few_find(&columns, s->keys, head * s->key_head_stride, dtype, s->head_dim);
       for (; row + 4 <= end; row += 4) {
-        few_scores_block(s, &columns, loaded, row, key, 0, 4, 2);
-        few_scores_block(s, &columns, loaded, row, key, 2, 4, 2);
+        few_scores_block(s, &columns, loaded, row, 0, 4, 2);
+        few_scores_block(s, &columns, loaded, row, 2, 4, 2);
       }
-      for (; row + 2 <= end; row += 2) few_scores_block(s, &columns, loaded, row, key, 0, 2, 4);
-      if (row < end) few_scores_block(s, &columns, loaded, row, key, 0, 1, 4);
+      for (; row + 2 <= end; row += 2) few_scores_block(s, &columns, loaded, row, 0, 2, 4);
+      if (row < end) few_scores_block(s, &columns, loaded, row, 0, 1, 4);
     }
+  }
 }
 
 static inline void few_scale(float *values, const float *scales, int64_t columns) {
@@ -90,7 +135,7 @@ static inline void few_scale(float *values, const float *scales, int64_t columns
 static inline void few_softmax(const struct few_rows_step *s, int64_t head, int64_t row) {
   const int64_t at = head * s->rows + row;
   float *scores = s->scores + at * FEW_KEYS;
-  const int64_t columns = (s->count + 2 * VECTOR - 1) / (2 * VECTOR) * (2 * VECTOR);
+  const int64_t columns = (s->count + PAIR - 1) / PAIR * PAIR;
   float scale = s->scale;
   if (s->key_scales) few_scale(scores, s->key_scales + head * FEW_KEYS, columns);
   if (s->softcap > 0) {
@@ -124,44 +169,66 @@ static inline void few_softmax(const struct few_rows_step *s, int64_t head, int6
   if (s->value_scales) few_scale(scores, s->value_scales + head * FEW_KEYS, columns);
 }
 
-/* Adds the columns' values to `rows` rows, a constant where this is called. */
+/* Adds elements from `i` on of the columns' values to `rows` rows: `vectors` vectors of them, in
+ * pairs, or one that is no half of a pair. All but the places are constants where this is called.
+ */
 INLINE void few_values_block(const struct few_rows_step *s, const struct few_columns *columns,
-                             fa3_dtype dtype, int64_t row, int64_t key, const int rows) {
-  const int64_t size = dtype == FA3_FLOAT32 ? 4 : 2;
-  float *output = s->output + row * s->output_stride;
-  vec weight[2][FEW_TOGETHER];
+                             fa3_dtype dtype, int64_t row, int64_t i, const int rows,
+                             const int vectors) {
+  const int64_t size = dtype == FA3_FLOAT32 ? 4 : 2, stride = s->output_stride;
+  const int64_t left = s->value_head_dim - i, count = columns->count;
+  const float *weights = s->scores + row * FEW_KEYS;
+  float *output = s->output + row * stride + i;
+  vec sum[4][8];
 #pragma GCC unroll 4
-  for (int k = 0; k < FEW_TOGETHER; k++)
-#pragma GCC unroll 2
-    for (int r = 0; r < rows; r++)
-      weight[r][k] = vec_set(k < columns->there ? s->scores[(row + r) * FEW_KEYS + key + k] : 0);
-  for (int64_t i = 0; i < s->value_head_dim; i += VECTOR) {
-    vec column[FEW_TOGETHER];
+  for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+    for (int v = 0; v < vectors; v++) sum[r][v] = vec_load(output + r * stride + v * VECTOR);
+  for (int64_t k = 0; k < count; k++) {
+    const char *from = columns->rows[k] + i * size;
+    vec weight[4];
 #pragma GCC unroll 4
-    for (int k = 0; k < FEW_TOGETHER; k++)
-      column[k] = vec_load_as(dtype, columns->rows[k] + i * size, s->value_head_dim - i);
-#pragma GCC unroll 2
-    for (int r = 0; r < rows; r++) {
-      vec sum = vec_load(output + r * s->output_stride + i);
+    for (int r = 0; r < rows; r++) weight[r] = vec_set(weights[r * FEW_KEYS + columns->keys[k]]);
+#pragma GCC unroll 8
+    for (int v = 0; v < vectors; v++) {
+      const vec column = vectors == 1 ? vec_load_as(dtype, from, left)
+                                      : few_half(dtype, from + v / 2 * PAIR * size, v % 2);
 #pragma GCC unroll 4
-      for (int k = 0; k < FEW_TOGETHER; k++) sum = vec_fma(weight[r][k], column[k], sum);
-      vec_store(output + r * s->output_stride + i, sum);
+      for (int r = 0; r < rows; r++) sum[r][v] = vec_fma(weight[r], column, sum[r][v]);
     }
   }
+#pragma GCC unroll 4
+  for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+    for (int v = 0; v < vectors; v++) vec_store(output + r * stride + v * VECTOR, sum[r][v]);
+}
+
+/* `vectors` at a time, then pairs, then single vectors. */
+INLINE void few_values_rows(const struct few_rows_step *s, const struct few_columns *columns,
+                            fa3_dtype dtype, int64_t row, const int rows, const int vectors) {
+  int64_t i = 0;
+  for (; i + vectors * VECTOR <= s->value_head_dim; i += vectors * VECTOR)
+    few_values_block(s, columns, dtype, row, i, rows, vectors);
+  for (; vectors > 2 && i + PAIR <= s->value_head_dim; i += PAIR)
+    few_values_block(s, columns, dtype, row, i, rows, 2);
+  for (; i < s->value_head_dim; i += VECTOR) few_values_block(s, columns, dtype, row, i, rows, 1);
 }
 
 INLINE void few_values(const struct few_rows_step *s, fa3_dtype dtype) {
   const fa3_dtype loaded = dtype == FA3_FLOAT8_E4M3 ? FA3_FLOAT16 : dtype;
+  const int64_t stream = few_stream(s);
   struct few_columns columns;
-  for (int64_t key = 0; key < s->count; key += FEW_TOGETHER)
+  for (int64_t place = 0; place < stream; place++) {
+    few_take(&columns, s, place);
     for (int64_t head = 0; head < s->heads; head++) {
       const int64_t end = (head + 1) * s->rows;
       int64_t row = head * s->rows;
-      few_find(&columns, s->values, key, s->count, head * s->value_head_stride, dtype,
-               s->value_head_dim);
-      for (; row + 2 <= end; row += 2) few_values_block(s, &columns, loaded, row, key, 2);
-      if (row < end) few_values_block(s, &columns, loaded, row, key, 1);
+      few_find(&columns, s->values, head * s->value_head_stride, dtype, s->value_head_dim);
+      for (; row + 4 <= end; row += 4) few_values_rows(s, &columns, loaded, row, 4, 2);
+      for (; row + 2 <= end; row += 2) few_values_rows(s, &columns, loaded, row, 2, 4);
+      if (row < end) few_values_rows(s, &columns, loaded, row, 1, 8);
     }
+  }
 }
 
 INLINE void few_rows_as(const struct few_rows_step *s, fa3_dtype dtype) {
@@ -180,6 +247,18 @@ static void few_rows(const struct few_rows_step *s) {
     few_rows_as(s, FA3_BFLOAT16);
   else
     few_rows_as(s, FA3_FLOAT8_E4M3);
+}
+
+/* A row in the order that a cache of the dtype is computed in, or back in its own. */
+static void few_order(float *row, int64_t width, fa3_dtype dtype, bool back) {
+  for (int64_t i = 0; dtype == FA3_BFLOAT16 && i + PAIR <= width; i += PAIR) {
+    float pair[PAIR];
+    memcpy(pair, row + i, sizeof pair);
+    for (int n = 0; n < PAIR; n++) {
+      const int there = n % 2 * VECTOR + n / 2;
+      row[i + (back ? n : there)] = pair[back ? there : n];
+    }
+  }
 }
 
 #endif

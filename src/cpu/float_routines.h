@@ -66,7 +66,7 @@ static void transpose(const float *packed, int64_t rows, int64_t columns, int64_
     .pack_queries = pack_queries, .pack_keys = pack_keys, .pack_values = pack_values,       \
     .multiply = multiply, .cap = cap, .softmax = softmax, .store_row = store_row,           \
     .gradient = gradient, .transpose = transpose, .add_row = add_row, .dot = dot,           \
-    .few_rows = few_rows,                                                                   \
+    .few_rows = few_rows, .few_order = few_order,                                           \
   }
 
 #endif

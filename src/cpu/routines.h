@@ -124,6 +124,9 @@ struct routines {
   void (*store_row)(const float *row, int64_t width, float factor, fa3_dtype dtype, void *stored);
 
   void (*few_rows)(const struct few_rows_step *step);
+  /* A query or an output of few_rows, whose elements have an order of their own with keys and
+   * values of some dtypes: into that order, or back. */
+  void (*few_order)(float *row, int64_t width, fa3_dtype dtype, bool back);
 
   /* What the backward pass needs beside: */
   void (*gradient)(const struct gradient_step *step);

@@ -29,6 +29,16 @@ static inline vec vec_load_as(fa3_dtype dtype, const char *from, int64_t count) 
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
 }
 
+/* Of two vectors of bfloat16 side by side the even elements, and the odd ones. */
+static inline vec vec_load_even(const char *from) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256((const __m256i *)from), 16));
+}
+
+static inline vec vec_load_odd(const char *from) {
+  return _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256((const __m256i *)from),
+                                              _mm256_set1_epi32((int32_t)0xffff0000)));
+}
+
 static inline __m128i bfloat_from_vec(vec value) {
   __m256i bits = _mm256_castps_si256(value);
   __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
@@ -109,6 +119,12 @@ static inline float vec_reduce_add(vec a) {
   __m128 half = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
   half = _mm_add_ps(half, _mm_movehl_ps(half, half));
   return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
+}
+
+static inline void vec_reduce_add_quad(const vec a[4], float sums[4]) {
+  const vec low = _mm256_hadd_ps(a[0], a[1]), high = _mm256_hadd_ps(a[2], a[3]);
+  const vec halves = _mm256_hadd_ps(low, high);
+  _mm_storeu_ps(sums, _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1)));
 }
 
 static inline void vec_transpose(vec rows[VECTOR]) {

@@ -34,6 +34,16 @@ static inline vec vec_load_as(fa3_dtype dtype, const char *from, int64_t count) 
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
 }
 
+/* Of two vectors of bfloat16 side by side the even elements, and the odd ones. */
+static inline vec vec_load_even(const char *from) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(from), 16));
+}
+
+static inline vec vec_load_odd(const char *from) {
+  return _mm512_castsi512_ps(
+      _mm512_and_si512(_mm512_loadu_si512(from), _mm512_set1_epi32((int32_t)0xffff0000)));
+}
+
 static inline __m256i bfloat_from_vec(vec value) {
   __m512i bits = _mm512_castps_si512(value);
   __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -116,6 +126,10 @@ static inline float vec_reduce_max(vec a) {
 
 static inline float vec_reduce_add(vec a) {
   return _mm512_reduce_add_ps(a);
+}
+
+static inline void vec_reduce_add_quad(const vec a[4], float sums[4]) {
+  for (int i = 0; i < 4; i++) sums[i] = vec_reduce_add(a[i]);
 }
 
 /* First the 4x4 blocks inside the 128-bit lanes, then the lanes. */

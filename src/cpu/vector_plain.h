@@ -39,6 +39,23 @@ static inline vec vec_load_as(fa3_dtype dtype, const char *from, int64_t count) 
   return value;
 }
 
+/* Of two vectors of bfloat16 side by side the even elements, and the odd ones. */
+static inline vec vec_load_even(const char *from) {
+  uint16_t bits[2 * VECTOR];
+  memcpy(bits, from, sizeof bits);
+  vec value;
+  for (int i = 0; i < VECTOR; i++) value[i] = float_from_bfloat(bits[2 * i]);
+  return value;
+}
+
+static inline vec vec_load_odd(const char *from) {
+  uint16_t bits[2 * VECTOR];
+  memcpy(bits, from, sizeof bits);
+  vec value;
+  for (int i = 0; i < VECTOR; i++) value[i] = float_from_bfloat(bits[2 * i + 1]);
+  return value;
+}
+
 static inline void vec_store_as(fa3_dtype dtype, char *to, int64_t count, vec value) {
   (void)count;
   if (dtype == FA3_FLOAT32) {
@@ -110,6 +127,10 @@ static inline float vec_reduce_max(vec a) {
 
 static inline float vec_reduce_add(vec a) {
   return (a[0] + a[1]) + (a[2] + a[3]);
+}
+
+static inline void vec_reduce_add_quad(const vec a[4], float sums[4]) {
+  for (int i = 0; i < 4; i++) sums[i] = vec_reduce_add(a[i]);
 }
 
 static inline void vec_transpose(vec rows[VECTOR]) {
