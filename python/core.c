@@ -9,7 +9,8 @@
 #include <string.h>
 
 #include "dlpack.h"
-#include "fa3.h"
+#include "phases.h"
+#include "xla.h"
 
 static PyObject *raise_status(fa3_status status) {
   PyObject *type = PyExc_RuntimeError;
@@ -21,150 +22,7 @@ static PyObject *raise_status(fa3_status status) {
   return NULL;
 }
 
-/* The fields of the calls' arguments, which are keyword arguments of the same names here. */
-enum kind { TENSOR, INT32, UINT32, INT64, FLOAT };
-
-struct field {
-  const char *name;
-  enum kind kind;
-  size_t offset;
-};
-
-#define NUMBERS(args)                                          \
-  {"max_seqlen_q", INT64, offsetof(args, max_seqlen_q)},       \
-      {"max_seqlen_k", INT64, offsetof(args, max_seqlen_k)},   \
-      {"flags", UINT32, offsetof(args, flags)},                \
-      {"softmax_scale", FLOAT, offsetof(args, softmax_scale)}, \
-      {"softcap", FLOAT, offsetof(args, softcap)},             \
-      {"num_threads", INT32, offsetof(args, num_threads)},     \
-      {"window_left", INT64, offsetof(args, window_left)},     \
-      {"window_right", INT64, offsetof(args, window_right)},   \
-      {"reserved_multiprocessors", INT32, offsetof(args, reserved_multiprocessors)},
-
-static const struct field forward_fields[] = {
-#define FORWARD(use, name) {#name, TENSOR, offsetof(fa3_forward_args, name)},
-#include "tensors.def"
-    NUMBERS(fa3_forward_args){"num_splits", INT32, offsetof(fa3_forward_args, num_splits)},
-    {"split_keys", INT64, offsetof(fa3_forward_args, split_keys)},
-    {"query_scale_rows", INT64, offsetof(fa3_forward_args, query_scale_rows)},
-    {"key_scale_rows", INT64, offsetof(fa3_forward_args, key_scale_rows)},
-    {"value_scale_rows", INT64, offsetof(fa3_forward_args, value_scale_rows)},
-};
-
-static const struct field backward_fields[] = {
-#define BACKWARD(use, name) {#name, TENSOR, offsetof(fa3_backward_args, name)},
-#include "tensors.def"
-    NUMBERS(fa3_backward_args)};
-
-static const struct field append_fields[] = {
-#define APPEND(use, name) {#name, TENSOR, offsetof(fa3_append_args, name)},
-#include "tensors.def"
-    {"max_seqlen_q", INT64, offsetof(fa3_append_args, max_seqlen_q)},
-    {"flags", UINT32, offsetof(fa3_append_args, flags)},
-    {"key_scale_rows", INT64, offsetof(fa3_append_args, key_scale_rows)},
-    {"value_scale_rows", INT64, offsetof(fa3_append_args, value_scale_rows)},
-    {"num_threads", INT32, offsetof(fa3_append_args, num_threads)},
-};
-
-static const struct field combine_fields[] = {
-#define COMBINE(use, name) {#name, TENSOR, offsetof(fa3_combine_args, name)},
-#include "tensors.def"
-    {"num_threads", INT32, offsetof(fa3_combine_args, num_threads)},
-};
-
-/* Any phase's arguments. */
-union arguments {
-  struct {
-    size_t struct_size;
-    fa3_device device;
-    void *stream;
-  } common;
-  fa3_forward_args forward;
-  fa3_backward_args backward;
-  fa3_append_args append;
-  fa3_combine_args combine;
-};
-
-static fa3_status forward_workspace(const union arguments *args, size_t *bytes) {
-  return fa3_forward_workspace(&args->forward, bytes);
-}
-
-static fa3_status forward_run(union arguments *args, void *workspace, size_t bytes) {
-  args->forward.workspace = workspace;
-  args->forward.workspace_size = bytes;
-  return fa3_forward(&args->forward);
-}
-
-static fa3_status backward_workspace(const union arguments *args, size_t *bytes) {
-  return fa3_backward_workspace(&args->backward, bytes);
-}
-
-static fa3_status backward_run(union arguments *args, void *workspace, size_t bytes) {
-  args->backward.workspace = workspace;
-  args->backward.workspace_size = bytes;
-  return fa3_backward(&args->backward);
-}
-
-/* These need no workspace. */
-static fa3_status no_workspace(const union arguments *args, size_t *bytes) {
-  (void)args;
-  *bytes = 0;
-  return FA3_OK;
-}
-
-static fa3_status append_run(union arguments *args, void *workspace, size_t bytes) {
-  (void)workspace;
-  (void)bytes;
-  return fa3_append(&args->append);
-}
-
-static fa3_status combine_run(union arguments *args, void *workspace, size_t bytes) {
-  (void)workspace;
-  (void)bytes;
-  return fa3_combine(&args->combine);
-}
-
-enum { MAX_FIELDS = 64 };
-
-static struct phase {
-  const char *name;
-  size_t struct_size;
-  const struct field *fields;
-  int num_fields;
-  fa3_status (*workspace)(const union arguments *args, size_t *bytes);
-  fa3_status (*run)(union arguments *args, void *workspace, size_t bytes);
-  PyObject *names[MAX_FIELDS]; /* of the fields, interned */
-} phases[] = {
-    {"forward",
-     sizeof(fa3_forward_args),
-     forward_fields,
-     sizeof forward_fields / sizeof *forward_fields,
-     forward_workspace,
-     forward_run,
-     {0}},
-    {"backward",
-     sizeof(fa3_backward_args),
-     backward_fields,
-     sizeof backward_fields / sizeof *backward_fields,
-     backward_workspace,
-     backward_run,
-     {0}},
-    {"append",
-     sizeof(fa3_append_args),
-     append_fields,
-     sizeof append_fields / sizeof *append_fields,
-     no_workspace,
-     append_run,
-     {0}},
-    {"combine",
-     sizeof(fa3_combine_args),
-     combine_fields,
-     sizeof combine_fields / sizeof *combine_fields,
-     no_workspace,
-     combine_run,
-     {0}},
-};
-enum { FORWARD_PHASE, BACKWARD_PHASE, APPEND_PHASE, COMBINE_PHASE, NUM_PHASES };
+static PyObject *names[NUM_PHASES][MAX_FIELDS]; /* of the phases' fields, interned */
 
 /* What a call needs to know of Python's side. */
 struct call {
@@ -258,30 +116,27 @@ static int set_field(struct call *call, const struct field *field, PyObject *val
   }
   long long number = PyLong_AsLongLong(value);
   if (number == -1 && PyErr_Occurred()) return -1;
-  if (field->kind == INT64) *(int64_t *)place = number;
-  if (field->kind == INT32) *(int32_t *)place = (int32_t)number;
-  if (field->kind == UINT32) *(uint32_t *)place = (uint32_t)number;
-  int fits = field->kind == INT64 || (field->kind == INT32 && number == (int32_t)number) ||
-             (field->kind == UINT32 && number == (uint32_t)number);
-  if (!fits) PyErr_Format(PyExc_OverflowError, "%s is %lld", field->name, number);
-  return fits ? 0 : -1;
+  if (!set_integer(&call->args, field, number)) return 0;
+  PyErr_Format(PyExc_OverflowError, "%s is %lld", field->name, number);
+  return -1;
 }
 
 /* The index of a keyword in the phase's fields, -1 if there is none. */
 static int field_index(const struct phase *phase, PyObject *name) {
+  PyObject *const *interned = names[phase - phases];
   for (int i = 0; i < phase->num_fields; i++)
-    if (phase->names[i] == name) return i;
+    if (interned[i] == name) return i;
   for (int i = 0; i < phase->num_fields; i++)
-    if (!PyUnicode_Compare(phase->names[i], name)) return i;
+    if (!PyUnicode_Compare(interned[i], name)) return i;
   return -1;
 }
 
-static int set_fields(struct call *call, PyObject *const *values, PyObject *names) {
+static int set_fields(struct call *call, PyObject *const *values, PyObject *keywords) {
   static PyObject *stream;
   if (!stream) stream = PyUnicode_InternFromString("stream");
-  Py_ssize_t count = names ? PyTuple_Size(names) : 0;
+  Py_ssize_t count = keywords ? PyTuple_Size(keywords) : 0;
   for (Py_ssize_t i = 0; i < count; i++) {
-    PyObject *name = PyTuple_GetItem(names, i);
+    PyObject *name = PyTuple_GetItem(keywords, i);
     if (!PyUnicode_Compare(name, stream)) {
       if (values[i] == Py_None) continue;
       call->args.common.stream = PyLong_AsVoidPtr(values[i]);
@@ -356,14 +211,15 @@ static int run_on_cpu(struct call *call, size_t bytes) {
   return status ? -1 : 0;
 }
 
-static PyObject *run_phase(int phase, PyObject *const *values, Py_ssize_t count, PyObject *names) {
+static PyObject *run_phase(int phase, PyObject *const *values, Py_ssize_t count,
+                           PyObject *keywords) {
   struct call call = {.phase = &phases[phase]};
   if (count) {
     PyErr_Format(PyExc_TypeError, "%s takes keyword arguments alone", call.phase->name);
     return NULL;
   }
   call.args.common.struct_size = call.phase->struct_size;
-  int failed = set_fields(&call, values, names) || set_stream(&call);
+  int failed = set_fields(&call, values, keywords) || set_stream(&call);
   size_t bytes = 0;
   if (!failed) {
     fa3_status status = call.phase->workspace(&call.args, &bytes);
@@ -376,27 +232,27 @@ static PyObject *run_phase(int phase, PyObject *const *values, Py_ssize_t count,
 }
 
 static PyObject *forward(PyObject *self, PyObject *const *values, Py_ssize_t count,
-                         PyObject *names) {
+                         PyObject *keywords) {
   (void)self;
-  return run_phase(FORWARD_PHASE, values, count, names);
+  return run_phase(FORWARD_PHASE, values, count, keywords);
 }
 
 static PyObject *backward(PyObject *self, PyObject *const *values, Py_ssize_t count,
-                          PyObject *names) {
+                          PyObject *keywords) {
   (void)self;
-  return run_phase(BACKWARD_PHASE, values, count, names);
+  return run_phase(BACKWARD_PHASE, values, count, keywords);
 }
 
 static PyObject *append(PyObject *self, PyObject *const *values, Py_ssize_t count,
-                        PyObject *names) {
+                        PyObject *keywords) {
   (void)self;
-  return run_phase(APPEND_PHASE, values, count, names);
+  return run_phase(APPEND_PHASE, values, count, keywords);
 }
 
 static PyObject *combine(PyObject *self, PyObject *const *values, Py_ssize_t count,
-                         PyObject *names) {
+                         PyObject *keywords) {
   (void)self;
-  return run_phase(COMBINE_PHASE, values, count, names);
+  return run_phase(COMBINE_PHASE, values, count, keywords);
 }
 
 static PyObject *version(PyObject *self, PyObject *nothing) {
@@ -415,6 +271,15 @@ static PyObject *prepare(PyObject *self, PyObject *index) {
   Py_RETURN_NONE;
 }
 
+static PyObject *xla_handler(PyObject *self, PyObject *phase) {
+  (void)self;
+  for (int p = 0; p < NUM_PHASES; p++)
+    if (PyUnicode_Check(phase) && !PyUnicode_CompareWithASCIIString(phase, phases[p].name))
+      return xla_handlers[p] ? PyCapsule_New((void *)(uintptr_t)xla_handlers[p], NULL, NULL)
+                             : PyErr_Format(PyExc_NotImplementedError, "%R from XLA", phase);
+  return PyErr_Format(PyExc_ValueError, "%R is no phase", phase);
+}
+
 #define CALL(function) (PyCFunction)(void (*)(void)) function
 static PyMethodDef methods[] = {
     {"forward", CALL(forward), METH_FASTCALL | METH_KEYWORDS,
@@ -422,6 +287,7 @@ static PyMethodDef methods[] = {
     {"backward", CALL(backward), METH_FASTCALL | METH_KEYWORDS, "fa3_backward, as forward."},
     {"append", CALL(append), METH_FASTCALL | METH_KEYWORDS, "fa3_append, as forward."},
     {"combine", CALL(combine), METH_FASTCALL | METH_KEYWORDS, "fa3_combine, as forward."},
+    {"xla_handler", xla_handler, METH_O, "A capsule of this phase's call for jax.ffi, on the CPU."},
     {"prepare", prepare, METH_O, "fa3_prepare of the CUDA device with this index."},
     {"version", version, METH_NOARGS, "fa3_version."},
     {NULL, NULL, 0, NULL},
@@ -437,7 +303,7 @@ PyMODINIT_FUNC PyInit__core(void) {
   if (!module) return NULL;
   for (int p = 0; p < NUM_PHASES; p++)
     for (int i = 0; i < phases[p].num_fields; i++)
-      phases[p].names[i] = PyUnicode_InternFromString(phases[p].fields[i].name);
+      names[p][i] = PyUnicode_InternFromString(phases[p].fields[i].name);
   static const struct {
     const char *name;
     long value;

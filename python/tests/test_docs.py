@@ -25,8 +25,9 @@ BLOCKS = [
 def run_python(text, folder):
     if '"cuda"' in text and not torch.cuda.is_available():
         pytest.skip("no GPU here")
-    if "transformers" in text:
-        pytest.importorskip("transformers")
+    for package in ("transformers", "jax"):
+        if f"import {package}" in text:
+            pytest.importorskip(package)
     if "torch.distributed" not in text:
         exec(text, {})
         return

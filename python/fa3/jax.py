@@ -1,0 +1,91 @@
+"""Attention on JAX arrays, with gradients; on the CPU.
+
+    import fa3.jax"""
+
+import functools
+
+import jax
+import numpy
+
+from fa3 import _core
+from fa3.options import lse_shape, options_of
+
+for phase in ("forward", "backward"):
+    jax.ffi.register_ffi_target(f"fa3_{phase}", _core.xla_handler(phase), platform="cpu")
+
+
+def call(phase, inputs, outputs, options):
+    """The library's call. inputs are arrays, or None, and outputs what results are like, by their
+    names in fa3.h; the results come in that order."""
+    inputs = {name: array for name, array in inputs.items() if array is not None}
+    numbers = {
+        name: numpy.float32(number) if isinstance(number, float) else numpy.int64(number)
+        for name, number in options
+    }
+    function = jax.ffi.ffi_call(
+        f"fa3_{phase}",
+        [jax.ShapeDtypeStruct(like.shape, like.dtype) for like in outputs.values()],
+        vmap_method="sequential",
+    )
+    names = {"inputs": " ".join(inputs), "outputs": " ".join(outputs)}
+    return function(*inputs.values(), **names, **numbers)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+def attend(query, key, value, sink, lengths, options):
+    output = jax.ShapeDtypeStruct((*query.shape[:-1], value.shape[-1]), query.dtype)
+    lse = jax.ShapeDtypeStruct(lse_shape(query), numpy.float32)
+    inputs = {"query": query, "key": key, "value": value, "sink": sink, **lengths}
+    return tuple(call("forward", inputs, {"output": output, "lse": lse}, options))
+
+
+def attend_forward(query, key, value, sink, lengths, options):
+    output, lse = attend(query, key, value, sink, lengths, options)
+    return (output, lse), (query, key, value, sink, lengths, output, lse)
+
+
+def attend_backward(options, saved, gradients):
+    query, key, value, sink, lengths, output, lse = saved
+    grad_output, grad_lse = gradients
+    inputs = {"query": query, "key": key, "value": value, "output": output, "lse": lse}
+    inputs |= {"grad_output": grad_output, "grad_lse": grad_lse, "sink": sink, **lengths}
+    outputs = {"grad_query": query, "grad_key": key, "grad_value": value}
+    if sink is not None:
+        outputs["grad_sink"] = sink
+    found = call("backward", inputs, outputs, options)
+    return *found[:3], found[3] if sink is not None else None, None
+
+
+attend.defvjp(attend_forward, attend_backward)
+
+
+def attention(
+    query,
+    key,
+    value,
+    *,
+    causal=False,
+    window=(-1, -1),
+    softmax_scale=None,
+    softcap=0.0,
+    sink=None,
+    cu_seqlens_q=None,
+    cu_seqlens_k=None,
+    seqused_q=None,
+    seqused_k=None,
+    return_lse=False,
+):
+    """softmax(scale * query key^T + mask) value, as fa3.attention: under jit, grad and vmap.
+
+    query is (batch, seqlen_q, heads, head_dim), or (total_q, heads, head_dim) with cu_seqlens_q, of
+    float32, float16 or bfloat16; key and value likewise. The scale, the window and the softcap are
+    numbers, not arrays. Output, lse and gradients of rows that no sequence uses are 0."""
+    options = options_of(query, softmax_scale, causal, window, softcap)
+    lengths = {
+        "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_k": cu_seqlens_k,
+        "seqused_q": seqused_q,
+        "seqused_k": seqused_k,
+    }
+    output, lse = attend(query, key, value, sink, lengths, tuple(options.items()))
+    return (output, lse) if return_lse else output
