@@ -5,10 +5,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <yyjson.h>
 
 #include "bench_cell.h"
-#include "bench_plot.h"
+#include "bench_report.h"
 #include "commands.h"
 #include "cuda.h"
 #include "device.h"
@@ -17,8 +16,6 @@
 #include "numbers.h"
 #include "path.h"
 #include "progress.h"
-
-enum { MAX_LIST = 16 };
 
 /* What is 0 has a default. */
 struct bench_options {
@@ -30,11 +27,13 @@ struct bench_options {
   size_t seqlen_count;
   int64_t head_dims[MAX_LIST];
   size_t head_dim_count;
-  fa3_dtype dtypes[3];
+  fa3_dtype dtypes[MAX_DTYPES]; /* with decode of the cache */
   size_t dtype_count;
   bool causal;
   bool backward;
   bool deterministic;
+  bool decode;
+  int64_t page_size;
   int64_t repeat;
   bool json;
   const char *plot; /* the file, or null */
@@ -50,6 +49,8 @@ enum {
   KEY_CAUSAL,
   KEY_BACKWARD,
   KEY_DETERMINISTIC,
+  KEY_DECODE,
+  KEY_PAGE_SIZE,
   KEY_REPEAT,
   KEY_JSON,
   KEY_PLOT
@@ -89,6 +90,15 @@ static const struct argp_option options[] = {
     {.name = "deterministic",
      .key = KEY_DETERMINISTIC,
      .doc = "With --backward: gradients that are bitwise the same every time"},
+    {.name = "decode",
+     .key = KEY_DECODE,
+     .doc = "One query of each sequence and a cache of --seqlen keys (default: 1024,8192,32768), "
+            "counted in bytes of the cache, on the CPU beside a plain read of it; --dtype is the "
+            "cache's, e4m3 too (default: bf16,fp32,e4m3; on a GPU bf16), and --head-dim 128"},
+    {.name = "page-size",
+     .key = KEY_PAGE_SIZE,
+     .arg = "N",
+     .doc = "With --decode: a cache in pages of N keys, in random order"},
     {.doc = "Measuring:", .group = 7},
     {.name = "repeat",
      .key = KEY_REPEAT,
@@ -106,9 +116,12 @@ static void parse_dtypes(const char *list, struct bench_options *bench, struct a
   for (const char *at = list; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
     char name[12];
     (void)snprintf(name, sizeof name, "%.*s", (int)strcspn(at, ","), at);
-    fa3_dtype dtype = dtype_from_name(name);
-    if (!dtype || bench->dtype_count == 3)
-      argp_error(state, "--dtype %s: expected fp32, fp16 or bf16, with commas between them", list);
+    fa3_dtype dtype = strcmp(name, "e4m3") == 0 ? FA3_FLOAT8_E4M3 : dtype_from_name(name);
+    if (!dtype || bench->dtype_count == MAX_DTYPES)
+      argp_error(state,
+                 "--dtype %s: expected fp32, fp16 or bf16, or with --decode e4m3, with commas "
+                 "between them",
+                 list);
     bench->dtypes[bench->dtype_count++] = dtype;
   }
 }
@@ -125,6 +138,18 @@ static void parse_list(const char *option, const char *text, int64_t max, int64_
     argp_error(state,
                "--%s %s: expected up to %d numbers from 1 to %" PRId64 " with commas between",
                option, text, MAX_LIST, max);
+}
+
+static void check_decode(const struct bench_options *bench, struct argp_state *state) {
+  if (bench->page_size && !bench->decode) argp_error(state, "--page-size is for --decode");
+  for (size_t i = 0; i < bench->dtype_count; i++)
+    if (bench->dtypes[i] == FA3_FLOAT8_E4M3 && !bench->decode)
+      argp_error(state, "--dtype e4m3 is for --decode");
+  if (bench->decode && (bench->backward || bench->causal || bench->plot))
+    argp_error(state, "--%s is not for --decode",
+               bench->backward ? "backward"
+               : bench->causal ? "causal"
+                               : "plot");
 }
 
 static error_t parse(int key, char *arg, struct argp_state *state) {
@@ -160,6 +185,12 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     case KEY_DETERMINISTIC:
       bench->deterministic = true;
       return 0;
+    case KEY_DECODE:
+      bench->decode = true;
+      return 0;
+    case KEY_PAGE_SIZE:
+      parse_positive("page-size", arg, &bench->page_size, state);
+      return 0;
     case KEY_REPEAT:
       parse_positive("repeat", arg, &bench->repeat, state);
       return 0;
@@ -179,108 +210,11 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
                    bench->heads_k, bench->heads);
       if (bench->deterministic && !bench->backward)
         argp_error(state, "--deterministic is for --backward");
+      check_decode(bench, state);
       return 0;
     default:
       return ARGP_ERR_UNKNOWN;
   }
-}
-
-/* Where a cell's figures go. */
-struct report {
-  bool json;
-  yyjson_mut_doc *document;
-  yyjson_mut_val *results;
-  struct output_file plot;
-  char title[320];
-  struct bench_bar bars[MAX_LIST * MAX_LIST * 3];
-  size_t bar_count;
-};
-
-static void report_begin(struct report *report, const struct bench_options *bench,
-                         fa3_device device) {
-  char name[32];
-  fa3_device_info info = {.struct_size = sizeof info};
-  (void)fa3_get_device_info(device, &info);
-  int32_t units = bench->device.num_threads ? bench->device.num_threads : info.units;
-  (void)device_name(device, name);
-  (void)snprintf(report->title, sizeof report->title, "fa3 %s, %s%s (%s): TFLOP/s", fa3_version(),
-                 bench->backward ? "backward pass on " : "", info.name, info.level);
-  if (!report->json) {
-    printf("fa3 %s on %s (%s, %s), %" PRId32 " %s; %s%smedian of %" PRId64
-           " runs on the same tensors\n\n",
-           fa3_version(), name, info.name, info.level, units,
-           device.type == FA3_CPU ? "threads" : "SMs", bench->backward ? "backward pass, " : "",
-           bench->deterministic ? "deterministic, " : "", bench->repeat);
-    printf("%-5s %5s %6s %5s %7s %8s %6s %11s %7s %8s\n", "dtype", "batch", "seqlen", "heads",
-           "heads_k", "head_dim", "causal", "median ms", "spread", "TFLOP/s");
-    return;
-  }
-  report->document = yyjson_mut_doc_new(NULL);
-  yyjson_mut_val *root = yyjson_mut_obj(report->document);
-  yyjson_mut_doc_set_root(report->document, root);
-  yyjson_mut_obj_add_str(report->document, root, "version", fa3_version());
-  yyjson_mut_obj_add_strcpy(report->document, root, "device", name);
-  yyjson_mut_obj_add_strcpy(report->document, root, "name", info.name);
-  yyjson_mut_obj_add_strcpy(report->document, root, "level", info.level);
-  yyjson_mut_obj_add_int(report->document, root, "units", units);
-  yyjson_mut_obj_add_int(report->document, root, "repeat", bench->repeat);
-  yyjson_mut_obj_add_str(report->document, root, "phase", bench->backward ? "backward" : "forward");
-  yyjson_mut_obj_add_bool(report->document, root, "deterministic", bench->deterministic);
-  report->results = yyjson_mut_obj_add_arr(report->document, root, "results");
-}
-
-static void report_cell(struct report *report, const struct bench_cell *cell,
-                        const struct bench_times *times) {
-  double tflops = bench_flops(cell) / times->median * 1e-12;
-  struct bench_bar *bar = &report->bars[report->bar_count++];
-  (void)snprintf(bar->label, sizeof bar->label, "%s, head dim %" PRId64 ", seqlen %" PRId64 "%s",
-                 dtype_name(cell->dtype), cell->head_dim, cell->seqlen,
-                 cell->causal ? ", causal" : "");
-  bar->tflops = tflops;
-  double spread = (times->upper - times->lower) / times->median;
-  if (!report->json) {
-    printf("%-5s %5" PRId64 " %6" PRId64 " %5" PRId64 " %7" PRId64 " %8" PRId64
-           " %6s %11.3f %6.1f%% %8.3f\n",
-           dtype_name(cell->dtype), cell->batch, cell->seqlen, cell->heads, cell->heads_k,
-           cell->head_dim, cell->causal ? "yes" : "no", times->median * 1e3, spread * 100, tflops);
-    (void)fflush(stdout);
-    return;
-  }
-  yyjson_mut_doc *document = report->document;
-  yyjson_mut_val *entry = yyjson_mut_arr_add_obj(document, report->results);
-  yyjson_mut_obj_add_str(document, entry, "dtype", dtype_name(cell->dtype));
-  yyjson_mut_obj_add_int(document, entry, "batch", cell->batch);
-  yyjson_mut_obj_add_int(document, entry, "seqlen", cell->seqlen);
-  yyjson_mut_obj_add_int(document, entry, "heads", cell->heads);
-  yyjson_mut_obj_add_int(document, entry, "heads_k", cell->heads_k);
-  yyjson_mut_obj_add_int(document, entry, "head_dim", cell->head_dim);
-  yyjson_mut_obj_add_bool(document, entry, "causal", cell->causal);
-  yyjson_mut_obj_add_real(document, entry, "flops", bench_flops(cell));
-  yyjson_mut_obj_add_int(document, entry, "calls_per_run", times->calls);
-  yyjson_mut_obj_add_real(document, entry, "seconds_min", times->min);
-  yyjson_mut_obj_add_real(document, entry, "seconds_lower_quartile", times->lower);
-  yyjson_mut_obj_add_real(document, entry, "seconds_median", times->median);
-  yyjson_mut_obj_add_real(document, entry, "seconds_upper_quartile", times->upper);
-  yyjson_mut_obj_add_real(document, entry, "seconds_max", times->max);
-  yyjson_mut_obj_add_real(document, entry, "tflops", tflops);
-}
-
-static int draw_plot(struct report *report) {
-  TRY(bench_plot_write(&report->plot, report->title, report->bars, report->bar_count));
-  return output_file_commit(&report->plot);
-}
-
-static int report_end(struct report *report) {
-  if (report->plot.path) TRY(draw_plot(report));
-  if (!report->json) {
-    printf("\neach result was checked against float64 on a sample of rows: within its bound\n");
-    return 0;
-  }
-  char *json = yyjson_mut_write(report->document, YYJSON_WRITE_PRETTY_TWO_SPACES, NULL);
-  if (!json) return fail(EXIT_FAILED, "out of memory");
-  (void)puts(json);
-  free(json);
-  return 0;
 }
 
 static size_t cell_count(const struct bench_options *bench) {
@@ -299,9 +233,16 @@ static struct bench_cell cell_at(const struct bench_options *bench, size_t index
                             .deterministic = bench->deterministic,
                             .num_threads = bench->device.num_threads};
   cell.seqlen = bench->seqlens[index % bench->seqlen_count];
+  if (bench->decode) {
+    cell.keys = cell.seqlen;
+    cell.seqlen = 1;
+    cell.page_size = bench->page_size;
+    if (!cell.batch) cell.batch = 1;
+  }
   index /= bench->seqlen_count;
   cell.head_dim = bench->head_dims[index % bench->head_dim_count];
-  cell.dtype = bench->dtypes[index / bench->head_dim_count];
+  cell.dtype = cell.cache_dtype = bench->dtypes[index / bench->head_dim_count];
+  if (cell.dtype == FA3_FLOAT8_E4M3) cell.dtype = FA3_BFLOAT16;
   if (!cell.batch) cell.batch = cpu || cell.seqlen > 16384 ? 1 : 16384 / cell.seqlen;
   if (!cell.heads) cell.heads = cpu ? 8 : 2048 / cell.head_dim;
   if (!cell.heads_k) cell.heads_k = cell.heads;
@@ -320,24 +261,27 @@ static bool takes_next_head_dim(const struct bench_options *given) {
  * in all and a hidden size of 2048; on the CPU what takes some seconds on two cores. */
 static struct bench_options with_defaults(const struct bench_options *given, fa3_device device) {
   static const int64_t seqlens[2][3] = {{512, 2048, 8192}, {512, 2048, 4096}};
+  static const int64_t keys[3] = {1024, 8192, 32768};
   static const int64_t head_dims[] = {64, 128, 256};
   const bool cpu = device.type == FA3_CPU;
   struct bench_options bench = *given;
   bench.device.device = device;
   if (!bench.seqlen_count) {
     bench.seqlen_count = cpu && bench.backward ? 2 : 3;
-    memcpy(bench.seqlens, seqlens[cpu], sizeof seqlens[cpu]);
+    memcpy(bench.seqlens, bench.decode ? keys : seqlens[cpu], sizeof keys);
   }
   if (!bench.head_dim_count) {
     bench.head_dim_count = 1;
     memcpy(bench.head_dims, head_dims, sizeof head_dims);
+    if (bench.decode) bench.head_dims[0] = 128;
   }
   if (!bench.dtype_count) {
-    bench.dtype_count = cpu ? 2 : 1;
+    bench.dtype_count = !cpu ? 1 : bench.decode ? 3 : 2;
     bench.dtypes[0] = FA3_BFLOAT16;
     bench.dtypes[1] = FA3_FLOAT32;
+    bench.dtypes[2] = FA3_FLOAT8_E4M3;
   }
-  if (!given->head_dim_count)
+  if (!given->head_dim_count && !bench.decode)
     while (bench.head_dim_count < (cpu ? 2 : 3) && takes_next_head_dim(&bench))
       bench.head_dim_count++;
   return bench;
@@ -394,8 +338,13 @@ static int run_bench(const struct bench_options *given) {
   const struct bench_options bench = with_defaults(given, device);
   static struct report report;
   report.json = bench.json;
+  report.decode = bench.decode;
+  report.backward = bench.backward;
+  report.deterministic = bench.deterministic;
+  report.repeat = bench.repeat;
+  report.num_threads = bench.device.num_threads;
   if (bench.plot) TRY(output_file_begin(bench.plot, &report.plot));
-  report_begin(&report, &bench, device);
+  report_begin(&report, device);
   code = run_cells(&bench, &report);
   if (!code) code = report_end(&report);
   if (report.plot.path) output_file_discard(&report.plot);
@@ -414,7 +363,11 @@ int command_bench(int argc, char **argv) {
       "head_dim floating point operations, half of that "
       "with --causal, and 2.5 times that with --backward. The spread is that of the middle half of "
       "the runs, relative to the median. "
-      "All runs read the same tensors, so what fits the caches stays there. On a GPU a run is as "
+      "All runs read the same tensors, so what fits the caches stays there. With --decode on the "
+      "CPU a run is "
+      "as many calls as take 2 ms, and as many plain reads of the cache on the same number of "
+      "threads follow each "
+      "run; the ratio is the median of the runs'. On a GPU a run is as "
       "many calls as take 5 ms, one after the other, and events on the GPU time it.",
       children,
       NULL,

@@ -6,10 +6,12 @@
 #include <string.h>
 
 #include "attention.h"
+#include "bench_read.h"
 #include "comparison.h"
 #include "cuda.h"
 #include "dtype.h"
 #include "failure.h"
+#include "float8.h"
 #include "half.h"
 #include "library.h"
 #include "random.h"
@@ -20,12 +22,37 @@ enum { ROWS_CHECKED = 4 };
 /* On a GPU a run is as many calls as take so long: the events' resolution and the gap between two
  * runs then do not count. */
 static const double gpu_run_seconds = 5e-3;
+
+/* On the CPU with a cache: long beside a thread's start. */
+static const double cache_run_seconds = 2e-3;
 enum { MAX_CALLS = 1000 };
 
 double bench_flops(const struct bench_cell *cell) {
-  double pairs = (double)cell->seqlen * (double)cell->seqlen * (cell->causal ? 0.5 : 1);
+  const double keys = (double)(cell->keys ? cell->keys : cell->seqlen);
+  double pairs = (double)cell->seqlen * keys * (cell->causal ? 0.5 : 1);
   return (cell->backward ? 10 : 4) * (double)cell->batch * (double)cell->heads * pairs *
          (double)cell->head_dim;
+}
+
+double bench_cache_bytes(const struct bench_cell *cell) {
+  return 2 * (double)cell->batch * (double)cell->keys * (double)cell->heads_k *
+         (double)cell->head_dim * (double)fa3_dtype_size(cell->cache_dtype);
+}
+
+static int64_t pages_of_sequence(const struct bench_cell *cell) {
+  return (cell->keys + cell->page_size - 1) / cell->page_size;
+}
+
+/* What reads a cache in place of keys as many as queries. */
+static void use_cache(const struct bench_cell *cell, fa3_forward_args *args) {
+  const int64_t pages = cell->page_size ? pages_of_sequence(cell) : 1;
+  args->key = args->value =
+      fa3_dense(NULL, cell->cache_dtype, cell->batch * pages,
+                cell->page_size ? cell->page_size : cell->keys, cell->heads_k, cell->head_dim);
+  if (!cell->page_size) return;
+  args->page_table = (fa3_tensor){
+      .dtype = FA3_INT32, .rank = 2, .shape = {cell->batch, pages}, .strides = {pages, 1}};
+  args->seqused_k = fa3_vector(NULL, FA3_INT32, cell->batch);
 }
 
 /* What a cell computes, forward and, if it is wanted, backward: the tensors' shapes. */
@@ -48,6 +75,7 @@ static struct calls cell_calls(const struct bench_cell *cell) {
                                                   .output = query,
                                                   .flags = flags};
   if (cell->backward) calls.forward.args.forward.lse = lse;
+  if (cell->keys) use_cache(cell, &calls.forward.args.forward);
   calls.backward.args.backward = (fa3_backward_args){.struct_size = sizeof(fa3_backward_args),
                                                      .query = query,
                                                      .key = key,
@@ -73,8 +101,9 @@ fa3_status bench_supported(const struct bench_cell *cell) {
 }
 
 int bench_check_size(const struct bench_cell *cell) {
-  const int64_t extents[] = {cell->batch, cell->seqlen, cell->heads, cell->head_dim};
-  size_t size = fa3_dtype_size(cell->dtype);
+  const int64_t rows = cell->keys ? cell->keys + cell->page_size : cell->seqlen;
+  const int64_t extents[] = {cell->batch, rows, cell->heads, cell->head_dim};
+  size_t size = fa3_dtype_size(FA3_FLOAT32);
   for (int i = 0; i < 4; i++) {
     if (__builtin_mul_overflow(size, (size_t)extents[i], &size) || size > PTRDIFF_MAX)
       return fail(EXIT_USAGE, "a tensor of this shape is too large");
@@ -102,6 +131,8 @@ static int allocate_random(fa3_tensor *tensor, uint64_t *state) {
     float value = random_normal(state);
     if (tensor->dtype == FA3_FLOAT32)
       ((float *)tensor->data)[i] = value;
+    else if (tensor->dtype == FA3_FLOAT8_E4M3)
+      ((uint8_t *)tensor->data)[i] = e4m3_from_float(value);
     else
       ((uint16_t *)tensor->data)[i] =
           tensor->dtype == FA3_FLOAT16 ? half_from_float(value) : bfloat_from_float(value);
@@ -172,14 +203,28 @@ static int time_run(struct run *run, double *seconds) {
 }
 
 static int choose_calls(struct run *run) {
+  const bool cpu = run->cell->device.type == FA3_CPU;
   double seconds;
-  if (run->cell->device.type == FA3_CPU) return 0;
+  if (cpu && !run->cell->keys) return 0;
   TRY(time_run(run, &seconds));
-  double calls = gpu_run_seconds / seconds;
+  double calls = (cpu ? cache_run_seconds : gpu_run_seconds) / seconds;
   run->calls = calls < 1 ? 1 : calls < MAX_CALLS ? (int64_t)calls : MAX_CALLS;
   return 0;
 }
 
+/* As often as the run has called, on as many threads. */
+static int read_cache(const struct run *run, const fa3_forward_args *args, double *seconds) {
+  fa3_device_info info = {.struct_size = sizeof info};
+  const struct memory memory[] = {
+      {args->key.data, (size_t)element_count(&args->key) * fa3_dtype_size(args->key.dtype)},
+      {args->value.data, (size_t)element_count(&args->value) * fa3_dtype_size(args->value.dtype)}};
+  (void)fa3_get_device_info(run->cell->device, &info);
+  *seconds =
+      bench_read(memory, run->calls, run->cell->num_threads ? run->cell->num_threads : info.units);
+  return *seconds > 0 ? 0 : fail(EXIT_FAILED, "no threads to read the cache with");
+}
+
+/* `seconds` has room for three times of each run. */
 static int measure(struct run *run, const struct calls *host, const struct upload *upload,
                    int64_t repeat, struct progress *progress, double *seconds,
                    struct bench_times *times) {
@@ -189,9 +234,19 @@ static int measure(struct run *run, const struct calls *host, const struct uploa
   progress_add(progress, bench_flops(cell));
   TRY(check(cell, host));
   TRY(choose_calls(run));
+  double *const reads = cell->keys && cell->device.type == FA3_CPU ? seconds + repeat : NULL;
+  double *const ratios = seconds + 2 * repeat;
   for (int64_t i = 0; i < repeat; i++) {
     TRY(time_run(run, &seconds[i]));
+    if (reads) {
+      TRY(read_cache(run, &host->forward.args.forward, &reads[i]));
+      ratios[i] = reads[i] / seconds[i];
+    }
     progress_add(progress, bench_flops(cell));
+  }
+  if (reads) {
+    qsort(reads, (size_t)repeat, sizeof *reads, by_value);
+    qsort(ratios, (size_t)repeat, sizeof *ratios, by_value);
   }
   qsort(seconds, (size_t)repeat, sizeof *seconds, by_value);
   *times = (struct bench_times){.calls = run->calls,
@@ -199,7 +254,24 @@ static int measure(struct run *run, const struct calls *host, const struct uploa
                                 .lower = quantile(seconds, repeat, 0.25),
                                 .median = quantile(seconds, repeat, 0.5),
                                 .upper = quantile(seconds, repeat, 0.75),
-                                .max = seconds[repeat - 1]};
+                                .max = seconds[repeat - 1],
+                                .read = reads ? quantile(reads, repeat, 0.5) : 0,
+                                .read_ratio = reads ? quantile(ratios, repeat, 0.5) : 0};
+  return 0;
+}
+
+/* All pages of all sequences in random order. */
+static int make_pages(const struct bench_cell *cell, fa3_forward_args *args, uint64_t *state) {
+  TRY(allocate(&args->page_table));
+  TRY(allocate(&args->seqused_k));
+  int32_t *pages = args->page_table.data, *used = args->seqused_k.data;
+  const int64_t count = element_count(&args->page_table);
+  for (int64_t i = 0; i < count; i++) {
+    const int64_t other = (int64_t)(random_bits(state) % (uint64_t)(i + 1));
+    pages[i] = pages[other];
+    pages[other] = (int32_t)i;
+  }
+  for (int64_t b = 0; b < cell->batch; b++) used[b] = (int32_t)cell->keys;
   return 0;
 }
 
@@ -212,6 +284,7 @@ static int make_tensors(const struct bench_cell *cell, struct calls *host) {
   TRY(allocate_random(&forward->key, &state));
   TRY(allocate_random(&forward->value, &state));
   TRY(allocate(&forward->output));
+  if (cell->page_size) TRY(make_pages(cell, forward, &state));
   if (!cell->backward) return 0;
   TRY(allocate(&forward->lse));
   TRY(allocate_random(&backward->grad_output, &state));
@@ -232,7 +305,8 @@ static void free_tensors(const struct calls *host) {
   void *const data[] = {
       forward->query.data,       forward->key.data,       forward->value.data,
       forward->output.data,      forward->lse.data,       backward->grad_output.data,
-      backward->grad_query.data, backward->grad_key.data, backward->grad_value.data};
+      backward->grad_query.data, backward->grad_key.data, backward->grad_value.data,
+      forward->page_table.data,  forward->seqused_k.data};
   for (size_t i = 0; i < sizeof data / sizeof data[0]; i++) free(data[i]);
 }
 
@@ -240,7 +314,7 @@ int bench_run(const struct bench_cell *cell, int64_t repeat, struct progress *pr
               struct bench_times *times) {
   struct calls host = cell_calls(cell);
   struct upload upload = {0};
-  double *seconds = malloc((size_t)repeat * sizeof *seconds);
+  double *seconds = malloc(3 * (size_t)repeat * sizeof *seconds);
   if (!seconds) return fail(EXIT_FAILED, "out of memory");
   int code = make_tensors(cell, &host);
   const struct call *timed = cell->backward ? &host.backward : &host.forward;

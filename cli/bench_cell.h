@@ -9,7 +9,8 @@
 
 struct bench_cell {
   fa3_device device;
-  fa3_dtype dtype;
+  fa3_dtype dtype;       /* of the query and the output; without keys of all */
+  fa3_dtype cache_dtype; /* of key and value */
   int64_t batch;
   int64_t seqlen;
   int64_t heads;
@@ -19,17 +20,24 @@ struct bench_cell {
   bool backward;
   bool deterministic;
   int32_t num_threads;
+  int64_t keys;      /* of a cache that each sequence's queries read; 0: seqlen */
+  int64_t page_size; /* of the cache; 0: it is dense */
 };
 
-/* Of one call, in seconds. A run is several calls on a GPU, one on the CPU. */
+/* Of one call, in seconds. A run is several calls on a GPU and with a cache, else one. */
 struct bench_times {
   int64_t calls;
   double min, lower, median, upper, max; /* lower and upper quartile */
+  /* Of a cache on the CPU: a plain read of it, and the median of read over call. */
+  double read, read_ratio;
 };
 
 /* 4 * batch * heads * seqlen^2 * head_dim, half of it if causal; the backward pass has five
  * products of matrices for the forward pass's two. */
 double bench_flops(const struct bench_cell *cell);
+
+/* Keys and values of all sequences. */
+double bench_cache_bytes(const struct bench_cell *cell);
 
 /* Whether the device takes the cell; nothing is allocated. */
 fa3_status bench_supported(const struct bench_cell *cell);

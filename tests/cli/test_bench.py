@@ -53,6 +53,37 @@ class Bench(program.ProgramTest):
                          [["fp32", "2", str(seqlen), "4", "4", str(head_dim), "no"]
                           for head_dim in (16, 32) for seqlen in (40, 64)])
 
+    def test_decode(self):
+        decode = ("bench", "--decode", "--batch", "2", "--heads", "4", "--heads-k", "2", "--head-dim",
+                  "32", "--repeat", "3")
+        for extra, page_size in ((), 0), (("--page-size", "16"), 16):
+            report = json.loads(self.succeed(*decode, "--seqlen", "40,200", "--dtype",
+                                             "e4m3,bf16,fp16,fp32", "--json", *extra).stdout)
+            self.assertEqual(report["phase"], "decode")
+            self.assertEqual([(cell["cache_dtype"], cell["keys"]) for cell in report["results"]],
+                             [(dtype, keys) for dtype in ("e4m3", "bf16", "fp16", "fp32")
+                              for keys in (40, 200)])
+            for cell in report["results"]:
+                size = {"e4m3": 1, "bf16": 2, "fp16": 2, "fp32": 4}[cell["cache_dtype"]]
+                self.assertEqual(cell["bytes"], 2 * 2 * cell["keys"] * 2 * 32 * size)
+                self.assertEqual((cell["seqlen"], cell["page_size"]), (1, page_size))
+                self.assertAlmostEqual(cell["gigabytes_per_second"] * cell["seconds_median"],
+                                       cell["bytes"] * 1e-9)
+                self.assertAlmostEqual(cell["read_gigabytes_per_second"]
+                                       * cell["read_seconds_median"], cell["bytes"] * 1e-9)
+                self.assertGreater(cell["ratio_to_read"], 0)
+        lines = self.succeed(*decode, "--seqlen", "64", "--dtype", "bf16").stdout.splitlines()
+        self.assertEqual(lines[2].split()[:7],
+                         ["cache", "batch", "keys", "heads", "heads_k", "head_dim", "page"])
+        self.assertEqual(lines[3].split()[:7], ["bf16", "2", "64", "4", "2", "32", "-"])
+        for wrong, text in ((("--backward",), "--backward is not for --decode"),
+                            (("--causal",), "--causal is not for --decode"),
+                            (("--plot", "p.svg"), "--plot is not for --decode"),
+                            (("--page-size", "0"), "--page-size 0: expected a number of 1")):
+            self.refuse(USAGE, [text], *decode, *wrong)
+        self.refuse(USAGE, ["--page-size is for --decode"], *SMALL, "--page-size", "16")
+        self.refuse(USAGE, ["--dtype e4m3 is for --decode"], *SMALL, "--dtype", "e4m3")
+
     def test_backward(self):
         report = json.loads(self.succeed(*SMALL, "--heads-k", "2", "--dtype", "fp16,fp32", "--causal",
                                          "--backward", "--deterministic", "--json").stdout)
