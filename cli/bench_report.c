@@ -2,11 +2,11 @@
 
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "device.h"
 #include "dtype.h"
 #include "failure.h"
+#include "json.h"
 
 void report_begin(struct report *report, fa3_device device) {
   char name[32];
@@ -135,9 +135,7 @@ int report_end(struct report *report) {
     printf("\neach result was checked against float64 on a sample of rows: within its bound\n");
     return 0;
   }
-  char *json = yyjson_mut_write(report->document, YYJSON_WRITE_PRETTY_TWO_SPACES, NULL);
-  if (!json) return fail(EXIT_FAILED, "out of memory");
-  (void)puts(json);
-  free(json);
-  return 0;
+  const int code = json_print(report->document);
+  report->document = NULL;
+  return code;
 }

@@ -3,7 +3,6 @@
 #include <inttypes.h>
 #include <stdbool.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <yyjson.h>
 
 #include "commands.h"
@@ -11,6 +10,7 @@
 #include "dtype.h"
 #include "failure.h"
 #include "input_file.h"
+#include "json.h"
 #include "path.h"
 #include "safetensors.h"
 
@@ -125,15 +125,6 @@ static void add_kernels(yyjson_mut_doc *document, yyjson_mut_val *root) {
   }
 }
 
-static int print_document(yyjson_mut_doc *document) {
-  char *json = yyjson_mut_write(document, YYJSON_WRITE_PRETTY_TWO_SPACES, NULL);
-  yyjson_mut_doc_free(document);
-  if (!json) return fail(EXIT_FAILED, "out of memory");
-  (void)puts(json);
-  free(json);
-  return 0;
-}
-
 static int print_json(void) {
   yyjson_mut_doc *document = yyjson_mut_doc_new(NULL);
   yyjson_mut_val *root = yyjson_mut_obj(document);
@@ -141,7 +132,7 @@ static int print_json(void) {
   yyjson_mut_obj_add_str(document, root, "version", fa3_version());
   add_devices(document, root);
   add_kernels(document, root);
-  return print_document(document);
+  return json_print(document);
 }
 
 /* Names come from the file: what would move the cursor is shown as '?'. */
@@ -185,7 +176,7 @@ static int list_file(const struct info_options *info) {
   tree.tensors = yyjson_mut_obj_add_arr(tree.document, root, "tensors");
   int code = safetensors_list(&file, info->json ? add_stored : print_stored, &tree);
   input_file_close(&file);
-  if (!code && info->json) return print_document(tree.document);
+  if (!code && info->json) return json_print(tree.document);
   yyjson_mut_doc_free(tree.document);
   return code;
 }

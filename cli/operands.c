@@ -347,23 +347,24 @@ int operands_choose_device(struct operands *operands, bool gradients,
 
 void operands_describe(const struct operands *operands, enum tensor tensor, char *text,
                        size_t size) {
-  static const char *const axis_names[AXES] = {[AXIS_BATCH] = "batch",
-                                               [AXIS_BATCH_AND_ONE] = "batch + 1",
-                                               [AXIS_BATCH_K] = "batch",
-                                               [AXIS_ROWS_Q] = "seqlen",
-                                               [AXIS_ROWS_K] = "seqlen",
-                                               [AXIS_HEADS_Q] = "heads",
-                                               [AXIS_HEADS_K] = "heads",
-                                               [AXIS_HEAD_DIM] = "head dim",
-                                               [AXIS_VALUE_HEAD_DIM] = "head dim"};
+  static const char *const axis_names[AXES] = {
+      [AXIS_BATCH] = "batch",       [AXIS_BATCH_AND_ONE] = "batch + 1",
+      [AXIS_BATCH_K] = "batch",     [AXIS_ROWS_Q] = "seqlen",
+      [AXIS_ROWS_K] = "seqlen",     [AXIS_PAGES] = "pages of a sequence",
+      [AXIS_HEADS_Q] = "heads",     [AXIS_HEADS_K] = "heads",
+      [AXIS_HEAD_DIM] = "head dim", [AXIS_VALUE_HEAD_DIM] = "head dim"};
+  const bool paged = operands->loaded[TENSOR_page_table].given;
   const struct loaded_tensor *loaded = &operands->loaded[tensor];
   enum axis axes[4];
   file_axes(operands, tensor, loaded->rank == tensor_rows[tensor].shape->rank, axes);
   size_t length = 0;
-  for (int d = 0; d < loaded->rank && length < size; d++)
+  for (int d = 0; d < loaded->rank && length < size; d++) {
+    const char *name = axis_names[axes[d]];
+    if (paged && axes[d] == AXIS_BATCH_K) name = "pages";
+    if (paged && axes[d] == AXIS_ROWS_K) name = "page size";
     length += (size_t)snprintf(text + length, size - length, "%s%s%s%" PRId64, d ? ", " : "(",
-                               axis_names[axes[d]] ? axis_names[axes[d]] : "",
-                               axis_names[axes[d]] ? " " : "", loaded->shape[d]);
+                               name ? name : "", name ? " " : "", loaded->shape[d]);
+  }
   if (length < size)
     (void)snprintf(text + length, size - length, "%s) %s", loaded->rank ? "" : "(",
                    loaded->dtype == FA3_INT32   ? "int32"

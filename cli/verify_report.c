@@ -3,9 +3,9 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "failure.h"
+#include "json.h"
 
 struct verify_report verify_report_begin(bool json) {
   struct verify_report report = {0};
@@ -121,11 +121,7 @@ int verify_report_end(struct verify_report *report, int code) {
                          : code ? "wrong"
                                 : "correct");
   if (code) yyjson_mut_obj_add_strcpy(report->document, report->root, "reason", failure_text());
-  char *json = yyjson_mut_write(report->document, YYJSON_WRITE_PRETTY_TWO_SPACES, NULL);
-  yyjson_mut_doc_free(report->document);
+  const int failed = json_print(report->document);
   report->document = NULL;
-  if (!json) return fail(EXIT_FAILED, "out of memory");
-  (void)puts(json);
-  free(json);
-  return code;
+  return failed ? failed : code;
 }

@@ -37,7 +37,9 @@ class Run(program.ProgramTest):
         self.succeed("run", "--q", "q.npy", "--k", "dense_k.npy", "--v", "dense_v.npy", *masks,
                      "--out", "dense.npy")
         paged = ("--q", "q.npy", "--k", "k.npy", "--v", "v.npy", *masks, "--page-table", "table.npy")
-        self.succeed("run", *paged, "--out", "paged.npy")
+        said = self.succeed("run", *paged, "--out", "paged.npy").stdout
+        for line in ("key         (pages 5, page size 4, heads", "page_table  (batch 2, pages of a sequence 2) int32"):
+            self.assertIn(line, said)
         np.testing.assert_allclose(self.load("paged.npy"), self.load("dense.npy"), rtol=1e-5)
         self.succeed("verify", *paged, "--rows", "all")
         self.save(table=places + 1)
