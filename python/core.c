@@ -255,6 +255,12 @@ static PyObject *combine(PyObject *self, PyObject *const *values, Py_ssize_t cou
   return run_phase(COMBINE_PHASE, values, count, keywords);
 }
 
+static PyObject *quantize(PyObject *self, PyObject *const *values, Py_ssize_t count,
+                          PyObject *keywords) {
+  (void)self;
+  return run_phase(QUANTIZE_PHASE, values, count, keywords);
+}
+
 static PyObject *version(PyObject *self, PyObject *nothing) {
   (void)self;
   (void)nothing;
@@ -287,6 +293,7 @@ static PyMethodDef methods[] = {
     {"backward", CALL(backward), METH_FASTCALL | METH_KEYWORDS, "fa3_backward, as forward."},
     {"append", CALL(append), METH_FASTCALL | METH_KEYWORDS, "fa3_append, as forward."},
     {"combine", CALL(combine), METH_FASTCALL | METH_KEYWORDS, "fa3_combine, as forward."},
+    {"quantize", CALL(quantize), METH_FASTCALL | METH_KEYWORDS, "fa3_quantize, as forward."},
     {"xla_handler", xla_handler, METH_O, "A capsule of this phase's call for jax.ffi, on the CPU."},
     {"prepare", prepare, METH_O, "fa3_prepare of the CUDA device with this index."},
     {"version", version, METH_NOARGS, "fa3_version."},
@@ -314,6 +321,8 @@ PyMODINIT_FUNC PyInit__core(void) {
       {"ACCUMULATE", FA3_ACCUMULATE},
       {"DETERMINISTIC", FA3_DETERMINISTIC},
       {"ROTARY_INTERLEAVED", FA3_ROTARY_INTERLEAVED},
+      {"SUBTRACT_MEAN", FA3_SUBTRACT_MEAN},
+      {"ROTATE", FA3_ROTATE},
   };
   for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
     if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value)) return NULL;

@@ -42,6 +42,16 @@ static const struct field combine_fields[] = {
     {"num_threads", INT32, offsetof(fa3_combine_args, num_threads)},
 };
 
+static const struct field quantize_fields[] = {
+#define QUANTIZE(use, name) {#name, TENSOR, offsetof(fa3_quantize_args, name)},
+#include "tensors.def"
+    {"max_seqlen_q", INT64, offsetof(fa3_quantize_args, max_seqlen_q)},
+    {"codes_scale_rows", INT64, offsetof(fa3_quantize_args, codes_scale_rows)},
+    {"seed", INT64, offsetof(fa3_quantize_args, seed)},
+    {"flags", UINT32, offsetof(fa3_quantize_args, flags)},
+    {"num_threads", INT32, offsetof(fa3_quantize_args, num_threads)},
+};
+
 static fa3_status forward_workspace(const union arguments *args, size_t *bytes) {
   return fa3_forward_workspace(&args->forward, bytes);
 }
@@ -81,6 +91,12 @@ static fa3_status combine_run(union arguments *args, void *workspace, size_t byt
   return fa3_combine(&args->combine);
 }
 
+static fa3_status quantize_run(union arguments *args, void *workspace, size_t bytes) {
+  (void)workspace;
+  (void)bytes;
+  return fa3_quantize(&args->quantize);
+}
+
 const struct phase phases[NUM_PHASES] = {
     {"forward", sizeof(fa3_forward_args), forward_fields,
      sizeof forward_fields / sizeof *forward_fields, forward_workspace, forward_run},
@@ -90,6 +106,8 @@ const struct phase phases[NUM_PHASES] = {
      no_workspace, append_run},
     {"combine", sizeof(fa3_combine_args), combine_fields,
      sizeof combine_fields / sizeof *combine_fields, no_workspace, combine_run},
+    {"quantize", sizeof(fa3_quantize_args), quantize_fields,
+     sizeof quantize_fields / sizeof *quantize_fields, no_workspace, quantize_run},
 };
 
 int set_integer(union arguments *args, const struct field *field, int64_t number) {

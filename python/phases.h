@@ -27,6 +27,7 @@ union arguments {
   fa3_backward_args backward;
   fa3_append_args append;
   fa3_combine_args combine;
+  fa3_quantize_args quantize;
 };
 
 enum { MAX_FIELDS = 64 };
@@ -40,7 +41,7 @@ struct phase {
   fa3_status (*run)(union arguments *args, void *workspace, size_t bytes);
 };
 
-enum { FORWARD_PHASE, BACKWARD_PHASE, APPEND_PHASE, COMBINE_PHASE, NUM_PHASES };
+enum { FORWARD_PHASE, BACKWARD_PHASE, APPEND_PHASE, COMBINE_PHASE, QUANTIZE_PHASE, NUM_PHASES };
 
 extern const struct phase phases[NUM_PHASES];
 

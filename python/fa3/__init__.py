@@ -18,6 +18,7 @@ if importlib.util.find_spec("torch"):
         flash_attn_qkvpacked_func,
         flash_attn_varlen_func,
     )
+    from fa3.quantize import quantize
 
     __all__ += [
         "flash_attn_combine",
@@ -26,4 +27,5 @@ if importlib.util.find_spec("torch"):
         "flash_attn_varlen_func",
         "flash_attn_with_kvcache",
         "get_scheduler_metadata",
+        "quantize",
     ]

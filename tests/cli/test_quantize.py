@@ -1,10 +1,12 @@
 """fa3 quantize, and codes in files: what fa3 run and fa3 verify make of them."""
 import json
+import re
+import shutil
 
 import ml_dtypes
 import numpy as np
 import program
-from program import DIFFERS, INPUT, USAGE, batched, random_qkv
+from program import DIFFERS, INPUT, SOURCE, USAGE, batched, random_qkv
 from safetensors.numpy import load_file, save_file
 
 e4m3 = ml_dtypes.float8_e4m3fn
@@ -159,6 +161,14 @@ class Quantize(program.ProgramTest):
         output = self.load("o.npy")
         self.assertEqual(np.flatnonzero(np.isnan(output)).tolist(), [4, 20])
         self.succeed("verify", "--in", "x.safetensors")
+
+    def test_documented_commands(self):
+        shutil.copy(SOURCE / "examples/minilm/layer3.safetensors", self.folder)
+        commands = re.findall(r"^    fa3 (.*)$", (SOURCE / "docs/fp8.md").read_text(), re.MULTILINE)
+        self.assertEqual([command.split()[0] for command in commands], ["quantize", "run", "verify"])
+        for command in commands:
+            done = self.succeed(*command.split())
+        self.assertIn("verdict  correct", done.stdout)
 
     def test_wrong_options(self):
         self.write_inputs()

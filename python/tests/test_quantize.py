@@ -1,0 +1,93 @@
+"""fa3.quantize: codes and scales by PyTorch's own conversion, and attention of them."""
+
+import fa3
+import pytest
+import torch
+
+torch.manual_seed(5)
+
+
+def expected(x, largest):
+    """PyTorch rounds to the nearest code too; below 448 neither saturates."""
+    scale = (largest / 448).clamp(min=2.0**-126)
+    return (x / scale).to(torch.float8_e4m3fn), scale
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("rows", [None, 0, 1, 16])
+def test_codes(dtype, rows):
+    x = torch.randn(2, 37, 3, 48).to(dtype)
+    codes, scale = fa3.quantize(x, rows)
+    wide, largest = x.float(), x.float().abs().amax(-1)  # (batch, seqlen, heads)
+    if rows is None:
+        wanted, wanted_scale = expected(wide, largest.max())
+        wanted_scale = wanted_scale[None]
+    elif rows == 0:
+        wanted, spread = expected(wide, largest.amax(1)[:, None, :, None])
+        wanted_scale = spread[:, 0, :, 0]
+    else:
+        blocks = [part.amax(1, keepdim=True).expand_as(part) for part in largest.split(rows, 1)]
+        wanted, spread = expected(wide, torch.cat(blocks, 1)[..., None])
+        wanted_scale = spread[:, ::rows, :, 0].transpose(1, 2)
+    assert codes.dtype is torch.float8_e4m3fn and scale.dtype is torch.float32
+    assert torch.equal(scale, wanted_scale)
+    assert torch.equal(codes.view(torch.uint8), wanted.view(torch.uint8))
+
+
+def test_attention():
+    """Rotated queries and keys give what they gave, with less error than without where there are
+    outliers."""
+    q, k, v = (torch.randn(1, 200, 4, 64) for _ in range(3))
+    for x in q, k:
+        x[torch.rand_like(x) < 0.002] *= 20
+    exact = fa3.flash_attn_func(q, k, v)
+    errors = []
+    for options in {}, {"rotate": True, "seed": 3}:
+        query, key = fa3.quantize(q, **options), fa3.quantize(k, **options)
+        value = fa3.quantize(v)
+        output = fa3.flash_attn_func(
+            query[0], key[0], value[0], q_descale=query[1], k_descale=key[1], v_descale=value[1]
+        )
+        errors.append((output.float() - exact).square().mean().sqrt())
+    assert errors[1] < 0.95 * errors[0] < 0.1
+
+
+def test_mean_of_keys_does_not_count():
+    q, k, v = (torch.randn(2, 50, 2, 32) for _ in range(3))
+    shift = 8 * torch.randn(2, 1, 2, 32)
+    codes, scale = fa3.quantize(k + shift, subtract_mean=True)
+    plain, plain_scale = fa3.quantize(k, subtract_mean=True)
+    values = codes.float() * scale[:, None, :, None]
+    # The mean is rounded, of numbers up to 40: what is near the middle of two codes may be either.
+    difference = (values - plain.float() * plain_scale[:, None, :, None]).abs()
+    assert (difference <= values.abs() / 8 + 2**-9 * scale.max()).all()
+    assert (difference < 1e-4).float().mean() > 0.99
+
+
+def test_packed_and_rotary():
+    x = torch.randn(60, 2, 32)
+    starts = torch.tensor([0, 20, 20, 55], dtype=torch.int32)
+    angle = torch.rand(64, 16) * 6
+    codes, scale = fa3.quantize(
+        x, 8, cu_seqlens=starts, rotary_cos=angle.cos(), rotary_sin=angle.sin()
+    )
+    assert scale.shape == (2, 60 // 8 + 3)
+    first, first_scale = fa3.quantize(
+        x[None, 20:55], 8, rotary_cos=angle.cos(), rotary_sin=angle.sin()
+    )
+    assert torch.equal(codes[20:55].view(torch.uint8), first[0].view(torch.uint8))
+    at = 20 // 8 + 2  # of the third sequence
+    assert torch.equal(scale[:, at : at + 5], first_scale[0])
+    assert not codes[55:].float().any()
+
+
+def test_refusals():
+    x = torch.randn(1, 4, 2, 16)
+    with pytest.raises(ValueError, match="seed is 3"):
+        fa3.quantize(x, seed=3)
+    with pytest.raises(ValueError, match="codes_scale_rows is -1"):
+        fa3.quantize(x, -1)
+    with pytest.raises(NotImplementedError, match="FA3_FLOAT8_E4M3"):
+        fa3.quantize(fa3.quantize(x)[0])
+    with pytest.raises(TypeError):
+        fa3.quantize(x.double())
