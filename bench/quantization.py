@@ -241,7 +241,8 @@ def print_table(results):
     print("|---" * (len(ways) + 2) + "|")
     for entry in results:
         for kind in "exact P", "P in E4M3":
-            figures = (f"{entry['rms_error'][way][kind]:.1e}" for way in ways)
+            found = entry["rms_error"]
+            figures = (f"{found[way][kind]:.1e}".replace("e-0", "e-") for way in ways)
             print(f"| {entry['inputs']} | {kind.replace(' P', '').replace('P in ', '')} |",
                   " | ".join(figures), "|")
 

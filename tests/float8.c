@@ -4,25 +4,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "e4m3.h"
 #include "fa3.h"
 #include "float8.h"
 #include "level.h"
 #include "rng.h"
 #include "test.h"
 
-/* By the format's definition. */
-static double value_of(int code) {
-  const int exponent = code >> 3 & 15, mantissa = code & 7;
-  if (exponent == 15 && mantissa == 7) return NAN;
-  const double magnitude =
-      exponent ? ldexp(8 + mantissa, exponent - 10) : ldexp((double)mantissa, -9);
-  return code & 0x80 ? -magnitude : magnitude;
-}
-
 static void test_every_code(void **state) {
   (void)state;
   for (int code = 0; code < 256; code++) {
-    const double value = value_of(code);
+    const double value = e4m3_value(code);
     const float decoded = float_from_e4m3((uint8_t)code);
     if (isnan(value))
       assert_true(isnan(decoded));
@@ -36,7 +28,7 @@ static void test_every_code(void **state) {
 static void test_rounding(void **state) {
   (void)state;
   for (int code = 0; code < 0x7e; code++) {
-    const float low = (float)value_of(code), high = (float)value_of(code + 1);
+    const float low = (float)e4m3_value(code), high = (float)e4m3_value(code + 1);
     const float middle = (low + high) / 2;
     assert_int_equal(e4m3_from_float(middle), code % 2 ? code + 1 : code);
     assert_int_equal(e4m3_from_float(nextafterf(middle, 0)), code);
@@ -149,7 +141,7 @@ static void compare(fa3_forward_args args) {
                              head * from->strides[row_axis + 1];
           const float scale = expected_scale(&args, i, rows_per[i], b, row, head);
           for (int64_t d = 0; d < from->shape[row_axis + 2]; d++)
-            floats[i][at + d] = (float)value_of(codes[i][at + d]) * scale;
+            floats[i][at + d] = (float)e4m3_value(codes[i][at + d]) * scale;
         }
     }
     to->data = floats[i];

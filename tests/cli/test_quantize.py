@@ -2,6 +2,8 @@
 import json
 import re
 import shutil
+import subprocess
+import sys
 
 import ml_dtypes
 import numpy as np
@@ -169,6 +171,12 @@ class Quantize(program.ProgramTest):
         for command in commands:
             done = self.succeed(*command.split())
         self.assertIn("verdict  correct", done.stdout)
+
+    def test_documented_figures(self):
+        results = SOURCE / "bench/results/quantization.json"
+        table = subprocess.run([sys.executable, SOURCE / "bench/quantization.py", "--table", results],
+                               check=True, capture_output=True, text=True).stdout
+        self.assertIn(table, (SOURCE / "docs/fp8.md").read_text())
 
     def test_wrong_options(self):
         self.write_inputs()
