@@ -42,16 +42,19 @@ def fake_append(new_key, new_value, key, value, query=None, *options):
 
 def rotate(tensor, cos, sin, positions, interleaved):
     """Rotary embedding of (..., heads, head_dim) rows at `positions` (...), in float32."""
-    cos, sin = (table[positions.long()][..., None, :].float() for table in (cos, sin))
+    cos, sin = (table.float()[positions.long()][..., None, :] for table in (cos, sin))
     width = 2 * cos.shape[-1]
-    turned, rest = tensor[..., :width].float(), tensor[..., width:]
+    whole = tensor.float()
+    turned, rest = whole[..., :width], whole[..., width:]
     if interleaved:
         x, y = turned[..., ::2], turned[..., 1::2]
         turned = torch.stack((x * cos - y * sin, x * sin + y * cos), -1).flatten(-2)
     else:
         x, y = turned.chunk(2, -1)
         turned = torch.cat((x * cos - y * sin, x * sin + y * cos), -1)
-    return torch.cat((turned.to(tensor.dtype), rest), -1)
+    if tensor.dtype is torch.float8_e4m3fn:
+        turned = turned.clamp(-448, 448)  # the largest code
+    return torch.cat((turned, rest), -1).to(tensor.dtype)
 
 
 def positions_of(rows, first, cu_seqlens, advance):
@@ -76,23 +79,33 @@ def append(q, k_cache, v_cache, k, v, options, cu_seqlens_new, rotary, rotary_se
     cu_seqlens_q = options["cu_seqlens_q"]
     # Without a mask all queries are at the first new row's position.
     advance = bool(options["flags"] & (_core.CAUSAL | _core.WINDOW))
-    # The queries are rotated by the same call where they are the new rows' own.
-    together = advance and (
-        q.shape[:2] == k.shape[:2] and cu_seqlens_q is None and cu_seqlens_new is None
-    )
     cos, sin = rotary
+    # Rows that are codes go in as they are, under the cache's scales; they are turned here.
+    codes = k.dtype is torch.float8_e4m3fn
+    # The queries are turned by the same call where they are the new rows' own.
+    together = (
+        cos is not None
+        and advance
+        and not codes
+        and q.shape[:2] == k.shape[:2]
+        and cu_seqlens_q is None
+        and cu_seqlens_new is None
+    )
     first = lengths if rotary_seqlens is None else rotary_seqlens
     positions = None
-    if cos is not None and rotary_seqlens is not None:
+    if cos is not None and (codes or rotary_seqlens is not None):
         positions = positions_of(k, first, cu_seqlens_new, True)
-    # Rows that are codes go in as they are, under the cache's scales.
-    scaled = k.dtype is not torch.float8_e4m3fn
+    if cos is not None and not together:
+        q = rotate(q, cos, sin, positions_of(q, first, cu_seqlens_q, advance), interleaved)
+    if cos is not None and codes:
+        k = rotate(k, cos, sin, positions, interleaved)
+        cos = sin = positions = None
     arguments = (
         k,
         v,
         k_cache,
         v_cache,
-        q if cos is not None and together else None,
+        q if together else None,
         cos,
         sin,
         positions,
@@ -100,21 +113,16 @@ def append(q, k_cache, v_cache, k, v, options, cu_seqlens_new, rotary, rotary_se
         lengths,
         options.get("cache_batch_index"),
         options.get("page_table"),
-        options.get("key_scale") if scaled else None,
-        options.get("value_scale") if scaled else None,
-        options.get("key_scale_rows", 0) if scaled else 0,
-        options.get("value_scale_rows", 0) if scaled else 0,
+        None if codes else options.get("key_scale"),
+        None if codes else options.get("value_scale"),
+        0 if codes else options.get("key_scale_rows", 0),
+        0 if codes else options.get("value_scale_rows", 0),
         0 if cu_seqlens_new is None else k.shape[0],
         _core.ROTARY_INTERLEAVED if interleaved and cos is not None else 0,
     )
     call = append_kernel if is_plain(q, k, k_cache) else torch.ops.fa3.append
     rotated = call(*arguments)
-    if cos is not None and together:
-        return rotated
-    if cos is not None:
-        at = positions_of(q, first, cu_seqlens_q, advance)
-        return rotate(q, cos, sin, at, interleaved)
-    return q
+    return rotated if together else q
 
 
 def scales_of_pages(scale, cache, page_table, lengths):

@@ -344,6 +344,27 @@ def test_fp8_cache(pages, scales):
         reference.check([output[b : b + 1]], [exact], [plain])
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_fp8_rows_are_turned(causal):
+    q, k, v = (t.to(torch.float8_e4m3fn) for t in make("cpu", *[(1, 2, 2, 64)] * 3))
+    caches = [torch.zeros(1, 20, 2, 64).to(torch.float8_e4m3fn) for _ in range(2)]
+    cos, sin = rotary_tables("cpu", 20, 32, torch.float8_e4m3fn)
+    output = fa3.flash_attn_with_kvcache(
+        q, *caches, k, v, rotary_cos=cos, rotary_sin=sin, cache_seqlens=4, causal=causal
+    )
+    tables = cos.float(), sin.float()
+    keys, queries = [
+        torch.stack([rotated(t[0, i].float(), *tables, 4 + step * i, True) for i in range(2)])[None]
+        for t, step in ((k, 1), (q, int(causal)))
+    ]
+    assert torch.equal(caches[0][:, 4:6].float(), keys.to(torch.float8_e4m3fn).float())
+    rows = [cache[:, :6].float() for cache in caches]
+    turned = queries.to(torch.float8_e4m3fn).float()
+    exact, _ = reference.attention(turned.double(), *(t.double() for t in rows), causal=causal)
+    # What E4M3 probabilities, of 4 bits, may do to the output.
+    assert (output - exact).abs().max() <= 2**-4 * rows[1].abs().max()
+
+
 def test_fp8_rows_are_copied_into_an_fp8_cache():
     q, k, v = (t.to(torch.float8_e4m3fn) for t in make("cpu", *[(2, 3, 2, 64)] * 3))
     caches = [torch.zeros(3, 20, 2, 64).to(torch.float8_e4m3fn) for _ in range(2)]
