@@ -133,7 +133,8 @@ def scales_of_pages(scale, cache, page_table, lengths):
         first_row = torch.arange(page_table.shape[1], device=cache.device) * page_size
         page_table = page_table.masked_fill(first_row >= lengths[:, None], pages)
     of_pages = scale.new_ones(pages + 1, scale.shape[1])
-    of_pages[page_table.long()] = scale[:, None]
+    # What is no page goes into the row that is left out; the call says that it is none.
+    of_pages[page_table.long().clamp(-1, pages)] = scale[:, None]
     return of_pages[:pages]
 
 
@@ -211,6 +212,10 @@ def forward(
         options["cache_batch_index"] = kv_batch_idx
     if leftpad_k is not None:
         options["leftpad_k"] = leftpad_k
+    if k_new is None and (v_new is not None or rotary_cos is not None):
+        raise ValueError("v or rotary_cos is given: k, the new rows, is needed too")
+    if (rotary_cos is None) != (rotary_sin is None):
+        raise ValueError("rotary_cos and rotary_sin: expected both or neither")
     with torch.no_grad():
         lengths = seqused_k
         if k_new is not None:
@@ -295,7 +300,7 @@ def flash_attn_with_kvcache(
 
     Returns the output; with return_softmax_lse (output, lse, empty, empty), where the official
     function has its partial results."""
-    if k_cache.stride(-1) != 1 or v_cache.stride(-1) != 1:
+    if k_cache.dim() and v_cache.dim() and (k_cache.stride(-1) != 1 or v_cache.stride(-1) != 1):
         raise ValueError("k_cache and v_cache must be contiguous in their last dimension")
     if isinstance(cache_seqlens, int):
         batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
@@ -348,6 +353,11 @@ def flash_attn_combine(out_partial, lse_partial, out=None, out_dtype=None):
     out_partial is float32, (sets, batch, seqlen, heads, head_dim), lse_partial (sets, batch, seqlen,
     heads). Returns the output, (batch, seqlen, heads, head_dim) in out_dtype (float32), and its lse,
     (batch, seqlen, heads)."""
+    if out_partial.dim() != 5 or lse_partial.dim() != 4:
+        raise ValueError(
+            f"out_partial and lse_partial have {out_partial.dim()} and {lse_partial.dim()} dimensions: "
+            "expected 5 and 4"
+        )
     shape = out_partial.shape[1:]
     if out is None:
         out = out_partial.new_empty(shape, dtype=out_dtype or out_partial.dtype)

@@ -58,6 +58,11 @@ def new_output(query: Tensor, value: Tensor) -> Tensor:
 
 def call_forward(query, key, value, sink=None, *, output=None, with_lse=True, **options):
     """The library's call, on new tensors unless `output` is given. Returns (output, lse)."""
+    if query.dim() < 3 or key.dim() < 3 or value.dim() < 3:
+        raise ValueError(
+            f"query, key and value have {query.dim()}, {key.dim()} and {value.dim()} dimensions: "
+            "expected 3 or 4"
+        )
     if query.stride(-1) != 1 or key.stride(-1) != 1 or value.stride(-1) != 1:
         query, key, value = rows_contiguous(query), rows_contiguous(key), rows_contiguous(value)
     if output is None:
@@ -81,7 +86,7 @@ def call_backward(
     lse,
     sink=None,
     *,
-    flags,
+    flags=0,
     gradients=(None, None, None),
     **options,
 ):
@@ -109,7 +114,7 @@ def call_backward(
         value=value,
         output=rows_contiguous(output),
         lse=lse,
-        grad_output=rows_contiguous(grad_output),
+        grad_output=rows_contiguous(grad_output).resolve_neg(),
         grad_query=grad_query,
         grad_key=grad_key,
         grad_value=grad_value,
@@ -221,11 +226,13 @@ class Attention(torch.autograd.Function):
 
 
 def is_plain(query, key, value) -> bool:
+    """Whether the library can read these as they are. A negative view's memory has the other sign."""
     return (
         type(query) is type(key) is type(value) is Tensor
         and not torch.compiler.is_compiling()
         and not torch._C._len_torch_dispatch_stack()
         and not torch._C._are_functorch_transforms_active()
+        and not (query.is_neg() or key.is_neg() or value.is_neg() or query.is_meta)
     )
 
 
@@ -240,6 +247,8 @@ def needs_gradient(query, key, value, sink) -> bool:
 
 def autocast(query, key, value):
     """Under autocast, float32 tensors in the dtype that it asks for."""
+    if query.is_meta:
+        return query, key, value
     if query.dtype is torch.float32 or key.dtype is torch.float32 or value.dtype is torch.float32:
         device_type = query.device.type
         if torch.is_autocast_enabled(device_type):
@@ -251,8 +260,12 @@ def autocast(query, key, value):
 def attention(query, key, value, sink, options, *, output=None, with_lse=True):
     """fa3::forward's arguments -> (output, lse), by the shortest way there is. Without `with_lse`
     lse may be None."""
-    query, key, value = autocast(query, key, value)
     plain = is_plain(query, key, value)
+    if not plain:
+        for name, tensor in (("q", query), ("k", key), ("v", value)):
+            if not isinstance(tensor, Tensor):
+                raise TypeError(f"{name} is of {type(tensor)}: expected a tensor")
+    query, key, value = autocast(query, key, value)
     if needs_gradient(query, key, value, sink):
         if output is not None:
             raise ValueError("out is given, and a tensor requires its gradient: out has none")

@@ -16,18 +16,21 @@ def options_of(
     value_scale=None,
 ) -> dict:
     """The options that every function takes."""
-    if softmax_scale is None:
-        softmax_scale = query.shape[-1] ** -0.5
-    flags = _core.SCALE | _core.CAUSAL if causal else _core.SCALE
-    options = {"flags": flags, "softmax_scale": float(softmax_scale)}
-    left, right = int(window_size[0]), int(window_size[1])
+    flags = _core.CAUSAL if causal else 0
+    options = {}
+    if softmax_scale is not None:
+        flags |= _core.SCALE
+        options["softmax_scale"] = float(softmax_scale)
+    left, right = window_size
+    left, right = int(left), int(right)
     if left >= 0 or right >= 0:
-        options["flags"] |= _core.WINDOW
+        flags |= _core.WINDOW
         options["window_left"] = max(left, -1)
         options["window_right"] = max(right, -1)
+    options["flags"] = flags
     if softcap:
         options["softcap"] = softcap
-    if sm_margin and query.is_cuda:
+    if sm_margin < 0 or (sm_margin and query.is_cuda):  # the CPU has none to leave free
         options["reserved_multiprocessors"] = sm_margin
     if num_splits:
         options["num_splits"] = num_splits

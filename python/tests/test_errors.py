@@ -54,8 +54,51 @@ def test_options():
         fa3.flash_attn_func(q, k, v, qv=q)
 
 
+def test_what_is_new_rows_is_whole():
+    q, k, v = tensors()
+    tables = {"rotary_cos": torch.ones(8, 8), "rotary_sin": torch.ones(8, 8)}
+    with pytest.raises(ValueError, match="k, the new rows"):
+        fa3.flash_attn_with_kvcache(q, k, v, cache_seqlens=3, **tables)
+    new = [t[:, :1] for t in (k, v)]
+    with pytest.raises(ValueError, match="both or neither"):
+        fa3.flash_attn_with_kvcache(q, k, v, *new, cache_seqlens=3, rotary_cos=torch.ones(8, 8))
+    with pytest.raises(ValueError, match="page_table"):
+        codes = [t.to(torch.float8_e4m3fn) for t in (k, v)]
+        table = torch.tensor([[4]], dtype=torch.int32)
+        fa3.flash_attn_with_kvcache(
+            q, *codes, cache_seqlens=8, page_table=table, k_descale=torch.ones(1, 2)
+        )
+
+
+def test_negative_views():
+    """A view whose sign is not in its memory is not taken for the memory."""
+    q, k, v = tensors()
+    wanted = fa3.flash_attn_func(-q, k, v)
+    torch.testing.assert_close(fa3.flash_attn_func(torch._neg_view(q), k, v), wanted)
+    leaf = v.clone().requires_grad_()
+    fa3.flash_attn_func(q, k, leaf).backward(torch._neg_view(torch.ones_like(v)))
+    again = v.clone().requires_grad_()
+    fa3.flash_attn_func(q, k, again).backward(-torch.ones_like(v))
+    assert torch.equal(leaf.grad, again.grad)
+
+
+def test_meta_tensors_have_shapes():
+    q, k, v = (t.to("meta") for t in tensors())
+    output, lse = fa3.flash_attn_func(q, k, v, return_softmax_lse=True)
+    assert output.is_meta and output.shape == q.shape and lse.shape == (1, 2, 8)
+
+
 def test_not_a_tensor():
     q, k, v = tensors()
+    for wrong in ((None, k, v), (q, k.numpy(), v), (q, k, [1.0])):
+        with pytest.raises(TypeError, match="expected a tensor"):
+            fa3.flash_attn_func(*wrong)
+    with pytest.raises(ValueError, match="dimensions"):
+        fa3.flash_attn_func(*[torch.tensor(1.0)] * 3)
+    with pytest.raises(ValueError, match="dimensions"):
+        fa3.flash_attn_combine(torch.randn(2, 8, 64), torch.randn(2, 8))
+    with pytest.raises(ValueError, match="reserved_multiprocessors"):
+        fa3.flash_attn_func(q, k, v, sm_margin=-1)
     with pytest.raises(TypeError, match="key"):
         fa3.attention(q.numpy(), [1.0], v.numpy())
     with pytest.raises(TypeError, match="no argument"):
