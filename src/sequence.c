@@ -94,9 +94,8 @@ static fa3_status check_lengths(const struct problem *problem) {
   if (problem->cu_seqlens_k)
     TRY(check_cu_seqlens("cu_seqlens_k", problem->cu_seqlens_k, problem->batch, problem->rows_k,
                          problem->max_seqlen_k));
-  if (!problem->seqused_q && !problem->seqused_k && !problem->leftpad_k &&
-      !problem->cache_batch_index && !problem->diagonal && !turned &&
-      !(problem->features & FA3_FEATURE_PAGE_TABLE))
+  if (problem_sequences_alike(problem) && !turned &&
+      !(problem->features & (FA3_FEATURE_BATCH_INDEX | FA3_FEATURE_PAGE_TABLE)))
     return FA3_OK; /* of any number of sequences, in no time */
   for (int64_t b = 0; b < problem->batch; b++) {
     TRY(check_entry("seqused_q", problem->seqused_q, b,
