@@ -75,24 +75,12 @@ static void multiply(const struct product *p) {
 }
 
 const struct routines amx_routines = {
-    .elements_per_word = 2,
     .vector = PANEL, /* columns come in whole blocks */
     .panel = PANEL,
     .depth_step = TILE,
     .strip = STRIP,
-    .pack_queries = bfloat16_pack_queries,
-    .pack_keys = bfloat16_pack_keys,
-    .pack_values = bfloat16_pack_values,
     .multiply = multiply,
-    .cap = bfloat16_cap,
-    .softmax = bfloat16_softmax,
-    .store_row = bfloat16_store_row,
-    .gradient = bfloat16_gradient,
-    .transpose = bfloat16_transpose,
-    .add_row = bfloat16_add_row,
-    .dot = bfloat16_dot,
-    .few_rows = avx512_few_rows,
-    .few_order = avx512_few_order,
+    BFLOAT16_ROUTINES,
     .enter = enter,
     .leave = leave,
 };

@@ -121,22 +121,10 @@ float bfloat16_dot(const void *a, const void *b, int64_t width, fa3_dtype dtype)
 }
 
 const struct routines avx512bf16_routines = {
-    .elements_per_word = 2,
     .vector = VECTOR,
     .panel = PANEL,
     .depth_step = 1,
     .strip = 24,
-    .pack_queries = bfloat16_pack_queries,
-    .pack_keys = bfloat16_pack_keys,
-    .pack_values = bfloat16_pack_values,
     .multiply = multiply,
-    .cap = bfloat16_cap,
-    .softmax = bfloat16_softmax,
-    .store_row = bfloat16_store_row,
-    .gradient = bfloat16_gradient,
-    .transpose = bfloat16_transpose,
-    .add_row = bfloat16_add_row,
-    .dot = bfloat16_dot,
-    .few_rows = avx512_few_rows,
-    .few_order = avx512_few_order,
+    BFLOAT16_ROUTINES,
 };

@@ -23,4 +23,12 @@ float bfloat16_dot(const void *a, const void *b, int64_t width, fa3_dtype dtype)
 void avx512_few_rows(const struct few_rows_step *step);
 void avx512_few_order(float *row, int64_t width, fa3_dtype dtype, bool back);
 
+/* What the tables of these levels share. */
+#define BFLOAT16_ROUTINES                                                                          \
+  .elements_per_word = 2, .pack_queries = bfloat16_pack_queries, .pack_keys = bfloat16_pack_keys,  \
+  .pack_values = bfloat16_pack_values, .cap = bfloat16_cap, .softmax = bfloat16_softmax,           \
+  .store_row = bfloat16_store_row, .gradient = bfloat16_gradient, .transpose = bfloat16_transpose, \
+  .add_row = bfloat16_add_row, .dot = bfloat16_dot, .few_rows = avx512_few_rows,                   \
+  .few_order = avx512_few_order
+
 #endif

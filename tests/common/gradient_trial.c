@@ -151,12 +151,7 @@ void gradient_trial_run(struct gradient_trial *trial, struct rng *rng) {
   size_t bytes = 0;
   if (fa3_backward_workspace(&trial->args, &bytes))
     fail_msg("fa3_backward_workspace: %s", fa3_last_error());
-  struct buffer *workspace = &trial->workspace;
-  buffer_free(workspace);
-  if (bytes > 0)
-    *workspace = rng_chance(rng, 0.5) ? buffer_at_end(bytes)
-                                      : buffer_at_start(bytes, (size_t)rng_between(rng, 0, 64));
-  trial->args.workspace = workspace->data;
+  trial->args.workspace = trial_make_workspace(bytes, &trial->workspace, rng);
   trial->args.workspace_size = bytes;
   if (fa3_backward(&trial->args)) fail_msg("fa3_backward: %s", fa3_last_error());
 }

@@ -340,18 +340,21 @@ void trial_free(struct trial *trial) {
   buffer_free(&trial->workspace);
 }
 
+void *trial_make_workspace(size_t bytes, struct buffer *workspace, struct rng *rng) {
+  buffer_free(workspace);
+  if (bytes > 0)
+    *workspace = rng_chance(rng, 0.5) ? buffer_at_end(bytes)
+                                      : buffer_at_start(bytes, (size_t)rng_between(rng, 0, 64));
+  return workspace->data;
+}
+
 void trial_run(struct trial *trial, struct rng *rng) {
   for (enum tensor i = 0; i < TENSORS; i++)
     if (!trial_is_output(FA3_FORWARD, i)) buffer_make_read_only(&trial->buffers[i]);
   size_t bytes = 0;
   if (fa3_forward_workspace(&trial->args, &bytes))
     fail_msg("fa3_forward_workspace: %s", fa3_last_error());
-  struct buffer *workspace = &trial->workspace;
-  buffer_free(workspace);
-  if (bytes > 0)
-    *workspace = rng_chance(rng, 0.5) ? buffer_at_end(bytes)
-                                      : buffer_at_start(bytes, (size_t)rng_between(rng, 0, 64));
-  trial->args.workspace = workspace->data;
+  trial->args.workspace = trial_make_workspace(bytes, &trial->workspace, rng);
   trial->args.workspace_size = bytes;
   if (fa3_forward(&trial->args)) fail_msg("fa3_forward: %s", fa3_last_error());
 }

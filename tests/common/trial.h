@@ -23,6 +23,9 @@ void trial_free(struct trial *trial);
 /* Whether a call of the phase writes the tensor. */
 bool trial_is_output(fa3_phase phase, enum tensor tensor);
 
+/* Memory of exactly that size at either end of its pages, in place of what the buffer was. */
+void *trial_make_workspace(size_t bytes, struct buffer *workspace, struct rng *rng);
+
 /* Makes the inputs read-only, gives the call a workspace of exactly the size it asks for, and
  * calls fa3_forward, which must succeed. */
 void trial_run(struct trial *trial, struct rng *rng);
