@@ -10,7 +10,7 @@ _fa3() {
     --device) mapfile -t COMPREPLY < <(compgen -W "cpu cuda auto" -- "$word") && return ;;
     --layout) mapfile -t COMPREPLY < <(compgen -W "bshd bhsd" -- "$word") && return ;;
     --out-dtype | --grad-dtype) mapfile -t COMPREPLY < <(compgen -W "same fp32" -- "$word") && return ;;
-    --dtype) mapfile -t COMPREPLY < <(compgen -W "fp32 fp16 bf16" -- "$word") && return ;;
+    --dtype) mapfile -t COMPREPLY < <(compgen -W "fp32 fp16 bf16 e4m3" -- "$word") && return ;;
   esac
   if [[ $word == -* ]]; then
     local options
