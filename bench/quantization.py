@@ -4,11 +4,11 @@
     cmake --preset release && cmake --build --preset release
     build/venv/bin/python bench/quantization.py [--results bench/results/NAME.json] [--table]
 
-Query, key and value are quantised by fa3_quantize, and fa3_forward computes attention of the codes in
-float32 ("exact P"): what is off then is off because of the inputs' codes alone. A kernel for FP8 matrix
-products also rounds the probabilities: in "P in E4M3" NumPy does so, in blocks of 128 keys, with the
-largest that a row has seen so far at 256. The error is the root mean square
-of the difference from attention of the unquantised inputs in float64, over all output elements.
+Query, key and value are quantised by fa3_quantize, and fa3_forward computes attention of the codes
+in float32 ("exact P"): what is off then is off because of the inputs' codes alone. A kernel for FP8
+matrix products also rounds the probabilities: in "P in E4M3" NumPy does so, in blocks of 128 keys,
+with the largest that a row has seen so far at 256. The error is the root mean square of the
+difference from attention of the unquantised inputs in float64, over all output elements.
 
 Ways of quantising, E4M3 with a scale of its own for
 
@@ -18,14 +18,14 @@ Ways of quantising, E4M3 with a scale of its own for
     mean        the same as block, after taking the mean off the keys
     all         rotate and mean
 
-and, in NumPy alone, as SageAttention2 has it (arXiv 2411.10958, and its SageAttention2++ for Hopper's
-integers): int8 for query (blocks of 128 rows) and key (blocks of 64 rows, mean off), E4M3 with a scale
-for each channel for value. "int8 rotate" also rotates.
+and, in NumPy alone, after SageAttention (arXiv 2410.02367, 2411.10958): int8 for query (blocks of
+128 rows) and key (blocks of 64 rows, mean off), E4M3 with a scale for each channel for value.
+"int8 rotate" also rotates. "V by channel" and "V by block" change the scales of value alone.
 
 Inputs: 256 queries against 4096 keys, 4 heads, from N(0, 1), and with outliers as in the
 FlashAttention-3 paper, N(0, 1) + N(0, 100) Bernoulli(0.001); and query, key and value of a trained
-model, MiniLM, head dim 32: layer 3 as examples/minilm has it, 327 tokens, or with --model all layers,
-which takes that folder's requirements.txt.
+model, MiniLM, head dim 32: layer 3 as examples/minilm has it, 327 tokens, or with --model all
+layers, which takes that folder's requirements.txt.
 """
 
 import argparse
@@ -43,7 +43,10 @@ from safetensors.numpy import load_file
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TYPES, CONSTANTS = read_header()
 E4M3 = ml_dtypes.float8_e4m3fn
-DTYPES = {np.dtype(np.float32): CONSTANTS["FA3_FLOAT32"], np.dtype(E4M3): CONSTANTS["FA3_FLOAT8_E4M3"]}
+DTYPES = {
+    np.dtype(np.float32): CONSTANTS["FA3_FLOAT32"],
+    np.dtype(E4M3): CONSTANTS["FA3_FLOAT8_E4M3"],
+}
 ROTATE, MEAN = CONSTANTS["FA3_ROTATE"], CONSTANTS["FA3_SUBTRACT_MEAN"]
 ROWS = 128  # that share a scale
 INPUTS = "query", "key", "value"
@@ -56,6 +59,8 @@ WAYS = {
     "mean": (ROWS, 0, MEAN),
     "all": (ROWS, ROTATE, ROTATE | MEAN),
 }
+# In NumPy alone.
+SIMULATED = "rotate, V by channel", "int8", "int8 rotate", "int8 rotate, V by block"
 
 
 class Library:
@@ -126,12 +131,12 @@ def attention(query, key, value, probabilities=lambda p: p, dtype=np.float64):
 def round_probabilities(weights):
     """To E4M3, in blocks of keys, as an online softmax has them: the largest so far at 256."""
     rounded = np.empty_like(weights)
+    so_far = np.maximum.accumulate(weights, 1)
     for first in range(0, weights.shape[1], ROWS):
         block = weights[:, first : first + ROWS]
-        factor = 256 / np.maximum(np.maximum.accumulate(weights, 1)[:, first : first + ROWS].max(1), 1e-30)
-        rounded[:, first : first + ROWS] = (block * factor[:, None]).astype(E4M3).astype(
-            weights.dtype
-        ) / factor[:, None]
+        factor = 256 / np.maximum(so_far[:, first : first + ROWS].max(1, keepdims=True), 1e-30)
+        codes = (block * factor).astype(E4M3)
+        rounded[:, first : first + ROWS] = codes.astype(weights.dtype) / factor
     return rounded
 
 
@@ -144,13 +149,14 @@ def int8(array, rows):
     return np.rint(array / steps) * steps
 
 
-def by_channel(array):
+def channels(array):
+    """In E4M3, a scale for each."""
     scale = np.maximum(np.abs(array).max(1, keepdims=True) / np.float32(448), np.float32(1e-30))
     return (array / scale).astype(E4M3).astype(np.float32) * scale
 
 
 def hadamard(array, seed):
-    """In NumPy, for what fa3_quantize does not make: signs and a transform, head dim a power of two."""
+    """Signs and a transform for what fa3_quantize does not make; the head dim is a power of two."""
     size = array.shape[3]
     matrix = np.ones((1, 1))
     while len(matrix) < size:
@@ -163,29 +169,30 @@ def rms(output, exact):
     return float(np.sqrt(np.mean((output.astype(np.float64) - exact) ** 2)))
 
 
-def errors(library, tensors, seed):
+def errors(library, tensors, exact, seed):
     """By way of quantising: of exact probabilities and of those in E4M3."""
-    exact = attention(*(tensors[name] for name in INPUTS))
-    found = {}
+    found, decoded = {}, {}
     for way, (rows, of_query, of_key) in WAYS.items():
         flags = {"query": of_query, "key": of_key, "value": 0}
-        coded = {}
+        coded, values = {}, []
         for name in INPUTS:
-            coded[name], coded[name + "_scale"] = library.quantize(tensors[name], rows, flags[name], seed)
-        values = [
-            coded[name].astype(np.float32) * spread(coded[name + "_scale"], rows, coded[name].shape[1])
-            for name in INPUTS
-        ]
+            codes, scale = library.quantize(tensors[name], rows, flags[name], seed)
+            coded |= {name: codes, name + "_scale": scale}
+            values.append(codes.astype(np.float32) * spread(scale, rows, codes.shape[1]))
+        decoded[way] = values
         found[way] = {
             "exact P": rms(library.forward(coded, rows), exact),
             "P in E4M3": rms(attention(*values, round_probabilities, np.float32), exact),
         }
-    for way in "int8", "int8 rotate":
-        query, key = tensors["query"], tensors["key"]
-        key = key - key.mean(1, keepdims=True)
-        if way == "int8 rotate":
+    by_block, by_channel = decoded["block"][2], channels(tensors["value"])
+    for way in SIMULATED:
+        query, key = tensors["query"], tensors["key"] - tensors["key"].mean(1, keepdims=True)
+        if "int8 rotate" in way:
             query, key = hadamard(query, seed), hadamard(key, seed)
-        values = int8(query, 128), int8(key, 64), by_channel(tensors["value"])
+        query, key = int8(query, 128), int8(key, 64)
+        if "int8" not in way:
+            query, key = decoded["rotate"][:2]
+        values = query, key, by_block if "block" in way else by_channel
         found[way] = {
             "exact P": rms(attention(*values, dtype=np.float32), exact),
             "P in E4M3": rms(attention(*values, round_probabilities, np.float32), exact),
@@ -236,7 +243,7 @@ def model_layers():
 
 
 def print_table(results):
-    ways = [*WAYS, "int8", "int8 rotate"]
+    ways = [*WAYS, *SIMULATED]
     print("| inputs | P |", " | ".join(ways), "|")
     print("|---" * (len(ways) + 2) + "|")
     for entry in results:
@@ -253,7 +260,7 @@ def main():
     parser.add_argument("--head-dims", type=int, nargs="*", default=[64, 128, 256])
     parser.add_argument("--model", action="store_true", help="all layers of the model")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--results", type=pathlib.Path, help="also write the figures there, as JSON")
+    parser.add_argument("--results", type=pathlib.Path, help="also write them there, as JSON")
     parser.add_argument("--table", type=pathlib.Path, help="print that file's figures, no more")
     options = parser.parse_args()
     if options.table:
@@ -268,8 +275,9 @@ def main():
     inputs |= model_layers() if options.model else recorded_layer()
     results = []
     for name, tensors in inputs.items():
-        results.append({"inputs": name, "output_rms": 0.0, "rms_error": errors(library, tensors, options.seed)})
-        results[-1]["output_rms"] = rms(attention(*(tensors[name] for name in INPUTS)), 0)
+        exact = attention(*(tensors[part] for part in INPUTS))
+        found = errors(library, tensors, exact, options.seed)
+        results.append({"inputs": name, "output_rms": rms(exact, 0), "rms_error": found})
         print(f"{name} done", file=sys.stderr)
     print_table(results)
     if options.results:

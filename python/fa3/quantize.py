@@ -30,11 +30,11 @@ def quantize(
 
     rotate spreads outliers over a head by random signs and a Hadamard transform: for queries and
     keys alike, with one seed, as their scores do not change then. subtract_mean takes each head's
-    mean off, for keys: softmax does not see it, but the lse, a softcap and a sink do. rotary_cos and
-    rotary_sin, (positions, rotary_dim / 2), turn rows first, at their index or at `positions`.
+    mean off, for keys: softmax does not see it, but the lse, a softcap and a sink do. rotary_cos
+    and rotary_sin, (positions, rotary_dim / 2), turn rows first, at their index or at `positions`.
 
-    Rows past seqused are 0, and so are codes of no sequence; scales of no row are 1. On the CPU alone
-    so far. No gradient."""
+    Rows past seqused are 0, and so are codes of no sequence; scales of no row are 1. On the CPU
+    alone so far. No gradient."""
     packed = cu_seqlens is not None
     heads = x.shape[-2]
     batch = cu_seqlens.shape[0] - 1 if packed else x.shape[0]
