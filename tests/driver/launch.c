@@ -69,6 +69,21 @@ static void test_forward(void **state) {
   assert_true(thread_is_clean());
 }
 
+/* What only the CPU does is refused by its name. */
+static void test_quantize(void **state) {
+  (void)state;
+  static uint16_t input[32];
+  static uint8_t codes[32];
+  static float scale;
+  const fa3_quantize_args args = {.struct_size = sizeof args,
+                                  .device = gpu,
+                                  .input = fa3_dense(input, FA3_BFLOAT16, 1, 1, 2, 16),
+                                  .codes = fa3_dense(codes, FA3_FLOAT8_E4M3, 1, 1, 2, 16),
+                                  .codes_scale = fa3_vector(&scale, FA3_FLOAT32, 1)};
+  assert_int_equal(fa3_quantize(&args), FA3_UNSUPPORTED);
+  assert_non_null(strstr(fa3_last_error(), "(quantize): no CUDA kernel does that"));
+}
+
 int main(void) {
   const fa3_capability capability = {.struct_size = sizeof capability,
                                      .device = gpu,
@@ -90,6 +105,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_prepare),
       cmocka_unit_test(test_forward),
+      cmocka_unit_test(test_quantize),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
