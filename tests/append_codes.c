@@ -363,7 +363,8 @@ static void test_refusals(void **state) {
                                  .head_dim = 128,
                                  .value_head_dim = 128};
   assert_int_equal(fa3_supports(&on_gpu), FA3_UNSUPPORTED);
-  assert_non_null(strstr(fa3_last_error(), "key's dtype is FA3_FLOAT8_E4M3"));
+  if (!strstr(fa3_last_error(), "no CUDA kernels")) /* a build without any */
+    assert_non_null(strstr(fa3_last_error(), "key's dtype is FA3_FLOAT8_E4M3"));
 }
 
 int main(void) {

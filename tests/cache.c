@@ -146,6 +146,46 @@ static void test_a_sequence_alone_gives_the_same_bits(void **state) {
   free(cache);
 }
 
+/* Batches of 1 to 64: each sequence's output is the same, whatever its place and its company. */
+static void test_any_batch_gives_the_same_bits(void **state) {
+  (void)state;
+  enum { MOST = 64, ROW_OUT = HEADS_Q * HEAD_DIM };
+  struct rng rng = rng_for(3);
+  struct cache *cache = cache_new(&rng);
+  static float query[MOST * ROW_OUT];
+  static int32_t tables[MOST * COLUMNS], used[MOST];
+  fa3_forward_args call = call_of(cache, true, 0, BATCH, 1);
+  call.split_keys = 128;
+  float *alone[BATCH];
+  for (int b = 0; b < BATCH; b++) {
+    fa3_forward_args one = call_of(cache, true, b, 1, 1);
+    one.split_keys = 128;
+    alone[b] = run(one);
+  }
+  for (int batch = 1; batch <= MOST; batch += batch < 8 ? 1 : 7) {
+    const int first = (int)rng_between(&rng, 0, BATCH - 1);
+    for (int i = 0; i < batch; i++) {
+      const int b = (first + i) % BATCH;
+      memcpy(query + (size_t)i * ROW_OUT, cache->query + (size_t)b * QUERIES * ROW_OUT,
+             ROW_OUT * sizeof *query);
+      memcpy(tables + (size_t)i * COLUMNS, cache->page_table + (size_t)b * COLUMNS,
+             COLUMNS * sizeof *tables);
+      used[i] = cache->used[b];
+    }
+    call.query = fa3_dense(query, FA3_FLOAT32, batch, 1, HEADS_Q, HEAD_DIM);
+    call.page_table.data = tables;
+    call.page_table.shape[0] = batch;
+    call.seqused_k = fa3_vector(used, FA3_INT32, batch);
+    call.num_threads = 1 + batch % 3;
+    float *together = run(call);
+    for (int i = 0; i < batch; i++)
+      same_bits(together + (size_t)i * ROW_OUT, alone[(first + i) % BATCH], ROW_OUT);
+    free(together);
+  }
+  for (int b = 0; b < BATCH; b++) free(alone[b]);
+  free(cache);
+}
+
 static void refused(fa3_forward_args args, fa3_status status, const char *text) {
   float output[BATCH * HEADS_Q * HEAD_DIM];
   args.output = fa3_dense(output, FA3_FLOAT32, args.query.shape[0], 1, HEADS_Q, HEAD_DIM);
@@ -212,6 +252,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_pages_change_no_bit),
       cmocka_unit_test(test_a_sequence_alone_gives_the_same_bits),
+      cmocka_unit_test(test_any_batch_gives_the_same_bits),
       cmocka_unit_test(test_refusals),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -96,11 +96,9 @@ INLINE void few_scores_block(const struct few_rows_step *s, const struct few_col
 #pragma GCC unroll 4
   for (int r = 0; r < rows; r++) {
     float *scores = s->scores + (row + r) * FEW_KEYS, sums[4];
-    if (keys == 4)
-      vec_reduce_add_quad(sum[r], sums);
-    else
+    if (keys == 4) vec_reduce_add_quad(sum[r], sums);
 #pragma GCC unroll 4
-      for (int k = 0; k < keys; k++) sums[k] = vec_reduce_add(sum[r][k]);
+    for (int k = 0; k < keys && keys != 4; k++) sums[k] = vec_reduce_add(sum[r][k]);
 #pragma GCC unroll 4
     for (int k = 0; k < keys; k++) scores[columns->keys[first + k]] = sums[k];
   }
