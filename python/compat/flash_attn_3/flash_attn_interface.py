@@ -11,7 +11,7 @@ from fa3 import (
 )
 from fa3.cache import forward as _flash_attn_forward
 
-import flash_attn_3.operators
+# With it come torch.ops.flash_attn_3.
 from flash_attn_3.operators import backward as _flash_attn_backward
 
 __all__ = [
