@@ -1,5 +1,6 @@
 /* Whether a sanitizer watches. It makes a test many times slower, and looks for faults of memory
- * and threads, not for the last digit: random calls of every kind are then fewer. */
+ * and threads, not for the last digit: fewer rows are then compared with the reference, which takes
+ * most of the time. */
 #ifndef FA3_TESTS_SANITIZED_H
 #define FA3_TESTS_SANITIZED_H
 
