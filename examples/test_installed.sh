@@ -23,5 +23,9 @@ PKG_CONFIG_PATH=$prefix/$libdir/pkgconfig make -s -C "$scratch/make" CFLAGS="$wa
 LD_LIBRARY_PATH=$prefix/$libdir "$scratch/make/attention_c"
 LD_LIBRARY_PATH=$prefix/$libdir "$scratch/make/attention_cpp"
 
-# The installed program finds its library without help.
-"$prefix/bin/fa3" --version
+# The installed program finds its library without help: its loader asks /proc where it lies.
+if [ -e /proc/self/exe ]; then
+  "$prefix/bin/fa3" --version
+else
+  echo "skipped: the installed program alone, as /proc is not mounted"
+fi
