@@ -242,10 +242,11 @@ typedef struct fa3_capability {
   size_t struct_size;
   fa3_device device;
   fa3_phase phase;
-  fa3_dtype query_dtype; /* quantize: of input */
+  fa3_dtype query_dtype; /* append: of new_key; quantize: of input */
   fa3_dtype key_dtype;
   fa3_dtype value_dtype;
-  fa3_dtype output_dtype; /* backward: of output and grad_output; quantize: of codes */
+  fa3_dtype output_dtype; /* backward: of output and grad_output; quantize: of codes; combine, for
+                             which this and value_head_dim count */
   int32_t head_dim;       /* of query and key; quantize: of input */
   int32_t value_head_dim; /* of value and output */
   fa3_features features;
@@ -622,8 +623,8 @@ typedef struct fa3_combine_args {
   fa3_tensor partial_output; /* float32, (sets * batch, seqlen_q, heads_q, value_head_dim): all
                                 sequences of the first set, then of the second, ... */
   fa3_tensor partial_lse;    /* float32, (sets * batch, heads_q, seqlen_q) */
-  fa3_tensor output; /* (batch, seqlen_q, heads_q, value_head_dim), any float dtype; a packed
-                        batch is one of batch 1 */
+  fa3_tensor output; /* (batch, seqlen_q, heads_q, value_head_dim), float32, float16 or bfloat16; a
+                        packed batch is one of batch 1 */
   fa3_tensor lse;    /* optional, float32, (batch, heads_q, seqlen_q) */
   int32_t num_threads;
 } fa3_combine_args;

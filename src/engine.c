@@ -80,8 +80,10 @@ fa3_status fa3_get_kernel_info(int32_t index, fa3_kernel_info *info) {
 
 /* What a call of a phase can ask for. */
 static fa3_features features_of(fa3_phase phase) {
-  fa3_features features =
-      FA3_FEATURE_GROUPED_HEADS | FA3_FEATURE_CAUSAL | FA3_FEATURE_WINDOW | FA3_FEATURE_SOFTCAP;
+  fa3_features features = 0;
+  if (find_argument(phase, TENSOR_query)) features |= FA3_FEATURE_GROUPED_HEADS;
+  if (phase == FA3_FORWARD || phase == FA3_BACKWARD)
+    features |= FA3_FEATURE_CAUSAL | FA3_FEATURE_WINDOW | FA3_FEATURE_SOFTCAP;
   if (phase == FA3_BACKWARD) features |= FA3_FEATURE_ACCUMULATE | FA3_FEATURE_DETERMINISTIC;
   const struct argument_struct *list = arguments_of(phase);
   for (int i = 0; i < list->count; i++) features |= tensor_rows[list->arguments[i].tensor].feature;

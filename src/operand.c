@@ -50,7 +50,7 @@ static fa3_status check_dtype_rule(const struct reading *reading, const struct t
   const fa3_tensor *model = find_given(reading, row->model);
   /* A call that has no queries, or may lack them. */
   if (!model && row->model == TENSOR_query) {
-    if (reading->problem->phase == FA3_COMBINE) return check_float(row->name, tensor);
+    if (reading->problem->phase == FA3_COMBINE) return check_wide(row->name, tensor);
     model_name = tensor_rows[TENSOR_new_key].name;
     model = find_given(reading, TENSOR_new_key);
   }

@@ -100,14 +100,13 @@ static fa3_status check_flags(const struct options *options, fa3_phase phase) {
   if (phase == FA3_BACKWARD) known |= FA3_ACCUMULATE | FA3_DETERMINISTIC;
   if (phase == FA3_APPEND) known = FA3_ROTARY_INTERLEAVED;
   if (phase == FA3_QUANTIZE) known = FA3_ROTARY_INTERLEAVED | FA3_SUBTRACT_MEAN | FA3_ROTATE;
-  const uint32_t backward = options->flags & (FA3_ACCUMULATE | FA3_DETERMINISTIC) & ~known;
-  if (backward)
-    return set_error(FA3_INVALID_FLAGS,
-                     "flags is 0x%" PRIx32 ": bits 0x%" PRIx32 " are for the backward pass alone",
-                     options->flags, backward);
-  if (options->flags & ~known)
-    return set_error(FA3_INVALID_FLAGS, "flags is 0x%" PRIx32 ": bits 0x%" PRIx32 " are unknown",
-                     options->flags, options->flags & ~known);
+  const uint32_t refused = options->flags & ~known, first = refused & -refused;
+  if (first > FA3_ROTATE)
+    return set_error(FA3_INVALID_FLAGS, "flags is 0x%" PRIx32 ": 0x%" PRIx32 " is unknown",
+                     options->flags, first);
+  if (first)
+    return set_error(FA3_INVALID_FLAGS, "flags is 0x%" PRIx32 ": 0x%" PRIx32 " is not for fa3_%s",
+                     options->flags, first, arguments_of(phase)->name);
   if (options->flags & FA3_SCALE) {
     if (!isfinite(options->softmax_scale))
       return set_error(FA3_INVALID_SCALE, "softmax_scale is %g: expected a finite number",
@@ -244,8 +243,10 @@ static fa3_status set_longest(const struct options *options, struct problem *pro
   const bool paged = problem->features & FA3_FEATURE_PAGE_TABLE;
   if ((options->max_seqlen_q && !packed_q) || (options->max_seqlen_k && !packed_k && !paged)) {
     const char side = options->max_seqlen_q && !packed_q ? 'q' : 'k';
-    return set_error(FA3_INVALID_FLAGS, "max_seqlen_%c is %" PRId64 " without cu_seqlens_%c", side,
-                     side == 'q' ? options->max_seqlen_q : options->max_seqlen_k, side);
+    return set_error(
+        FA3_INVALID_FLAGS, "max_seqlen_%c is %" PRId64 " without cu_seqlens_%c%s", side,
+        side == 'q' ? options->max_seqlen_q : options->max_seqlen_k, side,
+        side == 'k' && find_argument(problem->phase, TENSOR_page_table) ? " or page_table" : "");
   }
   problem->max_seqlen_q = packed_q ? options->max_seqlen_q : problem->rows_q;
   problem->max_seqlen_k = packed_k ? options->max_seqlen_k : problem->rows_k;
@@ -284,7 +285,8 @@ fa3_status problem_from_args(fa3_phase phase, const void *args, struct problem *
   TRY(set_longest(&options, problem));
   problem->scale = options.flags & FA3_SCALE ? options.softmax_scale
                                              : (float)(1 / sqrt((double)problem->head_dim));
-  if (problem->heads_q != problem->heads_k) problem->features |= FA3_FEATURE_GROUPED_HEADS;
+  if (problem->heads_q && problem->heads_k && problem->heads_q != problem->heads_k)
+    problem->features |= FA3_FEATURE_GROUPED_HEADS;
   if (problem->softcap > 0) problem->features |= FA3_FEATURE_SOFTCAP;
   if (problem->accumulate) problem->features |= FA3_FEATURE_ACCUMULATE;
   if (options.flags & FA3_DETERMINISTIC) problem->features |= FA3_FEATURE_DETERMINISTIC;

@@ -15,6 +15,10 @@ bool dtype_is_float(fa3_dtype dtype) {
          dtype == FA3_FLOAT8_E4M3;
 }
 
+bool dtype_is_wide(fa3_dtype dtype) {
+  return dtype_is_float(dtype) && dtype != FA3_FLOAT8_E4M3;
+}
+
 const char *dtype_name(fa3_dtype dtype) {
   switch (dtype) {
     case FA3_FLOAT32:
@@ -139,6 +143,14 @@ fa3_status check_float(const char *name, const fa3_tensor *tensor) {
                    name, tensor->dtype, dtype_name(tensor->dtype));
 }
 
+fa3_status check_wide(const char *name, const fa3_tensor *tensor) {
+  if (dtype_is_wide(tensor->dtype)) return FA3_OK;
+  return set_error(FA3_INVALID_DTYPE,
+                   "%s.dtype is %" PRId32
+                   " (%s): expected FA3_FLOAT32, FA3_FLOAT16 or FA3_BFLOAT16",
+                   name, tensor->dtype, dtype_name(tensor->dtype));
+}
+
 fa3_status check_dtype(const char *name, const fa3_tensor *tensor, fa3_dtype expected) {
   if (tensor->dtype == expected) return FA3_OK;
   return set_error(FA3_INVALID_DTYPE, "%s.dtype is %" PRId32 " (%s): expected %s", name,
@@ -156,7 +168,7 @@ fa3_status check_computed_dtype(const char *name, const fa3_tensor *tensor, cons
                                 fa3_dtype expected) {
   if (tensor->dtype == FA3_FLOAT32) return FA3_OK;
   if (expected == FA3_FLOAT8_E4M3) {
-    if (tensor->dtype != expected && dtype_is_float(tensor->dtype)) return FA3_OK;
+    if (dtype_is_wide(tensor->dtype)) return FA3_OK;
     return set_error(FA3_INVALID_DTYPE,
                      "%s.dtype is %" PRId32
                      " (%s): with %s of FA3_FLOAT8_E4M3 expected FA3_FLOAT32, FA3_FLOAT16 or "

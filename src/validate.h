@@ -15,6 +15,9 @@ bool tensor_absent(const fa3_tensor *tensor);
 /* Of queries, keys, values. */
 bool dtype_is_float(fa3_dtype dtype);
 
+/* Of what is computed: any of those but E4M3. */
+bool dtype_is_wide(fa3_dtype dtype);
+
 /* Rank, reserved fields, extents, strides, and that no offset overflows. */
 fa3_status check_tensor(const char *name, const fa3_tensor *tensor, int32_t rank);
 
@@ -28,6 +31,7 @@ fa3_status check_output_strides(const char *name, const fa3_tensor *tensor);
 const char *dtype_name(fa3_dtype dtype);
 
 fa3_status check_float(const char *name, const fa3_tensor *tensor);
+fa3_status check_wide(const char *name, const fa3_tensor *tensor);
 fa3_status check_dtype(const char *name, const fa3_tensor *tensor, fa3_dtype expected);
 
 /* The dtype of another tensor, `whose` it is called; or, of what is computed, float32. */

@@ -307,6 +307,10 @@ static void test_combine(void **state) {
   assert_true(output[0] == 0 && lse[0] == -INFINITY);
   none.partial_output.shape[0] = none.partial_lse.shape[0] = 3;
   assert_int_equal(fa3_combine(&none), FA3_INVALID_SHAPE);
+  fa3_combine_args codes = combine;
+  codes.output.dtype = FA3_FLOAT8_E4M3;
+  assert_int_equal(fa3_combine(&codes), FA3_INVALID_DTYPE);
+  assert_non_null(strstr(fa3_last_error(), "output.dtype is 4 (FA3_FLOAT8_E4M3)"));
 }
 
 int main(void) {

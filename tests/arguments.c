@@ -82,10 +82,10 @@ static void test_scalars(void **state) {
   REFUSED(args->device.index = 1, FA3_INVALID_DEVICE, "device.index", "1");
   REFUSED(args->device.index = -1, FA3_INVALID_DEVICE, "device.index", "-1");
   REFUSED(args->stream = &call, FA3_INVALID_STREAM, "stream");
-  REFUSED_FORWARD(args->flags |= 8, FA3_INVALID_FLAGS, "flags", "0x8");
-  REFUSED_FORWARD(args->flags |= 16, FA3_INVALID_FLAGS, "flags", "0x10");
-  REFUSED(args->flags |= 32, FA3_INVALID_FLAGS, "flags", "0x20");
-  REFUSED(args->flags |= 0x80000000, FA3_INVALID_FLAGS, "flags", "0x80000000");
+  REFUSED_FORWARD(args->flags |= 8, FA3_INVALID_FLAGS, "flags", "0x8 is not for fa3_forward");
+  REFUSED_FORWARD(args->flags |= 16, FA3_INVALID_FLAGS, "flags", "0x10 is not for fa3_forward");
+  REFUSED(args->flags |= 32, FA3_INVALID_FLAGS, "flags", "0x20 is not for fa3_");
+  REFUSED(args->flags |= 0x80000000, FA3_INVALID_FLAGS, "flags", "0x80000000 is unknown");
   REFUSED(args->softmax_scale = NAN, FA3_INVALID_SCALE, "softmax_scale", "nan");
   REFUSED(args->softmax_scale = INFINITY, FA3_INVALID_SCALE, "softmax_scale", "inf");
   REFUSED(args->flags &= ~(uint32_t)FA3_SCALE, FA3_INVALID_FLAGS, "softmax_scale", "FA3_SCALE");
@@ -117,6 +117,7 @@ static void test_longest_of_dense_batches(void **state) {
   (void)state;
   REFUSED(args->max_seqlen_q = 3, FA3_INVALID_FLAGS, "max_seqlen_q", "3", "cu_seqlens_q");
   REFUSED(args->max_seqlen_k = 9, FA3_INVALID_FLAGS, "max_seqlen_k", "9", "cu_seqlens_k");
+  REFUSED_FORWARD(args->max_seqlen_k = 9, FA3_INVALID_FLAGS, "cu_seqlens_k or page_table");
 }
 
 /* What asks for nothing costs nothing, however often it asks. */

@@ -178,7 +178,7 @@ static void test_refusals(void **state) {
   REFUSED(args.codes_scale.strides[0] = 0, FA3_INVALID_STRIDE, "codes_scale.strides[0]");
   REFUSED(args.codes_scale_rows = -1, FA3_INVALID_SCALE, "codes_scale_rows is -1");
   REFUSED(args.codes_scale_rows = 2, FA3_INVALID_SHAPE, "codes_scale.rank is 2: with");
-  REFUSED(args.flags = FA3_CAUSAL, FA3_INVALID_FLAGS, "flags is 0x1");
+  REFUSED(args.flags = FA3_CAUSAL, FA3_INVALID_FLAGS, "flags is 0x1: 0x1 is not for fa3_quantize");
   REFUSED(args.seed = 7, FA3_INVALID_FLAGS, "seed is 7");
   REFUSED(args.num_threads = -1, FA3_INVALID_THREADS, "num_threads");
   REFUSED(args.stream = &args, FA3_INVALID_STREAM, "stream");

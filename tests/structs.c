@@ -125,22 +125,69 @@ static void test_supports_table(void **state) {
     }
 }
 
+/* Those of the other calls: new keys and values of one dtype into a cache of it or of codes; parts
+ * into any dtype but codes. */
+static void test_supports_other_calls(void **state) {
+  (void)state;
+  static const fa3_dtype dtypes[] = {0,  FA3_FLOAT32, FA3_FLOAT16, FA3_BFLOAT16, FA3_FLOAT8_E4M3,
+                                     77, FA3_INT32};
+  enum { DTYPES = sizeof dtypes / sizeof *dtypes };
+  for (int q = 0; q < DTYPES; q++)
+    for (int k = 0; k < DTYPES; k++)
+      for (int v = 0; v < DTYPES; v++) {
+        fa3_capability capability = usual_capability();
+        capability.phase = FA3_APPEND;
+        capability.query_dtype = dtypes[q];
+        capability.key_dtype = dtypes[k];
+        capability.value_dtype = dtypes[v];
+        const bool good = q >= 1 && q <= 4 && (k == q || k == 4) && v == k;
+        if (fa3_supports(&capability) != (good ? FA3_OK : FA3_UNSUPPORTED))
+          fail_msg("append, dtypes %d %d %d", dtypes[q], dtypes[k], dtypes[v]);
+      }
+  for (int o = 0; o < DTYPES; o++) {
+    fa3_capability capability = {.struct_size = sizeof capability, .phase = FA3_COMBINE};
+    capability.value_head_dim = 5;
+    capability.output_dtype = dtypes[o];
+    if (fa3_supports(&capability) != (o >= 1 && o <= 3 ? FA3_OK : FA3_UNSUPPORTED))
+      fail_msg("combine, dtype %d", dtypes[o]);
+  }
+  for (int head_dim = -8; head_dim <= 300; head_dim++) {
+    fa3_capability capability = usual_capability();
+    capability.phase = FA3_COMBINE;
+    capability.value_head_dim = head_dim;
+    assert_int_equal(fa3_supports(&capability), head_dim > 0 ? FA3_OK : FA3_UNSUPPORTED);
+    capability.phase = FA3_APPEND;
+    assert_int_equal(fa3_supports(&capability), head_dim > 0 ? FA3_OK : FA3_UNSUPPORTED);
+    capability.value_head_dim = 64;
+    capability.head_dim = head_dim;
+    assert_int_equal(fa3_supports(&capability), head_dim > 0 ? FA3_OK : FA3_UNSUPPORTED);
+    capability.key_dtype = capability.value_dtype = FA3_FLOAT8_E4M3;
+    const bool of_codes = head_dim > 0 && head_dim <= 256 && head_dim % 16 == 0;
+    assert_int_equal(fa3_supports(&capability), of_codes ? FA3_OK : FA3_UNSUPPORTED);
+  }
+}
+
 /* Each feature alone, in each phase: those of its tensors, and what has none. */
 static void test_supports_features(void **state) {
   (void)state;
-  for (fa3_phase phase = FA3_FORWARD; phase <= FA3_BACKWARD; phase++) {
-    fa3_features known =
-        FA3_FEATURE_GROUPED_HEADS | FA3_FEATURE_CAUSAL | FA3_FEATURE_WINDOW | FA3_FEATURE_SOFTCAP;
-    if (phase == FA3_BACKWARD) known |= FA3_FEATURE_ACCUMULATE | FA3_FEATURE_DETERMINISTIC;
+  static const fa3_phase phases[] = {FA3_FORWARD, FA3_BACKWARD, FA3_QUANTIZE, FA3_APPEND,
+                                     FA3_COMBINE};
+  for (size_t p = 0; p < sizeof phases / sizeof *phases; p++) {
+    const fa3_phase phase = phases[p];
+    const bool attends = phase == FA3_FORWARD || phase == FA3_BACKWARD;
     const struct argument_struct *list = arguments_of(phase);
+    fa3_features known = attends || phase == FA3_APPEND ? FA3_FEATURE_GROUPED_HEADS : 0;
+    if (attends) known |= FA3_FEATURE_CAUSAL | FA3_FEATURE_WINDOW | FA3_FEATURE_SOFTCAP;
+    if (phase == FA3_BACKWARD) known |= FA3_FEATURE_ACCUMULATE | FA3_FEATURE_DETERMINISTIC;
     for (int i = 0; i < list->count; i++) known |= tensor_rows[list->arguments[i].tensor].feature;
     for (int bit = 0; bit < 64; bit++) {
       const bool good = known >> bit & 1;
       fa3_capability capability = usual_capability();
       capability.phase = phase;
+      if (phase == FA3_QUANTIZE) capability.output_dtype = FA3_FLOAT8_E4M3;
       capability.features = (fa3_features)1 << bit;
       assert_int_equal(fa3_supports(&capability), good ? FA3_OK : FA3_UNSUPPORTED);
-      if (!good) assert_message(phase == FA3_FORWARD ? "forward" : "backward");
+      if (!good) assert_message(list->name);
       if (!good) assert_message("features");
     }
   }
@@ -440,6 +487,7 @@ int main(void) {
       cmocka_unit_test(test_an_older_caller),
       cmocka_unit_test(test_args_end_where_they_say),
       cmocka_unit_test(test_supports_table),
+      cmocka_unit_test(test_supports_other_calls),
       cmocka_unit_test(test_supports_features),
       cmocka_unit_test(test_supports_refuses),
       cmocka_unit_test(test_kernel_table),

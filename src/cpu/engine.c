@@ -83,16 +83,46 @@ static fa3_status check_head_dims(const fa3_capability *capability) {
   return check_head_dim("value_head_dim", capability->value_head_dim, dtype);
 }
 
+/* Of a call that copies or sums rows of any width. */
+static fa3_status check_positive(const char *name, int32_t head_dim) {
+  if (head_dim > 0) return FA3_OK;
+  return set_error(FA3_UNSUPPORTED, "%s is %d: expected 1 or more", name, head_dim);
+}
+
 static bool is_output_dtype(fa3_dtype dtype, fa3_dtype of) {
   if (of == FA3_FLOAT8_E4M3) return is_input_dtype(FA3_BACKWARD, dtype);
   return dtype == of || dtype == FA3_FLOAT32;
 }
 
+static fa3_status supports_append(const fa3_capability *capability) {
+  const fa3_dtype fresh = capability->query_dtype, cached = capability->key_dtype;
+  if (!dtype_is_float(fresh))
+    return set_error(FA3_UNSUPPORTED,
+                     "query_dtype, that of new_key, is %d (%s): expected FA3_FLOAT32, FA3_FLOAT16, "
+                     "FA3_BFLOAT16 or FA3_FLOAT8_E4M3",
+                     fresh, dtype_name(fresh));
+  if ((cached != fresh && cached != FA3_FLOAT8_E4M3) || capability->value_dtype != cached)
+    return set_error(FA3_UNSUPPORTED,
+                     "key_dtype is %s and value_dtype is %s: expected new_key's, %s, or "
+                     "FA3_FLOAT8_E4M3, for both",
+                     dtype_name(cached), dtype_name(capability->value_dtype), dtype_name(fresh));
+  if (cached == FA3_FLOAT8_E4M3) return check_head_dims(capability);
+  TRY(check_positive("head_dim", capability->head_dim));
+  return check_positive("value_head_dim", capability->value_head_dim);
+}
+
+static fa3_status supports_combine(const fa3_capability *capability) {
+  if (!dtype_is_wide(capability->output_dtype))
+    return set_error(FA3_UNSUPPORTED,
+                     "output_dtype is %d (%s): expected FA3_FLOAT32, FA3_FLOAT16 or FA3_BFLOAT16",
+                     capability->output_dtype, dtype_name(capability->output_dtype));
+  return check_positive("value_head_dim", capability->value_head_dim);
+}
+
 static fa3_status supports(const fa3_capability *capability) {
   const fa3_dtype dtype = capability->query_dtype, cached = capability->key_dtype;
-  if (capability->phase == FA3_COMBINE) return FA3_OK;
-  if (capability->phase == FA3_APPEND)
-    return cached == FA3_FLOAT8_E4M3 ? check_head_dims(capability) : FA3_OK;
+  if (capability->phase == FA3_APPEND) return supports_append(capability);
+  if (capability->phase == FA3_COMBINE) return supports_combine(capability);
   if (capability->phase == FA3_QUANTIZE) return cpu_supports_quantize(capability);
   if (!is_input_dtype(capability->phase, dtype))
     return set_error(FA3_UNSUPPORTED,
