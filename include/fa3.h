@@ -424,7 +424,7 @@ typedef struct fa3_forward_args {
 
   /* Optional, float32, of E4M3 tensors alone: an element's value is its code times a scale; without
    * one it is the code's. Strides are free. A scale is positive or 0 (below 0 the result is
-   * unspecified); NaN and infinity reach the rows that see them.
+   * unspecified); one of NaN or infinity gives NaN in the rows that see it.
    *
    *   (1)                        one scale of the whole tensor
    *   (batch, heads)             one of each head of each sequence

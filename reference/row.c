@@ -76,19 +76,24 @@ int64_t row_value_index(const fa3_tensor *tensor, const fa3_tensor *cu_seqlens, 
   return batch * stride[0] + head * stride[1] + row * stride[2];
 }
 
+static double load_scale(const fa3_tensor *scale, int64_t index) {
+  const double number = reference_load(scale, index);
+  return isfinite(number) ? number : NAN;
+}
+
 /* What the codes of a row are multiplied by: the words of fa3.h. `entry` is a batch entry or a
  * page, and `at` the row in it. */
 static double scale_of(const fa3_tensor *scale, int64_t rows, const fa3_tensor *cu_seqlens,
                        int64_t sequence, int64_t entry, int64_t head, int64_t at) {
   const int64_t *stride = scale->strides;
   if (!scale->data) return 1;
-  if (scale->rank == 1) return reference_load(scale, 0);
+  if (scale->rank == 1) return load_scale(scale, 0);
   if (cu_seqlens->data && rows) {
     const int64_t block = first_row(cu_seqlens, sequence) / rows + sequence + at / rows;
-    return reference_load(scale, head * stride[0] + block * stride[1]);
+    return load_scale(scale, head * stride[0] + block * stride[1]);
   }
   const int64_t first = (cu_seqlens->data ? sequence : entry) * stride[0] + head * stride[1];
-  return reference_load(scale, first + (rows ? at / rows * stride[2] : 0));
+  return load_scale(scale, first + (rows ? at / rows * stride[2] : 0));
 }
 
 int64_t sequence_rows(const fa3_tensor *tensor, const fa3_tensor *cu_seqlens,

@@ -146,6 +146,36 @@ static void test_a_sequence_alone_gives_the_same_bits(void **state) {
   free(cache);
 }
 
+/* Also of a zero's sign: a sequence of one part, alone and beside one of several. */
+static void test_a_negative_zero_stays(void **state) {
+  (void)state;
+  enum { LONG = 256, DIM = 8 };
+  static float query[2 * DIM], key[2 * LONG * DIM], value[2 * LONG * DIM], output[2][2 * DIM];
+  int32_t used[2] = {64, LONG};
+  /* The first key has most of the weight, and the others' products are below every float. */
+  for (int i = 0; i < 2 * LONG * DIM; i++) value[i] = -0x1p-149f;
+  for (int i = 0; i < 2 * LONG; i++) key[i * DIM] = i % LONG ? -3 : 0;
+  for (int b = 0; b < 2; b++) {
+    query[b * DIM] = 1;
+    for (int d = 0; d < DIM; d++) value[b * LONG * DIM + d] = -0.0f;
+  }
+  for (int batch = 1; batch <= 2; batch++) {
+    fa3_forward_args args = {.struct_size = sizeof args, .flags = FA3_SCALE, .softmax_scale = 1};
+    args.query = fa3_dense(query, FA3_FLOAT32, batch, 1, 1, DIM);
+    args.key = fa3_dense(key, FA3_FLOAT32, batch, LONG, 1, DIM);
+    args.value = fa3_dense(value, FA3_FLOAT32, batch, LONG, 1, DIM);
+    args.output = fa3_dense(output[batch - 1], FA3_FLOAT32, batch, 1, 1, DIM);
+    args.seqused_k = fa3_vector(used, FA3_INT32, batch);
+    args.split_keys = 64;
+    if (fa3_forward_workspace(&args, &args.workspace_size)) fail_msg("%s", fa3_last_error());
+    args.workspace = malloc(args.workspace_size + 1);
+    assert_non_null(args.workspace);
+    if (fa3_forward(&args)) fail_msg("%s", fa3_last_error());
+    free(args.workspace);
+  }
+  same_bits(output[0], output[1], DIM);
+}
+
 /* Batches of 1 to 64: each sequence's output is the same, whatever its place and its company. */
 static void test_any_batch_gives_the_same_bits(void **state) {
   (void)state;
@@ -253,6 +283,7 @@ int main(void) {
       cmocka_unit_test(test_pages_change_no_bit),
       cmocka_unit_test(test_a_sequence_alone_gives_the_same_bits),
       cmocka_unit_test(test_any_batch_gives_the_same_bits),
+      cmocka_unit_test(test_a_negative_zero_stays),
       cmocka_unit_test(test_refusals),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

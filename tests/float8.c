@@ -245,6 +245,36 @@ static void test_nan_code(void **state) {
   }
 }
 
+/* A scale of infinity gives NaN, whatever the signs of what it scales, with few queries and many.
+ */
+static void test_infinite_scale(void **state) {
+  (void)state;
+  enum { MANY = 40, KEYS = 5, DIM = 16 };
+  static uint8_t numbers[2][MANY * DIM];
+  static float output[MANY * DIM], scale[3][KEYS];
+  memset(numbers[0], e4m3_from_float(-1), sizeof numbers[0]);
+  memset(numbers[1], e4m3_from_float(1), sizeof numbers[1]);
+  for (int which = 0; which < 3; which++)
+    for (int64_t queries = 1; queries <= MANY; queries += MANY - 1) {
+      fa3_forward_args args = {.struct_size = sizeof args};
+      args.query = fa3_dense(numbers[0], FA3_FLOAT8_E4M3, 1, queries, 1, DIM);
+      args.key = fa3_dense(numbers[1], FA3_FLOAT8_E4M3, 1, KEYS, 1, DIM);
+      args.value = fa3_dense(numbers[which < 2], FA3_FLOAT8_E4M3, 1, KEYS, 1, DIM);
+      args.output = fa3_dense(output, FA3_FLOAT32, 1, queries, 1, DIM);
+      for (int i = 0; i < 3; i++)
+        for (int k = 0; k < KEYS; k++) scale[i][k] = i == which && (k == 2 || !i) ? INFINITY : 1;
+      args.query_scale = fa3_vector(scale[0], FA3_FLOAT32, 1);
+      args.key_scale = fa3_lse(scale[1], 1, 1, KEYS);
+      args.value_scale = fa3_lse(scale[2], 1, 1, KEYS);
+      args.key_scale_rows = args.value_scale_rows = 1;
+      memset(output, 0, sizeof output);
+      run(&args);
+      for (int64_t i = 0; i < queries * DIM; i++)
+        if (!isnan(output[i]))
+          fail_msg("scale %d, %d queries: %g", which, (int)queries, (double)output[i]);
+    }
+}
+
 static void refuse(const fa3_forward_args *args, fa3_status status, const char *text) {
   size_t bytes;
   assert_int_equal(fa3_forward_workspace(args, &bytes), status);
@@ -321,10 +351,11 @@ static void test_dlpack(void **state) {
 int main(void) {
   level_require();
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_every_code),    cmocka_unit_test(test_rounding),
-      cmocka_unit_test(test_scales),        cmocka_unit_test(test_packed_scales),
-      cmocka_unit_test(test_output_dtypes), cmocka_unit_test(test_nan_code),
-      cmocka_unit_test(test_refusals),      cmocka_unit_test(test_dlpack),
+      cmocka_unit_test(test_every_code),     cmocka_unit_test(test_rounding),
+      cmocka_unit_test(test_scales),         cmocka_unit_test(test_packed_scales),
+      cmocka_unit_test(test_output_dtypes),  cmocka_unit_test(test_nan_code),
+      cmocka_unit_test(test_refusals),       cmocka_unit_test(test_dlpack),
+      cmocka_unit_test(test_infinite_scale),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

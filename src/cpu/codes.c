@@ -3,7 +3,9 @@
 #include "float8.h"
 
 void decode_row(const char *codes, int64_t width, float scale, float *values) {
-  for (int64_t i = 0; i < width; i++) values[i] = float_from_e4m3((uint8_t)codes[i]) * scale;
+  /* Infinity times a code could become a score of -infinity, which hides it. */
+  const float factor = isfinite(scale) ? scale : NAN;
+  for (int64_t i = 0; i < width; i++) values[i] = float_from_e4m3((uint8_t)codes[i]) * factor;
 }
 
 float scale_for(float largest) {

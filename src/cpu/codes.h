@@ -4,7 +4,7 @@
 
 #include "problem.h"
 
-/* `width` codes times their scale. */
+/* `width` codes times their scale; NaN where that is not finite. */
 void decode_row(const char *codes, int64_t width, float scale, float *values);
 
 /* The least scale that holds values up to `largest`. A normal number, so that its inverse is

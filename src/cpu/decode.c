@@ -170,7 +170,7 @@ static void find_scales(const struct few *few, const float *first, const struct 
                         int64_t k, float *scales) {
   for (int64_t head = 0; head < few->heads; head++) {
     const float here = first ? first[head * scale->stride_head] : 1;
-    /* Infinity times a sum of codes could become a score that hides it. */
+    /* As in decode_row. */
     scales[head * FEW_KEYS + k] = isfinite(here) ? here * CODE_FACTOR : NAN;
   }
 }
@@ -281,7 +281,19 @@ static void leave_results(const struct decode_call *call, const struct few *few,
   }
 }
 
-/* Of the few's one head. */
+/* Of the few's one head: what the first part left, bit for bit (a negative zero added to a zero
+ * would lose its sign). */
+static void take_result(const struct few *few, const float *result) {
+  const int64_t width = few->problem->value_head_dim;
+  for (int64_t row = 0; row < few->rows; row++) {
+    few->scratch.maximum[row] = result[row];
+    few->scratch.sum[row] = result[FEW_ROWS + row];
+    memcpy(few->scratch.output + row * few->output_stride, result + 2 * FEW_ROWS + row * width,
+           (size_t)width * sizeof *result);
+  }
+}
+
+/* What another part left. */
 static void add_result(const struct few *few, const float *result) {
   const int64_t width = few->problem->value_head_dim;
   const float to_exponent = fminf(score_scale(few->problem) * 1.44269504f, FLT_MAX);
@@ -356,10 +368,10 @@ static void run_merge(void *argument, int64_t pair, int32_t place) {
   const struct sequence sequence = problem_sequence(call->problem, pair / heads_k);
   struct few few;
   if (!find_rows(call, &sequence, pair % heads_k, 1, place, &few)) return;
-  for (int64_t part = 0; part < call->parts; part++) {
+  take_result(&few, result_of(call, sequence.index, few.head_k, 0));
+  for (int64_t part = 1; part < call->parts; part++) {
     const struct key_range keys = keys_of_part(call, &sequence, part);
-    if (part == 0 || keys.begin < keys.end)
-      add_result(&few, result_of(call, sequence.index, few.head_k, part));
+    if (keys.begin < keys.end) add_result(&few, result_of(call, sequence.index, few.head_k, part));
   }
   store_rows(&few);
 }
