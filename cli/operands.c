@@ -85,11 +85,11 @@ static fa3_tensor view_of(const struct operands *operands, enum tensor tensor,
 /* A scale is in the API's order, whatever the layout; a single number may have no dimension. */
 static fa3_tensor view_of_scale(const struct loaded_tensor *loaded) {
   fa3_tensor view = {.data = loaded->data, .dtype = loaded->dtype, .rank = loaded->rank};
-  int64_t stride = 1;
+  uint64_t stride = 1; /* as in view_of */
   for (int d = loaded->rank - 1; d >= 0; d--) {
     view.shape[d] = loaded->shape[d];
-    view.strides[d] = stride;
-    stride *= loaded->shape[d];
+    view.strides[d] = (int64_t)stride;
+    stride *= (uint64_t)loaded->shape[d];
   }
   if (loaded->rank) return view;
   view.rank = 1;

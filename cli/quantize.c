@@ -36,7 +36,7 @@ struct quantize_options {
   struct source_rules rules;
   const char *out;
   int64_t rows; /* that share a scale, or PER_SEQUENCE, or PER_TENSOR */
-  int64_t seed;
+  int64_t seed; /* -1: not given */
   bool heads_first;
   bool rotate;
   bool subtract_mean;
@@ -107,7 +107,7 @@ static void check(const struct quantize_options *quantize, struct argp_state *st
   if (quantize->out && !path_has_suffix(quantize->out, ".safetensors"))
     argp_error(state, "--out %s: expected a .safetensors file: .npy has no type for E4M3",
                quantize->out);
-  if (quantize->seed && !quantize->rotate) argp_error(state, "--seed needs --rotate");
+  if (quantize->seed >= 0 && !quantize->rotate) argp_error(state, "--seed needs --rotate");
 }
 
 static void parse_rows(const char *text, struct quantize_options *quantize,
@@ -253,17 +253,17 @@ static int quantize_input(const struct quantize_options *quantize, int which, st
   TRY(loaded_tensor_make(&coded->scale, "scales"));
   args.codes_scale =
       (fa3_tensor){.data = coded->scale.data, .dtype = FA3_FLOAT32, .rank = coded->scale.rank};
-  int64_t stride = 1;
+  uint64_t stride = 1; /* it may overflow where there are no elements */
   for (int d = coded->scale.rank - 1; d >= 0; d--) {
     args.codes_scale.shape[d] = coded->scale.shape[d];
-    args.codes_scale.strides[d] = stride;
-    stride *= coded->scale.shape[d] ? coded->scale.shape[d] : 1;
+    args.codes_scale.strides[d] = (int64_t)stride;
+    stride *= (uint64_t)coded->scale.shape[d];
   }
   coded->scale_rows = args.codes_scale_rows = quantize->rows > 0 ? quantize->rows : 0;
   if (packed) args.cu_seqlens_q = fa3_vector(coded->starts.data, FA3_INT32, sequences + 1);
   if (quantize->rotate && which != VALUE) {
     args.flags |= FA3_ROTATE;
-    args.seed = (uint64_t)quantize->seed;
+    args.seed = quantize->seed < 0 ? 0 : (uint64_t)quantize->seed;
   }
   if (quantize->subtract_mean && which == KEY) args.flags |= FA3_SUBTRACT_MEAN;
   const fa3_status status = fa3_quantize(&args);
@@ -300,6 +300,19 @@ static void print(const struct coded *coded) {
              loaded_tensor_elements(&coded[i].codes), loaded_tensor_elements(&coded[i].scale));
 }
 
+/* An option that says something of a tensor which is not there. */
+static int check_given(const struct quantize_options *quantize, const struct coded *coded) {
+  const bool query = coded[QUERY].input.given, key = coded[KEY].input.given;
+  const bool value = coded[VALUE].input.given;
+  if (quantize->rotate && !query && !key)
+    return fail(EXIT_USAGE, "--rotate: there is no query and no key");
+  if (quantize->subtract_mean && !key) return fail(EXIT_USAGE, "--subtract-mean: there is no key");
+  if (quantize->starts[0] && !query) return fail(EXIT_USAGE, "--cu-seqlens-q: there is no query");
+  if (quantize->starts[1] && !key && !value)
+    return fail(EXIT_USAGE, "--cu-seqlens-k: there is no key and no value");
+  return 0;
+}
+
 static int quantize_files(const struct quantize_options *quantize, struct coded *coded,
                           struct output_file *file) {
   bool any = false;
@@ -310,6 +323,7 @@ static int quantize_files(const struct quantize_options *quantize, struct coded 
   if (!any)
     return fail(EXIT_INPUT, "%s: has no tensor 'query', 'key' or 'value'",
                 quantize->rules.container);
+  TRY(check_given(quantize, coded));
   TRY(output_file_begin(quantize->out, file));
   int code = 0;
   for (int i = 0; i < INPUTS && !code; i++)
@@ -337,7 +351,7 @@ int command_quantize(int argc, char **argv) {
       NULL,
       NULL,
       NULL};
-  struct quantize_options quantize = {.rows = 128};
+  struct quantize_options quantize = {.rows = 128, .seed = -1};
   struct coded coded[INPUTS] = {0};
   static struct output_file file;
   if (argp_parse(&argp, argc, argv, 0, NULL, &quantize)) return fail(EXIT_USAGE, "%m");

@@ -146,6 +146,7 @@ class Quantize(program.ProgramTest):
                 ({"key_scale": ("F16", [4, 2], four)}, ["key_scale'", "dtype"]),
                 ({"key_scale": ("F64", [2], four)}, ["key_scale'", "expected float32"]),
                 ({"key_scale": ("F32", [1, 1, 2, 2], four)}, ["key_scale'", "rank"]),
+                ({"key_scale": ("F32", [0, 2**40, 2**20], b"")}, ["key_scale'", "rank"]),
                 ({"key_scale_rows": ("I64", [1], (2).to_bytes(8, "little"))}, ["key_scale is absent"]),
                 ({"key_scale_rows": ("F32", [4], four)}, ["key_scale_rows'", "expected one int64"])):
             self.write_raw("x.safetensors", **good, **wrong)
@@ -187,6 +188,15 @@ class Quantize(program.ProgramTest):
                               (["--seed needs --rotate"], ["--in", "in.safetensors", "--out", "o.safetensors",
                                                            "--seed", "3"])):
             self.refuse(USAGE, text, "quantize", *options)
+        save_file({"v": np.zeros((9, 2, 16), np.float32)}, self.path("v.safetensors"))
+        for text, options in ((["--rotate: there is no query and no key"], ["--rotate", "--seed", 2]),
+                              (["--subtract-mean: there is no key"], ["--subtract-mean"]),
+                              (["--cu-seqlens-q: there is no query"], ["--cu-seqlens-q", "0,9"]),
+                              (["--seed needs --rotate"], ["--seed", 0])):
+            self.refuse(USAGE, text, "quantize", "--in", "v.safetensors", "--out", "o.safetensors", *options)
+        save_file({"q": np.zeros((9, 2, 16), np.float32)}, self.path("q.safetensors"))
+        self.refuse(USAGE, ["--cu-seqlens-k: there is no key and no value"], "quantize", "--in",
+                    "q.safetensors", "--out", "o.safetensors", "--cu-seqlens-k", "0,9")
         save_file({"other": np.zeros(3, np.float32)}, self.path("other.safetensors"))
         self.refuse(INPUT, ["no tensor 'query'"], "quantize", "--in", "other.safetensors", "--out",
                     "o.safetensors")
