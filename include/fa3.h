@@ -594,8 +594,8 @@ typedef struct fa3_append_args {
    *
    * With ..._scale_rows 1 each row of a head has a scale of its own, which is written: the largest
    * finite magnitude / 448, at least 2^-126. Other scales are the caller's and read; where one is
-   * 0, codes are finite. They are refused for new rows that are E4M3: their codes are copied, and
-   * their scales are the caller's to copy. */
+   * 0, codes of finite numbers are finite. They are refused for new rows that are E4M3: their codes
+   * are copied, and their scales are the caller's to copy. */
   fa3_tensor key_scale;
   fa3_tensor value_scale;
   int64_t key_scale_rows; /* rows that share a scale; 0: all of a sequence, or page */

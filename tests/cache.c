@@ -154,8 +154,8 @@ static void test_a_negative_zero_stays(void **state) {
   int32_t used[2] = {64, LONG};
   /* The first key has most of the weight, and the others' products are below every float. */
   for (int i = 0; i < 2 * LONG * DIM; i++) value[i] = -0x1p-149f;
-  for (int i = 0; i < 2 * LONG; i++) key[i * DIM] = i % LONG ? -3 : 0;
-  for (int b = 0; b < 2; b++) {
+  for (int64_t i = 0; i < (int64_t)2 * LONG; i++) key[i * DIM] = i % LONG ? -3 : 0;
+  for (int64_t b = 0; b < 2; b++) {
     query[b * DIM] = 1;
     for (int d = 0; d < DIM; d++) value[b * LONG * DIM + d] = -0.0f;
   }

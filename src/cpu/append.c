@@ -4,21 +4,15 @@
 
 #include "cache.h"
 #include "codes.h"
+#include "head_dim.h"
 #include "integer.h"
-#include "processors.h"
 #include "rotary.h"
 #include "scale.h"
 #include "threads.h"
+#include "work.h"
 
 /* A thread's task; fewer rows are not worth waking one. */
 enum { ROWS_OF_TASK = 16 };
-
-static int32_t threads_of(const struct problem *problem, int64_t tasks) {
-  const int32_t threads = problem->num_threads ? problem->num_threads : default_threads();
-  return (int32_t)larger(smaller(smaller(threads, MOST_THREADS), tasks), 1);
-}
-
-enum { WIDEST_OF_CODES = 256 }; /* head dim */
 
 /* A head of `width` numbers as codes: of the scale that is there, or of one of its own, which is
  * written. */
@@ -37,10 +31,11 @@ static void quantise_head(const struct problem *problem, const struct sequence *
   const char *new_key = element(&problem->new_key, sequence->batch_q, at, head);
   const char *new_value = element(&problem->new_value, sequence->batch_q, at, head);
   const fa3_dtype dtype = problem->new_key.dtype;
-  float numbers[WIDEST_OF_CODES];
-  for (int64_t i = 0; i < problem->head_dim; i++) numbers[i] = load_element(new_key, dtype, i);
+  float numbers[LARGEST_HEAD_DIM];
   if (problem->rotary_cos.dtype)
     turn_head(problem, new_key, dtype, position, (char *)numbers, FA3_FLOAT32);
+  else
+    for (int64_t i = 0; i < problem->head_dim; i++) numbers[i] = load_element(new_key, dtype, i);
   write_codes(numbers, problem->head_dim, key_scale_at(problem, sequence, head, place),
               problem->key_scale_rows == 1, cache_row(&problem->key, sequence, key, head));
   for (int64_t i = 0; i < problem->value_head_dim; i++)
@@ -97,5 +92,5 @@ void cpu_append(const struct problem *problem) {
     longest = larger(longest, problem_sequence(problem, batch).seqlen_q);
   struct append_call call = {problem, divide_up(longest, ROWS_OF_TASK)};
   const int64_t tasks = problem->batch * call.parts;
-  if (tasks) threads_for(threads_of(problem, tasks), tasks, append_part, &call);
+  threads_for(work_task_threads(problem, tasks), tasks, append_part, &call);
 }

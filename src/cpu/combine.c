@@ -3,8 +3,13 @@
 #include "append.h"
 #include "element.h"
 #include "integer.h"
-#include "processors.h"
 #include "threads.h"
+#include "work.h"
+
+enum {
+  ROWS_OF_THREAD = 16, /* fewer are not worth waking one */
+  BLOCK = 64           /* elements of a row that are summed together */
+};
 
 /* What a set counts for; where it has seen no key, nothing of it is read. */
 static float weight_of(float lse, float top) {
@@ -28,14 +33,18 @@ static void combine_row(const struct problem *problem, int64_t batch, int64_t ro
   }
   for (int64_t set = 0; set < sets; set++)
     sum += weight_of(partial_lse(problem, set, batch, row, head), top);
-  for (int64_t d = 0; d < output->dim; d++) {
-    float x = 0;
+  for (int64_t first = 0; first < output->dim; first += BLOCK) {
+    const int64_t width = smaller(BLOCK, output->dim - first);
+    float x[BLOCK] = {0};
     for (int64_t set = 0; set < sets; set++) {
       const float weight = weight_of(partial_lse(problem, set, batch, row, head), top);
       const char *from = element(&problem->partial_output, set * output->batch + batch, row, head);
-      if (weight != 0) x += weight * load_element(from, FA3_FLOAT32, d);
+      if (weight == 0) continue;
+      for (int64_t d = 0; d < width; d++)
+        x[d] += weight * load_element(from, FA3_FLOAT32, first + d);
     }
-    store_element(to, output->dtype, d, sum == 0 ? 0 : x / sum);
+    for (int64_t d = 0; d < width; d++)
+      store_element(to, output->dtype, first + d, sum == 0 ? 0 : x[d] / sum);
   }
   if (problem->lse.dtype)
     *(float *)(void *)element(&problem->lse, batch, row, head) =
@@ -53,8 +62,5 @@ static void combine_heads(void *argument, int64_t task, int32_t place) {
 void cpu_combine(const struct problem *problem) {
   struct problem ours = *problem;
   const int64_t tasks = problem->output.batch * problem->rows_q;
-  const int32_t threads = problem->num_threads ? problem->num_threads : default_threads();
-  if (tasks)
-    threads_for((int32_t)larger(smaller(smaller(threads, MOST_THREADS), tasks / 16), 1), tasks,
-                combine_heads, &ours);
+  threads_for(work_task_threads(problem, tasks / ROWS_OF_THREAD), tasks, combine_heads, &ours);
 }

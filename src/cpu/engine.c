@@ -9,12 +9,11 @@
 #include "backward.h"
 #include "error.h"
 #include "forward.h"
+#include "head_dim.h"
 #include "level.h"
 #include "processors.h"
 #include "quantize.h"
 #include "validate.h"
-
-enum { LARGEST_HEAD_DIM = 256 };
 
 /* The last of the forward pass alone. */
 static const fa3_dtype dtypes[] = {FA3_FLOAT32, FA3_FLOAT16, FA3_BFLOAT16, FA3_FLOAT8_E4M3};

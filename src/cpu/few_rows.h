@@ -14,11 +14,12 @@
 #include <float.h>
 #include <string.h>
 
+#include "head_dim.h"
 #include "product.h"
 #include "routines.h"
 #include "widen.h"
 
-enum { STREAMS = 4, FEW_WIDEST = 256, PAIR = 2 * VECTOR };
+enum { STREAMS = 4, PAIR = 2 * VECTOR };
 
 /* Keys of a stream; only the last streams may have fewer. */
 INLINE int64_t few_stream(const struct few_rows_step *s) {
@@ -30,7 +31,7 @@ struct few_columns {
   const char *rows[STREAMS];
   int64_t keys[STREAMS]; /* which they are */
   int64_t count;         /* the first one stands in for those that are not there */
-  uint16_t widened[STREAMS * FEW_WIDEST] __attribute__((aligned(64)));
+  uint16_t widened[STREAMS * LARGEST_HEAD_DIM] __attribute__((aligned(64)));
 };
 
 /* The keys at a place of the streams. */
@@ -49,8 +50,8 @@ INLINE void few_find(struct few_columns *columns, const char *const *rows, int64
   for (int64_t k = 0; k < STREAMS; k++) {
     columns->rows[k] = rows[columns->keys[k < columns->count ? k : 0]] + offset;
     if (dtype != FA3_FLOAT8_E4M3) continue;
-    widen_codes(columns->rows[k], width, columns->widened + k * FEW_WIDEST);
-    columns->rows[k] = (const char *)(columns->widened + k * FEW_WIDEST);
+    widen_codes(columns->rows[k], width, columns->widened + k * LARGEST_HEAD_DIM);
+    columns->rows[k] = (const char *)(columns->widened + k * LARGEST_HEAD_DIM);
   }
 }
 

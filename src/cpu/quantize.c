@@ -5,16 +5,15 @@
 #include "codes.h"
 #include "element.h"
 #include "error.h"
-#include "processors.h"
+#include "head_dim.h"
 #include "rotary.h"
 #include "scale.h"
 #include "threads.h"
 #include "validate.h"
+#include "work.h"
 
-enum {
-  LARGEST_HEAD_DIM = 256,
-  ROWS_OF_TASK = 16 /* at least; fewer are not worth waking a thread */
-};
+/* At least; fewer are not worth waking a thread. */
+enum { ROWS_OF_TASK = 16 };
 
 fa3_status cpu_supports_quantize(const fa3_capability *capability) {
   const fa3_dtype from = capability->query_dtype, to = capability->output_dtype;
@@ -208,8 +207,7 @@ void cpu_quantize(const struct problem *problem) {
   call.parts = divide_up(longest, call.part_rows);
   if (problem->rotate) set_factors(problem, call.factors);
   const int64_t tasks = problem->batch * problem->heads_q * call.parts;
-  const int32_t most = problem->num_threads ? problem->num_threads : default_threads();
-  const int32_t threads = (int32_t)smaller(smaller(most, MOST_THREADS), tasks);
+  const int32_t threads = work_task_threads(problem, tasks);
   if (one_scale) {
     threads_for(threads, tasks, measure_part, &call);
     float largest = 0;

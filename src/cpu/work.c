@@ -34,6 +34,12 @@ struct work work_of(const struct problem *problem) {
   return work;
 }
 
+/* The most that the caller allows. */
+static int32_t threads_allowed(const struct problem *problem) {
+  const int32_t asked = problem->num_threads ? problem->num_threads : default_threads();
+  return (int32_t)smaller(asked, MOST_THREADS);
+}
+
 static int32_t threads_worth(double multiply_adds, int32_t most) {
   const double worth = multiply_adds / least_multiply_adds;
   return worth < most ? (int32_t)larger((int64_t)worth, 1) : most;
@@ -42,13 +48,16 @@ static int32_t threads_worth(double multiply_adds, int32_t most) {
 int32_t work_most_threads(const struct problem *problem) {
   const bool packed_q = problem->features & FA3_FEATURE_VARLEN_QUERY;
   const bool packed_k = problem->features & FA3_FEATURE_VARLEN_KEY;
-  const int32_t asked = problem->num_threads ? problem->num_threads : default_threads();
   const double sequences = packed_q && packed_k ? 1 : (double)problem->batch;
   return threads_worth(
       sequences * multiply_adds(problem, (double)problem->rows_q, (double)problem->rows_k),
-      (int32_t)smaller(asked, MOST_THREADS));
+      threads_allowed(problem));
 }
 
 int32_t work_threads(const struct work *work, int32_t most) {
   return threads_worth(work->multiply_adds, most);
+}
+
+int32_t work_task_threads(const struct problem *problem, int64_t tasks) {
+  return (int32_t)larger(smaller(threads_allowed(problem), tasks), 1);
 }

@@ -21,4 +21,7 @@ int32_t work_most_threads(const struct problem *problem);
 /* As many of them as have enough to do. */
 int32_t work_threads(const struct work *work, int32_t most);
 
+/* Of a call of so many tasks that are each worth a thread: at least 1. */
+int32_t work_task_threads(const struct problem *problem, int64_t tasks);
+
 #endif
