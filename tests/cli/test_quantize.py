@@ -146,7 +146,7 @@ class Quantize(program.ProgramTest):
                 ({"key_scale": ("F16", [4, 2], four)}, ["key_scale'", "dtype"]),
                 ({"key_scale": ("F64", [2], four)}, ["key_scale'", "expected float32"]),
                 ({"key_scale": ("F32", [1, 1, 2, 2], four)}, ["key_scale'", "rank"]),
-                ({"key_scale": ("F32", [0, 2**40, 2**20], b"")}, ["key_scale'", "rank"]),
+                ({"key_scale": ("F32", [0, 2**40, 2**40], b"")}, ["key_scale'", "rank"]),
                 ({"key_scale_rows": ("I64", [1], (2).to_bytes(8, "little"))}, ["key_scale is absent"]),
                 ({"key_scale_rows": ("F32", [4], four)}, ["key_scale_rows'", "expected one int64"])):
             self.write_raw("x.safetensors", **good, **wrong)
@@ -154,6 +154,13 @@ class Quantize(program.ProgramTest):
         self.write_raw("x.safetensors", **good)  # codes alone: their scale is 1
         self.succeed("run", "--in", "x.safetensors", "--out", "o.npy")
         np.testing.assert_array_equal(self.load("o.npy"), np.ones(shape, np.float32))
+
+    def test_empty_tensors_of_any_extents(self):
+        self.write_raw("x.safetensors", k=("F32", [0, 1, 2**40, 16], b""))
+        self.succeed("quantize", "--in", "x.safetensors", "--rows", 1, "--out", "o.safetensors")
+        self.write_raw("x.safetensors", k=("F32", [0, 2**30, 2**40, 16], b""))
+        self.refuse(INPUT, ["overflows"], "quantize", "--in", "x.safetensors", "--rows", 1, "--out",
+                    "o.safetensors")
 
     def test_nan_codes(self):
         shape, codes = [1, 2, 1, 16], bytearray([0x38] * 32)
