@@ -244,7 +244,7 @@ static void test_refusals(void **state) {
 /* A sequence's keys in three sets, one of which some rows do not see. */
 static void test_combine(void **state) {
   (void)state;
-  enum { SETS = 3, QUERIES = 20, KEYS = 90, DIM = 16, HEADS = 3, B = 2 };
+  enum { SETS = 3, QUERIES = 20, KEYS = 90, DIM = 72, HEADS = 3, B = 2 };
   static float query[B * QUERIES * HEADS * DIM], key[B * KEYS * HEADS * DIM];
   static float value[B * KEYS * HEADS * DIM], output[B * QUERIES * HEADS * DIM];
   static float whole[B * QUERIES * HEADS * DIM], lse[B * HEADS * QUERIES];
