@@ -11,6 +11,7 @@ What a chapter may say in {{ }}, alone on a line but for the last three:
     row("worklog/README.md", "K3 |")[1]                 a cell of a document's table
     step("k6", 16384, causal=True).tflops | figure      a measured figure: see figures.py
     chapter("ladder")                                   a link with the chapter's number
+    source("worklog/results.json")                      where a table's figures come from
 All of it comes from the repository's files when the site is built, and the build fails where it is
 not there.
 """
@@ -116,6 +117,11 @@ def link(name):
     return f"[chapter {CHAPTERS.index(name) + 1}]({name}.html)"
 
 
+def source(*files):
+    """The line under a table of measured figures."""
+    return f'\n\n<p class="source">Figures: {" and ".join(files)}.</p>\n\n'
+
+
 class Chapter:
     def __init__(self, name, number, environment, chapters=()):
         self.name = name
@@ -160,7 +166,7 @@ def build(out):
         trim_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.globals.update(figures.LOOKUPS, chapter=link)
+    environment.globals.update(figures.LOOKUPS, chapter=link, source=source)
     environment.filters.update(figures.FORMATS)
 
     chapters = [Chapter(name, i + 1, environment) for i, name in enumerate(CHAPTERS)]

@@ -13,7 +13,7 @@ def drawing(height, title, told, parts, caption):
 
 def causal():
     """Eight by eight tiles under a causal mask."""
-    tiles, side, left, top = 8, 30, 90, 26
+    tiles, side, left, top = 8, 34, 80, 26
     parts = [
         f'<text x="{left + tiles * side / 2}" y="14" text-anchor="middle">keys</text>',
         f'<text x="{left - 10}" y="{top + tiles * side / 2}" text-anchor="end">queries</text>',
@@ -29,7 +29,7 @@ def causal():
             word = {"score": "all", "value": "some", "panel": ""}[kind]
             if word:
                 parts.append(
-                    f'<text class="on small" x="{x + side / 2}" y="{y + 19}" '
+                    f'<text class="on small" x="{x + side / 2}" y="{y + 21}" '
                     f'text-anchor="middle">{word}</text>'
                 )
     return drawing(
@@ -103,14 +103,15 @@ def rounds(title, told, caption, lanes, clocks):
 
 
 def together():
-    softmax = (1024, 2524, "score", "softmax")
-    lane = [(0, 1024, "key", "scores"), softmax, (2524, 3548, "value", "output")]
+    softmax = (1024, 2524, "query", "softmax")
+    lane = [(0, 1024, "score", "scores"), softmax, (2524, 3548, "output", "output")]
     return rounds(
         "A round of K4",
         "Both warpgroups do the same at the same time. The matrix unit works from clock 0 to 1024 "
         "on scores, has nothing to do until 2524, and works on the output until 3548.",
         "A round of K4 as a drawing, in clocks: what each warpgroup waits for or computes. Times of "
-        "products are counted; the softmax is drawn as long as the profile leaves room for.",
+        "products are counted. The softmax is drawn with the 1,500 clocks that the profile leaves for it: "
+        "1,024 for the exponentials of both groups at once, the rest for maximum, sums, waits and barrier.",
         [
             ("group 0", lane),
             ("group 1", lane),
@@ -123,28 +124,30 @@ def together():
 def turns():
     def group(start):
         return [
-            (start, start + 512, "key", "S"),
-            (start + 512, start + 1536, "score", "softmax"),
+            (start, start + 512, "score", "S"),
+            (start + 512, start + 1536, "query", "softmax"),
         ]
 
     return rounds(
         "Two warpgroups that take turns",
-        "Each warpgroup waits 512 clocks for its scores, then computes a softmax. The other is half a "
-        "round behind. The matrix unit works on scores and output of one and then of the other.",
+        "Each warpgroup waits 512 clocks for its scores, then computes a softmax, and waits 512 clocks. The other is half "
+        "a round behind. The matrix unit works on scores and output of one and then of the other.",
         "K6 as a drawing, at its best. S: scores, O: output. Each group issues S and O together, waits "
-        "for S alone, and computes its softmax while the unit works on its O and on the other’s S and O.",
+        "for S alone, and computes its softmax while the unit works on its own O and on the other’s S. Then it "
+        "waits, while the unit works on the other’s O. A softmax is drawn with 1,024 clocks, twice what the "
+        "exponentials of one group take alone.",
         [
-            ("group 0", group(0) + [(1536, 2048, "idle", "turn")] + group(2048)),
+            ("group 0", group(0) + [(1536, 2048, "idle", "waits")] + group(2048)),
             (
                 "group 1",
-                [(0, 512, "score", "soft"), (512, 1024, "idle", "turn")]
+                [(0, 512, "query", "softm."), (512, 1024, "idle", "waits")]
                 + group(1024)
-                + [(2560, 3072, "idle", "turn"), (3072, 3584, "key", "S")],
+                + [(2560, 3072, "idle", "waits"), (3072, 3584, "score", "S")],
             ),
             (
                 "matrix unit",
                 [
-                    (i * 512, i * 512 + 512, "key" if i % 2 == 0 else "value", f"{'SO'[i % 2]} {i // 2 % 2}")
+                    (i * 512, i * 512 + 512, "score" if i % 2 == 0 else "output", f"{'SO'[i % 2]} {i // 2 % 2}")
                     for i in range(7)
                 ],
             ),

@@ -7,7 +7,7 @@ import re
 
 import pygments
 from pygments.formatters import HtmlFormatter
-from pygments.lexers import CLexer, CppLexer, TextLexer
+from pygments.lexers import CLexer, CppLexer
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
@@ -62,8 +62,6 @@ def code(path, function=None, begin=None, end=None, caption=""):
     indent = min(len(line) - len(line.lstrip()) for line in cut if line and line[0] != "#")
     cut = [line if line[:1] == "#" else line[indent:] for line in cut]
     lexer = CppLexer() if path.endswith((".cu", ".cuh")) else CLexer()
-    if all(line.startswith("*") for line in cut):  # the inside of a comment
-        lexer = TextLexer()
     coloured = pygments.highlight("\n".join(cut), lexer, HtmlFormatter(nowrap=True)).rstrip()
     where = f"{path}, " + (
         f"lines {first + 1} to {last + 1}" if last > first else f"line {first + 1}"

@@ -65,7 +65,8 @@ toys.start("softmax", (root, library) => {
       lines.push(`The maximum stays ${shown(now.maximum)}: nothing has to be rescaled.`);
     const tile = now.sum - before.sum * now.rescale;
     lines.push(
-      `Sum: ${shown(before.sum)} × ${shown(now.rescale)} + ${shown(tile, 5)} = ${shown(now.sum)}.`);
+      `Sum: ${shown(before.sum)} × ${shown(now.rescale)} + ${shown(tile, 5)} = ${shown(now.sum)}. ` +
+        `Output / sum: ${shown(now.output)} / ${shown(now.sum)} = ${shown(now.result)}.`);
     return lines;
   }
 

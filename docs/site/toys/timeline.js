@@ -66,9 +66,12 @@ toys.start("timeline", (root, library) => {
       children.push(toys.svg("rect", {
         x: at(begin), y, width, height: shared ? lane / 2 : lane, class: KINDS[kind],
       }));
-      const name = `${LETTERS[kind]}${tile + 1}`;
-      if (LETTERS[kind] && width > 7 * name.length)
-        children.push(toys.svg("text", { x: at(begin) + 3, y: y + (shared ? 13 : 21), class: "small on" }, name));
+      const names = [`${LETTERS[kind]}${tile + 1}`, LETTERS[kind]]; // the longest that has room
+      const name = names.find((text) => width > 8 * text.length + 4);
+      if (name)
+        children.push(toys.svg("text", {
+          x: at(begin) + width / 2, y: y + (shared ? 13 : 21), class: "small on middle",
+        }, name));
     }
     const drawn = toys.picture(left + wide + 2, height, "Timeline of a thread block",
       `${p.tiles} tiles of keys in ${grouped(end)} clocks; the sentence and the table below say the rest`, children);
