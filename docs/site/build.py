@@ -6,7 +6,6 @@ What a chapter may say in {{ }}, alone on a line but for the last three:
     code("worklog/k1_tiled.cu", "load_tile")            a listing of that function
     code("kernels/mask.h", begin="...", end="...")      of the lines from one to the other
     run("traffic", "loops")                             what programs/traffic.c prints
-    table("worklog/README.md", "step")                  a document's table, by its first cell
     picture("tiling")   drawing("causal")   chart("ladder")   toy("softmax")
     row("worklog/README.md", "K3 |")[1]                 a cell of a document's table
     step("k6", 16384, causal=True).tflops | figure      a measured figure: see figures.py
@@ -139,7 +138,6 @@ class Chapter:
                 "code": lambda *args, **kwargs: blocks.hold(excerpts.code(*args, **kwargs)),
                 "run": lambda *args: blocks.hold(programs.run(*args)),
                 "row": excerpts.row,
-                "table": excerpts.table,
                 "picture": lambda picture_name: blocks.hold(picture(picture_name)),
                 "chart": lambda chart_name: blocks.hold(charts.draw(chart_name)),
                 "drawing": lambda drawing_name: blocks.hold(drawings.draw(drawing_name)),

@@ -1,5 +1,5 @@
-"""Pieces of the repository's files: code by function or by its first and last line, and tables of
-the notes by their first cell. What is not found, or is found twice, fails the build."""
+"""Pieces of the repository's files: code by function or by its first and last line, and rows of
+the notes' tables by their first cell. What is not found, or is found twice, fails the build."""
 
 import html
 import pathlib
@@ -78,14 +78,3 @@ def row(path, first_cell):
     found = [line for line in lines_of(path) if line.startswith(f"| {first_cell}")]
     only(found, path, first_cell)
     return [cell.strip() for cell in found[0].strip("|").split("|")]
-
-
-def table(path, first_cell):
-    """The Markdown table of a document whose header begins with this."""
-    lines = lines_of(path)
-    found = [i for i, line in enumerate(lines) if line.startswith(f"| {first_cell}")]
-    first = only(found, path, first_cell)
-    last = first
-    while last < len(lines) and lines[last].startswith("|"):
-        last += 1
-    return "\n" + "\n".join(lines[first:last]) + "\n"

@@ -82,7 +82,7 @@ def ratio(value):
 
 
 def million(value):
-    return f"{value / 1e6:.3g}"
+    return f"{value / 1e6:.4g}"
 
 
 def kib(value):

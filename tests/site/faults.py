@@ -28,7 +28,6 @@ REFUSED = {
     "a last line that does not follow": lambda: excerpts.code(
         "kernels/mask.h", begin="fa3_make_mask", end="#ifndef FA3_MASK_H"
     ),
-    "a table that is not there": lambda: excerpts.table("worklog/README.md", "no such cell"),
     "a row that is not there": lambda: excerpts.row("worklog/README.md", "K9"),
     "a step that is not there": lambda: figures.step("k9"),
     "a length that was not measured": lambda: figures.step("k6", 777),
