@@ -50,8 +50,9 @@ site: setup-site ## build the course, a static site: build/site
 wheel: setup-python ## build the Python package: build/dist
 	@scripts/wheel
 
+gpu: export FA3_CUDA = REFERENCE
 gpu: setup-test ## on a machine with a Hopper GPU: the GPU tests, and the receipt that they pass
-	@FA3_CUDA=REFERENCE scripts/build release -DFA3_BUILD_TESTS=ON
+	@scripts/build release -DFA3_BUILD_TESTS=ON
 	@python3 tests/gpu/suite.py build/release tests/gpu/receipt.json
 
 bench: setup-test ## time the CPU engine beside PyTorch's (a big download, the first time)

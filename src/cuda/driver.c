@@ -54,8 +54,9 @@ static void load(void) {
         FA3_NO_DRIVER,
         kernels_compiled()
             ? "no NVIDIA driver: libcuda.so.1 was not found; install the driver, or use the CPU"
-            : "no NVIDIA driver: libcuda.so.1 was not found, and this build has no CUDA kernels; "
-              "build it where nvcc is and install the driver, or use the CPU");
+            : "no NVIDIA driver: libcuda.so.1 was not found, and this build has no CUDA kernels "
+              "(FA3_CUDA=OFF, or there was no nvcc); build it with them and install the driver, or "
+              "use the CPU");
     return;
   }
   /* Present in every driver since CUDA 2.2, so it can speak for one that is too old. */
