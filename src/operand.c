@@ -41,6 +41,8 @@ static fa3_status check_dtype_rule(const struct reading *reading, const struct t
   switch (row->rule) {
     case RULE_FLOATS:
       return check_float(row->name, tensor);
+    case RULE_WIDE:
+      return check_wide(row->name, tensor);
     case RULE_ONLY:
       return check_dtype(row->name, tensor, row->dtype);
     default:

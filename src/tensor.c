@@ -96,12 +96,13 @@ static fa3_dtype dtype_from_dlpack(int code, int bits, int lanes) {
   return 0;
 }
 
-/* The other 8-bit formats' names, or an empty one. */
-static const char *foreign_dtype(int code) {
+/* The names of float64 and of the other 8-bit formats, or an empty one. */
+static const char *foreign_dtype(int code, int bits) {
   static const char *const names[] = {
       [7] = " (E3M4)",  [8] = " (E4M3, IEEE)", [9] = " (E4M3B11FNUZ)", [11] = " (E4M3FNUZ)",
       [12] = " (E5M2)", [13] = " (E5M2FNUZ)",  [14] = " (E8M0FNU)"};
   const int count = sizeof names / sizeof *names;
+  if (code == DLPACK_FLOAT && bits == 64) return " (float64)";
   return code >= 0 && code < count && names[code] ? names[code] : "";
 }
 
@@ -119,8 +120,8 @@ fa3_status fa3_tensor_from_dlpack(const void *dl_tensor, fa3_tensor *tensor) {
     return set_error(FA3_INVALID_DTYPE,
                      "dl_tensor's dtype has code %d%s, %d bits and %d lanes: expected float32, "
                      "float16, bfloat16, E4M3 (fn), int32 or int64 of one lane",
-                     source->dtype_code, foreign_dtype(source->dtype_code), source->dtype_bits,
-                     source->dtype_lanes);
+                     source->dtype_code, foreign_dtype(source->dtype_code, source->dtype_bits),
+                     source->dtype_bits, source->dtype_lanes);
   if (source->ndim < 1 || source->ndim > 4)
     return set_error(FA3_INVALID_SHAPE, "dl_tensor has %d dimensions: expected 1 to 4",
                      source->ndim);

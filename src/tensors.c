@@ -14,6 +14,7 @@ static const struct shape shapes[SHAPES] = {
 };
 
 #define FLOATS .rule = RULE_FLOATS
+#define WIDE .rule = RULE_WIDE
 #define ONLY(only) .rule = RULE_ONLY, .dtype = only
 #define SAME(as) .rule = RULE_SAME, .model = TENSOR_##as
 #define CACHED(of) .rule = RULE_CACHED, .model = TENSOR_##of

@@ -40,7 +40,15 @@ struct shape {
   enum axis axes[4];
 };
 
-enum dtype_rule { RULE_FLOATS, RULE_ONLY, RULE_SAME, RULE_CACHED, RULE_COMPUTED, RULE_SCALE };
+enum dtype_rule {
+  RULE_FLOATS,
+  RULE_WIDE,
+  RULE_ONLY,
+  RULE_SAME,
+  RULE_CACHED,
+  RULE_COMPUTED,
+  RULE_SCALE
+};
 
 struct tensor_row {
   const char *name;

@@ -30,6 +30,11 @@ def attention(
     cu_seqlens_q; key and value likewise. window is (left, right), -1 unbounded. With return_lse
     also the float32 logarithm of the softmax's denominator. Arrays on a GPU whose type has no
     __dlpack_c_exchange_api__ need `stream`, the address of the CUDA stream to run on."""
+    if not hasattr(query, "__array_namespace__"):
+        raise TypeError(
+            f"query is of {type(query)}: expected an array with __array_namespace__, as NumPy's have "
+            "from 2.0 on; for PyTorch's tensors there is flash_attn_func"
+        )
     namespace = query.__array_namespace__()
     device = query.device
     # Rows that no sequence uses are not written, so they are made zero.

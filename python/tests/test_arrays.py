@@ -19,8 +19,12 @@ def test_numpy():
         *tensors, causal=True, window_size=(6, 0), return_attn_probs=True
     )
     assert (found == wanted.numpy()).all() and (lse == wanted_lse.numpy()).all()
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="float64"):
         fa3.attention(q.astype(numpy.float64), k, v)
+    with pytest.raises(TypeError, match="query is of .*Tensor.*flash_attn_func"):
+        fa3.attention(*tensors)
+    with pytest.raises(TypeError, match="query is of .*list"):
+        fa3.attention(q.tolist(), k, v)
 
 
 def test_numpy_packed():
