@@ -92,7 +92,7 @@ static const struct argp_option options[] = {
             "float32"},
     {.name = "deterministic",
      .key = KEY_DETERMINISTIC,
-     .doc = "Bitwise the same gradients every time"},
+     .doc = "Ask for gradients that are bitwise the same every time; they are without it too"},
     {0}};
 
 const char *option_of(enum tensor tensor) {

@@ -61,11 +61,11 @@ static const struct argp_option options[] = {
     {.name = "batch",
      .key = KEY_BATCH,
      .arg = "N",
-     .doc = "Sequences (default: 1; on a GPU 16384 / seqlen)"},
+     .doc = "Sequences (default: 1; on a GPU 16384/seqlen)"},
     {.name = "heads",
      .key = KEY_HEADS,
      .arg = "N",
-     .doc = "Query heads (default: 8; on a GPU 2048 / head_dim)"},
+     .doc = "Query heads (default: 8; on a GPU 2048/head_dim)"},
     {.name = "heads-k",
      .key = KEY_HEADS_K,
      .arg = "N",
@@ -78,7 +78,7 @@ static const struct argp_option options[] = {
     {.name = "head-dim",
      .key = KEY_HEAD_DIM,
      .arg = "LIST",
-     .doc = "(default: 64,128; on a GPU 64,128,256)"},
+     .doc = "Multiples of 8 up to 256 (default: 64,128; on a GPU 64,128,256)"},
     {.name = "dtype",
      .key = KEY_DTYPE,
      .arg = "LIST",
@@ -89,7 +89,8 @@ static const struct argp_option options[] = {
      .doc = "The backward pass, counted as 2.5 times the work"},
     {.name = "deterministic",
      .key = KEY_DETERMINISTIC,
-     .doc = "With --backward: gradients that are bitwise the same every time"},
+     .doc = "With --backward: ask for gradients that are bitwise the same every time; they are "
+            "without it too"},
     {.name = "decode",
      .key = KEY_DECODE,
      .doc = "One query of each sequence and a cache of --seqlen keys (default: 1024,8192,32768), "
@@ -132,12 +133,20 @@ static void parse_positive(const char *option, const char *text, int64_t *value,
     argp_error(state, "--%s %s: expected a number of 1 or more", option, text);
 }
 
-static void parse_list(const char *option, const char *text, int64_t max, int64_t *values,
-                       size_t *count, struct argp_state *state) {
-  if (!parse_integers(text, 1, max, values, MAX_LIST, count))
+static void parse_seqlens(const char *list, struct bench_options *bench, struct argp_state *state) {
+  if (!parse_integers(list, 1, INT32_MAX, bench->seqlens, MAX_LIST, &bench->seqlen_count))
+    argp_error(state, "--seqlen %s: expected up to %d numbers from 1 to %d with commas between",
+               list, MAX_LIST, INT32_MAX);
+}
+
+static void parse_head_dims(const char *list, struct bench_options *bench,
+                            struct argp_state *state) {
+  bool good = parse_integers(list, 8, 256, bench->head_dims, MAX_LIST, &bench->head_dim_count);
+  for (size_t i = 0; good && i < bench->head_dim_count; i++) good = bench->head_dims[i] % 8 == 0;
+  if (!good)
     argp_error(state,
-               "--%s %s: expected up to %d numbers from 1 to %" PRId64 " with commas between",
-               option, text, MAX_LIST, max);
+               "--head-dim %s: expected up to %d multiples of 8 up to 256 with commas between",
+               list, MAX_LIST);
 }
 
 static void check_decode(const struct bench_options *bench, struct argp_state *state) {
@@ -168,10 +177,10 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
       parse_positive("heads-k", arg, &bench->heads_k, state);
       return 0;
     case KEY_SEQLEN:
-      parse_list("seqlen", arg, INT32_MAX, bench->seqlens, &bench->seqlen_count, state);
+      parse_seqlens(arg, bench, state);
       return 0;
     case KEY_HEAD_DIM:
-      parse_list("head-dim", arg, 256, bench->head_dims, &bench->head_dim_count, state);
+      parse_head_dims(arg, bench, state);
       return 0;
     case KEY_DTYPE:
       parse_dtypes(arg, bench, state);

@@ -47,7 +47,7 @@ void report_begin(struct report *report, fa3_device device) {
                          report->backward ? "backward"
                          : report->decode ? "decode"
                                           : "forward");
-  yyjson_mut_obj_add_bool(report->document, root, "deterministic", report->deterministic);
+  yyjson_mut_obj_add_bool(report->document, root, "deterministic_asked", report->deterministic);
   report->results = yyjson_mut_obj_add_arr(report->document, root, "results");
 }
 

@@ -107,7 +107,7 @@ int main(int argc, char **argv) {
       "  quantize turn tensors into FP8 codes and scales\n"
       "  bench    measure speed\n"
       "  info     show devices and compiled kernels\n"
-      "fa3 COMMAND --help says more.\n"
+      "fa3 COMMAND --help, or -h, says more.\n"
       "\n"
       "Exit codes:\n"
       "  0  all went well\n"

@@ -290,6 +290,11 @@ int operands_make(struct operands *operands, enum tensor tensor, fa3_dtype dtype
 
 int operands_read_gradients(const struct attention_options *options, struct operands *operands) {
   static const enum tensor starts[] = {TENSOR_grad_output, TENSOR_grad_lse};
+  for (int i = 0; i < GRADIENTS; i++) {
+    const struct loaded_tensor *input = &operands->loaded[tensor_rows[input_gradients[i]].model];
+    if (input->given && input->dtype == FA3_FLOAT8_E4M3)
+      return fail(EXIT_UNSUPPORTED, "%s: FP8 has no gradients", input->origin);
+  }
   for (int i = 0; i < 2; i++) {
     const char *source = options->sources[starts[i]];
     if (!source && starts[i] == TENSOR_grad_lse) continue;

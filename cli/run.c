@@ -40,11 +40,13 @@ static const struct argp_option options[] = {
             "output's takes both"},
     {.name = "out-dtype",
      .key = KEY_OUT_DTYPE,
-     .arg = "same|fp32",
-     .doc = "The output's elements: query's dtype (the default), or float32"},
+     .arg = "same|fp32|fp16|bf16",
+     .doc = "The output's elements: query's dtype (the default), or float32; of FP8 codes float32 "
+            "(the "
+            "default), fp16 or bf16"},
     {.name = "quiet",
      .key = KEY_QUIET,
-     .doc = "Print nothing of what was understood and how long it took"},
+     .doc = "Print nothing of what was understood and how long it took; which device it was stays"},
     {.name = "accumulate",
      .key = KEY_ACCUMULATE,
      .doc = "Add the gradients to those that their files hold",
@@ -83,7 +85,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     case KEY_OUT_DTYPE:
       run->output_dtype = dtype_from_name(arg);
       if (!run->output_dtype && strcmp(arg, "same") != 0)
-        argp_error(state, "--out-dtype %s: expected same, fp32, or query's dtype", arg);
+        argp_error(state, "--out-dtype %s: expected same, fp32, fp16 or bf16", arg);
       return 0;
     case KEY_QUIET:
       run->quiet = true;

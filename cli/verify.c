@@ -290,7 +290,7 @@ int command_verify(int argc, char **argv) {
       "each value follows from the inputs and from what rounding in float32, and in the inputs' "
       "and the output's dtypes, can do at most. Where inputs that are not finite make the "
       "reference NaN, NaN is right, and nothing else. The exit code is 0 if every value checked "
-      "is right, and 1 if one is not.",
+      "is right, 1 if one is not, and 7 if nothing is wrong, but there are values without a bound.",
       children,
       NULL,
       NULL};

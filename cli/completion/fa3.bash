@@ -9,7 +9,8 @@ _fa3() {
   case $before in
     --device) mapfile -t COMPREPLY < <(compgen -W "cpu cuda auto" -- "$word") && return ;;
     --layout) mapfile -t COMPREPLY < <(compgen -W "bshd bhsd" -- "$word") && return ;;
-    --out-dtype | --grad-dtype) mapfile -t COMPREPLY < <(compgen -W "same fp32" -- "$word") && return ;;
+    --out-dtype) mapfile -t COMPREPLY < <(compgen -W "same fp32 fp16 bf16" -- "$word") && return ;;
+    --grad-dtype) mapfile -t COMPREPLY < <(compgen -W "same fp32" -- "$word") && return ;;
     --dtype) mapfile -t COMPREPLY < <(compgen -W "fp32 fp16 bf16 e4m3" -- "$word") && return ;;
   esac
   if [[ $word == -* ]]; then

@@ -87,7 +87,7 @@ class Bench(program.ProgramTest):
     def test_backward(self):
         report = json.loads(self.succeed(*SMALL, "--heads-k", "2", "--dtype", "fp16,fp32", "--causal",
                                          "--backward", "--deterministic", "--json").stdout)
-        self.assertEqual((report["phase"], report["deterministic"]), ("backward", True))
+        self.assertEqual((report["phase"], report["deterministic_asked"]), ("backward", True))
         for cell in report["results"]:
             self.assertEqual(cell["flops"], 10 * 2 * 4 * cell["seqlen"] ** 2 * cell["head_dim"] / 2)
         self.assertIn("backward pass, median", self.succeed(*SMALL, "--backward").stdout)
@@ -100,7 +100,11 @@ class Bench(program.ProgramTest):
                         ("--threads", "0")):
             self.refuse_quietly(USAGE, [options[0]], *options)
         self.refuse_quietly(USAGE, ["heads"], "--heads-k", "3")
-        self.refuse_quietly(UNSUPPORTED, ["head_dim is 12"], "--head-dim", "16,12")
+        for head_dims in "16,12", "7", "512":
+            self.refuse_quietly(USAGE, [f"--head-dim {head_dims}: ", "multiples of 8 up to 256"],
+                                "--head-dim", head_dims)
+        self.refuse_quietly(UNSUPPORTED, ["head_dim is 24"], "--decode", "--dtype", "e4m3",
+                            "--head-dim", "24")
         self.refuse_quietly(USAGE, ["too large"], "--seqlen", "2147483647", "--batch", "2147483647",
                             "--heads", "2147483647")
 

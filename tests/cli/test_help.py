@@ -23,8 +23,12 @@ class Help(program.ProgramTest):
             self.assertRegex(text, rf"\n  {command} ")
             self.assertIn(f"Usage: fa3 {command} [OPTION...]",
                           self.succeed(command, "--help").stdout)
-        for code in range(7):
+        for code in range(8):
             self.assertRegex(text, rf"\n  {code}  ")
+
+    def test_no_line_of_blanks(self):
+        for command in COMMANDS:
+            self.assertNotRegex(self.succeed(command, "--help").stdout, r"(?m)^ +$")
 
     def test_usage_says_what_is_needed(self):
         text = self.succeed("run", "--help").stdout

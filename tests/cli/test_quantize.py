@@ -8,7 +8,7 @@ import sys
 import ml_dtypes
 import numpy as np
 import program
-from program import DIFFERS, INPUT, SOURCE, USAGE, batched, random_qkv
+from program import DIFFERS, INPUT, SOURCE, UNSUPPORTED, USAGE, batched, random_qkv
 from safetensors.numpy import load_file, save_file
 
 e4m3 = ml_dtypes.float8_e4m3fn
@@ -63,6 +63,15 @@ class Quantize(program.ProgramTest):
         program.assert_close(self, self.load("o.npy"), expected, np.float32, 8)
         self.succeed("run", "--in", "codes.safetensors", "--causal", "--out", "h.npy", "--out-dtype", "fp16")
         program.assert_close(self, self.load("h.npy"), expected, np.float16, 8)
+
+    def test_no_gradients(self):
+        arrays = self.write_inputs()
+        self.succeed("quantize", "--in", "in.safetensors", "--out", "codes.safetensors")
+        self.save(do=np.zeros((*arrays["query"].shape[:3], 16), np.float16))
+        gradients = ("--in", "codes.safetensors", "--grad-output", "do.npy")
+        self.refuse(UNSUPPORTED, ["'query': FP8 has no gradients"], "run", *gradients, "--grad",
+                    "g.safetensors")
+        self.refuse(UNSUPPORTED, ["'query': FP8 has no gradients"], "verify", *gradients, "--backward")
 
     def test_verify(self):
         self.write_inputs()
