@@ -120,7 +120,7 @@ __device__ __forceinline__ void hide(float (&s)[kTileM / 2], const fa3_range (&s
 
 // P and dS = P (dP - D), packed. `d` is the address of the thread's first query's D.
 __device__ __forceinline__ void take_differences(uint32_t (&weights)[kTileM / 4],
-                                                 uint32_t (&ds)[kTileM / 4],
+                                                 uint32_t (&grads)[kTileM / 4],
                                                  const float (&s)[kTileM / 2],
                                                  const float (&dp)[kTileM / 2], uint32_t d) {
 #pragma unroll
@@ -130,7 +130,7 @@ __device__ __forceinline__ void take_differences(uint32_t (&weights)[kTileM / 4]
     for (int r = 0; r < 2; ++r) {
       const int i = 4 * j + 2 * r;
       weights[2 * j + r] = pack_pair(s[i], s[i + 1]);
-      ds[2 * j + r] = pack_pair(s[i] * (dp[i] - l.x), s[i + 1] * (dp[i + 1] - l.y));
+      grads[2 * j + r] = pack_pair(s[i] * (dp[i] - l.x), s[i + 1] * (dp[i + 1] - l.y));
     }
   }
 }
@@ -138,7 +138,7 @@ __device__ __forceinline__ void take_differences(uint32_t (&weights)[kTileM / 4]
 // The same where scores are capped: from the scores themselves, and dS is also multiplied by the
 // derivative of the cap. `seen` are the queries that see the thread's two keys.
 __device__ __forceinline__ void take_capped_differences(
-    uint32_t (&weights)[kTileM / 4], uint32_t (&ds)[kTileM / 4], float (&s)[kTileM / 2],
+    uint32_t (&weights)[kTileM / 4], uint32_t (&grads)[kTileM / 4], float (&s)[kTileM / 2],
     const float (&dp)[kTileM / 2], const fa3_range (&seen)[2], int column, uint32_t lse, uint32_t d,
     float scale, float twice) {
   cap_scores(s, twice);
@@ -156,7 +156,7 @@ __device__ __forceinline__ void take_capped_differences(
         grad[e] = weight[e] * fmaf(-s[i], s[i], 1.0f) * (dp[i] - (e ? k.y : k.x));
       }
       weights[2 * j + r] = pack_pair(weight[0], weight[1]);
-      ds[2 * j + r] = pack_pair(grad[0], grad[1]);
+      grads[2 * j + r] = pack_pair(grad[0], grad[1]);
     }
   }
 }
@@ -225,224 +225,259 @@ __device__ __forceinline__ partial_fate fate_of_partial(int kind) {
   return kind >= kTurnLast ? kKeepPartial : kind == kTurnFirst ? kStorePartial : kAddPartial;
 }
 
-__device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint32_t base,
-                                              int warpgroup) {
-  const uint32_t own_keys = uniform(
-      wgmma_descriptor_low(base + kKeyAt + warpgroup * kKeys * kRowBytes, kTileN * kRowBytes));
-  const uint32_t own_values = own_keys + ((kValueAt - kKeyAt) >> 4);
-  // dQ's share: all keys, and of them the warpgroup's columns.
-  const int column = warpgroup * kSecondColumn;
-  const uint32_t all_keys = uniform(wgmma_descriptor_low(
-      base + kKeyAt + column / kChunk * kTileN * kRowBytes, kTileN * kRowBytes));
-  const int skipped = warpgroup * kOverlap;
-  const int lane = threadIdx.x & 31;
-  const uint32_t own_ds = row_of_ds(base + kDsAt, warpgroup);
-
-  if (warpgroup == 0) pass_turn(1);
+// What a consumer has in hand.
+struct consumer {
+  int warpgroup;
+  int column, skipped;   // of dQ: its first column, and how many others leave out
+  uint32_t k, v, all_k;  // descriptors: of its keys and values, of all keys for dQ
+  uint32_t ds_row;       // the lane's row of dS in the first buffer
   float dk[kHeadDim / 2], dv[kHeadDim / 2];
-  uint32_t use = 0, keys_use = 0;  // steps begun, tiles of keys loaded
+  uint32_t use;       // steps begun
+  uint32_t tiles;     // of keys, loaded
+  query_step before;  // the step whose dQ is to come
+};
+
+__device__ __forceinline__ consumer make_consumer(const layout &m, int warpgroup) {
+  consumer c;
+  c.warpgroup = warpgroup;
+  c.k = uniform(wgmma_descriptor_low(m.k.data + warpgroup * kKeys * kRowBytes, kTileN * kRowBytes));
+  c.v = c.k + ((m.v.data - m.k.data) >> 4);
+  // dQ's share: all keys, and of them the warpgroup's columns.
+  c.column = warpgroup * kSecondColumn;
+  c.all_k = uniform(
+      wgmma_descriptor_low(m.k.data + c.column / kChunk * kTileN * kRowBytes, kTileN * kRowBytes));
+  c.skipped = warpgroup * kOverlap;
+  c.ds_row = row_of_ds(m.d_s.data, warpgroup);
+  c.use = c.tiles = 0;
+  return c;
+}
+
+// Issues dQ of the step before, the `use - 1`st; the product runs on.
+__device__ __forceinline__ void issue_query_step(const layout &m, const consumer &c,
+                                                 float (&dq)[kQueryColumns / 2]) {
+  const uint32_t ds = uniform(wgmma_descriptor_low(
+      ring_tile(m.d_s, c.use - 1) + (kSplitRows ? c.warpgroup * kDsBlockBytes : 0), 0));
+  wgmma_fence();
+  issue_dq(dq, ds, c.all_k);
+}
+
+// Where the thread's part of dQ of the step before is summed.
+__device__ __forceinline__ float4 *partial_of(const consumer &c) {
+  return (float4 *)turn_of(c.use - 1).partial +
+         (kSplitRows || kTransposed ? c.warpgroup * kQueryColumns : c.column) / 8 * 128 +
+         (thread_again() & 127);
+}
+
+// Its turn has come. Says of what kind it is.
+__device__ __forceinline__ int wait_for_turn(const layout &m, const consumer &c) {
+  ring_wait_full(m.turns, c.use - 1);
+  return uniform(turn_of(c.use - 1).kind);
+}
+
+// Parts `begin` to `end` of dQ leave.
+__device__ __forceinline__ void put_partials(const consumer &c,
+                                             const float (&dq)[kQueryColumns / 2], float4 *partial,
+                                             partial_fate fate, int begin, int end) {
+#pragma unroll
+  for (int j = begin; j < end; ++j)
+    put_partial(dq, j, partial, kOverlap > 0 && 8 * j < c.skipped ? kKeepPartial : fate);
+}
+
+// They have left, or this tile is the last.
+__device__ __forceinline__ void finish_query_step(const fa3_backward_params &p, const layout &m,
+                                                  const work &w, const consumer &c,
+                                                  float (&dq)[kQueryColumns / 2], int kind,
+                                                  const float4 *partial) {
+  if (kind >= kTurnLast) {
+    if (kind == kTurnLast) add_partial(dq, partial, c.skipped);
+    const int first_row = c.before.block * kTileM + (kSplitRows ? c.warpgroup * 64 : 0);
+    const int first = w.place.query_row + first_row, rows = w.place.mask.queries - first_row;
+    if (kTransposed)
+      store_columns<kQueryColumns>(p.grad_query, dq, p.scale, w.place.query_batch, first, rows,
+                                   c.before.head, c.column);
+    else
+      store_rows<kQueryColumns>(p.grad_query, dq, p.scale, w.place.query_batch, first, rows,
+                                c.before.head, c.column, kOverlap > 0 ? 64 * c.warpgroup : 0);
+  }
+  __syncwarp();
+  barrier_arrive_warp(turn_taken(m, c.use - 1));
+}
+
+// P and dS of a step, packed, from S and dP, whose products run.
+__device__ __forceinline__ void find_differences(const fa3_backward_params &p, const layout &m,
+                                                 const work &w, const consumer &c, int block,
+                                                 float (&s)[kTileM / 2], float (&dp)[kTileM / 2],
+                                                 uint32_t (&weights)[kTileM / 4],
+                                                 uint32_t (&ds)[kTileM / 4]) {
+  const int lane = threadIdx.x & 31;
+  const uint32_t lse = rows_of_step(m, c.use) + 8 * (lane & 3), d = lse + 4 * kTileM;
+  const fa3_range whole = w.whole[c.warpgroup];
+  const bool masked = block < whole.begin || block >= whole.end;
+  fa3_range seen[2] = {{0, FA3_UNBOUNDED}, {0, FA3_UNBOUNDED}};
+  if (masked) {
+    const int row = (thread_again() & 127) / 32 * 16 + lane / 4;  // and the one eight below
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int key = w.tile * kTileN + c.warpgroup * kKeys + row + 8 * r;
+      seen[r] = fa3_seeing_queries(&w.place.mask, key);
+      if (key >= w.place.mask.keys) seen[r].end = 0;
+    }
+  }
+  const int first_query = block * kTileM + 2 * (lane & 3);
+  wgmma_wait<1>();
+  pass_turn(c.warpgroup);
+  registers_touch(s);
+  auto finish_scores = [&](bool hides) {
+    take_exponentials(s, lse, p.scale_log2);
+    // The assembler moves the next wait up above the exponentials, or them down below it, but
+    // not across a branch that may change what they give. Where none is needed, this one is
+    // never taken, which it cannot know.
+    if (hides) {
+      hide(s, seen, first_query);
+    } else if (kShortStep && isnan(p.scale)) {
+#pragma unroll
+      for (int i = 0; i < kTileM / 2; ++i) s[i] = 0.0f;
+    }
+    registers_touch(s);
+    ring_wait_empty(m.d_s, c.use);
+    wgmma_wait<0>();
+    registers_touch(s);
+    registers_touch(dp);
+    take_differences(weights, ds, s, dp, d);
+  };
+  if (FA3_SOFTCAP && p.softcap_log2 != 0.0f) {
+    ring_wait_empty(m.d_s, c.use);
+    wgmma_wait<0>();
+    registers_touch(dp);
+    take_capped_differences(weights, ds, s, dp, seen, first_query, lse, d, p.scale_log2,
+                            p.softcap_log2);
+  } else if (kShortStep && !masked) {
+    finish_scores(false);  // without the mask's registers
+  } else {
+    finish_scores(masked);
+  }
+}
+
+// One block of queries of one of the group's heads, number `number` of `steps`.
+__device__ __forceinline__ void step(const fa3_backward_params &p, const layout &m, const work &w,
+                                     consumer &c, int number, int steps, int block, int group) {
+  const uint32_t q = uniform(wgmma_descriptor_low(ring_tile(m.q, c.use), kTileM * kRowBytes));
+  const uint32_t d_o = q + ((m.d_o.data - m.q.data) >> 4);
+
+  float s[kTileM / 2], dp[kTileM / 2];
+  if (!kShortStep || number == 0) ring_wait_full(m.q, c.use);
+  take_turn(c.warpgroup);
+  registers_touch(s);
+  wgmma_fence();
+  issue_scores(s, c.k, q);
+  if (number == 0) ring_wait_full(m.v, c.tiles);
+  ring_wait_full(m.d_o, c.use);
+  registers_touch(dp);
+  wgmma_fence();
+  issue_scores(dp, c.v, d_o);
+
+  const query_step now = {block, w.query_head + group};
+  uint32_t weights[kTileM / 4], ds[kTileM / 4];
+  find_differences(p, m, w, c, block, s, dp, weights, ds);
+  store_ds(ds, c.ds_row + (c.use & 1) * kDsBytes);
+  if (kShortStep) issue_gradient(c.dv, weights, d_o, number > 0, [](int) {});
+  fence_proxy_async();
+  __syncwarp();
+  barrier_arrive_warp(ring_full(m.d_s, c.use));
+
+  // Without a step before, dQ multiplies what is there, and nobody looks.
+  float dq[kQueryColumns / 2];
+  float4 *partial = nullptr;
+  int kind = kTurnAlone;
+  if (number > 0) ring_wait_full(m.d_s, c.use - 1);
+  issue_query_step(m, c, dq);
+  if (number > 0) {
+    kind = wait_for_turn(m, c);
+    partial = partial_of(c);
+  }
+  wgmma_wait<0>();
+  registers_touch(dq);
+  if (number > 0) barrier_arrive_warp(ring_empty(m.d_s, c.use - 1));
+  constexpr int kProductParts = kTileM / 16 * (kShortStep ? 1 : 2);
+  auto put_share = [&](int part) {
+    constexpr int kParts = kQueryColumns / 8;
+    put_partials(c, dq, partial, fate_of_partial(kind), part * kParts / kProductParts,
+                 (part + 1) * kParts / kProductParts);
+  };
+  if (!kShortStep) issue_gradient(c.dv, weights, d_o, number > 0, put_share);
+  issue_gradient(c.dk, ds, q, number > 0,
+                 [&](int part) { put_share(part + kProductParts - kTileM / 16); });
+  if (number > 0) finish_query_step(p, m, w, c, dq, kind, partial);
+  if (kShortStep && number + 1 < steps) ring_wait_full(m.q, c.use + 1);
+  wgmma_wait<0>();
+  registers_touch(c.dk);
+  registers_touch(c.dv);
+  barrier_arrive(ring_empty(m.q, c.use));  // every thread has read statistics
+  barrier_arrive_warp(ring_empty(m.d_o, c.use));
+  c.before = now;
+  ++c.use;
+}
+
+// dQ of a tile's last step, and its dK and dV.
+__device__ __forceinline__ void end_tile(const fa3_backward_params &p, const layout &m,
+                                         const work &w, consumer &c) {
+  barrier_arrive_warp(ring_empty(m.v, c.tiles));
+  float dq[kQueryColumns / 2];
+  ring_wait_full(m.d_s, c.use - 1);
+  issue_query_step(m, c, dq);
+  const int kind = wait_for_turn(m, c);
+  float4 *partial = partial_of(c);
+  wgmma_wait<0>();
+  registers_touch(dq);
+  barrier_arrive_warp(ring_empty(m.k, c.tiles));
+  barrier_arrive_warp(ring_empty(m.d_s, c.use - 1));
+  put_partials(c, dq, partial, fate_of_partial(kind), 0, kQueryColumns / 8);
+  finish_query_step(p, m, w, c, dq, kind, partial);
+
+  ++c.tiles;
+  const int first_key = w.tile * kTileN + c.warpgroup * kKeys;
+  const int keys = w.place.mask.keys - first_key, key_row = w.place.key_row + first_key;
+  store_rows<kHeadDim>(p.grad_key, c.dk, p.scale, w.place.key_batch, key_row, keys, w.part, 0, 0);
+  store_rows<kHeadDim>(p.grad_value, c.dv, 1.0f, w.place.key_batch, key_row, keys, w.part, 0, 0);
+}
+
+// A tile whose keys no query sees.
+__device__ __forceinline__ void skip_tile(const fa3_backward_params &p, const work &w,
+                                          int warpgroup) {
+  const int first_key = w.tile * kTileN + warpgroup * kKeys;
+  const int keys = w.place.mask.keys - first_key, key_row = w.place.key_row + first_key;
+  const int thread = thread_again() & 127;
+  store_zeros(p.grad_key, w.place.key_batch, key_row, keys, w.part, thread);
+  store_zeros(p.grad_value, w.place.key_batch, key_row, keys, w.part, thread);
+}
+
+__device__ __forceinline__ void differentiate(const fa3_backward_params &p, const layout &m,
+                                              int warpgroup) {
+  consumer c = make_consumer(m, warpgroup);
+  if (warpgroup == 0) pass_turn(1);
   for (uint32_t t = 0;; ++t) {
-    wait_for_work(base, t);
+    ring_wait_full(m.work, t);
     const work &w = work_of(t);
     if (uniform(w.last)) break;
     const int steps = uniform(w.steps), heads = uniform(w.heads);
     if (steps == 0) {
-      const int first_key = w.tile * kTileN + warpgroup * kKeys;
-      const int keys = w.sequence.mask.keys - first_key, key_row = w.sequence.key_row + first_key;
-      const int thread = thread_again() & 127;
-      store_zeros(p.grad_key, w.sequence.key_batch, key_row, keys, w.part, thread);
-      store_zeros(p.grad_value, w.sequence.key_batch, key_row, keys, w.part, thread);
-      finish_work(base, t);
+      skip_tile(p, w, warpgroup);
+      finish_work(m, t);
       continue;
     }
-    mbarrier_wait(base + kKeyFull, keys_use & 1);
-
-    auto wait_for_ds = [&]() {
-      mbarrier_wait(base + kDsFull + 8 * (use - 1 & 1), use - 1 >> 1 & 1);
-    };
-    auto wait_for_buffer = [&]() {
-      mbarrier_wait(base + kDsEmpty + 8 * (use & 1), (use >> 1 & 1) ^ 1);
-    };
-    // Issues dQ of the step before, the `use - 1`st; the product runs on.
-    auto issue_query_step = [&](float(&dq)[kQueryColumns / 2]) {
-      const uint32_t buffer = use - 1 & 1;
-      const uint32_t ds_at = uniform(wgmma_descriptor_low(
-          base + kDsAt + buffer * kDsBytes + (kSplitRows ? warpgroup * kDsBlockBytes : 0), 0));
-      wgmma_fence();
-      issue_dq(dq, ds_at, all_keys);
-    };
-    // Where the thread's part of dQ is summed.
-    auto partial_of = [&]() {
-      return (float4 *)turn_of(use - 1).partial +
-             (kSplitRows || kTransposed ? warpgroup * kQueryColumns : column) / 8 * 128 +
-             (thread_again() & 127);
-    };
-    auto wait_for_turn = [&]() {  // and says of what kind it is
-      mbarrier_wait(base + kTurnFull + 8 * ring_stage<kTurns>(use - 1),
-                    ring_parity<kTurns>(use - 1));
-      return uniform(turn_of(use - 1).kind);
-    };
-    // Parts `begin` to `end` of dQ leave.
-    auto put_partials = [&](const float(&dq)[kQueryColumns / 2], float4 *partial, partial_fate fate,
-                            int begin, int end) {
-#pragma unroll
-      for (int j = begin; j < end; ++j)
-        put_partial(dq, j, partial, kOverlap > 0 && 8 * j < skipped ? kKeepPartial : fate);
-    };
-    // They have left, or this tile is the last.
-    auto finish_query_step = [&](float(&dq)[kQueryColumns / 2], const query_step &q, int kind,
-                                 const float4 *partial) {
-      if (kind >= kTurnLast) {
-        if (kind == kTurnLast) add_partial(dq, partial, skipped);
-        const int first_row = q.block * kTileM + (kSplitRows ? warpgroup * 64 : 0);
-        const int first = w.sequence.query_row + first_row,
-                  rows = w.sequence.mask.queries - first_row;
-        if (kTransposed)
-          store_columns<kQueryColumns>(p.grad_query, dq, p.scale, w.sequence.query_batch, first,
-                                       rows, q.head, column);
-        else
-          store_rows<kQueryColumns>(p.grad_query, dq, p.scale, w.sequence.query_batch, first, rows,
-                                    q.head, column, kOverlap > 0 ? 64 * warpgroup : 0);
-      }
-      __syncwarp();
-      mbarrier_arrive_warp(base + kTurnTaken + 8 * ring_stage<kTurns>(use - 1));
-    };
-
+    ring_wait_full(m.k, c.tiles);
     // Block after block, and in each the query heads one after the other: tiles of the same keys'
     // head keep their distance, where they would meet again at the last block of the next head.
-    int m = uniform(w.blocks.end) - 1, group = 0;
-    query_step before;
-    for (int step = 0; step < steps; ++step) {
-      const uint32_t stage = ring_stage<kStages>(use), parity = ring_parity<kStages>(use);
-      const uint32_t queries =
-          uniform(wgmma_descriptor_low(base + kQueryAt + stage * kQueryBytes, kTileM * kRowBytes));
-      const uint32_t d_o = queries + ((kDoAt - kQueryAt) >> 4);
-      const uint32_t lse = base + kRowsAt + stage * kRowsBytes + 8 * (lane & 3);
-      const uint32_t d = lse + 4 * kTileM;
-
-      float s[kTileM / 2], dp[kTileM / 2];
-      if (!kShortStep || step == 0) mbarrier_wait(base + kQueryFull + 8 * stage, parity);
-      take_turn(warpgroup);
-      registers_touch(s);
-      wgmma_fence();
-      issue_scores(s, own_keys, queries);
-      if (step == 0) mbarrier_wait(base + kValueFull, keys_use & 1);
-      mbarrier_wait(base + kDoFull + 8 * stage, parity);
-      registers_touch(dp);
-      wgmma_fence();
-      issue_scores(dp, own_values, d_o);
-
-      const fa3_range whole = w.whole[warpgroup];
-      const bool masked = m < whole.begin || m >= whole.end;
-      fa3_range seen[2] = {{0, FA3_UNBOUNDED}, {0, FA3_UNBOUNDED}};
-      if (masked) {
-        const int row = (thread_again() & 127) / 32 * 16 + lane / 4;  // and the one eight below
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const int key = w.tile * kTileN + warpgroup * kKeys + row + 8 * r;
-          seen[r] = fa3_seeing_queries(&w.sequence.mask, key);
-          if (key >= w.sequence.mask.keys) seen[r].end = 0;
-        }
-      }
-      const int first_query = m * kTileM + 2 * (lane & 3);
-      const query_step now = {m, w.query_head + group};
-      uint32_t weights[kTileM / 4], ds[kTileM / 4];
-      wgmma_wait<1>();
-      pass_turn(warpgroup);
-      registers_touch(s);
-      auto finish_scores = [&](bool hides) {
-        take_exponentials(s, lse, p.scale_log2);
-        // The assembler moves the next wait up above the exponentials, or them down below it, but
-        // not across a branch that may change what they give. Where none is needed, this one is
-        // never taken, which it cannot know.
-        if (hides) {
-          hide(s, seen, first_query);
-        } else if (kShortStep && isnan(p.scale)) {
-#pragma unroll
-          for (int i = 0; i < kTileM / 2; ++i) s[i] = 0.0f;
-        }
-        registers_touch(s);
-        wait_for_buffer();
-        wgmma_wait<0>();
-        registers_touch(s);
-        registers_touch(dp);
-        take_differences(weights, ds, s, dp, d);
-      };
-      if (FA3_SOFTCAP && p.softcap_log2 != 0.0f) {
-        wait_for_buffer();
-        wgmma_wait<0>();
-        registers_touch(dp);
-        take_capped_differences(weights, ds, s, dp, seen, first_query, lse, d, p.scale_log2,
-                                p.softcap_log2);
-      } else if (kShortStep && !masked) {
-        finish_scores(false);  // without the mask's registers
-      } else {
-        finish_scores(masked);
-      }
-      store_ds(ds, own_ds + (use & 1) * kDsBytes);
-      if (kShortStep) issue_gradient(dv, weights, d_o, step > 0, [](int) {});
-      fence_proxy_async();
-      __syncwarp();
-      mbarrier_arrive_warp(base + kDsFull + 8 * (use & 1));
-
-      // Without a step before, dQ multiplies what is there, and nobody looks.
-      float dq[kQueryColumns / 2];
-      float4 *partial = nullptr;
-      int kind = kTurnAlone;
-      if (step > 0) wait_for_ds();
-      issue_query_step(dq);
-      if (step > 0) {
-        kind = wait_for_turn();
-        partial = partial_of();
-      }
-      wgmma_wait<0>();
-      registers_touch(dq);
-      if (step > 0) mbarrier_arrive_warp(base + kDsEmpty + 8 * (use - 1 & 1));
-      constexpr int kProductParts = kTileM / 16 * (kShortStep ? 1 : 2);
-      auto put_share = [&](int part) {
-        constexpr int kParts = kQueryColumns / 8;
-        put_partials(dq, partial, fate_of_partial(kind), part * kParts / kProductParts,
-                     (part + 1) * kParts / kProductParts);
-      };
-      if (!kShortStep) issue_gradient(dv, weights, d_o, step > 0, put_share);
-      issue_gradient(dk, ds, queries, step > 0,
-                     [&](int part) { put_share(part + kProductParts - kTileM / 16); });
-      if (step > 0) finish_query_step(dq, before, kind, partial);
-      if (kShortStep && step + 1 < steps)
-        mbarrier_wait(base + kQueryFull + 8 * ring_stage<kStages>(use + 1),
-                      ring_parity<kStages>(use + 1));
-      wgmma_wait<0>();
-      registers_touch(dk);
-      registers_touch(dv);
-      mbarrier_arrive(base + kQueryEmpty + 8 * stage);  // every thread has read statistics
-      mbarrier_arrive_warp(base + kDoEmpty + 8 * stage);
-      before = now;
-      ++use;
+    int block = uniform(w.blocks.end) - 1, group = 0;
+    for (int number = 0; number < steps; ++number) {
+      step(p, m, w, c, number, steps, block, group);
       if (++group == heads) {
         group = 0;
-        --m;
+        --block;
       }
     }
-    mbarrier_arrive_warp(base + kValueEmpty);
-    float dq[kQueryColumns / 2];
-    wait_for_ds();
-    issue_query_step(dq);
-    const int kind = wait_for_turn();
-    float4 *partial = partial_of();
-    wgmma_wait<0>();
-    registers_touch(dq);
-    mbarrier_arrive_warp(base + kKeyEmpty);
-    mbarrier_arrive_warp(base + kDsEmpty + 8 * (use - 1 & 1));
-    put_partials(dq, partial, fate_of_partial(kind), 0, kQueryColumns / 8);
-    finish_query_step(dq, before, kind, partial);
-
-    ++keys_use;
-    const int first_key = w.tile * kTileN + warpgroup * kKeys;
-    const int keys = w.sequence.mask.keys - first_key, key_row = w.sequence.key_row + first_key;
-    store_rows<kHeadDim>(p.grad_key, dk, p.scale, w.sequence.key_batch, key_row, keys, w.part, 0,
-                         0);
-    store_rows<kHeadDim>(p.grad_value, dv, 1.0f, w.sequence.key_batch, key_row, keys, w.part, 0, 0);
-    finish_work(base, t);
+    end_tile(p, m, w, c);
+    finish_work(m, t);
   }
 }
 
@@ -451,7 +486,7 @@ extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_FINISH_THREADS)
     backward_finish(const __grid_constant__ fa3_backward_params p) {
   wait_for_prior_grids();
   const int block = blockIdx.x, head = blockIdx.y, warpgroup = threadIdx.x / 128;
-  const backward_sequence s = find_sequence(p.sequences, blockIdx.z);
+  const sequence s = find_sequence(p.sequences, blockIdx.z);
   const fa3_range tiles = fa3_visible_tiles(&s.mask, block * kTileM, (block + 1) * kTileM, kTileN);
   if (tiles.begin >= tiles.end) return;
   const int column = warpgroup * kSecondColumn, skipped = warpgroup * kOverlap;
@@ -484,32 +519,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     tma_prefetch_map(&p.grad_output);
     tma_prefetch_map(&p.key);
     tma_prefetch_map(&p.value);
-    mbarrier_init(base + kKeyFull, 1);
-    mbarrier_init(base + kKeyEmpty, kConsumerWarps);
-    mbarrier_init(base + kValueFull, 1);
-    mbarrier_init(base + kValueEmpty, kConsumerWarps);
-    mbarrier_init(base + kLanded, 1);
-    for (int i = 0; i < kStages; ++i) {
-      mbarrier_init(base + kQueryFull + 8 * i, 1);
-      mbarrier_init(base + kQueryEmpty + 8 * i, 32 * kConsumerWarps);
-      mbarrier_init(base + kDoFull + 8 * i, 1);
-      mbarrier_init(base + kDoEmpty + 8 * i, kConsumerWarps);
-    }
-    for (int i = 0; i < kTurns; ++i) {
-      mbarrier_init(base + kTurnFull + 8 * i, 1);
-      mbarrier_init(base + kTurnTaken + 8 * i, kConsumerWarps);
-      mbarrier_init(base + kTurnEmpty + 8 * i, 1);
-    }
-    for (int i = 0; i < 2; ++i) {
-      mbarrier_init(base + kDsFull + 8 * i, kConsumerWarps);
-      mbarrier_init(base + kDsEmpty + 8 * i, kConsumerWarps);
-    }
-    mbarrier_init(base + kWorkWanted, 1);
-    for (int i = 0; i < kWorkSlots; ++i) {
-      mbarrier_init(base + kWorkFull + 8 * i, 1);
-      mbarrier_init(base + kWorkEmpty + 8 * i, 32 * (kConsumerWarps + 3));
-    }
-    mbarrier_init_fence();
+    init_barriers(lay_out(base));
   }
   __syncthreads();
   wait_for_prior_grids();
@@ -517,15 +527,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   if (warp < 4) {
     registers_give_back<kProducerRegisters>();
     if (warp == 0)
-      load(p, base);
+      load(p, lay_out(base));
     else if (warp == 1)
       schedule(p, base);
     else if (warp == 2)
-      grant_turns(p, base);
+      grant_turns(p, lay_out(base));
     else
-      pass_turns(base);
+      pass_turns(lay_out(base));
   } else {
     registers_take<kConsumerRegisters>();
-    differentiate(p, base, warp / 4 - 1);
+    differentiate(p, lay_out(base), warp / 4 - 1);
   }
 }
