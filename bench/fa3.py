@@ -87,16 +87,27 @@ class Library:
         self.check(self.lib.fa3_prepare(Device(CUDA, torch.cuda.current_device())))
 
     def forward_gpu(
-        self, query, key, value, output, causal=False, window=None, lengths=None, lse=None
+        self,
+        query,
+        key,
+        value,
+        output,
+        causal=False,
+        window=None,
+        lengths=None,
+        lse=None,
+        seqused_k=None,
+        page_table=None,
     ):
         """A function that queues the call on the current stream: tensors are (batch, seqlen, heads,
         head_dim), or (total, heads, head_dim) with `lengths`, the cumulative ones as a tensor and
-        the longest. `window` is (left, right)."""
+        the longest. `window` is (left, right). `seqused_k` and `page_table` are the header's."""
         args = ForwardArgs(struct_size=ctypes.sizeof(ForwardArgs))
         args.flags = (CAUSAL if causal else 0) | (WINDOW if window else 0)
         if window:
             args.window_left, args.window_right = window
         tensors = {"query": query, "key": key, "value": value, "output": output, "lse": lse}
+        tensors |= {"seqused_k": seqused_k, "page_table": page_table}
         if lengths:
             tensors["cu_seqlens_q"] = tensors["cu_seqlens_k"] = lengths[0]
             args.max_seqlen_q = args.max_seqlen_k = lengths[1]

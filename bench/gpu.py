@@ -2,12 +2,12 @@
 """The CUDA engine beside the official FlashAttention-3, PyTorch's cuDNN and FlashAttention-2, Triton
 (FlexAttention) and cuBLAS, in one process.
 
-    python3 bench/gpu.py [--library build/release/libfa3.so] [--parts forward,backward,shapes,cases]
-                         [--peers fa3,cudnn,fa2,...] [--results bench/results/NAME.json]
+    python3 bench/gpu.py [--library build/release/libfa3.so] [--results bench/results/NAME.json]
+                         [--parts forward,backward,shapes,decode,cases] [--peers fa3,cudnn,...]
 
 forward and backward: the FlashAttention-3 paper's setting, bfloat16, 16384 tokens in all, hidden size
-2048. shapes: the problems of bench/gpu_shapes.py, smaller or thinner, both passes. cases: two head
-dims, a million tokens.
+2048. shapes: the problems of bench/gpu_shapes.py, smaller or thinner, both passes. decode: one query
+token and a cache of keys, bench/gpu_decode.py. cases: two head dims, a million tokens.
 
 Every result is compared with float64 before it is timed. Each kernel's calls are then captured in a
 CUDA graph, as many as fill some milliseconds, so that nothing of the host is in the figures. The
@@ -29,13 +29,14 @@ import subprocess
 import torch
 
 import fa3
+import gpu_decode
 import gpu_problem
 import gpu_shapes
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SEQLENS = (512, 1024, 2048, 4096, 8192, 16384)
 HEAD_DIMS = (64, 128, 256)
-PARTS = ("forward", "backward", "shapes", "cases")
+PARTS = ("forward", "backward", "shapes", "decode", "cases")
 PEERS = ("fa3", "cudnn", "fa2", "triton", "fa3_deterministic")
 MOST_CALLS = 100  # of a graph
 
@@ -157,6 +158,50 @@ def summarise(cells):
     return figures
 
 
+def bandwidth(options):
+    """Bytes a second that a plain read of 2 GiB gets."""
+    numbers = torch.ones(1 << 29, dtype=torch.float32, device="cuda")
+    samples = take_turns({"read": numbers.sum}, options.rounds, 4 * options.milliseconds)["read"]
+    return 4 * numbers.numel() / statistics.median(samples) * 1e3
+
+
+def decode(library, options, save):
+    """Microseconds of a call: hot, on the same cache again and again, and cold, on a cache that no
+    call before it has touched for as long as the L2 cache remembers."""
+    read = bandwidth(options)
+    print(f"decode, us; a plain read: {read * 1e-9:.0f} GB/s")
+    print(f"{'heads, batch, keys, pages of':30}     hot     fa3   ratio    cold     fa3   GB/s of read")
+    cells = []
+    for shape in gpu_decode.SHAPES:
+        cell = {"shape": shape.name(), "bytes": shape.cache_bytes(), "read_bandwidth": read}
+        for name, caches in (("hot", 1), ("cold", shape.caches_beyond_l2())):
+            calls = gpu_decode.calls(library, shape, caches, "fa3" in options.peers)
+            samples = take_turns(calls, options.rounds, options.milliseconds)
+            times = {k: 1e3 * statistics.median(v) / caches for k, v in samples.items()}
+            cell[name] = times
+        cells.append(cell)
+        save(cells)
+        hot, cold = cell["hot"], cell["cold"]
+        rate_cold = cell["bytes"] / cold["libfa3"] * 1e6
+        print(
+            f"{cell['shape']:30}{hot['libfa3']:8.1f}{hot.get('fa3', 0):8.1f}"
+            f"{hot.get('fa3', 0) / hot['libfa3']:8.2f}{cold['libfa3']:8.1f}{cold.get('fa3', 0):8.1f}"
+            f"{rate_cold * 1e-9:7.0f} {rate_cold / read:.2f}",
+            flush=True,
+        )
+    ratios = [c["hot"]["fa3"] / c["hot"]["libfa3"] for c in cells if "fa3" in c["hot"]]
+    if not ratios:
+        return {}
+    cold = [c["cold"]["fa3"] / c["cold"]["libfa3"] for c in cells if "fa3" in c["cold"]]
+    mean = statistics.geometric_mean
+    return {
+        "hot_over_fa3": mean(ratios),
+        "worst_hot_over_fa3": min(ratios),
+        "cold_over_fa3": mean(cold),
+        "worst_cold_over_fa3": min(cold),
+    }
+
+
 def two_head_dims(library, options):
     """Gradients where V's head dim is smaller than that of Q and K."""
     batch, seqlen, heads, head_dim, value_head_dim = 4, 4096, 16, 192, 128
@@ -248,6 +293,10 @@ def run(options):
         summaries[name] = summarise(cells)
         save("summary", summaries)
         print(name, {k: round(v, 3) for k, v in summaries[name].items()}, flush=True)
+    if "decode" in options.parts:
+        summaries["decode"] = decode(library, options, lambda cells: save("decode", cells))
+        save("summary", summaries)
+        print("decode", {k: round(v, 3) for k, v in summaries["decode"].items()}, flush=True)
     if "cases" in options.parts:
         for name, case in (
             ("192_128_backward", lambda: two_head_dims(library, options)),

@@ -314,8 +314,9 @@ enum {
  *
  * Numerics. Both products and the softmax accumulate in float32. On 16-bit inputs the
  * probabilities may be rounded to the input's dtype before the second product, as every
- * FlashAttention does. E4M3 inputs are taken on the CPU alone so far, which computes on them in
- * float32 throughout: of all three, or of a cache of keys and values under any queries.
+ * FlashAttention does. On E4M3 inputs a GPU rounds the probabilities to E4M3 too, and sums a few
+ * thousand keys at a time with about 13 bits; the CPU computes in float32 throughout. A cache of
+ * E4M3 keys and values under other queries is taken on the CPU alone so far.
  *
  * Edges. A query that sees no key gives output 0 and lse -infinity (without a sink).
  * Empty sequences and an empty batch are not errors. NaN and infinity reach the rows that
@@ -399,9 +400,10 @@ typedef struct fa3_forward_args {
 
   /* Multiprocessors of a GPU that the call leaves free for what runs beside it, such as NCCL's
    * kernels; 0: none. The attention kernels take one block on each of the others, and always run
-   * on one or two. Not held to it are kernels that are over soon, before and after others (the
-   * backward pass's preparation, copies of tensors that take a detour through the workspace). 0 for
-   * the CPU, which has num_threads. The workspace's size does not depend on it. */
+   * on one or two. Not held to it are kernels that are over soon: those for few queries (of
+   * decoding), and those before and after others (the backward pass's preparation, copies of
+   * tensors that take a detour through the workspace). 0 for the CPU, which has num_threads. The
+   * workspace's size does not depend on it. */
   int32_t reserved_multiprocessors;
 
   /* Optional, int32, (batch, pages of a sequence): key and value are a cache in pages, and row r of
@@ -409,7 +411,8 @@ typedef struct fa3_forward_args {
    * between sequences, and be in any order; entries past a sequence's used length are not read.
    * seqused_k then gives the lengths (else every page is full), at most page_size times the pages
    * of a sequence, and max_seqlen_k may bound them. Not with cu_seqlens_k or cache_batch_index.
-   * A page that is not there is FA3_INVALID_LENGTHS. On the CPU alone so far. */
+   * On the CPU, a page that is not there is FA3_INVALID_LENGTHS; on a GPU its rows count as
+   * zeros. */
   fa3_tensor page_table;
 
   /* Few queries against many keys are computed in parts of the keys, side by side, whose results
@@ -419,7 +422,7 @@ typedef struct fa3_forward_args {
 
   /* Parts of so many keys, a multiple of 64, counted from the sequence's first: the output of a
    * sequence is then bitwise the same whatever else is in the batch. 0: off. Not with num_splits.
-   * On the CPU alone so far. */
+   */
   int64_t split_keys;
 
   /* Optional, float32, of E4M3 tensors alone: an element's value is its code times a scale; without
@@ -570,15 +573,16 @@ typedef struct fa3_append_args {
   fa3_tensor rotary_cos;
   fa3_tensor rotary_sin;
 
-  /* Optional, int32, (batch, seqlen_q) or (total_q): each new row's position in rotary_cos. One
-   * that is not there is FA3_INVALID_LENGTHS. */
+  /* Optional, int32, (batch, seqlen_q) or (total_q): each new row's position in rotary_cos. On the
+   * CPU one that is not there is FA3_INVALID_LENGTHS; on a GPU its row becomes NaN. */
   fa3_tensor positions;
 
   fa3_tensor cu_seqlens_q;
   fa3_tensor seqused_q;
 
-  /* int32, (batch), needed: how many rows each sequence has before the call. Rows that the cache,
-   * or the page table, has no room for are FA3_INVALID_LENGTHS. */
+  /* int32, (batch), needed: how many rows each sequence has before the call. On a GPU rows that the
+   * cache, or the page table, has no room for are not written; on the CPU that is
+   * FA3_INVALID_LENGTHS. */
   fa3_tensor seqused_k;
   fa3_tensor leftpad_k; /* moves positions alone */
   fa3_tensor cache_batch_index;
@@ -602,8 +606,7 @@ typedef struct fa3_append_args {
   int64_t value_scale_rows;
 } fa3_append_args;
 
-/* Needs no workspace. No two sequences may be given the same rows. On the CPU alone so far: a GPU
- * is FA3_UNSUPPORTED. */
+/* Needs no workspace. Returns as fa3_forward does. No two sequences may be given the same rows. */
 FA3_API fa3_status fa3_append(const fa3_append_args *args);
 
 /* Combine. */
@@ -629,7 +632,7 @@ typedef struct fa3_combine_args {
   int32_t num_threads;
 } fa3_combine_args;
 
-/* Needs no workspace. On the CPU alone so far: a GPU is FA3_UNSUPPORTED. */
+/* Needs no workspace. Returns as fa3_forward does. */
 FA3_API fa3_status fa3_combine(const fa3_combine_args *args);
 
 /* Quantize. */

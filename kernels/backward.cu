@@ -219,12 +219,11 @@ __device__ __forceinline__ void put_partial(const float (&dq)[kQueryColumns / 2]
 
 // A step of which dQ is still to come.
 struct query_step {
-  int block, head;   // of queries
-  bool first, last;  // of the tiles of keys that add to it
+  int block, head;  // of queries
 };
 
-__device__ __forceinline__ partial_fate fate_of_partial(const query_step &q) {
-  return q.last ? kKeepPartial : q.first ? kStorePartial : kAddPartial;
+__device__ __forceinline__ partial_fate fate_of_partial(int kind) {
+  return kind >= kTurnLast ? kKeepPartial : kind == kTurnFirst ? kStorePartial : kAddPartial;
 }
 
 __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint32_t base,
@@ -247,14 +246,13 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
     wait_for_work(base, t);
     const work &w = work_of(t);
     if (uniform(w.last)) break;
-    const int blocks = uniform(w.blocks.end - w.blocks.begin);
-    const int steps = blocks > 0 ? blocks * p.queries_per_key : 0;
+    const int steps = uniform(w.steps), heads = uniform(w.heads);
     if (steps == 0) {
       const int first_key = w.tile * kTileN + warpgroup * kKeys;
       const int keys = w.place.mask.keys - first_key, key_row = w.place.key_row + first_key;
       const int thread = thread_again() & 127;
-      store_zeros(p.grad_key, w.place.key_batch, key_row, keys, w.head, thread);
-      store_zeros(p.grad_value, w.place.key_batch, key_row, keys, w.head, thread);
+      store_zeros(p.grad_key, w.place.key_batch, key_row, keys, w.part, thread);
+      store_zeros(p.grad_value, w.place.key_batch, key_row, keys, w.part, thread);
       finish_work(base, t);
       continue;
     }
@@ -276,15 +274,15 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
       issue_query_gradient(dq, ds, all_keys);
     };
     // Where the thread's part of dQ is summed.
-    auto partial_of = [&](const query_step &q) {
-      const int64_t slot = (int64_t)q.head * p.slots + w.place.slot + q.block;
-      return (float4 *)(p.partial + slot * (kTileM * kHeadDim)) +
+    auto partial_of = [&]() {
+      return (float4 *)turn_of(use - 1).partial +
              (kSplitRows || kTransposed ? warpgroup * kQueryColumns : column) / 8 * 128 +
              (thread_again() & 127);
     };
-    auto wait_for_turn = [&]() {
+    auto wait_for_turn = [&]() {  // and says of what kind it is
       mbarrier_wait(base + kTurnFull + 8 * ring_stage<kTurns>(use - 1),
                     ring_parity<kTurns>(use - 1));
+      return uniform(turn_of(use - 1).kind);
     };
     // Parts `begin` to `end` of dQ leave.
     auto put_partials = [&](const float(&dq)[kQueryColumns / 2], float4 *partial, partial_fate fate,
@@ -294,10 +292,10 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
         put_partial(dq, j, partial, kOverlap > 0 && 8 * j < skipped ? kKeepPartial : fate);
     };
     // They have left, or this tile is the last.
-    auto finish_query_step = [&](float(&dq)[kQueryColumns / 2], const query_step &q,
+    auto finish_query_step = [&](float(&dq)[kQueryColumns / 2], const query_step &q, int kind,
                                  const float4 *partial) {
-      if (q.last) {
-        if (!q.first) add_partial(dq, partial, skipped);
+      if (kind >= kTurnLast) {
+        if (kind == kTurnLast) add_partial(dq, partial, skipped);
         const int first_row = q.block * kTileM + (kSplitRows ? warpgroup * 64 : 0);
         const int first = w.place.query_row + first_row, rows = w.place.mask.queries - first_row;
         if (kTransposed)
@@ -348,8 +346,7 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
         }
       }
       const int first_query = m * kTileM + 2 * (lane & 3);
-      const query_step now = {m, w.head * p.queries_per_key + group, (place_of(stage) & 1) != 0,
-                              (place_of(stage) & 2) != 0};
+      const query_step now = {m, w.query_head + group};
       uint32_t weights[kTileM / 4], grads[kTileM / 4];
       wgmma_wait<1>();
       pass_turn(warpgroup);
@@ -392,13 +389,12 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
       // Without a step before, dQ multiplies what is there, and nobody looks.
       float dq[kQueryColumns / 2];
       float4 *partial = nullptr;
-      partial_fate fate = kKeepPartial;
+      int kind = kTurnAlone;
       if (step > 0) wait_for_grads();
       issue_query_step(dq);
       if (step > 0) {
-        partial = partial_of(before);
-        fate = fate_of_partial(before);
-        wait_for_turn();
+        kind = wait_for_turn();
+        partial = partial_of();
       }
       wgmma_wait<0>();
       registers_touch(dq);
@@ -406,13 +402,13 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
       constexpr int kProductParts = kTileM / 16 * (kShortStep ? 1 : 2);
       auto put_share = [&](int part) {
         constexpr int kParts = kQueryColumns / 8;
-        put_partials(dq, partial, fate, part * kParts / kProductParts,
+        put_partials(dq, partial, fate_of_partial(kind), part * kParts / kProductParts,
                      (part + 1) * kParts / kProductParts);
       };
       if (!kShortStep) issue_gradient(dv, weights, outputs, step > 0, put_share);
       issue_gradient(dk, grads, queries, step > 0,
                      [&](int part) { put_share(part + kProductParts - kTileM / 16); });
-      if (step > 0) finish_query_step(dq, before, partial);
+      if (step > 0) finish_query_step(dq, before, kind, partial);
       if (kShortStep && step + 1 < steps)
         mbarrier_wait(base + kQueryFull + 8 * ring_stage<kStages>(use + 1),
                       ring_parity<kStages>(use + 1));
@@ -423,7 +419,7 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
       mbarrier_arrive_warp(base + kOutputEmpty + 8 * stage);
       before = now;
       ++use;
-      if (++group == p.queries_per_key) {
+      if (++group == heads) {
         group = 0;
         --m;
       }
@@ -432,20 +428,20 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
     float dq[kQueryColumns / 2];
     wait_for_grads();
     issue_query_step(dq);
-    float4 *partial = partial_of(before);
-    wait_for_turn();
+    const int kind = wait_for_turn();
+    float4 *partial = partial_of();
     wgmma_wait<0>();
     registers_touch(dq);
     mbarrier_arrive_warp(base + kKeyEmpty);
     mbarrier_arrive_warp(base + kGradEmpty + 8 * (use - 1 & 1));
-    put_partials(dq, partial, fate_of_partial(before), 0, kQueryColumns / 8);
-    finish_query_step(dq, before, partial);
+    put_partials(dq, partial, fate_of_partial(kind), 0, kQueryColumns / 8);
+    finish_query_step(dq, before, kind, partial);
 
     ++keys_use;
     const int first_key = w.tile * kTileN + warpgroup * kKeys;
     const int keys = w.place.mask.keys - first_key, key_row = w.place.key_row + first_key;
-    store_rows<kHeadDim>(p.grad_key, dk, p.scale, w.place.key_batch, key_row, keys, w.head, 0, 0);
-    store_rows<kHeadDim>(p.grad_value, dv, 1.0f, w.place.key_batch, key_row, keys, w.head, 0, 0);
+    store_rows<kHeadDim>(p.grad_key, dk, p.scale, w.place.key_batch, key_row, keys, w.part, 0, 0);
+    store_rows<kHeadDim>(p.grad_value, dv, 1.0f, w.place.key_batch, key_row, keys, w.part, 0, 0);
     finish_work(base, t);
   }
 }
@@ -501,7 +497,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     else if (warp == 2)
       grant_turns(p, base);
     else
-      pass_turns(p, base);
+      pass_turns(base);
   } else {
     registers_take<kConsumerRegisters>();
     differentiate(p, base, warp / 4 - 1);

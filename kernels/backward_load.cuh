@@ -38,27 +38,24 @@ __device__ __forceinline__ void load(const fa3_backward_params &p, uint32_t base
     if (w.last) break;
     const int first = w.tile * kTileN;
     for (int m = w.blocks.end - 1; m >= w.blocks.begin; --m) {
-      for (int g = 0; g < p.queries_per_key; ++g, ++use) {
+      for (int g = 0; g < w.heads; ++g, ++use) {
         // All that can be found out before the buffer is free.
-        const place_in_order place = find_place(w.place.mask, m, w.tile);
-        const int head = w.head * p.queries_per_key + g, batch = w.place.query_batch;
-        const int row = w.place.query_row + m * kTileM, left = w.place.mask.queries - m * kTileM;
+        const int head = w.query_head + g, batch = w.place.query_batch;
+        const int row = w.place.query_row + m * kTileM,
+                  rows_left = w.place.mask.queries - m * kTileM;
         const float *rows = p.rows + ((int64_t)head * p.slots + w.place.slot + m) * 2 * kTileM;
         const uint32_t stage = ring_stage<kStages>(use), parity = ring_parity<kStages>(use) ^ 1;
         const uint32_t full = base + kQueryFull + 8 * stage;
 
         mbarrier_wait(base + kQueryEmpty + 8 * stage, parity);
-        if (leader) {
-          place_of(stage) = (place.before == 0) | place.last << 1;
-          bulk_load(base + kRowsAt + stage * kRowsBytes, rows, kRowsBytes, full);
-        }
+        if (leader) bulk_load(base + kRowsAt + stage * kRowsBytes, rows, kRowsBytes, full);
         load_tile<kTileM>(base, base + kQueryAt + stage * kQueryBytes, p.query, full, row, head,
-                          batch, left, p.clear_query, kRowsBytes, landed, leader);
+                          batch, rows_left, p.clear_query, kRowsBytes, landed, leader);
 
         mbarrier_wait(base + kOutputEmpty + 8 * stage, parity);
         load_tile<kTileM>(base, base + kOutputAt + stage * kQueryBytes, p.grad_output,
-                          base + kOutputFull + 8 * stage, row, head, batch, left, p.clear_query, 0,
-                          landed, leader);
+                          base + kOutputFull + 8 * stage, row, head, batch, rows_left,
+                          p.clear_query, 0, landed, leader);
 
         if (g > 0 || m < w.blocks.end - 1) continue;
         mbarrier_wait(base + kKeyEmpty, (keys & 1) ^ 1);

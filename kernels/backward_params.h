@@ -1,19 +1,20 @@
 /* The backward kernels' launch contract, shared by host and device.
  *
- * Two launches on one stream, or three:
+ * Two launches on one stream, up to four:
  *   1. backward_prepare (backward_prepare.cu): lse and D = rowsum(dO * O) - dlse of each row, in
  *      tiles, and zeros in the counters (and in dQ where a block of rows sees no key).
  *   2. backward (backward.cu, backward_wide.cu): dK, dV and dQ.
- *   3. backward_sink (backward_prepare.cu), if the sink's gradient is wanted.
- * The second may be a programmatic dependent launch: it waits for the first by itself. The other
- * two may not.
+ *   3. backward_sum (backward_prepare.cu), if tiles are dealt out in parts (backward_order.h): dK
+ *      and dV as the sum over their parts, in the order of the parts.
+ *   4. backward_sink (backward_prepare.cu), if the sink's gradient is wanted.
+ * All but the last may be programmatic dependent launches: they wait for the one before by
+ * themselves.
  *
  * dQ is a sum over tiles of keys. Its blocks of tile_m rows collect that sum in `partial`, in the
  * order of the keys: a counter per block tells how many tiles have been added, and whose turn it
  * is. The first tile stores, those between add, the last one adds what is there to its own and
  * writes the gradient. So every gradient is bitwise the same from run to run, and nothing is
- * cleared before or converted after. A tile waits for tiles that come before it in the order in
- * which they are taken from `next_tile`, so that any number of free SMs will do.
+ * cleared before or converted after.
  *
  * Blocks of rows are numbered over the batch, `slot` being this number (fa3_backward_slot); a head
  * has FA3_BACKWARD_SLOTS of them. The workspace, each array aligned to 128 bytes, any content:
@@ -22,6 +23,8 @@
  *                   part; then D
  *   partial   float [heads_q][slots][tile_m * head_dim of the variant], laid out as the kernel
  *                   likes
+ *   parts     float [batch][heads_k][parts][seqlen_k][head_dim], then the same with head_dim_v,
+ *                   where there are parts; grad_key and grad_value of the second launch
  *   sinks     float [heads_q][slots], if the sink's gradient is wanted
  *   next_tile one int
  *
@@ -40,9 +43,8 @@
 
 #include <stdint.h>
 
+#include "backward_order.h"
 #include "forward_params.h"
-#include "mask.h"
-#include "scheduler.h"
 
 /* The sequences of a batch, as in fa3_forward_params. */
 typedef struct {
@@ -99,8 +101,8 @@ typedef struct {
   fa3_tensor_map query, grad_output, key, value;
   fa3_backward_sequences sequences;
   fa3_gradient grad_query, grad_key, grad_value;
-  fa3_tile_space tiles; /* blocks: of tile_n keys; heads of keys */
-  int queries_per_key;  /* heads_q / heads_k */
+  fa3_key_tiles tiles;
+  int queries_per_key; /* heads_q / heads_k */
   int slots;
   int *counters;
   const float *rows;
@@ -113,11 +115,22 @@ typedef struct {
   int clear_key;      /* lengths): zero them; likewise of keys */
 } fa3_backward_params;
 
+/* dK and dV where tiles are dealt out in parts: each part's in float32, as fa3_gradient describes
+ * it with head * parts + part for the head. */
+typedef struct {
+  fa3_backward_sequences sequences;
+  fa3_gradient part_key, part_value; /* what is added up */
+  fa3_gradient grad_key, grad_value;
+  int parts;
+} fa3_backward_sum_params;
+
 /* Grids and threads: backward_prepare (blocks_q, heads_q, batch), also for blocks_q of 0 with one
  * block, which clears `next_tile`; backward_sink (heads_q); backward as many blocks as there are
- * SMs to use, at most fa3_tile_count; backward_wide as many pairs of blocks. */
+ * SMs to use, at most fa3_key_tile_count; backward_wide as many pairs of blocks; backward_sum
+ * (threads for eight columns of each key, heads_k, batch). */
 #define FA3_BACKWARD_PREPARE_THREADS 256
 #define FA3_BACKWARD_SINK_THREADS 256
+#define FA3_BACKWARD_SUM_THREADS 256
 #define FA3_BACKWARD_THREADS 384
 #define FA3_BACKWARD_WIDE_THREADS 512
 

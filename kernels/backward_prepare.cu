@@ -3,23 +3,20 @@
 #include "backward_sequence.cuh"
 
 constexpr float kLog2E = 1.44269504f;
-constexpr int kLanes = 8;  // that share a row
+constexpr int kLanes = 8;       // that share a row
+constexpr int kRowsAtOnce = 4;  // of a thread: all their loads are in flight together
+constexpr int kRowsApart = FA3_BACKWARD_PREPARE_THREADS / kLanes;
 
-// Eight neighbouring elements as floats.
-__device__ __forceinline__ void load_eight(const uint16_t *from, int vectors, float (&x)[8]) {
-  uint32_t pairs[4];
-  if (vectors) {
-    const uint4 v = *(const uint4 *)from;
-    pairs[0] = v.x, pairs[1] = v.y, pairs[2] = v.z, pairs[3] = v.w;
-  } else {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) pairs[i] = from[2 * i] | from[2 * i + 1] << 16;
-  }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float2 f = unpack_pair(pairs[i]);
-    x[2 * i] = f.x, x[2 * i + 1] = f.y;
-  }
+// Eight neighbouring elements, in pairs.
+__device__ __forceinline__ uint4 load_eight(const uint16_t *from, int vectors) {
+  if (vectors) return *(const uint4 *)from;
+  return make_uint4(from[0] | from[1] << 16, from[2] | from[3] << 16, from[4] | from[5] << 16,
+                    from[6] | from[7] << 16);
+}
+
+__device__ __forceinline__ float add_products(float sum, uint32_t x, uint32_t y) {
+  const float2 a = unpack_pair(x), b = unpack_pair(y);
+  return fmaf(a.y, b.y, fmaf(a.x, b.x, sum));
 }
 
 // The sum of all threads' values, in a fixed order, in thread 0.
@@ -40,6 +37,7 @@ extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_PREPARE_THREADS)
     backward_prepare(const __grid_constant__ fa3_backward_prepare_params p) {
   // The next kernel's blocks may move in as these move out; it waits for their results by itself.
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  wait_for_prior_grids();
   const int block = blockIdx.x, head = blockIdx.y, batch = blockIdx.z;
   if ((block | head | batch) == 0 && threadIdx.x == 0) *p.next_tile = 0;
   const sequence s = find_sequence(p.sequences, batch);
@@ -51,53 +49,107 @@ extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_PREPARE_THREADS)
   if (threadIdx.x == 0) p.counters[slot] = 0;
 
   const int lane = threadIdx.x % kLanes;
+  const uint16_t *output = (const uint16_t *)p.output + s.query_batch * p.output_stride_batch +
+                           head * p.output_stride_head + 8 * lane;
+  const uint16_t *grad_output = (const uint16_t *)p.grad_output +
+                                s.query_batch * p.grad_output_stride_batch +
+                                head * p.grad_output_stride_head + 8 * lane;
+  const float *lse = p.lse + s.query_batch * p.lse_stride_batch + head * p.lse_stride_head;
+  const int left = s.mask.queries - first;  // rows of the block that are in use
   float of_sink = 0.0f;
-  for (int in_tile = threadIdx.x / kLanes; in_tile < tile_m;
-       in_tile += FA3_BACKWARD_PREPARE_THREADS / kLanes) {
-    const int row = s.query_row + first + in_tile;
-    const bool in_use = first + in_tile < s.mask.queries;
-    float product = 0.0f;
-    if (in_use) {
-      const uint16_t *o = (const uint16_t *)p.output + s.query_batch * p.output_stride_batch +
-                          row * p.output_stride_row + head * p.output_stride_head;
-      const uint16_t *grad = (const uint16_t *)p.grad_output +
-                             s.query_batch * p.grad_output_stride_batch +
-                             row * p.grad_output_stride_row + head * p.grad_output_stride_head;
-#pragma unroll 4
-      for (int column = 8 * lane; column < p.head_dim_v; column += 8 * kLanes) {
-        float x[8], y[8];
-        load_eight(o + column, p.vectors, x);
-        load_eight(grad + column, p.vectors, y);
+  for (int begin = threadIdx.x / kLanes; begin < tile_m; begin += kRowsAtOnce * kRowsApart) {
+    float log_sum[kRowsAtOnce], product[kRowsAtOnce] = {};
 #pragma unroll
-        for (int i = 0; i < 8; ++i) product = fmaf(x[i], y[i], product);
+    for (int i = 0; i < kRowsAtOnce; ++i) {
+      const int in_tile = begin + i * kRowsApart;
+      log_sum[i] = -INFINITY;
+      if (lane == 0 && in_tile < tile_m && in_tile < left)
+        log_sum[i] = lse[(s.query_row + first + in_tile) * p.lse_stride_row];
+    }
+    for (int column = 0; column < p.head_dim_v - 8 * lane; column += 8 * kLanes) {
+      uint4 x[kRowsAtOnce], y[kRowsAtOnce];
+#pragma unroll
+      for (int i = 0; i < kRowsAtOnce; ++i) {
+        const int in_tile = begin + i * kRowsApart;
+        const int64_t row = s.query_row + first + in_tile;
+        x[i] = y[i] = make_uint4(0, 0, 0, 0);
+        if (in_tile < tile_m && in_tile < left) {
+          x[i] = load_eight(output + row * p.output_stride_row + column, p.vectors);
+          y[i] = load_eight(grad_output + row * p.grad_output_stride_row + column, p.vectors);
+        }
       }
-      if (!seen && !p.grad_query.accumulate) {
-        float zeros[8] = {};
-        for (int column = 8 * lane; column < p.grad_query.head_dim; column += 8 * kLanes)
-          store_gradient(p.grad_query, s.query_batch, row, head, column, zeros);
+#pragma unroll
+      for (int i = 0; i < kRowsAtOnce; ++i) {
+        product[i] = add_products(product[i], x[i].x, y[i].x);
+        product[i] = add_products(product[i], x[i].y, y[i].y);
+        product[i] = add_products(product[i], x[i].z, y[i].z);
+        product[i] = add_products(product[i], x[i].w, y[i].w);
       }
     }
 #pragma unroll
-    for (int lanes = kLanes / 2; lanes > 0; lanes /= 2)
-      product += __shfl_xor_sync(0xffffffff, product, lanes);
-    if (lane != 0) continue;
-    float lse = -INFINITY;
-    if (in_use) {
-      lse = p.lse[s.query_batch * p.lse_stride_batch + row * p.lse_stride_row +
-                  head * p.lse_stride_head];
-      if (p.grad_lse)
-        product -= p.grad_lse[s.query_batch * p.grad_lse_stride_batch +
-                              row * p.grad_lse_stride_row + head * p.grad_lse_stride_head];
+    for (int i = 0; i < kRowsAtOnce; ++i) {
+#pragma unroll
+      for (int lanes = kLanes / 2; lanes > 0; lanes /= 2)
+        product[i] += __shfl_xor_sync(0xffffffff, product[i], lanes);
+      const int in_tile = begin + i * kRowsApart, row = s.query_row + first + in_tile;
+      if (in_tile >= tile_m) continue;
+      if (lane != 0) continue;
+      if (in_tile < left && p.grad_lse)
+        product[i] -= p.grad_lse[s.query_batch * p.grad_lse_stride_batch +
+                                 row * p.grad_lse_stride_row + head * p.grad_lse_stride_head];
+      float *to = p.rows + slot * 2 * tile_m + in_tile;
+      to[0] = log_sum[i] == -INFINITY ? INFINITY : log_sum[i] * kLog2E;
+      to[tile_m] = product[i];
+      if (p.sink && log_sum[i] != -INFINITY)
+        of_sink -= exp2_unit((p.sink[head] - log_sum[i]) * kLog2E) * product[i];
     }
-    float *to = p.rows + slot * 2 * tile_m + in_tile;
-    to[0] = lse == -INFINITY ? INFINITY : lse * kLog2E;
-    to[tile_m] = product;
-    if (p.sink && lse != -INFINITY) of_sink -= exp2_unit((p.sink[head] - lse) * kLog2E) * product;
+  }
+  if (!seen && !p.grad_query.accumulate) {
+    for (int in_tile = threadIdx.x / kLanes; in_tile < tile_m && in_tile < left;
+         in_tile += kRowsApart) {
+      float zeros[8] = {};
+      for (int column = 8 * lane; column < p.grad_query.head_dim; column += 8 * kLanes)
+        store_gradient(p.grad_query, s.query_batch, s.query_row + first + in_tile, head, column,
+                       zeros);
+    }
   }
   if (p.sink) {
     of_sink = sum_of_block<FA3_BACKWARD_PREPARE_THREADS>(of_sink);
     if (threadIdx.x == 0) p.sinks[slot] = of_sink;
   }
+}
+
+// Adds up one gradient of a key, eight columns a thread.
+__device__ __forceinline__ void sum_parts(const fa3_gradient &parts, int count,
+                                          const fa3_gradient &g, int batch, int64_t row, int head,
+                                          int column) {
+  const float *from = (const float *)parts.data + batch * parts.stride_batch +
+                      row * parts.stride_row + head * count * parts.stride_head + column;
+  float x[8] = {};
+#pragma unroll 4
+  for (int part = 0; part < count; ++part, from += parts.stride_head) {
+    const float4 low = ((const float4 *)from)[0], high = ((const float4 *)from)[1];
+    x[0] += low.x, x[1] += low.y, x[2] += low.z, x[3] += low.w;
+    x[4] += high.x, x[5] += high.y, x[6] += high.z, x[7] += high.w;
+  }
+  store_gradient(g, batch, row, head, column, x);
+}
+
+// dK and dV, from the sums of each part.
+extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_SUM_THREADS)
+    backward_sum(const __grid_constant__ fa3_backward_sum_params p) {
+  wait_for_prior_grids();
+  const int head = blockIdx.y, batch = blockIdx.z;
+  const sequence s = find_sequence(p.sequences, batch);
+  const int of_row = (p.grad_key.head_dim + p.grad_value.head_dim) / 8;
+  const int64_t item = (int64_t)blockIdx.x * FA3_BACKWARD_SUM_THREADS + threadIdx.x;
+  const int row = (int)(item / of_row), column = (int)(item % of_row) * 8;
+  if (row >= s.mask.keys) return;
+  if (column < p.grad_key.head_dim)
+    sum_parts(p.part_key, p.parts, p.grad_key, s.key_batch, s.key_row + row, head, column);
+  else
+    sum_parts(p.part_value, p.parts, p.grad_value, s.key_batch, s.key_row + row, head,
+              column - p.grad_key.head_dim);
 }
 
 extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_SINK_THREADS)

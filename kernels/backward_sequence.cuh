@@ -8,6 +8,12 @@
 #include "backward_params.h"
 #include "registers.cuh"
 
+// Not an instruction: what is in memory is read again, instead of being kept in registers that are
+// few.
+__device__ __forceinline__ void forget_memory(void) {
+  asm volatile("" ::: "memory");
+}
+
 struct sequence {
   fa3_mask mask;
   int query_row, key_row;      // its first rows in the tensors

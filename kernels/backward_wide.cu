@@ -92,8 +92,8 @@ __device__ __forceinline__ void find_probabilities(const fa3_backward_params &p,
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int key = w.first + thread / 32 * 16 + thread % 32 / 4 + 8 * r;
-      seeing[r] = fa3_seeing_queries(&w.mask, key);
-      if (key >= w.mask.keys) seeing[r].end = seeing[r].begin;
+      seeing[r] = fa3_seeing_queries(&w.place.mask, key);
+      if (key >= w.place.mask.keys) seeing[r].end = seeing[r].begin;
       seeing[r].begin -= block * kRows + column;
       seeing[r].end -= block * kRows + column;
     }
@@ -143,7 +143,7 @@ __device__ __forceinline__ void make_probabilities(const fa3_backward_params &p,
       float2 lse[8];
       load_statistics(lse, 0, 4, rows);
       const bool general =
-          p.softcap_log2 != 0.0f || i < uniform(w.whole.begin) || i >= uniform(w.whole.end);
+          p.softcap_log2 != 0.0f || i < uniform(w.whole[0].begin) || i >= uniform(w.whole[0].end);
       wgmma_wait<0>();
       registers_touch(s);
       if (left == 1) mbarrier_arrive_warp(base + kKeyEmpty);
@@ -173,9 +173,9 @@ __device__ __forceinline__ void make_probabilities(const fa3_backward_params &p,
     const int warp = (thread_again() & 127) / 32;
     mbarrier_wait(of_warp(base + kProbabilitiesEmpty), (use & 1) ^ 1);
     store_rows<kHeadDimV, 64>(p.grad_value, dv, uniform(w.steps) > 0, 1.0f,
-                              base + kProbabilitiesAt + warp * kProbabilitiesBytes, w.key_batch,
-                              w.key_row + w.first + warp * 16, w.mask.keys - w.first - warp * 16,
-                              w.head);
+                              base + kProbabilitiesAt + warp * kProbabilitiesBytes,
+                              w.place.key_batch, w.place.key_row + w.first + warp * 16,
+                              w.place.mask.keys - w.first - warp * 16, w.part);
     finish_work(base, t);
   }
 }
@@ -237,7 +237,7 @@ __device__ __forceinline__ void make_scores(const fa3_backward_params &p, uint32
       const uint32_t rows = base + kRowsAt + query_stage * kRowsBytes + 4 * kRows;
       float2 d[8];
       load_statistics(d, 0, 4, rows);
-      const bool masked = i < uniform(w.whole.begin) || i >= uniform(w.whole.end);
+      const bool masked = i < uniform(w.whole[0].begin) || i >= uniform(w.whole[0].end);
       wgmma_wait<0>();
       registers_touch(s);
       if (left == 1) mbarrier_arrive_warp(base + kValueEmpty);
@@ -283,22 +283,12 @@ __device__ __forceinline__ void make_scores(const fa3_backward_params &p, uint32
     // The next dS may go there, and will after this.
     const uint32_t stage = ring_stage<kDsStages>(use);
     mbarrier_wait(base + kDsEmpty + 8 * stage, ring_parity<kDsStages>(use) ^ 1);
-    store_rows<kHeadDim, 32>(
-        p.grad_key, dk, any, p.scale, base + kOwnDsAt + stage * kChunkBytes + warp * 16 * kRowBytes,
-        w.key_batch, w.key_row + w.first + warp * 16, w.mask.keys - w.first - warp * 16, w.head);
+    store_rows<kHeadDim, 32>(p.grad_key, dk, any, p.scale,
+                             base + kOwnDsAt + stage * kChunkBytes + warp * 16 * kRowBytes,
+                             w.place.key_batch, w.place.key_row + w.first + warp * 16,
+                             w.place.mask.keys - w.first - warp * 16, w.part);
     finish_work(base, t);
   }
-}
-
-// Which tile of keys adds to a block of rows after how many others, and whether it is the last.
-struct turn {
-  int before;
-  bool last;
-};
-
-__device__ __forceinline__ turn find_turn(const work &w, int block) {
-  const fa3_range tiles = fa3_visible_tiles(&w.mask, block * kRows, (block + 1) * kRows, kTileN);
-  return {w.tile - tiles.begin, w.tile + 1 == tiles.end};
 }
 
 // dQ, `kColumns` of it from `column` on.
@@ -315,7 +305,7 @@ __device__ __forceinline__ void make_queries(const fa3_backward_params &p, uint3
     const work &w = wait_for_work(base, t);
     if (uniform(w.last)) break;
     int left = uniform(w.steps), i = uniform(w.blocks.end) - 1;
-    int head = uniform(w.head) * p.queries_per_key;
+    int head = uniform(w.query_head);
     if (left > 0) mbarrier_wait(base + kKeyFull, tiles++ & 1);
     for (; left > 0; --left) {
       forget(base);
@@ -335,8 +325,8 @@ __device__ __forceinline__ void make_queries(const fa3_backward_params &p, uint3
                                    peer_key + ((k * kRowBytes) >> 4), kDescriptorHigh, true);
       wgmma_commit();
 
-      const turn mine = find_turn(w, i);
-      const int64_t slot = (int64_t)head * p.slots + w.slot + i;
+      const fa3_turn mine = fa3_find_turn(&w.place.mask, w.tile, i, kRows, kTileN);
+      const int64_t slot = (int64_t)head * p.slots + w.place.slot + i;
       float *partial = p.partial + slot * (kRows * kHeadDim) + column * kRows + thread * 4;
       if (!mine.last)
         mbarrier_wait(base + kAddedEmpty + 8 * ring_stage<2>(added), ring_parity<2>(added) ^ 1);
@@ -362,8 +352,9 @@ __device__ __forceinline__ void make_queries(const fa3_backward_params &p, uint3
         mbarrier_arrive_warp(base + kAddedFull + 8 * ring_stage<2>(added));
         ++added;
       } else {
-        store_sums<kColumns>(p.grad_query, partial, p.scale, w.query_batch, w.query_row + i * kRows,
-                             w.mask.queries - i * kRows, head, column);
+        store_sums<kColumns>(p.grad_query, partial, p.scale, w.place.query_batch,
+                             w.place.query_row + i * kRows, w.place.mask.queries - i * kRows, head,
+                             column);
       }
       if (--i < w.blocks.begin) {
         i = w.blocks.end - 1;
@@ -382,15 +373,15 @@ __device__ __forceinline__ void count_additions(const fa3_backward_params &p, ui
   for (uint32_t t = 0;; ++t) {
     const work &w = wait_for_work(base, t);
     if (w.last) break;
-    int head = w.head * p.queries_per_key;
+    int head = w.query_head;
     for (int left = w.steps, i = w.blocks.end - 1; left > 0; --left) {
-      if (!find_turn(w, i).last) {
+      if (!fa3_find_turn(&w.place.mask, w.tile, i, kRows, kTileN).last) {
         const uint32_t stage = ring_stage<2>(added);
         mbarrier_wait(base + kAddedFull + 8 * stage, ring_parity<2>(added));
         ++added;
         if (leader) {
           mbarrier_arrive(base + kAddedEmpty + 8 * stage);
-          count_release(p.counters + (int64_t)head * p.slots + w.slot + i);
+          count_release(p.counters + (int64_t)head * p.slots + w.place.slot + i);
         }
         __syncwarp();
       }

@@ -34,66 +34,64 @@ __device__ __forceinline__ void load_queries(const fa3_backward_params &p, uint3
     forget(base);
     const work &w = wait_for_work(base, t);
     if (w.last) break;
-    const int query_row = w.query_row, query_batch = w.query_batch, queries = w.mask.queries;
-    const int begin = w.blocks.begin, end = w.blocks.end, slot = w.slot;
-    const int key_row = w.key_row, key_head = w.head, key_batch = w.key_batch;
-    const int keys = w.mask.keys, first = w.first;
-    finish_work(base, t);
     bool keys_wanted = true;
-    for (int g = 0; g < p.queries_per_key; ++g) {
-      const int head = key_head * p.queries_per_key + g;
-      for (int i = end - 1; i >= begin; --i) {
-        forget(base);
-        const uint32_t stage = ring_stage<kQueryStages>(query);
-        const uint32_t full = base + kQueryFull + 8 * stage;
-        const uint32_t to = base + kQueryAt + stage * kChunks * kChunkBytes;
-        const bool overrun = p.clear_query && (i + 1) * kRows > queries;
-        mbarrier_wait(base + kQueryEmpty + 8 * stage, ring_parity<kQueryStages>(query) ^ 1);
+    int head = w.query_head, i = w.blocks.end - 1;
+    for (int left = w.steps; left > 0; --left) {
+      forget(base);
+      const uint32_t stage = ring_stage<kQueryStages>(query);
+      const uint32_t full = base + kQueryFull + 8 * stage;
+      const uint32_t to = base + kQueryAt + stage * kChunks * kChunkBytes;
+      const bool overrun = p.clear_query && (i + 1) * kRows > w.place.mask.queries;
+      mbarrier_wait(base + kQueryEmpty + 8 * stage, ring_parity<kQueryStages>(query) ^ 1);
+      if (leader) {
+        const uint32_t report = overrun ? base + kQueryLanded : full;
+        mbarrier_arrive_expect(report, kChunks * kChunkBytes + kRowsBytes);
+        load_share<kChunks>(to, &p.query, report, w.place.query_row + i * kRows, head,
+                            w.place.query_batch, query ^ rank);
+        bulk_load(base + kRowsAt + stage * kRowsBytes,
+                  p.rows + ((int64_t)head * p.slots + w.place.slot + i) * (2 * kRows), kRowsBytes,
+                  report);
+      }
+      if (overrun) {
+        __syncwarp();
+        mbarrier_wait(base + kQueryLanded, query_landed++ & 1);
+        clear_rows<kChunks, kRows, kRowBytes>(to, max(w.place.mask.queries - i * kRows, 0));
+        if (leader) mbarrier_arrive(full);
+      }
+      ++query;
+      __syncwarp();
+      if (keys_wanted) {
+        keys_wanted = false;
+        const int first = w.first, peer = first ^ kKeys, keys = w.place.mask.keys;
+        const bool overrun = p.clear_key && max(first, peer) + kKeys > keys;
+        const uint32_t report = base + (overrun ? kKeyLanded : kKeyFull);
+        const int column = rank == 0 ? 0 : kSplit;
+        mbarrier_wait(base + kKeyEmpty, (key & 1) ^ 1);
         if (leader) {
-          const uint32_t report = overrun ? base + kQueryLanded : full;
-          mbarrier_arrive_expect(report, kChunks * kChunkBytes + kRowsBytes);
-          load_share<kChunks>(to, &p.query, report, query_row + i * kRows, head, query_batch,
-                              query ^ rank);
-          bulk_load(base + kRowsAt + stage * kRowsBytes,
-                    p.rows + ((int64_t)head * p.slots + slot + i) * (2 * kRows), kRowsBytes,
-                    report);
+          const int chunks = rank == 0 ? kSplitChunks : kChunks - kSplitChunks;
+          mbarrier_arrive_expect(report, kKeyBytes - (kSplitChunks - chunks) * kChunkBytes);
+          load_tile<kChunks>(base + kKeyAt, &p.key, report, 0, w.place.key_row + first, w.head,
+                             w.place.key_batch);
+          for (int c = 0; c < chunks; ++c)
+            tma_load_4d(base + kPeerKeyAt + c * kChunkBytes, &p.key, report, column + c * kChunk,
+                        w.place.key_row + peer, w.head, w.place.key_batch);
         }
         if (overrun) {
           __syncwarp();
-          mbarrier_wait(base + kQueryLanded, query_landed++ & 1);
-          clear_rows<kChunks, kRows, kRowBytes>(to, max(queries - i * kRows, 0));
-          if (leader) mbarrier_arrive(full);
+          mbarrier_wait(base + kKeyLanded, key_landed++ & 1);
+          clear_rows<kChunks, kKeys, kRowBytes>(base + kKeyAt, max(keys - first, 0));
+          clear_rows<kSplitChunks, kKeys, kRowBytes>(base + kPeerKeyAt, max(keys - peer, 0));
+          if (leader) mbarrier_arrive(base + kKeyFull);
         }
-        ++query;
+        ++key;
         __syncwarp();
-        if (keys_wanted) {
-          keys_wanted = false;
-          const int peer = first ^ kKeys;
-          const bool overrun = p.clear_key && max(first, peer) + kKeys > keys;
-          const uint32_t report = base + (overrun ? kKeyLanded : kKeyFull);
-          const int column = rank == 0 ? 0 : kSplit;
-          mbarrier_wait(base + kKeyEmpty, (key & 1) ^ 1);
-          if (leader) {
-            const int chunks = rank == 0 ? kSplitChunks : kChunks - kSplitChunks;
-            mbarrier_arrive_expect(report, kKeyBytes - (kSplitChunks - chunks) * kChunkBytes);
-            load_tile<kChunks>(base + kKeyAt, &p.key, report, 0, key_row + first, key_head,
-                               key_batch);
-            for (int c = 0; c < chunks; ++c)
-              tma_load_4d(base + kPeerKeyAt + c * kChunkBytes, &p.key, report, column + c * kChunk,
-                          key_row + peer, key_head, key_batch);
-          }
-          if (overrun) {
-            __syncwarp();
-            mbarrier_wait(base + kKeyLanded, key_landed++ & 1);
-            clear_rows<kChunks, kKeys, kRowBytes>(base + kKeyAt, max(keys - first, 0));
-            clear_rows<kSplitChunks, kKeys, kRowBytes>(base + kPeerKeyAt, max(keys - peer, 0));
-            if (leader) mbarrier_arrive(base + kKeyFull);
-          }
-          ++key;
-          __syncwarp();
-        }
+      }
+      if (--i < w.blocks.begin) {
+        i = w.blocks.end - 1;
+        ++head;
       }
     }
+    finish_work(base, t);
     if (leader) mbarrier_arrive(base + kWorkWanted);
     __syncwarp();
   }
@@ -108,46 +106,44 @@ __device__ __forceinline__ void load_grads(const fa3_backward_params &p, uint32_
     forget(base);
     const work &w = wait_for_work(base, t);
     if (w.last) break;
-    const int query_row = w.query_row, query_batch = w.query_batch, queries = w.mask.queries;
-    const int begin = w.blocks.begin, end = w.blocks.end;
-    const int key_head = w.head;
-    const int value_row = w.key_row + w.first, value_batch = w.key_batch;
-    finish_work(base, t);
-    if (begin < end) {
+    if (w.steps > 0) {
       mbarrier_wait(base + kValueEmpty, (value & 1) ^ 1);
       if (leader) {
         mbarrier_arrive_expect(base + kValueFull, kChunksV * kChunkBytes);
-        load_tile<kChunksV>(base + kValueAt, &p.value, base + kValueFull, 0, value_row, key_head,
-                            value_batch);
+        load_tile<kChunksV>(base + kValueAt, &p.value, base + kValueFull, 0,
+                            w.place.key_row + w.first, w.head, w.place.key_batch);
       }
       ++value;
       __syncwarp();
     }
-    for (int g = 0; g < p.queries_per_key; ++g) {
-      const int head = key_head * p.queries_per_key + g;
-      for (int i = end - 1; i >= begin; --i) {
-        forget(base);
-        const uint32_t stage = ring_stage<kGradStages>(grad);
-        const uint32_t full = base + kGradFull + 8 * stage;
-        const uint32_t to = base + kGradAt + stage * kChunksV * kChunkBytes;
-        const bool overrun = p.clear_query && (i + 1) * kRows > queries;
-        mbarrier_wait(base + kGradEmpty + 8 * stage, ring_parity<kGradStages>(grad) ^ 1);
-        if (leader) {
-          const uint32_t report = overrun ? base + kGradLanded : full;
-          mbarrier_arrive_expect(report, kChunksV * kChunkBytes);
-          load_share<kChunksV>(to, &p.grad_output, report, query_row + i * kRows, head, query_batch,
-                               grad ^ rank);
-        }
-        if (overrun) {
-          __syncwarp();
-          mbarrier_wait(base + kGradLanded, landed++ & 1);
-          clear_rows<kChunksV, kRows, kRowBytes>(to, max(queries - i * kRows, 0));
-          if (leader) mbarrier_arrive(full);
-        }
-        ++grad;
+    int head = w.query_head, i = w.blocks.end - 1;
+    for (int left = w.steps; left > 0; --left) {
+      forget(base);
+      const uint32_t stage = ring_stage<kGradStages>(grad);
+      const uint32_t full = base + kGradFull + 8 * stage;
+      const uint32_t to = base + kGradAt + stage * kChunksV * kChunkBytes;
+      const bool overrun = p.clear_query && (i + 1) * kRows > w.place.mask.queries;
+      mbarrier_wait(base + kGradEmpty + 8 * stage, ring_parity<kGradStages>(grad) ^ 1);
+      if (leader) {
+        const uint32_t report = overrun ? base + kGradLanded : full;
+        mbarrier_arrive_expect(report, kChunksV * kChunkBytes);
+        load_share<kChunksV>(to, &p.grad_output, report, w.place.query_row + i * kRows, head,
+                             w.place.query_batch, grad ^ rank);
+      }
+      if (overrun) {
         __syncwarp();
+        mbarrier_wait(base + kGradLanded, landed++ & 1);
+        clear_rows<kChunksV, kRows, kRowBytes>(to, max(w.place.mask.queries - i * kRows, 0));
+        if (leader) mbarrier_arrive(full);
+      }
+      ++grad;
+      __syncwarp();
+      if (--i < w.blocks.begin) {
+        i = w.blocks.end - 1;
+        ++head;
       }
     }
+    finish_work(base, t);
   }
 }
 

@@ -3,7 +3,7 @@
 #define FA3_BACKWARD_WIDE_WORK_CUH
 
 #include "backward_params.h"
-#include "backward_sequence.cuh"
+#include "backward_tile.cuh"
 #include "cluster.cuh"
 #include "mask.h"
 #include "mbarrier.cuh"
@@ -86,7 +86,6 @@ constexpr int kWorkFull = kWorkWanted + 8;  // [work slot]
 constexpr int kWorkEmpty = kWorkFull + 8 * kWorkSlots;
 constexpr int kMailAt = kWorkEmpty + 8 * kWorkSlots;
 constexpr int kWorkAt = (kMailAt + 4 + 15) / 16 * 16;
-constexpr int kWorkBytes = 96;
 constexpr int kSharedBytes = kWorkAt + kWorkBytes * kWorkSlots;
 constexpr int kSharedBytesByHost = FA3_BACKWARD_WIDE_SHARED_BYTES(kHeadDim, kHeadDimV, kGradStages);
 static_assert(kSharedBytes <= kSharedBytesByHost && kSharedBytesByHost <= 232448, "shared memory");
@@ -99,63 +98,18 @@ __device__ __forceinline__ void forget(uint32_t &x) {
 
 extern __shared__ __align__(1024) unsigned char shared[];
 
-// One tile of keys of this cluster: what a block does of it. The scheduling warp leaves it in
-// shared memory for the others.
-struct __align__(16) work {
-  int head;                    // of keys
-  int query_batch, key_batch;  // as coordinates of the tensors
-  int query_row, key_row;      // the sequence's first rows in the tensors
-  int slot;                    // of its first block of rows
-  int tile;                    // of kTileN keys
-  int first;                   // the block's first key
-  fa3_mask mask;
-  fa3_range blocks;  // of rows, that see keys of the cluster
-  fa3_range whole;   // those of them that see all the keys of this block
-  int steps;         // blocks of rows, over all query heads of the group
-  int last;          // no tile: the work is done
-};
-static_assert(sizeof(work) <= kWorkBytes, "a work slot");
-
 __device__ __forceinline__ work &work_of(uint32_t tile) {
   return *(work *)(shared + kWorkAt + kWorkBytes * ring_stage<kWorkSlots>(tile));
 }
 
-// Whether there are keys in this tile, and so work to do.
-__device__ __forceinline__ bool find_work(const fa3_backward_params &p, int index, int rank,
-                                          work &w) {
-  const fa3_tile tile = fa3_key_tile_at(&p.tiles, index);
-  const sequence s = find_sequence(p.sequences, tile.batch);
-  const int first = tile.block * kTileN;
-  if (first >= s.mask.keys) return false;
-  w.head = tile.head;
-  w.query_batch = s.query_batch;
-  w.key_batch = s.key_batch;
-  w.query_row = s.query_row;
-  w.key_row = s.key_row;
-  w.slot = s.slot;
-  w.tile = tile.block;
-  w.first = first + rank * kKeys;
-  w.mask = s.mask;
-  w.blocks = fa3_seeing_tiles(&s.mask, first, first + kTileN, kRows);
-  w.steps = w.blocks.begin < w.blocks.end ? (w.blocks.end - w.blocks.begin) * p.queries_per_key : 0;
-  w.whole.begin = w.whole.end = 0;
-  if (w.first + kKeys <= s.mask.keys) {
-    const fa3_range common = fa3_common_queries(&s.mask, w.first, w.first + kKeys);
-    w.whole.begin = (common.begin + kRows - 1) / kRows;
-    w.whole.end = common.end / kRows;
-  }
-  return true;
-}
-
 // The first block of the cluster takes the next tile and tells the second.
 __device__ __forceinline__ void schedule(const fa3_backward_params &p, uint32_t base) {
-  const int total = fa3_tile_count(&p.tiles), rank = cluster_rank();
   const bool leader = (threadIdx.x & 31) == 0;
-  const uint32_t mail_empty = cluster_map(base + kMailEmpty, 0);
   uint32_t taken = 0, done = 0;
   for (;;) {
+    forget(base);
     if (leader) mbarrier_arrive_expect(base + kMailFull, 4);
-    if (rank == 0 && leader) {
+    if (cluster_rank() == 0 && leader) {
       mbarrier_wait(base + kMailEmpty, (taken & 1) ^ 1);
       const int next = atomicAdd(p.next_tile, 1);
 #pragma unroll
@@ -166,16 +120,21 @@ __device__ __forceinline__ void schedule(const fa3_backward_params &p, uint32_t 
     mbarrier_wait(base + kMailFull, taken & 1);
     const int index = *(volatile int *)(shared + kMailAt);
     __syncwarp();
-    if (leader) cluster_arrive(mail_empty);
+    if (leader) cluster_arrive(cluster_map(base + kMailEmpty, 0));
     ++taken;
-    const bool last = index >= total;
+    const bool last = index >= fa3_key_tile_count(&p.tiles);
     const uint32_t stage = ring_stage<kWorkSlots>(done);
     mbarrier_wait(base + kWorkEmpty + 8 * stage, ring_parity<kWorkSlots>(done) ^ 1);
     bool found = true;
     if (leader) {
       work &w = work_of(done);
       w.last = last;
-      if (!last) found = find_work(p, index, rank, w);
+      if (!last) found = find_work(p, index, kRows, kTileN, w);
+      forget_memory();
+      if (!last && found) {
+        w.first = w.tile * kTileN + cluster_rank() * kKeys;
+        w.whole[0] = find_whole(w, w.first, w.first + kKeys, kRows);
+      }
       if (found) mbarrier_arrive(base + kWorkFull + 8 * stage);
     }
     if (last) break;

@@ -3,7 +3,7 @@
 #ifndef FA3_BACKWARD_WORK_CUH
 #define FA3_BACKWARD_WORK_CUH
 
-#include "backward_sequence.cuh"
+#include "backward_tile.cuh"
 #include "counters.cuh"
 #include "mbarrier.cuh"
 #include "softmax.cuh"
@@ -76,9 +76,9 @@ constexpr int kTurnEmpty = kTurnTaken + 8 * kTurns;  // and the next tile of key
 constexpr int kWorkFull = kTurnEmpty + 8 * kTurns;   // [work slot]
 constexpr int kWorkEmpty = kWorkFull + 8 * kWorkSlots;
 constexpr int kWorkWanted = kWorkEmpty + 8 * kWorkSlots;
-constexpr int kPlacesAt = kWorkWanted + 8;  // [stage]
-constexpr int kWorkAt = (kPlacesAt + 4 * kStages + 15) / 16 * 16;
-constexpr int kWorkBytes = 96;
+constexpr int kTurnBytes = 32;
+constexpr int kTurnsAt = (kWorkWanted + 8 + 31) / 32 * 32;  // [turn]
+constexpr int kWorkAt = kTurnsAt + kTurnBytes * kTurns;
 constexpr int kSharedBytes = kWorkAt + kWorkBytes * kWorkSlots;
 constexpr int kSharedBytesByHost = FA3_BACKWARD_SHARED_BYTES(kHeadDim, kHeadDim, kTileM, kTileN);
 static_assert(kSharedBytes <= kSharedBytesByHost && kSharedBytesByHost <= 232448, "shared memory");
@@ -88,74 +88,68 @@ enum { kBarrierTurn = 1 };  // named barriers kBarrierTurn + warpgroup; 0 is __s
 
 extern __shared__ __align__(1024) unsigned char shared[];
 
-// One tile of keys: the scheduling warp leaves it in shared memory for the others.
-struct __align__(16) work {
-  int head;  // of keys
-  int tile;  // its place among the head's
-  sequence place;
-  fa3_range blocks;              // of queries that see any of its keys
-  fa3_range whole[kWarpgroups];  // those of them that see all of the warpgroup's
-  int last;                      // no tile: the work is done
-};
-static_assert(sizeof(work) <= kWorkBytes, "a work slot");
-
 __device__ __forceinline__ work &work_of(uint32_t tile) {
   return *(work *)(shared + kWorkAt + kWorkBytes * ring_stage<kWorkSlots>(tile));
 }
 
-// Whether the tile is the first of those that add to the block of queries in this stage (1), and
-// whether it is the last (2).
-__device__ __forceinline__ int &place_of(uint32_t stage) {
-  return *(int *)(shared + kPlacesAt + 4 * stage);
+enum turn_kind {
+  kTurnBetween,  // the tile adds to what others have added before it
+  kTurnFirst,    // it is the first,
+  kTurnLast,     // or the last, which takes the sum,
+  kTurnAlone     // or both
+};
+
+// One step's turn, which a warp of the producers works out and leaves in shared memory.
+struct __align__(32) turn {
+  int *counter;    // of tiles that have added to the block
+  float *partial;  // where its sum is
+  int before;      // tiles that add before this one
+  int kind;        // turn_kind
+};
+static_assert(sizeof(turn) <= kTurnBytes, "a turn");
+
+__device__ __forceinline__ turn make_turn(const fa3_backward_params &p, const work &w, int head,
+                                          int block) {
+  const fa3_turn mine = fa3_find_turn(&w.place.mask, w.tile, block, kTileM, kTileN);
+  const int64_t slot = (int64_t)head * p.slots + w.place.slot + block;
+  turn t;
+  t.counter = p.counters + slot;
+  t.partial = p.partial + slot * (kTileM * kHeadDim);
+  t.before = mine.before;
+  t.kind = mine.before == 0 ? mine.last ? kTurnAlone : kTurnFirst
+           : mine.last      ? kTurnLast
+                            : kTurnBetween;
+  return t;
 }
 
-__device__ __forceinline__ work find_work(const fa3_backward_params &p, int index) {
-  const fa3_tile tile = fa3_key_tile_at(&p.tiles, index);
-  work w;
-  w.head = tile.head;
-  w.tile = tile.block;
-  w.place = find_sequence(p.sequences, tile.batch);
-  const fa3_mask &mask = w.place.mask;
-  const int first = tile.block * kTileN;
-  w.last = first >= mask.keys;  // for now: a tile without keys
-  w.blocks = fa3_seeing_tiles(&mask, first, first + kTileN, kTileM);
-  for (int g = 0; g < kWarpgroups; ++g) {
-    const int begin = first + g * kKeys, end = begin + kKeys;
-    const fa3_range common = fa3_common_queries(&mask, begin, end);
-    w.whole[g].begin = (common.begin + kTileM - 1) / kTileM;
-    // What follows the last query takes no part anyway.
-    w.whole[g].end = end > mask.keys              ? 0
-                     : common.end >= mask.queries ? w.blocks.end
-                                                  : common.end / kTileM;
-  }
-  return w;
+__device__ __forceinline__ turn &turn_of(uint32_t use) {
+  return *(turn *)(shared + kTurnsAt + kTurnBytes * ring_stage<kTurns>(use));
 }
 
 __device__ __forceinline__ void schedule(const fa3_backward_params &p, uint32_t base) {
-  const int total = fa3_tile_count(&p.tiles);
-  uint32_t done = 0;
-  for (;;) {
+  const int total = fa3_key_tile_count(&p.tiles);
+  for (uint32_t done = 0;; ++done) {
     // A tile that is taken early waits here, and so do those that come after it in its head.
     if (done > 0) mbarrier_wait(base + kWorkWanted, (done - 1) & 1);
-    work w;
-    bool last;
-    do {
-      int index = 0;
-      if ((threadIdx.x & 31) == 0) index = atomicAdd(p.next_tile, 1);
-      index = __shfl_sync(0xffffffff, index, 0);
-      last = index >= total;
-      if (!last) w = find_work(p, index);
-    } while (!last && w.last);
-    w.last = last;
     const uint32_t stage = ring_stage<kWorkSlots>(done);
     mbarrier_wait(base + kWorkEmpty + 8 * stage, ring_parity<kWorkSlots>(done) ^ 1);
+    int last = 0;
     if ((threadIdx.x & 31) == 0) {
-      work_of(done) = w;
+      work &w = work_of(done);
+      int index;
+      do {
+        index = atomicAdd(p.next_tile, 1);
+      } while (index < total && !find_work(p, index, kTileM, kTileN, w));
+      w.last = last = index >= total;
+      w.first = w.tile * kTileN;
+#pragma unroll 1
+      for (int g = 0; g < kWarpgroups; ++g) {
+        const int first = w.first + g * kKeys;
+        w.whole[g] = find_whole(w, first, first + kKeys, kTileM);
+      }
       mbarrier_arrive(base + kWorkFull + 8 * stage);
     }
-    __syncwarp();
-    ++done;
-    if (last) break;
+    if (uniform(last)) break;
   }
 }
 
@@ -167,17 +161,6 @@ __device__ __forceinline__ void finish_work(uint32_t base, uint32_t tile) {
   mbarrier_arrive(base + kWorkEmpty + 8 * ring_stage<kWorkSlots>(tile));  // every thread that read
 }
 
-// Which tiles of keys came before this one in dQ's block of rows, and whether it is the last.
-struct place_in_order {
-  int before;
-  bool last;
-};
-
-__device__ __forceinline__ place_in_order find_place(const fa3_mask &mask, int block, int tile) {
-  const fa3_range tiles = fa3_visible_tiles(&mask, block * kTileM, (block + 1) * kTileM, kTileN);
-  return {tile - tiles.begin, tile + 1 == tiles.end};
-}
-
 // Waits until the tiles before this one have added to a block of dQ, step after step.
 __device__ __forceinline__ void grant_turns(const fa3_backward_params &p, uint32_t base) {
   uint32_t use = 0;
@@ -185,16 +168,16 @@ __device__ __forceinline__ void grant_turns(const fa3_backward_params &p, uint32
     wait_for_work(base, t);
     const work &w = work_of(t);
     if (w.last) break;
-    const int *counters = p.counters + (int64_t)w.head * p.queries_per_key * p.slots + w.place.slot;
     for (int m = w.blocks.end - 1; m >= w.blocks.begin; --m) {
-      const int before = find_place(w.place.mask, m, w.tile).before;
-      for (int g = 0; g < p.queries_per_key; ++g, ++use) {
-        const uint32_t turn = ring_stage<kTurns>(use);
-        mbarrier_wait(base + kTurnEmpty + 8 * turn, ring_parity<kTurns>(use) ^ 1);
+      for (int g = 0; g < w.heads; ++g, ++use) {
+        const uint32_t stage = ring_stage<kTurns>(use);
+        mbarrier_wait(base + kTurnEmpty + 8 * stage, ring_parity<kTurns>(use) ^ 1);
         if ((threadIdx.x & 31) == 0) {
-          while (before > 0 && load_acquire(counters + g * p.slots + m) < before) {
+          const turn mine = make_turn(p, w, w.query_head + g, m);
+          turn_of(use) = mine;
+          while (mine.before > 0 && load_acquire(mine.counter) < mine.before) {
           }
-          mbarrier_arrive(base + kTurnFull + 8 * turn);
+          mbarrier_arrive(base + kTurnFull + 8 * stage);
         }
         __syncwarp();
       }
@@ -204,24 +187,21 @@ __device__ __forceinline__ void grant_turns(const fa3_backward_params &p, uint32
 }
 
 // Tells the next tile that this one has added.
-__device__ __forceinline__ void pass_turns(const fa3_backward_params &p, uint32_t base) {
+__device__ __forceinline__ void pass_turns(uint32_t base) {
   uint32_t use = 0;
   for (uint32_t t = 0;; ++t) {
     wait_for_work(base, t);
     const work &w = work_of(t);
     if (w.last) break;
-    int *counters = p.counters + (int64_t)w.head * p.queries_per_key * p.slots + w.place.slot;
-    for (int m = w.blocks.end - 1; m >= w.blocks.begin; --m) {
-      const place_in_order place = find_place(w.place.mask, m, w.tile);
-      for (int g = 0; g < p.queries_per_key; ++g, ++use) {
-        const uint32_t turn = ring_stage<kTurns>(use);
-        mbarrier_wait(base + kTurnTaken + 8 * turn, ring_parity<kTurns>(use));
-        if ((threadIdx.x & 31) == 0) {
-          if (!place.last) store_release(counters + g * p.slots + m, place.before + 1);
-          mbarrier_arrive(base + kTurnEmpty + 8 * turn);
-        }
-        __syncwarp();
+    for (int left = w.steps; left > 0; --left, ++use) {
+      const uint32_t stage = ring_stage<kTurns>(use);
+      mbarrier_wait(base + kTurnTaken + 8 * stage, ring_parity<kTurns>(use));
+      if ((threadIdx.x & 31) == 0) {
+        const turn mine = turn_of(use);
+        if (mine.kind < kTurnLast) store_release(mine.counter, mine.before + 1);
+        mbarrier_arrive(base + kTurnEmpty + 8 * stage);
       }
+      __syncwarp();
     }
     finish_work(base, t);
   }

@@ -19,6 +19,16 @@ __device__ __forceinline__ void cluster_sync(void) {
                    : "memory");
 }
 
+// PTX ISA, "barrier.cluster" in two halves, without an order of memory: after a fence of the
+// barriers that a block has set up, it tells the others that they are there.
+__device__ __forceinline__ void cluster_announce(void) {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void cluster_wait_announced(void) {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
 // PTX ISA, "mapa".
 __device__ __forceinline__ uint32_t cluster_map(uint32_t address, uint32_t rank) {
   uint32_t mapped;
@@ -37,6 +47,23 @@ __device__ __forceinline__ void cluster_store(uint32_t mapped, int value, uint32
   asm volatile(
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(mapped),
       "r"(value), "r"(mapped_barrier)
+      : "memory");
+}
+
+// The same, 16 bytes, and 8.
+__device__ __forceinline__ void cluster_store(uint32_t mapped, float4 x, uint32_t mapped_barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(mapped),
+      "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "r"(mapped_barrier)
+      : "memory");
+}
+
+__device__ __forceinline__ void cluster_store(uint32_t mapped, float2 x, uint32_t mapped_barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(
+          mapped),
+      "f"(x.x), "f"(x.y), "r"(mapped_barrier)
       : "memory");
 }
 

@@ -5,85 +5,83 @@
 #include "forward_work.cuh"
 
 template <int kChunksOfTile>
-__device__ __forceinline__ void load_tile(uint32_t to, const fa3_tensor_map *map, uint32_t full,
+__device__ __forceinline__ void load_tile(uint32_t to, const fa3_tensor_map &map, barrier full,
                                           int row, int head, int batch) {
 #pragma unroll
   for (int c = 0; c < kChunksOfTile; ++c)
-    tma_load_4d(to + c * kTileN * kRowBytes, map, full, c * kChunk, row, head, batch);
+    tma_load_4d(to + c * kTileK * kRowBytes, &map, full.address, c * kChunk, row, head, batch);
 }
 
-__device__ __forceinline__ void load_keys_and_values(const fa3_forward_params &p, uint32_t base) {
+// Tiles of V run one behind those of K, as the consumers use them.
+__device__ __forceinline__ void load_keys_and_values(const fa3_forward_params &params,
+                                                     const layout &m) {
   const bool leader = elect_one();
-  uint32_t key = 0, value = 0, landed = 0;  // buffers filled so far
+  uint32_t use_k = 0, use_v = 0, landed = 0;
   for (uint32_t t = 0;; ++t) {
-    wait_for_work(base, t);
+    ring_wait_full(m.work, t);
     const work &w = work_of(t);
     if (w.last) break;
-    const int head = p.packed == 1 ? w.head / p.queries_per_key : w.head;
-    const int keys = w.mask.keys, key_row = w.key_row, batch = w.key_batch;
-    const int begin = w.tiles.begin, end = w.tiles.end;
-    finish_work(base, t);
-    // Values run one tile behind the keys, as the consumers use them.
+    const int head = w.key_head;
+    const int keys = w.sequence.mask.keys, first_row = w.sequence.key_row;
+    const int batch = w.sequence.key_batch, begin = w.tiles.begin, end = w.tiles.end;
+    finish_work(m, t);
     for (int n = end - 1; n >= begin - 1; --n) {
       // The last keys: what the scheduling warp does now is done when they are used.
-      if (n == min(begin, end - 1) && p.next_tile != nullptr && leader)
-        mbarrier_arrive(base + kWorkWanted);
+      if (n == min(begin, end - 1) && params.next_tile != nullptr && leader)
+        barrier_arrive(m.work_wanted);
       if (n >= begin) {
-        const uint32_t stage = ring_stage<kStages>(key);
-        const uint32_t full = base + kKeyFull + 8 * stage;
-        mbarrier_wait(base + kKeyEmpty + 8 * stage, ring_parity<kStages>(key) ^ 1);
+        const barrier full = ring_full(m.k, use_k);
+        ring_wait_empty(m.k, use_k);
         if (leader) {
-          mbarrier_arrive_expect(full, kKeyBytes);
-          load_tile<kChunks>(base + kKeyAt + stage * kKeyBytes, &p.key, full, key_row + n * kTileN,
-                             head, batch);
+          barrier_expect(full, kKBytes);
+          load_tile<kChunks>(ring_tile(m.k, use_k), params.key, full, first_row + n * kTileK, head,
+                             batch);
         }
-        ++key;
+        ++use_k;
       }
       if (n + 1 < end) {
-        const uint32_t stage = ring_stage<kStages>(value);
-        const uint32_t full = base + kValueFull + 8 * stage;
-        const uint32_t to = base + kValueAt + stage * kValueBytes;
-        const int row = (n + 1) * kTileN;
-        const bool overrun = p.clear_value && row + kTileN > keys;
-        mbarrier_wait(base + kValueEmpty + 8 * stage, ring_parity<kStages>(value) ^ 1);
+        const barrier full = ring_full(m.v, use_v);
+        const uint32_t to = ring_tile(m.v, use_v);
+        const int row = (n + 1) * kTileK;
+        const bool overrun = params.clear_value && row + kTileK > keys;
+        ring_wait_empty(m.v, use_v);
         if (leader) {
-          const uint32_t report = overrun ? base + kValueLanded : full;
-          mbarrier_arrive_expect(report, kValueBytes);
-          load_tile<kChunksV>(to, &p.value, report, key_row + row, head, batch);
+          const barrier landing = overrun ? m.v_landed : full;
+          barrier_expect(landing, kVBytes);
+          load_tile<kChunksV>(to, params.value, landing, first_row + row, head, batch);
         }
         if (overrun) {
           __syncwarp();
-          mbarrier_wait(base + kValueLanded, landed & 1);
-          ++landed;
-          clear_rows<kChunksV, kTileN, kRowBytes>(to, keys - row);
-          if (leader) mbarrier_arrive(full);
+          barrier_wait(m.v_landed, landed++);
+          clear_rows<kChunksV, kTileK, kRowBytes>(to, keys - row);
+          if (leader) barrier_arrive(full);
         }
-        ++value;
+        ++use_v;
       }
       __syncwarp();
     }
   }
 }
 
-__device__ __forceinline__ void load_queries(const fa3_forward_params &p, uint32_t base) {
+__device__ __forceinline__ void load_queries(const fa3_forward_params &params, const layout &m) {
   const bool leader = elect_one();
-  const int step = p.queries_per_warpgroup;
+  const int step = params.queries_per_warpgroup;
   for (uint32_t t = 0;; ++t) {
-    wait_for_work(base, t);
+    ring_wait_full(m.work, t);
     const work &w = work_of(t);
     if (w.last) break;
-    const int row = w.query_row + w.first, head = w.head, batch = w.batch;
-    finish_work(base, t);
-    for (int g = 0; g < kWarpgroups; ++g) {
-      const int buffer = ring_stage<kQueryStages>(t) * kWarpgroups + g;
-      const uint32_t full = base + kQueryFull + 8 * buffer;
-      mbarrier_wait(base + kQueryEmpty + 8 * buffer, ring_parity<kQueryStages>(t) ^ 1);
+    const int row = w.sequence.query_row + w.first, head = w.head, batch = w.sequence.query_batch;
+    finish_work(m, t);
+    for (int i = 0; i < kWarpgroups; ++i) {
+      const auto q = ring_beside(m.q, i);
+      const barrier full = ring_full(q, t);
+      ring_wait_empty(q, t);
       if (leader) {
-        mbarrier_arrive_expect(full, step * p.packed * kHeadDim * 2);
+        barrier_expect(full, step * params.tile_heads * kHeadDim * 2);
 #pragma unroll
         for (int c = 0; c < kChunks; ++c)
-          tma_load_5d(base + kQueryAt + buffer * kQueryBytes + c * kRows * kRowBytes, &p.query,
-                      full, c * kChunk, 0, row + g * step, head, batch);
+          tma_load_5d(ring_tile(q, t) + c * kRows * kRowBytes, &params.query, full.address,
+                      c * kChunk, 0, row + i * step, head, batch);
       }
       __syncwarp();
     }

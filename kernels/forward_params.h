@@ -3,20 +3,23 @@
  * Tensor maps (16-bit elements, zero fill out of bounds; innermost dimension
  * first; `C` is the variant's `chunk`, swizzle 2 * C bytes; a head dim below the
  * variant's is encoded as it is and zero filled):
- *   query  5-d (head_dim, packed, seqlen_q, heads, batch)  box (C, packed, rows/packed, 1, 1)
- *   key    4-d (head_dim, seqlen_k, heads_k, batch)         box (C, tile_n, 1, 1)
- *   value  4-d (head_dim_v, seqlen_k, heads_k, batch)       box (C, tile_n, 1, 1)
- *   out    4-d (head_dim_v, seqlen_q, heads_q, batch)       box (C, 16, 1, 1)
- * `rows` is 64. `packed` is how many query heads of one key head share a tile: 1,
- * or heads_q / heads_k (<= 64); then `heads` counts key heads, query head h sits
- * at (h % packed, h / packed), and rows is 64 rounded down to a multiple of it.
- * With cumulative lengths seqlen is the total and the batch dimension is 1. */
+ *   query   5-d (head_dim, tile_heads, seqlen_q, heads, batch)
+ *                                                       box (C, tile_heads, 64 / tile_heads, 1, 1)
+ *   key     4-d (head_dim, seqlen_k, heads_k, batch)    box (C, tile_k, 1, 1)
+ *   value   4-d (head_dim_v, seqlen_k, heads_k, batch)  box (C, tile_k, 1, 1)
+ *   output  4-d (head_dim_v, seqlen_q, heads_q, batch)  box (C, 16, 1, 1)
+ * `tile_heads` is how many query heads of one key head share a tile: 1, or heads_q / heads_k
+ * (<= 64); then `heads` counts key heads, and query head h sits at (h % tile_heads,
+ * h / tile_heads). With cumulative lengths seqlen is the total and the batch dimension is 1. Of a
+ * cache in pages key and value have a page's rows for seqlen_k, the pages for the batch, and a
+ * box's rows for tile_k. */
 #ifndef FA3_FORWARD_PARAMS_H
 #define FA3_FORWARD_PARAMS_H
 
 #include <stdint.h>
 
 #include "scheduler.h"
+#include "sequence.h"
 
 #ifdef __cplusplus
 #define FA3_ALIGN(n) alignas(n)
@@ -28,29 +31,32 @@ typedef struct {
   FA3_ALIGN(128) unsigned char opaque[128];
 } fa3_tensor_map;
 
+/* Key or value in pages, for threads that copy. */
 typedef struct {
-  fa3_tensor_map query, key, value, out;
+  const void *data;
+  int64_t stride_page, stride_row, stride_head; /* elements */
+  int head_dim;
+} fa3_paged_tensor;
 
-  void *out_pointer; /* for rows that the copy engine may not write */
+typedef struct {
+  fa3_tensor_map query, key, value, output;
+  fa3_sequences sequences;
+  unsigned page_size, pages;               /* of a cache; 0: key and value are no pages */
+  int box;                                 /* rows of a box; 0: threads copy the pages */
+  fa3_paged_tensor paged_key, paged_value; /* for these threads */
+
+  void *output_data; /* for rows that the copy engine may not write */
   float *lse;        /* may be null */
   const float *sink; /* one logit per query head, or null */
-  int64_t out_stride_batch, out_stride_row, out_stride_head; /* elements */
-  int64_t lse_stride_batch, lse_stride_head;                 /* elements; rows are adjacent */
+  int64_t output_stride_batch, output_stride_row, output_stride_head; /* elements */
+  int64_t lse_stride_batch, lse_stride_head; /* elements; rows are adjacent */
 
-  const int *cu_seqlens_q, *cu_seqlens_k; /* batch + 1 entries, or null */
-  const int *used_q, *used_k;             /* per-sequence lengths, or null */
-  const int *leftpad_k;                   /* keys to skip at a sequence's start, or null */
-  const int *batch_index_k; /* the batch entry of key and value of each sequence, or null */
-  const int64_t *diagonal;  /* the key that query 0 stands at, or null: keys - queries */
-  int seqlen_q, seqlen_k;   /* the lengths where the arrays are null */
-
-  fa3_tile_space tiles;      /* blocks: of warpgroups * (rows/packed) queries */
-  int packed;                /* query heads per tile */
-  int packed_inverse;        /* 65536 / packed + 1: row / packed is row * this >> 16 for row < 64 */
-  int queries_per_warpgroup; /* 64 / packed */
-  int queries_per_key;       /* heads_q / heads_k */
+  fa3_tile_space tiles;      /* blocks: of warpgroups * queries_per_warpgroup queries */
+  int group;                 /* query heads of a key head: heads_q / heads_k */
+  int tile_heads;            /* those of them that share a tile: 1, or all */
+  int tile_heads_inverse;    /* 65536 / tile_heads + 1: row / tile_heads is row * this >> 16 */
+  int queries_per_warpgroup; /* 64 / tile_heads */
   int head_dim_v;            /* what is stored, a multiple of 8 */
-  int64_t window_left, window_right; /* FA3_NO_LIMIT: none */
 
   float scale_log2;    /* of the scores, or the cap, times log2(e) */
   float softcap_log2;  /* 0: no cap; else scale / cap * 2 log2(e) */

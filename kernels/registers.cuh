@@ -65,6 +65,11 @@ __device__ __forceinline__ void wait_for_prior_grids(void) {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
+// PTX ISA, "griddepcontrol": the kernel after this one may be launched, to wait for this one's end.
+__device__ __forceinline__ void let_next_grid_launch(void) {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
 // PTX ISA, "ex2": 2**x on the special function unit; 2**-inf is 0.
 __device__ __forceinline__ float exp2_unit(float x) {
   float y;
@@ -110,6 +115,16 @@ __device__ __forceinline__ uint32_t pack_pair(float low, float high) {
 __device__ __forceinline__ float2 load_shared_pair(uint32_t address) {
   float2 x;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address));
+  return x;
+}
+
+// PTX ISA, "ld": 16 bytes of shared memory.
+__device__ __forceinline__ uint4 load_shared_vector(uint32_t address) {
+  uint4 x;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(address)
+               : "memory");
   return x;
 }
 

@@ -63,22 +63,4 @@ FA3_SHARED fa3_tile fa3_tile_at(const fa3_tile_space *space, int index) {
   return tile;
 }
 
-/* The backward pass's tile: `block` is a range of keys, and `heads` counts those of keys. Section
- * by section, the first block of all its heads, then the second of all, and so on: where a tile
- * waits for the one before it in its head, that one was taken long ago. Under a causal mask the
- * first blocks are the longest. */
-FA3_SHARED fa3_tile fa3_key_tile_at(const fa3_tile_space *space, int index) {
-  const int all_heads = space->heads * space->batches;
-  const int section = index / (space->section * space->blocks);
-  const int first = section * space->section;
-  const int width = all_heads - first < space->section ? all_heads - first : space->section;
-  const int rest = index - first * space->blocks;
-  const int head = first + rest % width;
-  fa3_tile tile;
-  tile.block = rest / width;
-  tile.head = head % space->heads;
-  tile.batch = head / space->heads;
-  return tile;
-}
-
 #endif

@@ -52,23 +52,105 @@ static void test_tiles_and_blocks_agree(void **state) {
           }
 }
 
-/* Each tile comes once, and after the tiles of its head that it waits for. */
+/* Every part of every tile comes once, and after the same part of the tiles before it. */
 static void test_tile_order(void **state) {
   (void)state;
-  for (int blocks = 1; blocks <= 5; blocks++)
-    for (int heads = 1; heads <= 3; heads++)
-      for (int batches = 1; batches <= 3; batches++)
-        for (int section = 1; section <= heads * batches; section++) {
-          const fa3_tile_space space = {blocks, heads, batches, section, 0};
-          int next[9] = {0};
-          for (int index = 0; index < fa3_tile_count(&space); index++) {
-            const fa3_tile tile = fa3_key_tile_at(&space, index);
-            assert_in_range(tile.head, 0, heads - 1);
-            assert_in_range(tile.batch, 0, batches - 1);
-            assert_int_equal(tile.block, next[tile.batch * heads + tile.head]++);
-          }
-          for (int head = 0; head < heads * batches; head++) assert_int_equal(next[head], blocks);
+  enum { HEADS = 3, BATCHES = 3, PARTS = 6 };
+  for (int trial = 0; trial < 5 * HEADS * BATCHES * PARTS; trial++) {
+    fa3_key_tiles tiles = {.tiles = 1 + trial % 5,
+                           .heads = 1 + trial / 5 % HEADS,
+                           .batches = 1 + trial / 15 % BATCHES,
+                           .head_parts = 1 + trial / 45 % 2,
+                           .row_parts = 1 + trial / 90};
+    const int all = tiles.heads * tiles.batches;
+    for (tiles.section = 1; tiles.section <= all; tiles.section++) {
+      int next[HEADS * BATCHES][PARTS] = {{0}};
+      for (int index = 0; index < fa3_key_tile_count(&tiles); index++) {
+        const fa3_key_tile tile = fa3_key_tile_at(&tiles, index);
+        assert_in_range(tile.head, 0, tiles.heads - 1);
+        assert_in_range(tile.batch, 0, tiles.batches - 1);
+        assert_in_range(tile.head_part, 0, tiles.head_parts - 1);
+        assert_in_range(tile.row_part, 0, tiles.row_parts - 1);
+        const int part = tile.head_part * tiles.row_parts + tile.row_part;
+        assert_int_equal(tile.tile, next[tile.batch * tiles.heads + tile.head][part]++);
+      }
+      for (int head = 0; head < all; head++)
+        for (int part = 0; part < fa3_key_tile_parts(&tiles); part++)
+          assert_int_equal(next[head][part], tiles.tiles);
+    }
+  }
+}
+
+/* The tiles of a head under a mask: each visits the blocks that see it in one part each, and adds
+ * to them as the next after tiles with smaller numbers. */
+static void check_turns(const fa3_key_tiles *tiles, const fa3_mask *mask) {
+  int added[MOST / TILE_M + 1] = {0};
+  bool complete[MOST / TILE_M + 1] = {0};
+  for (int n = 0; n * TILE_N < mask->keys; n++) {
+    const fa3_range seeing = fa3_seeing_tiles(mask, n * TILE_N, (n + 1) * TILE_N, TILE_M);
+    int visited = 0;
+    for (int part = 0; part < tiles->row_parts; part++) {
+      const fa3_key_tile tile = {.tile = n, .row_part = part};
+      const fa3_range blocks = fa3_blocks_of_part(tiles, &tile, mask, TILE_M, TILE_N);
+      for (int m = blocks.end - 1; m >= blocks.begin; m--) {
+        const fa3_turn turn = fa3_find_turn(mask, n, m, TILE_M, TILE_N);
+        assert_true(m >= seeing.begin && m < seeing.end);
+        assert_false(complete[m]);
+        assert_int_equal(turn.before, added[m]++);
+        complete[m] = turn.last;
+        visited++;
+      }
+    }
+    assert_int_equal(visited, seeing.end > seeing.begin ? seeing.end - seeing.begin : 0);
+  }
+  for (int m = 0; m * TILE_M < mask->queries; m++) assert_int_equal(complete[m], added[m] > 0);
+}
+
+static void test_turns(void **state) {
+  (void)state;
+  for (int queries = 0; queries <= MOST; queries++)
+    for (int keys = 0; keys <= MOST; keys++)
+      for (int diagonal = -MOST - 2; diagonal <= MOST + 2; diagonal += 3)
+        for (int left = -1; left <= 7; left += 4)
+          for (int right = -1; right <= 5; right += 3)
+            for (int parts = 1; parts <= 5; parts++) {
+              const fa3_key_tiles tiles = {.row_parts = parts};
+              const fa3_mask mask =
+                  fa3_make_mask(queries, keys, diagonal, left < 0 ? FA3_NO_LIMIT : left,
+                                right < 0 ? FA3_NO_LIMIT : right);
+              check_turns(&tiles, &mask);
+            }
+}
+
+/* Any number of workers gets through: each takes the next tile when it is done with the one that it
+ * has, and a tile goes on when the one before it, of the same head and part, is done. */
+static void test_any_number_of_workers(void **state) {
+  (void)state;
+  enum { HEADS = 3, TILES = 5, PARTS = 2, WORKERS = 7 };
+  for (int workers = 1; workers <= WORKERS; workers++)
+    for (int section = 1; section <= HEADS; section++) {
+      const fa3_key_tiles tiles = {.tiles = TILES,
+                                   .heads = HEADS,
+                                   .batches = 1,
+                                   .section = section,
+                                   .head_parts = 1,
+                                   .row_parts = PARTS};
+      int done[HEADS][PARTS] = {{0}}, in_hand[WORKERS], next = 0, left = fa3_key_tile_count(&tiles);
+      for (int w = 0; w < workers; w++) in_hand[w] = next < left ? next++ : -1;
+      while (left > 0) {
+        bool any = false;
+        for (int w = workers - 1; w >= 0; w--) { /* the last that came first: the worst case */
+          if (in_hand[w] < 0) continue;
+          const fa3_key_tile tile = fa3_key_tile_at(&tiles, in_hand[w]);
+          if (done[tile.head][tile.row_part] < tile.tile) continue;
+          done[tile.head][tile.row_part]++;
+          in_hand[w] = next < fa3_key_tile_count(&tiles) ? next++ : -1;
+          left--;
+          any = true;
         }
+        assert_true(any);
+      }
+    }
 }
 
 /* No two blocks of rows share a slot, and none is beyond the last, whatever the lengths. */
@@ -99,6 +181,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_tiles_and_blocks_agree),
       cmocka_unit_test(test_tile_order),
+      cmocka_unit_test(test_turns),
+      cmocka_unit_test(test_any_number_of_workers),
       cmocka_unit_test(test_slots),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "cuda/plan.h"
+#include "integer.h"
 #include "engine.h"
 #include "kernels/mask.h"
 #include "test.h"
@@ -88,13 +89,19 @@ static void test_backward_plans(void **state) {
           const struct backward_plan plan = cuda_plan.backward;
           const struct kernel *kernel = plan.kernel;
           assert_true(kernel->head_dim >= head_dim && kernel->value_head_dim >= value_head_dim);
-          assert_true((int64_t)plan.tiles.blocks * kernel->tile_k >= lengths[k]);
+          assert_true((int64_t)plan.tiles.tiles * kernel->tile_k >= lengths[k]);
           assert_true((int64_t)plan.blocks_q * kernel->tile_q >= lengths[q]);
           assert_true(plan.slots >= 2 * plan.blocks_q);
           const size_t sums =
               sizeof(float) * 6 * (size_t)plan.slots * (size_t)(kernel->tile_q * kernel->head_dim);
           assert_true(plan.partial.offset + sums <= cuda_plan.workspace_size);
           assert_in_range(plan.tiles.section, 1, plan.tiles.heads * plan.tiles.batches);
+          assert_in_range(plan.tiles.head_parts, 1, 3);
+          assert_in_range(plan.tiles.row_parts, 1, plan.blocks_q > 1 ? plan.blocks_q : 1);
+          const int parts = fa3_key_tile_parts(&plan.tiles);
+          const size_t in_parts = sizeof(float) * 2 * (size_t)lengths[k] * 2 * (size_t)parts *
+                                  (size_t)(head_dim + value_head_dim);
+          if (parts > 1) assert_true(plan.parts.offset + in_parts <= cuda_plan.workspace_size);
         }
 }
 
@@ -122,41 +129,87 @@ static void test_backward_kernel_by_length(void **state) {
   assert_int_equal(queries_of_step(64, 2048, 0, 0), 128);
 }
 
-static int32_t section_of(int64_t head_dim, bool causal, int64_t bytes_per_head,
-                          int32_t heads_in_turn, int32_t heads, int multiprocessors) {
-  struct backward_plan plan = {
-      .tiles = {.blocks = 4, .heads = heads, .batches = 8, .uneven = causal},
-      .heads_in_turn = heads_in_turn,
-      .bytes_per_head = bytes_per_head};
-  assert_int_equal(
-      find_backward_kernel(NULL, FA3_BFLOAT16, head_dim, head_dim, false, 0, &plan.kernel), FA3_OK);
-  plan.cluster = head_dim > 128 ? 2 : 1;
-  return backward_section(&plan, multiprocessors);
+static fa3_key_tiles deal(int64_t batch, int64_t seqlen_q, int64_t seqlen_k, int64_t heads_q,
+                          int64_t heads_k, int64_t head_dim, bool causal) {
+  struct problem problem = make_backward_problem(seqlen_q, seqlen_k, head_dim, head_dim);
+  struct cuda_plan plan;
+  problem.batch = problem.batch_k = batch;
+  problem.heads_q = heads_q;
+  problem.heads_k = heads_k;
+  if (causal) problem.window_right = 0;
+  assert_int_equal(plan_backward(&problem, &facts, &plan), FA3_OK);
+  return plan.backward.tiles;
+}
+
+static void check_parts(fa3_key_tiles tiles, int32_t head_parts, int32_t row_parts) {
+  assert_int_equal(tiles.head_parts, head_parts);
+  assert_int_equal(tiles.row_parts, row_parts);
+}
+
+/* Where there are fewer tiles than keep 132 multiprocessors busy to the end, their work is dealt
+ * out: by heads of a group, and else by blocks of queries. */
+static void test_backward_parts(void **state) {
+  (void)state;
+  check_parts(deal(1, 4096, 4096, 8, 1, 128, true), 8, 1);
+  check_parts(deal(1, 8192, 8192, 8, 1, 128, true), 4, 1);
+  check_parts(deal(1, 2048, 2048, 32, 8, 128, true), 2, 1);
+  check_parts(deal(1, 2048, 2048, 8, 1, 256, true), 8, 1); /* 66 pairs of multiprocessors */
+  check_parts(deal(2, 4096, 77, 8, 8, 64, false), 1, 8);
+  check_parts(deal(1, 2048, 2048, 16, 16, 128, false), 1, 1);
+  check_parts(deal(4, 4096, 4096, 16, 16, 128, true), 1, 1);
+  check_parts(deal(4, 4096, 4096, 16, 1, 128, true), 2, 1);
 }
 
 /* As many heads as the cache holds, or as it takes that none waits for another; in equal parts. */
 static void test_backward_section(void **state) {
   (void)state;
-  const int64_t much = INT64_C(1) << 40, megabyte = 1 << 20;
-  assert_int_equal(section_of(128, false, 1, 1, 16, 132), 128);
-  assert_int_equal(section_of(128, false, megabyte, 1, 16, 132), 22); /* of 128, by sixes */
-  assert_int_equal(section_of(128, false, much, 1, 16, 132), 4);
-  assert_int_equal(section_of(128, true, 1, 1, 16, 132), 128);
-  assert_int_equal(section_of(128, true, much, 1, 16, 132), 16);
-  assert_int_equal(section_of(64, true, much, 1, 16, 132), 32); /* 33 at most */
-  assert_int_equal(section_of(256, true, much, 1, 16, 132), 8); /* two SMs a tile */
-  assert_int_equal(section_of(128, true, much, 4, 16, 132), 4); /* groups of four */
-  assert_int_equal(section_of(128, true, much, 1, 16, 1), 1);
-  assert_int_equal(section_of(128, true, much, 1, 0, 132), 1);
+  assert_int_equal(deal(32, 512, 512, 16, 16, 128, false).section, 47); /* of 512, by elevens */
+  assert_int_equal(deal(1, 2048, 2048, 16, 16, 128, false).section, 16);
+  assert_int_equal(deal(1, 16384, 16384, 16, 16, 128, false).section, 4);
+  assert_int_equal(deal(1, 16384, 16384, 16, 16, 128, true).section, 16); /* 24 at most */
+  assert_int_equal(deal(2, 8192, 8192, 32, 32, 64, true).section, 32);    /* 49 at most */
+  assert_int_equal(deal(2, 8192, 8192, 8, 8, 256, true).section, 8);
+  assert_int_equal(deal(2, 4096, 4096, 48, 6, 128, true).section, 6); /* groups of eight */
+}
+
+/* A cache in pages: the copy engine takes the rows that divide both a page and a tile of keys. */
+static void test_pages(void **state) {
+  (void)state;
+  static const struct {
+    int64_t head_dim, page_size;
+    int32_t box;
+  } cases[] = {{128, 1, 0},    {128, 2, 0},    {128, 3, 0},   {128, 4, 4},     {128, 16, 16},
+               {128, 48, 16},  {128, 64, 64},  {128, 100, 4}, {128, 128, 128}, {128, 256, 128},
+               {128, 1000, 8}, {256, 256, 64}, {192, 64, 32}, {192, 96, 96},   {64, 7, 0}};
+  static const int32_t leftpad_k[1];
+  static int32_t page_table[1];
+  struct cuda_plan plan;
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    struct problem problem =
+        make_problem(FA3_FLOAT16, 1, 500, 2, 2, cases[i].head_dim, cases[i].head_dim);
+    problem.key.rows = problem.value.rows = cases[i].page_size;
+    assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+    assert_int_equal(plan.forward.box, 0);
+    problem.features |= FA3_FEATURE_PAGE_TABLE;
+    problem.page_table =
+        (struct operand){.data = (char *)page_table, .dtype = FA3_INT32, .batch = 1, .rows = 1};
+    assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+    assert_int_equal(plan.forward.box, cases[i].box);
+    problem.leftpad_k = leftpad_k; /* tiles begin anywhere */
+    assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+    assert_int_equal(plan.forward.box, 0);
+  }
 }
 
 /* Few queries: the query heads of a key head share tiles, whatever their number. */
-static void test_packing(void **state) {
+static void test_tiles_of_groups(void **state) {
   (void)state;
   static const int64_t groups[] = {2, 3, 5, 6, 7, 8, 16, 64};
   struct cuda_plan plan;
   for (size_t g = 0; g < sizeof groups / sizeof *groups; g++) {
-    struct problem problem = make_problem(FA3_FLOAT16, 3, 1, 2 * groups[g], 2, 128, 128);
+    /* More rows than the decode kernel is for. */
+    const int64_t queries = 16 / groups[g] + 1;
+    struct problem problem = make_problem(FA3_FLOAT16, 200, queries, 2 * groups[g], 2, 128, 128);
     assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
     assert_int_equal(plan.forward.tile_heads, groups[g]);
     assert_int_equal(plan.forward.tiles.heads, 2);
@@ -170,9 +223,38 @@ static void test_packing(void **state) {
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
   assert_int_equal(plan.forward.tile_heads, 1);
   assert_int_equal(plan.forward.tiles.heads, 32);
-  problem = make_problem(FA3_FLOAT16, 3, 1, 8, 8, 128, 128);
+  problem = make_problem(FA3_FLOAT16, 3, 200, 8, 8, 128, 128);
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
   assert_int_equal(plan.forward.tile_heads, 1);
+}
+
+/* Few queries go to the decode kernel: enough blocks for the memory, whatever the batch. */
+static void test_splits(void **state) {
+  (void)state;
+  static const struct {
+    int64_t batch, seqlen_k, heads_q, heads_k;
+    int32_t splits, cluster;
+  } cases[] = {
+      {1, 1024, 32, 8, 8, 8},    {1, 8192, 32, 8, 8, 8},   {8, 8192, 32, 8, 1, 1},
+      {32, 8192, 32, 8, 2, 2},   {128, 2048, 32, 8, 1, 1}, {1, 1024, 16, 1, 16, 16},
+      {1, 131072, 16, 1, 64, 8}, {8, 8192, 16, 1, 8, 8},   {1, 64, 16, 1, 1, 1},
+      {1, 0, 16, 1, 1, 1},       {128, 2048, 16, 1, 2, 2},
+  };
+  struct cuda_plan plan;
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    struct problem problem =
+        make_problem(FA3_BFLOAT16, cases[i].batch, 1, cases[i].heads_q, cases[i].heads_k, 128, 128);
+    problem.rows_k = problem.max_seqlen_k = cases[i].seqlen_k;
+    assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+    assert_true(plan.decodes);
+    assert_int_equal(plan.decode.splits, cases[i].splits);
+    assert_int_equal(plan.decode.cluster, cases[i].cluster);
+    assert_true((plan.decode.combine != NULL) == (cases[i].splits > cases[i].cluster));
+    problem.split_keys = 128;
+    assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+    assert_int_equal(plan.decode.cluster, 1);
+    assert_int_equal(plan.decode.splits, larger(divide_up(cases[i].seqlen_k, 128), 1));
+  }
 }
 
 static bool is_staged(const struct cuda_plan *plan, enum tensor tensor) {
@@ -329,19 +411,14 @@ static void test_tiles_cover_the_mask(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_every_head_dim),
-      cmocka_unit_test(test_kernels_fit),
-      cmocka_unit_test(test_backward_plans),
-      cmocka_unit_test(test_backward_kernel_by_length),
-      cmocka_unit_test(test_backward_section),
-      cmocka_unit_test(test_packing),
-      cmocka_unit_test(test_staging),
-      cmocka_unit_test(test_limits),
-      cmocka_unit_test(test_a_feature_that_is_lacking),
-      cmocka_unit_test(test_every_tile_once),
-      cmocka_unit_test(test_long_tiles_first),
-      cmocka_unit_test(test_masks_agree),
-      cmocka_unit_test(test_tiles_cover_the_mask),
+      cmocka_unit_test(test_every_head_dim),   cmocka_unit_test(test_kernels_fit),
+      cmocka_unit_test(test_backward_plans),   cmocka_unit_test(test_backward_kernel_by_length),
+      cmocka_unit_test(test_backward_section), cmocka_unit_test(test_backward_parts),
+      cmocka_unit_test(test_tiles_of_groups),  cmocka_unit_test(test_pages),
+      cmocka_unit_test(test_splits),           cmocka_unit_test(test_staging),
+      cmocka_unit_test(test_limits),           cmocka_unit_test(test_a_feature_that_is_lacking),
+      cmocka_unit_test(test_every_tile_once),  cmocka_unit_test(test_long_tiles_first),
+      cmocka_unit_test(test_masks_agree),      cmocka_unit_test(test_tiles_cover_the_mask),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

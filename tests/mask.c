@@ -1,6 +1,8 @@
-/* src/mask.h and problem_sequence against their definitions, for every small size. */
+/* src/mask.h and problem_sequence against their definitions, for every small size, and what the
+ * kernels make of a problem (kernels/sequence.h) against both. */
 #include <stdbool.h>
 
+#include "cuda/sequences.h"
 #include "mask.h"
 #include "problem.h"
 #include "test.h"
@@ -102,6 +104,27 @@ static void test_extreme_masks(void **state) {
         check_mask(&(struct mask){sign * far, bounds[left], bounds[right], 7});
 }
 
+/* The kernels' sequence is the host's: where it lies, how long it is, and what each query sees. */
+static void check_kernel_sequence(const struct problem *problem, int b,
+                                  const struct sequence *expected) {
+  const fa3_sequences sequences = make_sequences(problem);
+  const fa3_sequence sequence = fa3_find_sequence(&sequences, b);
+  assert_int_equal(sequence.query_batch, expected->batch_q);
+  assert_int_equal(sequence.key_batch, expected->batch_k);
+  assert_int_equal(sequence.query_row, expected->row_q);
+  assert_int_equal(sequence.key_row, expected->row_k);
+  assert_int_equal(sequence.mask.queries, expected->seqlen_q);
+  assert_int_equal(sequence.mask.keys, expected->mask.seqlen_k);
+  for (int i = 0; i < sequence.mask.queries; i++) {
+    struct key_range seen = mask_row(&expected->mask, i);
+    fa3_range range = fa3_visible_keys(&sequence.mask, i);
+    assert_int_equal(range.begin < range.end, seen.begin < seen.end);
+    if (seen.begin == seen.end) continue;
+    assert_int_equal(range.begin, seen.begin);
+    assert_int_equal(range.end, seen.end);
+  }
+}
+
 /* Lengths of two sequences, counted by hand from the definitions in fa3.h. */
 static void test_dense_sequence(void **state) {
   (void)state;
@@ -123,6 +146,7 @@ static void test_dense_sequence(void **state) {
   assert_int_equal(sequence.mask.diagonal, 4);
   assert_int_equal(sequence.mask.left, 3);
   assert_int_equal(sequence.mask.right, MASK_UNBOUNDED);
+  check_kernel_sequence(&problem, 1, &sequence);
 }
 
 /* Every combination of optional lengths, on either kind of batch. */
@@ -169,16 +193,49 @@ static void test_every_kind_of_sequence(void **state) {
       assert_int_equal(sequence.mask.diagonal, mask & 32 ? diagonal[b] : length_k - length_q);
       assert_int_equal(sequence.mask.left, 1);
       assert_int_equal(sequence.mask.right, 2);
+      check_kernel_sequence(&problem, (int)b, &sequence);
     }
   }
 }
 
+/* A bound of packed lengths that is more than all rows. */
+static void test_large_bound(void **state) {
+  (void)state;
+  static const int32_t starts[] = {0, 5};
+  const struct problem problem = {
+      .batch = 1, .rows_q = 5, .max_seqlen_q = 9, .cu_seqlens_q = starts};
+  assert_int_equal(make_sequences(&problem).seqlen_q, 5);
+}
+
+/* Of a cache in pages: which entry of the table a row is looked up in, and a length that is more
+ * than the table has. */
+static void test_pages(void **state) {
+  (void)state;
+  static const int table[2 * 7];
+  static const int used[] = {31, 33};
+  static const int leftpad[] = {0, 5};
+  const fa3_sequences sequences = {.used_k = used,
+                                   .leftpad_k = leftpad,
+                                   .page_table = table,
+                                   .page_table_stride = 7,
+                                   .seqlen_q = 2,
+                                   .seqlen_k = 32,
+                                   .window_left = FA3_NO_LIMIT,
+                                   .window_right = FA3_NO_LIMIT};
+  fa3_sequence sequence = fa3_find_sequence(&sequences, 0);
+  assert_int_equal(sequence.mask.keys, 31);
+  assert_ptr_equal(fa3_find_page(&sequences, &sequence, 3), table + 3);
+  sequence = fa3_find_sequence(&sequences, 1);
+  assert_int_equal(sequence.key_row, 5);
+  assert_int_equal(sequence.mask.keys, 32 - 5);
+  assert_ptr_equal(fa3_find_page(&sequences, &sequence, 3), table + 7 + 3);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_every_small_mask),
-      cmocka_unit_test(test_extreme_masks),
-      cmocka_unit_test(test_dense_sequence),
-      cmocka_unit_test(test_every_kind_of_sequence),
+      cmocka_unit_test(test_every_small_mask), cmocka_unit_test(test_extreme_masks),
+      cmocka_unit_test(test_dense_sequence),   cmocka_unit_test(test_every_kind_of_sequence),
+      cmocka_unit_test(test_large_bound),      cmocka_unit_test(test_pages),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

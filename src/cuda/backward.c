@@ -6,6 +6,7 @@
 #include "cuda/scales.h"
 #include "cuda/tensor_map.h"
 #include "error.h"
+#include "integer.h"
 
 /* One call under way. */
 struct call {
@@ -16,6 +17,8 @@ struct call {
   char *workspace; /* aligned */
   fa3_backward_sequences sequences;
   fa3_gradient grad_query;
+  fa3_gradient grad_key;
+  fa3_gradient grad_value;
 };
 
 static void *in_workspace(const struct call *call, const struct reservation *staged) {
@@ -59,6 +62,8 @@ static void set_up(struct call *call) {
                                              .window_left = problem->window_left,
                                              .window_right = problem->window_right};
   call->grad_query = make_gradient(&problem->grad_query, problem->accumulate);
+  call->grad_key = make_gradient(&problem->grad_key, problem->accumulate);
+  call->grad_value = make_gradient(&problem->grad_value, problem->accumulate);
 }
 
 static fa3_status launch_prepare(const struct call *call) {
@@ -95,7 +100,8 @@ static fa3_status launch_prepare(const struct call *call) {
   const struct grid grid = {.x = plan->blocks_q > 1 ? (unsigned)plan->blocks_q : 1,
                             .y = (unsigned)problem->heads_q,
                             .z = (unsigned)problem->batch,
-                            .threads = FA3_BACKWARD_PREPARE_THREADS};
+                            .threads = FA3_BACKWARD_PREPARE_THREADS,
+                            .dependent = true};
   return launch_kernel(call->scope, plan->prepare, BACKWARD_PREPARE, &grid, &params);
 }
 
@@ -131,6 +137,25 @@ static fa3_status set_tensor_maps(const struct call *call, fa3_backward_params *
   return FA3_OK;
 }
 
+/* What the parts of tiles make of a gradient, in float32 from `at` on. */
+static fa3_gradient make_parts(const struct operand *operand, int parts, float *at) {
+  return (fa3_gradient){.data = at,
+                        .stride_batch = operand->heads * parts * operand->rows * operand->dim,
+                        .stride_row = operand->dim,
+                        .stride_head = operand->rows * operand->dim,
+                        .head_dim = (int)operand->dim,
+                        .is_float = true,
+                        .vectors = true};
+}
+
+static void set_parts(const struct call *call, fa3_gradient *key, fa3_gradient *value) {
+  const int parts = fa3_key_tile_parts(&call->plan->tiles);
+  float *at = in_workspace(call, &call->plan->parts);
+  *key = make_parts(&call->problem->grad_key, parts, at);
+  *value = make_parts(&call->problem->grad_value, parts,
+                      at + call->problem->grad_key.batch * key->stride_batch);
+}
+
 static fa3_status launch_gradients(const struct call *call) {
   const struct problem *problem = call->problem;
   const struct backward_plan *plan = call->plan;
@@ -140,8 +165,9 @@ static fa3_status launch_gradients(const struct call *call) {
   TRY(set_tensor_maps(call, &params));
   params.sequences = call->sequences;
   params.grad_query = call->grad_query;
-  params.grad_key = make_gradient(&problem->grad_key, problem->accumulate);
-  params.grad_value = make_gradient(&problem->grad_value, problem->accumulate);
+  params.grad_key = call->grad_key;
+  params.grad_value = call->grad_value;
+  if (fa3_key_tile_parts(&plan->tiles) > 1) set_parts(call, &params.grad_key, &params.grad_value);
   params.tiles = plan->tiles;
   params.queries_per_key = (int)(problem->heads_q / problem->heads_k);
   params.slots = plan->slots;
@@ -161,6 +187,24 @@ static fa3_status launch_gradients(const struct call *call) {
       .threads = plan->cluster > 1 ? FA3_BACKWARD_WIDE_THREADS : FA3_BACKWARD_THREADS,
       .dependent = true};
   return launch_kernel(call->scope, plan->kernel, 0, &grid, &params);
+}
+
+static fa3_status launch_sum(const struct call *call) {
+  const struct problem *problem = call->problem;
+  const int64_t longest = smaller(problem->max_seqlen_k, problem->rows_k);
+  fa3_backward_sum_params params = {.sequences = call->sequences,
+                                    .grad_key = call->grad_key,
+                                    .grad_value = call->grad_value,
+                                    .parts = fa3_key_tile_parts(&call->plan->tiles)};
+  if (params.parts == 1) return FA3_OK;
+  set_parts(call, &params.part_key, &params.part_value);
+  const int64_t threads = longest * (params.grad_key.head_dim + params.grad_value.head_dim) / 8;
+  const struct grid grid = {.x = (unsigned)divide_up(threads, FA3_BACKWARD_SUM_THREADS),
+                            .y = (unsigned)problem->heads_k,
+                            .z = (unsigned)problem->batch,
+                            .threads = FA3_BACKWARD_SUM_THREADS,
+                            .dependent = true};
+  return launch_kernel(call->scope, call->plan->prepare, BACKWARD_SUM, &grid, &params);
 }
 
 static fa3_status launch_sink(const struct call *call) {
@@ -193,6 +237,9 @@ fa3_status launch_backward(const struct cuda_scope *scope, const struct problem 
   call.workspace = workspace;
   set_up(&call);
   if (problem->batch > 0) TRY(launch_prepare(&call));
-  if (plan->workers > 0) TRY(launch_gradients(&call));
+  if (plan->workers > 0) {
+    TRY(launch_gradients(&call));
+    TRY(launch_sum(&call));
+  }
   return launch_sink(&call);
 }

@@ -2,6 +2,7 @@
 
 #include <inttypes.h>
 
+#include "cuda/backward_deal.h"
 #include "cuda/kernels.h"
 #include "cuda/limits.h"
 #include "cuda/plan.h"
@@ -11,14 +12,6 @@
 /* The workspace is measured by these, so that its size does not fall where a larger head dim takes
  * a kernel with another tile. */
 enum { SMALLEST_TILE_M = 64, MIDDLE_TILE_M = 80, LARGEST_TILE_M = 128 };
-
-/* What a section of heads keeps in the L2 cache, and heads that it has whatever their size.
- * Measured: docs/notes/hopper-backward.md. */
-enum { CACHE_BYTES = 24 << 20, LEAST_HEADS = 4 };
-
-/* Tiles of a head that follow each other without waiting, where a step has as many queries as a
- * tile has keys. */
-enum { TILES_IN_CHAIN = 4 };
 
 /* Where a grid's second and third dimension end. */
 #define MAX_GRID 65535
@@ -38,7 +31,9 @@ const struct kernel_kind backward_kind = {
 const struct kernel_kind backward_wide_kind = {
     .phase = FA3_BACKWARD, .entries = {"backward"}, .shared_bytes = wide_shared_bytes};
 const struct kernel_kind backward_prepare_kind = {
-    .entries = {[BACKWARD_PREPARE] = "backward_prepare", [BACKWARD_SINK] = "backward_sink"}};
+    .entries = {[BACKWARD_PREPARE] = "backward_prepare",
+                [BACKWARD_SUM] = "backward_sum",
+                [BACKWARD_SINK] = "backward_sink"}};
 
 fa3_status find_backward_kernel(const char *architecture, fa3_dtype dtype, int64_t head_dim,
                                 int64_t value_head_dim, bool softcap, int64_t queries,
@@ -71,7 +66,6 @@ static int64_t slots(const struct problem *problem, int64_t tile_m) {
 
 static fa3_status plan_tiles(const struct problem *problem, struct backward_plan *plan) {
   const struct kernel *kernel = plan->kernel;
-  int64_t group = problem->heads_q / problem->heads_k;
   int64_t longest_q = smaller(problem->max_seqlen_q, problem->rows_q);
   int64_t longest_k = smaller(problem->max_seqlen_k, problem->rows_k);
   int64_t blocks = divide_up(longest_k, kernel->tile_k);
@@ -88,17 +82,11 @@ static fa3_status plan_tiles(const struct problem *problem, struct backward_plan
                      "%" PRId64 " key heads of %" PRId64 " sequences of up to %" PRId64
                      " rows: more tiles than the CUDA kernels count",
                      problem->heads_k, problem->batch, longest_k);
-  plan->tiles = (fa3_tile_space){.blocks = (int32_t)blocks,
-                                 .heads = (int32_t)problem->heads_k,
-                                 .batches = (int32_t)problem->batch,
-                                 .uneven = problem->window_right < MASK_UNBOUNDED};
-  /* backward_wide.cu, in clusters, is done with a query head before it takes the next. */
-  plan->heads_in_turn = plan->cluster > 1 ? 1 : (int32_t)group;
+  plan->tiles = (fa3_key_tiles){.tiles = (int32_t)blocks,
+                                .heads = (int32_t)problem->heads_k,
+                                .batches = (int32_t)problem->batch};
   plan->blocks_q = (int32_t)divide_up(longest_q, kernel->tile_q);
   plan->slots = (int32_t)slots(problem, kernel->tile_q);
-  plan->bytes_per_head =
-      larger(longest_q, 1) * group *
-      (2 * (problem->head_dim + problem->value_head_dim) + 4 * (int64_t)kernel->head_dim);
   return FA3_OK;
 }
 
@@ -131,6 +119,8 @@ static fa3_status plan_workspace(const struct problem *problem, struct cuda_plan
   TRY(reserve(size, &plan->rows, "a copy of lse", heads, rows, 2 * sizeof(float)));
   TRY(reserve(size, &plan->partial, "grad_query in float32", heads, rows,
               (int64_t)sizeof(float) * kernel->head_dim));
+  TRY(reserve(size, &plan->parts, "grad_key and grad_value in parts", 1, 1,
+              bytes_of_parts(problem)));
   const struct demand demands[] = {{TENSOR_query, FORM_TMA},
                                    {TENSOR_key, FORM_TMA},
                                    {TENSOR_value, FORM_TMA},
@@ -145,23 +135,13 @@ static fa3_status plan_workspace(const struct problem *problem, struct cuda_plan
   return plan_staging(problem, demands, count, &cuda_plan->staging, size);
 }
 
-int32_t backward_section(const struct backward_plan *plan, int multiprocessors) {
-  const struct kernel *kernel = plan->kernel;
-  const int64_t all = (int64_t)plan->tiles.heads * plan->tiles.batches;
-  const int64_t workers = multiprocessors / plan->cluster;
-  const int64_t chain =
-      workers * kernel->tile_q / ((int64_t)TILES_IN_CHAIN * kernel->tile_k * plan->heads_in_turn);
-  const int64_t least = plan->tiles.uneven ? chain : LEAST_HEADS;
-  const int64_t most = larger(larger(CACHE_BYTES / plan->bytes_per_head, least), 1);
-  return (int32_t)larger(divide_up(all, larger(divide_up(all, most), 1)), 1);
-}
-
 /* Blocks stay until the work is done, one on each multiprocessor; more than fit come later, and
  * find none left. */
-static void plan_grid(const struct cuda_facts *facts, struct backward_plan *plan) {
+static void plan_grid(const struct problem *problem, const struct cuda_facts *facts,
+                      struct backward_plan *plan) {
   const int64_t cluster = plan->cluster, clusters = larger(facts->multiprocessors / cluster, 1);
-  plan->workers = (int32_t)(cluster * smaller(fa3_tile_count(&plan->tiles), clusters));
-  plan->tiles.section = backward_section(plan, facts->multiprocessors);
+  deal_tiles(problem, clusters, plan);
+  plan->workers = (int32_t)(cluster * smaller(fa3_key_tile_count(&plan->tiles), clusters));
 }
 
 fa3_status plan_backward(const struct problem *problem, const struct cuda_facts *facts,
@@ -178,6 +158,6 @@ fa3_status plan_backward(const struct problem *problem, const struct cuda_facts 
   TRY(check_lengths(problem));
   TRY(plan_tiles(problem, backward));
   TRY(plan_workspace(problem, plan));
-  plan_grid(facts, backward);
+  plan_grid(problem, facts, backward);
   return FA3_OK;
 }

@@ -6,7 +6,7 @@
 #include "kernels/backward_params.h"
 
 /* The functions of kernels/backward_prepare.cu. */
-enum { BACKWARD_PREPARE, BACKWARD_SINK };
+enum { BACKWARD_PREPARE, BACKWARD_SUM, BACKWARD_SINK };
 
 struct cuda_facts;
 struct cuda_plan;
@@ -15,17 +15,15 @@ struct backward_plan {
   const struct kernel *kernel;
   const struct kernel *prepare; /* for what comes before and after */
   int32_t cluster;              /* blocks that share a tile */
-  fa3_tile_space tiles;
-  int32_t workers;       /* blocks of the grid */
-  int32_t heads_in_turn; /* query heads that take a block of rows one after the other */
+  fa3_key_tiles tiles;
+  int32_t workers; /* blocks of the grid */
   int32_t blocks_q;
   int32_t slots;
-  /* What a head of keys reads and writes again and again. */
-  int64_t bytes_per_head;
   /* The kernels' own arrays, see kernels/backward_params.h. */
   struct reservation counters;
   struct reservation rows;
   struct reservation partial;
+  struct reservation parts;
   struct reservation sinks;
   struct reservation next_tile;
 };
@@ -40,13 +38,5 @@ fa3_status supports_backward(const fa3_capability *capability);
 /* FA3_UNSUPPORTED or FA3_INVALID_LENGTHS, with the reason, for what no kernel can do. */
 fa3_status plan_backward(const struct problem *problem, const struct cuda_facts *facts,
                          struct cuda_plan *plan);
-
-/* How many heads of keys, over all batches, are in flight together. Few enough that their queries
- * and dQ, which every tile of keys reads and adds to, stay in the L2 cache: without a mask the
- * tiles of a head run at any distance from each other, so all of it is in use at a time. Under a
- * causal mask they all begin at the same block and follow each other closely; there it takes so
- * many heads that a tile does not wait for the one before: the fewer, the more steps there are to a
- * block of rows. Sections are equal, or the last one would have too few. */
-int32_t backward_section(const struct backward_plan *plan, int multiprocessors);
 
 #endif

@@ -125,6 +125,9 @@ static fa3_status load_kernel(struct cuda_device *device, int32_t k) {
   if (shared_bytes)
     TRY_CUDA(driver, cuKernelSetAttribute, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
              shared_bytes, entries[0], device->device);
+  if (kernel->kind->large_clusters)
+    TRY_CUDA(driver, cuKernelSetAttribute, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1,
+             entries[0], device->device);
   return FA3_OK;
 }
 

@@ -5,11 +5,13 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "cuda/append.h"
 #include "cuda/backward.h"
 #include "cuda/context.h"
 #include "cuda/device.h"
 #include "cuda/forward.h"
 #include "cuda/kernels.h"
+#include "cuda/sequences.h"
 #include "error.h"
 #include "integer.h"
 
@@ -50,7 +52,9 @@ static const struct phase {
   fa3_status (*launch)(const struct cuda_scope *scope, const struct problem *problem,
                        const struct cuda_plan *plan, char *workspace);
 } phases[] = {[FA3_FORWARD] = {supports_forward, plan_forward, launch_forward},
-              [FA3_BACKWARD] = {supports_backward, plan_backward, launch_backward}};
+              [FA3_BACKWARD] = {supports_backward, plan_backward, launch_backward},
+              [FA3_APPEND] = {supports_append, plan_append, launch_append},
+              [FA3_COMBINE] = {supports_combine, plan_combine, launch_combine}};
 enum { PHASES = sizeof phases / sizeof *phases };
 
 static fa3_status supports(const fa3_capability *capability) {
@@ -112,11 +116,10 @@ const struct engine cuda_engine = {
     .device_count = cuda_device_count,
     .device_info = cuda_device_info,
     .prepare = prepare,
-    .features = FA3_FEATURE_VARLEN_QUERY | FA3_FEATURE_VARLEN_KEY | FA3_FEATURE_SEQUSED_QUERY |
-                FA3_FEATURE_SEQUSED_KEY | FA3_FEATURE_LEFTPAD_KEY | FA3_FEATURE_BATCH_INDEX |
-                FA3_FEATURE_DIAGONAL | FA3_FEATURE_GROUPED_HEADS | FA3_FEATURE_CAUSAL |
+    .features = SEQUENCE_FEATURES | FA3_FEATURE_GROUPED_HEADS | FA3_FEATURE_CAUSAL |
                 FA3_FEATURE_WINDOW | FA3_FEATURE_SOFTCAP | FA3_FEATURE_SINK | FA3_FEATURE_LSE |
-                FA3_FEATURE_GRAD_LSE | FA3_FEATURE_ACCUMULATE | FA3_FEATURE_DETERMINISTIC,
+                FA3_FEATURE_GRAD_LSE | FA3_FEATURE_ACCUMULATE | FA3_FEATURE_DETERMINISTIC |
+                FA3_FEATURE_PAGE_TABLE,
     .supports = supports,
     .kernel_count = kernel_count,
     .kernel_info = kernel_info,

@@ -3,8 +3,10 @@
 #include <math.h>
 #include <string.h>
 
+#include "cuda/decode.h"
 #include "cuda/launch.h"
 #include "cuda/scales.h"
+#include "cuda/sequences.h"
 #include "cuda/tensor_map.h"
 #include "cuda/tile_counter.h"
 #include "error.h"
@@ -20,7 +22,10 @@ struct call {
 static fa3_status set_tensor_maps(const struct call *call, fa3_forward_params *params) {
   const struct cuda_driver *driver = call->scope->device->driver;
   const struct kernel *kernel = call->plan->kernel;
-  const int32_t chunk = FA3_FORWARD_CHUNK(kernel->head_dim, kernel->value_head_dim);
+  const bool fp8 = kernel->dtype == FA3_FLOAT8_E4M3;
+  const int32_t chunk = fp8 ? FA3_FORWARD_FP8_CHUNK(kernel->head_dim)
+                            : FA3_FORWARD_CHUNK(kernel->head_dim, kernel->value_head_dim);
+  const int32_t output_chunk = fp8 ? 64 : chunk;
   int tile_heads = call->plan->tile_heads;
   const struct operand *query = &call->problem->query, *output = &call->problem->output;
   const struct map_dimension query_map[] = {
@@ -29,24 +34,26 @@ static fa3_status set_tensor_maps(const struct call *call, fa3_forward_params *p
       {query->rows, query->stride_row, 64 / tile_heads},
       {query->heads / tile_heads, query->stride_head * tile_heads, 1},
       {query->batch, query->stride_batch, 1}};
-  const struct map_dimension output_map[] = {{output->dim, 1, chunk},
+  const struct map_dimension output_map[] = {{output->dim, 1, output_chunk},
                                              {output->rows, output->stride_row, 16},
                                              {output->heads, output->stride_head, 1},
                                              {output->batch, output->stride_batch, 1}};
   TRY(make_tensor_map(driver, kernel->dtype, chunk, "query", query->data, 5, query_map,
                       &params->query));
-  TRY(make_tensor_map(driver, kernel->dtype, chunk, "output", output->data, 4, output_map,
-                      &params->out));
+  if (output->dtype != FA3_FLOAT32)
+    TRY(make_tensor_map(driver, output->dtype, output_chunk, "output", output->data, 4, output_map,
+                        &params->output));
 
   /* Without keys nothing is read; the maps only have to be valid. */
   const struct operand *key = &call->problem->key, *value = &call->problem->value;
   const bool keys = has_elements(key);
+  const int32_t rows = call->plan->box ? call->plan->box : kernel->tile_k;
   const struct map_dimension key_map[] = {{key->dim, 1, chunk},
-                                          {key->rows, key->stride_row, kernel->tile_k},
+                                          {key->rows, key->stride_row, rows},
                                           {key->heads, key->stride_head, 1},
                                           {key->batch, key->stride_batch, 1}};
   const struct map_dimension value_map[] = {{value->dim, 1, chunk},
-                                            {value->rows, value->stride_row, kernel->tile_k},
+                                            {value->rows, value->stride_row, rows},
                                             {value->heads, value->stride_head, 1},
                                             {value->batch, value->stride_batch, 1}};
   TRY(make_tensor_map(driver, kernel->dtype, chunk, "key", keys ? key->data : query->data, 4,
@@ -66,55 +73,83 @@ static fa3_status set_tile_counter(const struct call *call, fa3_forward_params *
   return FA3_OK;
 }
 
+static fa3_paged_tensor make_paged_tensor(const struct operand *operand) {
+  return (fa3_paged_tensor){.data = operand->data,
+                            .stride_page = operand->stride_batch,
+                            .stride_row = operand->stride_row,
+                            .stride_head = operand->stride_head,
+                            .head_dim = (int)operand->dim};
+}
+
+static fa3_scales make_fp8_scales(const struct operand *scale, int64_t rows, int64_t heads) {
+  return (fa3_scales){.data = (const float *)(const void *)scale->data,
+                      .stride_batch = scale->stride_batch,
+                      .stride_head = scale->stride_head,
+                      .stride_block = scale->stride_row,
+                      .rows = rows < INT32_MAX ? (int)rows : INT32_MAX,
+                      .heads_per_scale = scale->heads ? (int)(heads / scale->heads) : 1};
+}
+
 static fa3_status launch_attention(const struct call *call) {
   const struct problem *problem = call->problem;
   const struct forward_plan *plan = call->plan;
-  fa3_forward_params params;
-  memset(&params, 0, sizeof params);
+  fa3_forward_fp8_params fp8;
+  memset(&fp8, 0, sizeof fp8);
+  fa3_forward_params params = fp8.forward;
   TRY(set_tensor_maps(call, &params));
   const struct scales scales = make_scales(fabs((double)problem->scale), (double)problem->softcap);
   params.scale_log2 = scales.scale_log2;
   params.softcap_log2 = scales.softcap_log2;
-  params.out_pointer = problem->output.data;
-  params.out_stride_batch = problem->output.stride_batch;
-  params.out_stride_row = problem->output.stride_row;
-  params.out_stride_head = problem->output.stride_head;
-  params.cu_seqlens_q = problem->cu_seqlens_q;
-  params.cu_seqlens_k = problem->cu_seqlens_k;
-  params.used_q = problem->seqused_q;
-  params.used_k = problem->seqused_k;
-  params.leftpad_k = problem->leftpad_k;
-  params.batch_index_k = problem->cache_batch_index;
-  params.diagonal = problem->diagonal;
-  params.seqlen_q = (int)problem->max_seqlen_q;
-  params.seqlen_k = (int)problem->max_seqlen_k;
-  params.window_left = problem->window_left;
-  params.window_right = problem->window_right;
+  params.sequences = make_sequences(problem);
+  if (problem->features & FA3_FEATURE_PAGE_TABLE) {
+    params.page_size = (unsigned)problem->key.rows;
+    params.pages = (unsigned)problem->key.batch;
+    params.box = plan->box;
+    params.paged_key = make_paged_tensor(&problem->key);
+    params.paged_value = make_paged_tensor(&problem->value);
+  }
+  params.output_data = problem->output.data;
+  params.output_stride_batch = problem->output.stride_batch;
+  params.output_stride_row = problem->output.stride_row;
+  params.output_stride_head = problem->output.stride_head;
   params.lse = (float *)(void *)problem->lse.data;
   params.lse_stride_batch = problem->lse.stride_batch;
   params.lse_stride_head = problem->lse.stride_head;
   params.sink = (const float *)(void *)problem->sink.data;
   params.tiles = plan->tiles;
-  params.queries_per_key = (int)(problem->heads_q / problem->heads_k);
-  params.packed = plan->tile_heads;
-  params.packed_inverse = 65536 / plan->tile_heads + 1;
+  params.group = (int)(problem->heads_q / problem->heads_k);
+  params.tile_heads = plan->tile_heads;
+  params.tile_heads_inverse = 65536 / plan->tile_heads + 1;
   params.queries_per_warpgroup = 64 / plan->tile_heads;
   params.head_dim_v = (int)problem->value_head_dim;
   params.store_by_tma = plan->tile_heads == 1;
-  params.clear_value =
-      problem->cu_seqlens_q || problem->cu_seqlens_k || problem->seqused_q || problem->seqused_k;
+  params.clear_value = problem->cu_seqlens_q || problem->cu_seqlens_k || problem->seqused_q ||
+                       problem->seqused_k || problem->page_table.dtype;
   if (plan->counted) TRY(set_tile_counter(call, &params));
   struct grid grid = {.x = (unsigned)plan->workers,
                       .y = 1,
                       .z = 1,
                       .threads = FA3_FORWARD_THREADS((unsigned)plan->kernel->tile_q),
                       .dependent = true};
-  return launch_kernel(call->scope, plan->kernel, 0, &grid, &params);
+  if (plan->kernel->dtype != FA3_FLOAT8_E4M3)
+    return launch_kernel(call->scope, plan->kernel, 0, &grid, &params);
+  fp8.forward = params;
+  fp8.query_scale =
+      make_fp8_scales(&problem->query_scale, problem->query_scale_rows, problem->heads_q);
+  fp8.key_scale = make_fp8_scales(&problem->key_scale, problem->key_scale_rows, problem->heads_k);
+  fp8.value_scale =
+      make_fp8_scales(&problem->value_scale, problem->value_scale_rows, problem->heads_k);
+  fp8.output = problem->output.dtype == FA3_BFLOAT16  ? FA3_OUTPUT_BF16
+               : problem->output.dtype == FA3_FLOAT16 ? FA3_OUTPUT_FP16
+                                                      : FA3_OUTPUT_FP32;
+  if (plan->sums.used) fp8.sums = (float *)(void *)(call->workspace + plan->sums.offset);
+  return launch_kernel(call->scope, plan->kernel, 0, &grid, &fp8);
 }
 
 fa3_status launch_forward(const struct cuda_scope *scope, const struct problem *problem,
                           const struct cuda_plan *cuda_plan, char *workspace) {
   const struct forward_plan *plan = &cuda_plan->forward;
+  if (cuda_plan->decodes) return launch_decode(scope, problem, cuda_plan, workspace);
   struct call call = {.scope = scope, .problem = problem, .plan = plan};
   call.workspace = workspace;
   return plan->workers ? launch_attention(&call) : FA3_OK;

@@ -9,7 +9,7 @@
 #include "integer.h"
 #include "kernels/mask.h"
 
-enum { ROWS = 64 };
+enum { ROWS = 64, MOST_MULTIPROCESSORS = 144 /* that a Hopper GPU can have */ };
 
 /* Bytes of key and value that stay in the L2 cache while other tiles of the same heads use them: a
  * part of Hopper's 50 MB. */
@@ -23,23 +23,31 @@ static int32_t shared_bytes(const struct kernel *kernel) {
 const struct kernel_kind forward_kind = {
     .phase = FA3_FORWARD, .entries = {"forward"}, .shared_bytes = shared_bytes};
 
+static int32_t fp8_shared_bytes(const struct kernel *kernel) {
+  return FA3_FORWARD_FP8_SHARED_BYTES(kernel->head_dim, kernel->tile_q, kernel->tile_k);
+}
+
+const struct kernel_kind forward_fp8_kind = {
+    .phase = FA3_FORWARD, .entries = {"forward_fp8"}, .shared_bytes = fp8_shared_bytes};
+
 fa3_status find_forward_kernel(const char *architecture, fa3_dtype dtype, int64_t head_dim,
                                int64_t value_head_dim, bool softcap, const struct kernel **kernel) {
-  *kernel = find_kernel(&(struct kernel_need){.kind = &forward_kind,
-                                              .architecture = architecture,
-                                              .dtype = dtype,
-                                              .head_dim = head_dim,
-                                              .value_head_dim = value_head_dim,
-                                              .softcap = softcap});
+  *kernel = find_kernel(
+      &(struct kernel_need){.kind = dtype == FA3_FLOAT8_E4M3 ? &forward_fp8_kind : &forward_kind,
+                            .architecture = architecture,
+                            .dtype = dtype,
+                            .head_dim = head_dim,
+                            .value_head_dim = value_head_dim,
+                            .softcap = softcap});
   return *kernel ? FA3_OK : no_kernel(head_dim, value_head_dim);
 }
 
 fa3_status supports_forward(const fa3_capability *capability) {
   const struct kernel *kernel;
-  if (capability->features & FA3_FEATURE_PAGE_TABLE)
-    return set_error(FA3_UNSUPPORTED,
-                     "page_table is given: the CUDA kernels read no cache in pages yet");
-  TRY(check_half_precision(capability));
+  if (capability->query_dtype == FA3_FLOAT8_E4M3)
+    TRY(check_fp8(capability));
+  else
+    TRY(check_half_precision(capability));
   return find_forward_kernel(NULL, capability->query_dtype, capability->head_dim,
                              capability->value_head_dim, capability->features & FA3_FEATURE_SOFTCAP,
                              &kernel);
@@ -83,6 +91,20 @@ static fa3_status plan_tiles(const struct problem *problem, struct forward_plan 
   return FA3_OK;
 }
 
+/* Rows that are in one page wherever a tile of keys begins. So few are copied faster by threads,
+ * and a tile that begins anywhere, behind left padding, by them alone. */
+static void plan_pages(const struct problem *problem, struct forward_plan *plan) {
+  enum { LEAST_BOX = 4 };
+  int64_t box = problem->key.rows, rest = plan->kernel->tile_k;
+  if (!(problem->features & FA3_FEATURE_PAGE_TABLE) || problem->leftpad_k) return;
+  while (rest > 0) {
+    const int64_t divisor = rest;
+    rest = box % rest;
+    box = divisor;
+  }
+  plan->box = box < LEAST_BOX ? 0 : (int32_t)box;
+}
+
 static fa3_status plan_workspace(const struct problem *problem, struct cuda_plan *plan) {
   size_t *size = &plan->workspace_size;
   /* Of a negative scale the kernel takes the size, and minus the query. */
@@ -94,6 +116,37 @@ static fa3_status plan_workspace(const struct problem *problem, struct cuda_plan
   /* Tiles of unequal length go to whoever is free. */
   if (plan->forward.tiles.uneven)
     TRY(reserve(size, &plan->forward.next_tile, "a counter", 1, 1, sizeof(uint32_t)));
+  struct decode_plan unused;
+  TRY(reserve_splits(problem, &unused, size));
+  return plan_staging(problem, demands, sizeof demands / sizeof *demands, &plan->staging, size);
+}
+
+/* The FP8 kernel takes tensors where they lie: they are small, and copies would cost what FP8
+ * gains.
+ */
+static fa3_status check_fp8_operands(const struct problem *problem) {
+  static const enum tensor tensors[] = {TENSOR_query, TENSOR_key, TENSOR_value, TENSOR_output};
+  for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++)
+    if (!fits_copy_engine(problem_operand(problem, tensors[i])))
+      return set_error(FA3_UNSUPPORTED,
+                       "%s does not start at a multiple of 16 bytes, or has strides that are no "
+                       "multiples of it: the FP8 kernel takes no such tensor",
+                       tensor_rows[tensors[i]].name);
+  if (problem->scale >= 0) return FA3_OK;
+  return set_error(FA3_UNSUPPORTED, "softmax_scale is %g: the FP8 kernel takes none below 0",
+                   (double)problem->scale);
+}
+
+static fa3_status plan_fp8_workspace(const struct problem *problem, struct cuda_plan *plan) {
+  struct forward_plan *forward = &plan->forward;
+  const struct kernel *kernel = forward->kernel;
+  const struct demand demands[] = {{TENSOR_sink, FORM_FLOATS}};
+  size_t *size = &plan->workspace_size;
+  if (forward->tiles.uneven)
+    TRY(reserve(size, &forward->next_tile, "a counter", 1, 1, sizeof(uint32_t)));
+  const int64_t sums = FA3_FORWARD_FP8_SUMS(kernel->head_dim, kernel->tile_q);
+  if (sums && problem->max_seqlen_k > FA3_FORWARD_FP8_PERIOD(kernel->head_dim))
+    TRY(reserve(size, &forward->sums, "sums", MOST_MULTIPROCESSORS, sums, sizeof(float)));
   return plan_staging(problem, demands, sizeof demands / sizeof *demands, &plan->staging, size);
 }
 
@@ -108,16 +161,20 @@ static void plan_grid(const struct cuda_facts *facts, struct forward_plan *plan)
 fa3_status plan_forward(const struct problem *problem, const struct cuda_facts *facts,
                         struct cuda_plan *plan) {
   struct forward_plan *forward = &plan->forward;
-  if (problem->split_keys)
-    return set_error(FA3_UNSUPPORTED,
-                     "split_keys is %" PRId64 ": the CUDA kernels split no keys yet",
-                     problem->split_keys);
+  const bool fp8 = problem->query.dtype == FA3_FLOAT8_E4M3;
+  if (!fp8 && decode_takes(problem)) return plan_decode(problem, facts, plan);
   *plan = (struct cuda_plan){.forward = {0}};
   TRY(find_forward_kernel(facts->architecture, problem->query.dtype, problem->head_dim,
                           problem->value_head_dim, problem->softcap > 0, &forward->kernel));
   TRY(check_lengths(problem));
   TRY(plan_tiles(problem, forward));
-  TRY(plan_workspace(problem, plan));
+  if (fp8) {
+    TRY(check_fp8_operands(problem));
+    TRY(plan_fp8_workspace(problem, plan));
+  } else {
+    plan_pages(problem, forward);
+    TRY(plan_workspace(problem, plan));
+  }
   plan_grid(facts, forward);
   return FA3_OK;
 }

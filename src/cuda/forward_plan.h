@@ -3,7 +3,7 @@
 #define FA3_SRC_CUDA_FORWARD_PLAN_H
 
 #include "cuda/staging.h"
-#include "kernels/forward_params.h"
+#include "kernels/forward_fp8_params.h"
 
 struct cuda_facts;
 struct cuda_plan;
@@ -11,10 +11,12 @@ struct cuda_plan;
 struct forward_plan {
   const struct kernel *kernel;
   int32_t tile_heads; /* query heads of one key head that share a tile */
+  int32_t box;        /* of a cache in pages: rows that the copy engine takes at a time; 0: none */
   fa3_tile_space tiles;
   int32_t workers;              /* blocks of the grid */
   struct reservation next_tile; /* for a counter that tiles are taken from */
   bool counted;                 /* blocks take them from a counter */
+  struct reservation sums;      /* of the FP8 kernel, where shared memory has no room for them */
 };
 
 /* FA3_UNSUPPORTED if there is none. */

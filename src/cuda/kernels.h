@@ -7,7 +7,7 @@
 #include "fa3.h"
 #include "kernels/variants.h"
 
-enum { KERNEL_ENTRIES = 2 };
+enum { KERNEL_ENTRIES = 3 };
 
 struct kernel;
 
@@ -18,6 +18,7 @@ struct kernel_kind {
   const char *entries[KERNEL_ENTRIES]; /* the functions of its cubin */
   /* Of a block of the first function; null: it asks for none. */
   int32_t (*shared_bytes)(const struct kernel *kernel);
+  bool large_clusters; /* the first function may have clusters of more than 8 blocks */
 };
 
 struct kernel {
@@ -31,6 +32,8 @@ struct kernel {
 
 enum { KERNELS = FA3_KERNEL_COUNT };
 extern const struct kernel kernels[KERNELS];
+
+extern const struct kernel_kind combine_kind;
 
 /* False if this build has no kernels (it was made without nvcc). */
 bool kernels_compiled(void);

@@ -5,8 +5,14 @@
 fa3_status launch_kernel(const struct cuda_scope *scope, const struct kernel *kernel, int entry,
                          const struct grid *grid, void *params) {
   const int shared_bytes = entry == 0 ? kernel_shared_bytes(kernel) : 0;
-  struct CUlaunchAttribute dependent = {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-                                        .value = 1};
+  struct CUlaunchAttribute attributes[2];
+  unsigned count = 0;
+  if (grid->dependent)
+    attributes[count++] = (struct CUlaunchAttribute){
+        .id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, .value = {1}};
+  if (grid->cluster)
+    attributes[count++] = (struct CUlaunchAttribute){.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+                                                     .value = {(int32_t)grid->cluster, 1, 1}};
   struct CUlaunchConfig config = {.grid_x = grid->x,
                                   .grid_y = grid->y,
                                   .grid_z = grid->z,
@@ -15,8 +21,8 @@ fa3_status launch_kernel(const struct cuda_scope *scope, const struct kernel *ke
                                   .block_z = 1,
                                   .shared_bytes = (unsigned)shared_bytes,
                                   .stream = scope->stream,
-                                  .attributes = &dependent,
-                                  .attribute_count = grid->dependent ? 1 : 0};
+                                  .attributes = attributes,
+                                  .attribute_count = count};
   void *parameters[] = {params};
   TRY_CUDA(scope->device->driver, cuLaunchKernelEx, &config,
            scope->device->entries[kernel - kernels][entry], parameters, NULL);

@@ -11,7 +11,8 @@ struct grid {
   unsigned y;
   unsigned z;
   unsigned threads;
-  bool dependent; /* may begin before the kernel ahead of it ends, and waits for it by itself */
+  unsigned cluster; /* blocks of a cluster; 0: the kernel says */
+  bool dependent;   /* may begin before the kernel ahead of it ends, and waits for it by itself */
 };
 
 /* In scope. The function kind->entries[entry] of a kernel; `params` is its one parameter. */

@@ -22,7 +22,8 @@ fa3_status check_half_precision(const fa3_capability *capability) {
                 {"value", capability->value_dtype},
                 {"output", capability->output_dtype}};
   for (int i = 0; i < 3; i++)
-    if (others[i].dtype != dtype)
+    if (others[i].dtype != dtype &&
+        !(i == 2 && capability->phase == FA3_FORWARD && others[i].dtype == FA3_FLOAT32))
       return set_error(FA3_UNSUPPORTED,
                        "%s's dtype is %s and query's %s: the CUDA kernels take one dtype for all",
                        others[i].name, dtype_name(others[i].dtype), dtype_name(dtype));
@@ -33,6 +34,25 @@ fa3_status check_half_precision(const fa3_capability *capability) {
                      " (query and key, value): expected multiples of 8",
                      capability->head_dim, capability->value_head_dim);
   return FA3_OK;
+}
+
+fa3_status check_fp8(const fa3_capability *capability) {
+  const fa3_dtype dtype = capability->query_dtype, output = capability->output_dtype;
+  if (capability->key_dtype != dtype || capability->value_dtype != dtype)
+    return set_error(FA3_UNSUPPORTED, "key's dtype is %s and value's %s: expected query's, %s",
+                     dtype_name(capability->key_dtype), dtype_name(capability->value_dtype),
+                     dtype_name(dtype));
+  if (output != FA3_FLOAT16 && output != FA3_BFLOAT16 && output != FA3_FLOAT32)
+    return set_error(FA3_UNSUPPORTED,
+                     "output's dtype is %s: expected FA3_FLOAT16, FA3_BFLOAT16 or FA3_FLOAT32",
+                     dtype_name(output));
+  if (capability->head_dim >= 16 && capability->head_dim % 16 == 0 &&
+      capability->value_head_dim >= 16 && capability->value_head_dim % 16 == 0)
+    return FA3_OK;
+  return set_error(FA3_UNSUPPORTED,
+                   "head dims %" PRId32 " and %" PRId32
+                   " (query and key, value): of FA3_FLOAT8_E4M3 expected multiples of 16",
+                   capability->head_dim, capability->value_head_dim);
 }
 
 fa3_status check_lengths(const struct problem *problem) {

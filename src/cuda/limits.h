@@ -10,6 +10,9 @@
 /* That all tensors have one dtype of 16 bits, and head dims are multiples of 8. */
 fa3_status check_half_precision(const fa3_capability *capability);
 
+/* The same of a call with FP8 inputs: whose output is wider, and head dims are multiples of 16. */
+fa3_status check_fp8(const fa3_capability *capability);
+
 /* That rows and sequences are not too long, and that the caller of a GPU has bounded them. */
 fa3_status check_lengths(const struct problem *problem);
 

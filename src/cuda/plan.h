@@ -4,6 +4,7 @@
 #define FA3_SRC_CUDA_PLAN_H
 
 #include "cuda/backward_plan.h"
+#include "cuda/decode_plan.h"
 #include "cuda/forward_plan.h"
 #include "cuda/staging.h"
 
@@ -15,8 +16,11 @@ struct cuda_facts {
 struct cuda_plan {
   size_t workspace_size;
   struct staging staging;
-  union { /* by the problem's phase */
+  const struct kernel *helper; /* of a phase that has one kernel and nothing to plan */
+  bool decodes;
+  union { /* by the problem's phase; of a forward call that decodes, decode */
     struct forward_plan forward;
+    struct decode_plan decode;
     struct backward_plan backward;
   };
 };

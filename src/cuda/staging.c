@@ -13,17 +13,22 @@ const struct kernel_kind strided_kind = {
 
 /* The copy engine's strides: multiples of 16 bytes below 2^40, 0 as well. That of a single entry
  * does not matter. */
-static bool stride_fits(int64_t extent, int64_t stride) {
-  return extent <= 1 || (stride % 8 == 0 && stride < (INT64_C(1) << 39));
+static bool stride_fits(int64_t extent, int64_t stride, int64_t element) {
+  return extent <= 1 || (stride % (16 / element) == 0 && stride < (INT64_C(1) << 40) / element);
+}
+
+bool fits_copy_engine(const struct operand *operand) {
+  const int64_t element = (int64_t)fa3_dtype_size(operand->dtype);
+  return (uintptr_t)operand->data % 16 == 0 &&
+         stride_fits(operand->batch, operand->stride_batch, element) &&
+         stride_fits(operand->rows, operand->stride_row, element) &&
+         stride_fits(operand->heads, operand->stride_head, element);
 }
 
 static bool is_as_demanded(const struct operand *operand, const struct demand *demand) {
   switch (demand->form) {
     case FORM_TMA:
-      return (uintptr_t)operand->data % 16 == 0 &&
-             stride_fits(operand->batch, operand->stride_batch) &&
-             stride_fits(operand->rows, operand->stride_row) &&
-             stride_fits(operand->heads, operand->stride_head);
+      return fits_copy_engine(operand);
     case FORM_MINUS:
       return false;
     default:

@@ -29,6 +29,9 @@ enum form {
   FORM_FLOATS /* a vector of float32 */
 };
 
+/* Whether it has the start and strides of FORM_TMA. */
+bool fits_copy_engine(const struct operand *operand);
+
 struct demand {
   enum tensor tensor;
   enum form form;

@@ -5,6 +5,7 @@
 fa3_status make_tensor_map(const struct cuda_driver *driver, fa3_dtype dtype, int32_t chunk,
                            const char *name, const void *data, int rank,
                            const struct map_dimension *dimensions, fa3_tensor_map *map) {
+  const uint64_t bytes = fa3_dtype_size(dtype);
   uint64_t extents[TENSOR_MAP_RANK];
   uint64_t strides[TENSOR_MAP_RANK]; /* in bytes, from the second dimension on */
   uint32_t box[TENSOR_MAP_RANK];
@@ -14,11 +15,13 @@ fa3_status make_tensor_map(const struct cuda_driver *driver, fa3_dtype dtype, in
     box[d] = (uint32_t)dimensions[d].box;
     steps[d] = 1;
     /* A single entry's stride is never used, but has to be one that the driver takes. */
-    if (d > 0) strides[d - 1] = extents[d] > 1 ? 2 * (uint64_t)dimensions[d].stride : 16;
+    if (d > 0) strides[d - 1] = extents[d] > 1 ? bytes * (uint64_t)dimensions[d].stride : 16;
   }
-  int type =
-      dtype == FA3_FLOAT16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  int swizzle = chunk == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
+  int type = dtype == FA3_FLOAT16    ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+             : dtype == FA3_BFLOAT16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                     : CU_TENSOR_MAP_DATA_TYPE_UINT8;
+  int swizzle =
+      bytes * (uint64_t)chunk == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
   CUresult result = driver->cuTensorMapEncodeTiled(
       map, type, (unsigned)rank, (void *)(uintptr_t)data, extents, strides, box, steps, 0, swizzle,
       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, 0);

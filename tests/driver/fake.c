@@ -182,6 +182,7 @@ struct kernel {
   const void *library;
   char name[32];
   unsigned shared_limit;
+  unsigned cluster_limit;
 };
 static struct kernel kernels[256];
 static int kernel_count;
@@ -196,7 +197,9 @@ static int32_t library_get_kernel(struct kernel **kernel, const void *library, c
   if (kernel_count == sizeof kernels / sizeof *kernels) return OUT_OF_MEMORY;
   *kernel = &kernels[kernel_count++];
   (*kernel)->library = library;
-  (*kernel)->shared_limit = 48 << 10; /* of a function that was allowed no more */
+  /* Of a function that was allowed no more. */
+  (*kernel)->shared_limit = 48 << 10;
+  (*kernel)->cluster_limit = 8;
   snprintf((*kernel)->name, sizeof(*kernel)->name, "%s", name);
   return SUCCESS;
 }
@@ -207,8 +210,9 @@ static int32_t kernel_get_function(void **function) {
 }
 
 static int32_t kernel_set_attribute(int attribute, int value, struct kernel *kernel) {
-  enum { MAX_DYNAMIC_SHARED_SIZE_BYTES = 8 };
+  enum { MAX_DYNAMIC_SHARED_SIZE_BYTES = 8, NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14 };
   if (attribute == MAX_DYNAMIC_SHARED_SIZE_BYTES) kernel->shared_limit = (unsigned)value;
+  if (attribute == NON_PORTABLE_CLUSTER_SIZE_ALLOWED) kernel->cluster_limit = value ? 16 : 8;
   return fake_failing("cuKernelSetAttribute");
 }
 
@@ -266,7 +270,7 @@ struct launch_config {
 
 static int32_t launch(const struct launch_config *config, const struct kernel *kernel,
                       void **params) {
-  enum { PROGRAMMATIC_STREAM_SERIALIZATION = 6 };
+  enum { CLUSTER_DIMENSION = 4, PROGRAMMATIC_STREAM_SERIALIZATION = 6 };
   struct fake_launch seen = {.function = kernel->name,
                              .cubin = kernel->library,
                              .shared_bytes = config->shared_bytes,
@@ -275,11 +279,15 @@ static int32_t launch(const struct launch_config *config, const struct kernel *k
                              .params = params[0]};
   memcpy(seen.grid, config->grid, sizeof seen.grid);
   memcpy(seen.block, config->block, sizeof seen.block);
-  for (unsigned i = 0; i < config->attribute_count; i++)
-    if (config->attributes[i].id == PROGRAMMATIC_STREAM_SERIALIZATION)
-      seen.dependent = config->attributes[i].value[0];
+  for (unsigned i = 0; i < config->attribute_count; i++) {
+    const struct launch_attribute *attribute = &config->attributes[i];
+    if (attribute->id == PROGRAMMATIC_STREAM_SERIALIZATION) seen.dependent = attribute->value[0];
+    if (attribute->id == CLUSTER_DIMENSION) seen.cluster = (unsigned)attribute->value[0];
+  }
   if (watcher) watcher(&seen);
-  if (seen.shared_bytes > seen.shared_limit) return INVALID_VALUE;
+  if (seen.shared_bytes > seen.shared_limit || seen.cluster > kernel->cluster_limit ||
+      (seen.cluster && seen.grid[0] % seen.cluster))
+    return INVALID_VALUE;
   for (int d = 0; d < 3; d++)
     if (!seen.grid[d] || !seen.block[d] || (d > 0 && seen.grid[d] > 65535)) return INVALID_VALUE;
   if (seen.block[0] * seen.block[1] * seen.block[2] > 1024) return INVALID_VALUE;

@@ -22,13 +22,14 @@ long fake_number(const char *name, long otherwise);
 struct fake_launch {
   const char *function;
   const void *cubin;
+  const void *params; /* the kernel's one parameter, as long as the launch takes */
+  void *stream;
   unsigned grid[3];
   unsigned block[3];
+  unsigned cluster; /* blocks, along x; 0: as the kernel is compiled */
   unsigned shared_bytes;
   unsigned shared_limit; /* what the function was allowed */
-  void *stream;
-  int dependent;      /* with programmatic stream serialization */
-  const void *params; /* the kernel's one parameter, as long as the launch takes */
+  int dependent;         /* with programmatic stream serialization */
 };
 
 /* Exported as fake_watch: `watcher` sees every launch; null: nobody does. */

@@ -7,6 +7,8 @@
 #include "fa3.h"
 #include "fake.h"
 #include "kernels/backward_params.h"
+#include "kernels/combine_params.h"
+#include "kernels/decode_params.h"
 #include "kernels/forward_params.h"
 #include "kernels/strided_params.h"
 #include "test.h"
@@ -24,6 +26,8 @@ static fa3_forward_params forward_params;
 static fa3_backward_params backward_params;
 static fa3_copy_params copies[MOST_LAUNCHES];
 static fa3_sink_params sink_params;
+static fa3_decode_params decode_params;
+static fa3_combine_params combine_params;
 
 static void watch(const struct fake_launch *launch) {
   assert_true(count < MOST_LAUNCHES);
@@ -31,6 +35,8 @@ static void watch(const struct fake_launch *launch) {
   if (!strcmp(function, "forward")) memcpy(&forward_params, launch->params, sizeof forward_params);
   if (!strcmp(function, "backward"))
     memcpy(&backward_params, launch->params, sizeof backward_params);
+  if (!strcmp(function, "decode")) memcpy(&decode_params, launch->params, sizeof decode_params);
+  if (!strcmp(function, "combine")) memcpy(&combine_params, launch->params, sizeof combine_params);
   if (!strcmp(function, "copy_strided")) memcpy(&copies[count], launch->params, sizeof *copies);
   if (!strcmp(function, "sinks_to_float")) memcpy(&sink_params, launch->params, sizeof sink_params);
   assert_ptr_equal(launch->stream, stream);
@@ -101,6 +107,13 @@ static size_t run_backward(fa3_backward_args *args) {
   return args->workspace_size;
 }
 
+/* In the workspace, and aligned as its start is not. */
+static void assert_staged(const void *data, size_t workspace_size, size_t bytes) {
+  const char *at = data;
+  assert_true(at >= workspace && at + bytes <= workspace + workspace_size);
+  assert_int_equal((uintptr_t)at % 128, 0);
+}
+
 static void test_forward(void **state) {
   (void)state;
   fa3_forward_args args = make_forward(10000, 8, 64);
@@ -114,10 +127,10 @@ static void test_forward(void **state) {
   assert_int_equal(launches[0].shared_bytes, FA3_FORWARD_SHARED_BYTES(64, 64, 192, 128));
   assert_int_equal(launches[0].shared_limit, launches[0].shared_bytes);
   assert_int_equal(launches[0].dependent, 1);
-  assert_ptr_equal(forward_params.out_pointer, place(4));
+  assert_ptr_equal(forward_params.output_data, place(4));
   assert_ptr_equal(forward_params.lse, place(5));
   assert_int_equal(forward_params.lse_stride_batch, 8 * 10000);
-  assert_int_equal(forward_params.seqlen_q, 10000);
+  assert_int_equal(forward_params.sequences.seqlen_q, 10000);
   assert_int_equal(forward_params.tiles.batches, 2);
   assert_int_equal(forward_params.tiles.blocks, 53);
   assert_null(forward_params.next_tile);
@@ -140,14 +153,52 @@ static void test_forward(void **state) {
   assert_int_equal(launches[0].grid[0], 2 * 8 * 2);
   assert_null(forward_params.next_tile);
   /* Query heads of a key head share tiles where queries are few. */
-  args = make_forward(16, 2, 64);
+  args = make_forward(32, 2, 64);
   run_forward(&args);
   assert_int_equal(launches[0].grid[0], 2 * 2);
-  assert_int_equal(forward_params.queries_per_key, 4);
-  assert_int_equal(forward_params.packed, 4);
+  assert_int_equal(forward_params.group, 4);
+  assert_int_equal(forward_params.tile_heads, 4);
   args = make_forward(0, 8, 64);
   run_forward(&args);
   assert_int_equal(count, 0);
+}
+
+/* One query against many keys: blocks of a cluster share a sequence, and a second kernel puts the
+ * clusters' results together where the keys are very many. */
+static void test_decode(void **state) {
+  (void)state;
+  fa3_forward_args args = make_forward(1, 2, 128);
+  args.key = tensor(2, 5000, 2, 128);
+  args.value = tensor(3, 5000, 2, 128);
+  run_forward(&args);
+  ASSERT_LAUNCHES("decode");
+  assert_true(launches[0].cluster > 1);
+  assert_int_equal(launches[0].cluster, decode_params.cluster);
+  assert_int_equal(decode_params.splits.divisor, decode_params.cluster);
+  assert_int_equal(launches[0].grid[0], 2 * 2 * decode_params.splits.divisor);
+  assert_int_equal(launches[0].block[0], FA3_DECODE_THREADS);
+  assert_int_equal(launches[0].shared_bytes, FA3_DECODE_SHARED_BYTES(128, 3));
+  assert_int_equal(launches[0].dependent, 1);
+  assert_int_equal(decode_params.group.divisor, 4);
+  assert_null(decode_params.partial);
+
+  args.key = tensor(2, 200000, 2, 128);
+  args.value = tensor(3, 200000, 2, 128);
+  const size_t size = run_forward(&args);
+  ASSERT_LAUNCHES("decode", "combine");
+  assert_int_equal(launches[0].grid[0], 2 * 2 * decode_params.splits.divisor);
+  const int64_t clusters = decode_params.splits.divisor / decode_params.cluster;
+  assert_true(clusters > 1);
+  assert_int_equal(combine_params.splits, clusters);
+  assert_ptr_equal(combine_params.partial, decode_params.partial);
+  assert_ptr_equal(combine_params.partial_lse, decode_params.partial_lse);
+  assert_ptr_equal(combine_params.output, place(4));
+  assert_staged(decode_params.partial, size, (size_t)(clusters * 2 * 8 * 128) * sizeof(float));
+  assert_int_equal(launches[1].dependent, 1);
+}
+
+static void assert_in_workspace(const void *data, size_t size) {
+  assert_true((const char *)data >= workspace && (const char *)data < workspace + size);
 }
 
 static void test_backward(void **state) {
@@ -159,7 +210,7 @@ static void test_backward(void **state) {
   assert_int_equal(launches[0].grid[1], 8);
   assert_int_equal(launches[0].grid[2], 2);
   assert_int_equal(launches[0].block[0], FA3_BACKWARD_PREPARE_THREADS);
-  assert_int_equal(launches[0].dependent, 0);
+  assert_int_equal(launches[0].dependent, 1);
   assert_int_equal(launches[1].grid[0], MULTIPROCESSORS);
   assert_int_equal(launches[1].block[0], FA3_BACKWARD_THREADS);
   assert_int_equal(launches[1].shared_bytes, FA3_BACKWARD_SHARED_BYTES(64, 64, 128, 128));
@@ -176,6 +227,22 @@ static void test_backward(void **state) {
   run_backward(&args);
   assert_int_equal(launches[1].grid[0], 2 * 2 * 8);
 
+  /* Few keys for many queries: eight parts of a tile, whose dK and dV are summed. */
+  args = make_backward(4096, 64);
+  args.key.shape[1] = args.value.shape[1] = args.grad_key.shape[1] = args.grad_value.shape[1] = 77;
+  const size_t size = run_backward(&args);
+  ASSERT_LAUNCHES("backward_prepare", "backward", "backward_sum");
+  assert_int_equal(backward_params.tiles.row_parts, 8);
+  assert_int_equal(launches[1].grid[0], 2 * 8 * 8);
+  assert_in_workspace(backward_params.grad_key.data, size);
+  assert_in_workspace(backward_params.grad_value.data, size);
+  assert_int_equal(backward_params.grad_key.is_float, 1);
+  assert_int_equal(launches[2].grid[0], (77 * 2 * 64 / 8 + 255) / 256);
+  assert_int_equal(launches[2].grid[1], 8);
+  assert_int_equal(launches[2].grid[2], 2);
+  assert_int_equal(launches[2].dependent, 1);
+
+  args = make_backward(100, 256);
   args.sink = args.grad_sink = (fa3_tensor){
       .data = place(10), .dtype = FA3_FLOAT32, .rank = 1, .shape = {8}, .strides = {1}};
   run_backward(&args);
@@ -207,13 +274,6 @@ static void test_reserved_multiprocessors(void **state) {
   }
 }
 
-/* In the workspace, and aligned as its start is not. */
-static void assert_staged(const void *data, size_t workspace_size, size_t bytes) {
-  const char *at = data;
-  assert_true(at >= workspace && at + bytes <= workspace + workspace_size);
-  assert_int_equal((uintptr_t)at % 128, 0);
-}
-
 static void test_staging(void **state) {
   (void)state;
   /* A key that starts anywhere, an output with an odd stride, a sink of 16 bits, and a negative
@@ -239,8 +299,8 @@ static void test_staging(void **state) {
   assert_ptr_equal(sink_params.from, place(6));
   assert_ptr_equal(forward_params.sink, sink_params.to);
   assert_staged(sink_params.to, size, 8 * sizeof(float));
-  assert_staged(forward_params.out_pointer, size, bytes);
-  assert_ptr_equal(copies[4].from.data, forward_params.out_pointer);
+  assert_staged(forward_params.output_data, size, bytes);
+  assert_ptr_equal(copies[4].from.data, forward_params.output_data);
   assert_ptr_equal(copies[4].to.data, place(4));
   assert_int_equal(copies[4].to.stride_row, args.output.strides[1]);
   assert_true(forward_params.scale_log2 > 0);
@@ -265,9 +325,8 @@ int main(void) {
   memcpy(&start_watching, &address, sizeof address);
   start_watching(watch);
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_forward),
-      cmocka_unit_test(test_backward),
-      cmocka_unit_test(test_reserved_multiprocessors),
+      cmocka_unit_test(test_forward),  cmocka_unit_test(test_decode),
+      cmocka_unit_test(test_backward), cmocka_unit_test(test_reserved_multiprocessors),
       cmocka_unit_test(test_staging),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -9,7 +9,7 @@
 
 enum { TRIALS = 60, GLOBAL = 0 }; /* of each pass */
 
-static const size_t arena_bytes = (size_t)256 << 20;
+static const size_t arena_bytes = (size_t)512 << 20;
 
 static gpu_graph_exec capture(const struct mirror *mirror) {
   gpu_graph graph;

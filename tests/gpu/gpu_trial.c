@@ -35,7 +35,6 @@ static struct spec random_forward(struct rng *rng) {
     spec.max_seqlen_q = rng_between(rng, 2048, 2300) * (masked ? 4 : 1);
     spec.max_seqlen_k = rng_between(rng, 1, 600);
   }
-  spec.split_keys = 0; /* the kernels split no keys */
   return spec;
 }
 

@@ -161,7 +161,7 @@ static void test_support(void **state) {
   (void)state;
   REFUSED(set_dtype(args, FA3_FLOAT32), FA3_UNSUPPORTED, "FA3_BFLOAT16");
   REFUSED(args->key.dtype = FA3_FLOAT16, FA3_INVALID_DTYPE, "key");
-  REFUSED(args->output.dtype = FA3_FLOAT32, FA3_UNSUPPORTED, "output");
+  REFUSED(args->output.dtype = FA3_FLOAT16, FA3_INVALID_DTYPE, "output");
   REFUSED(args->num_threads = 2, FA3_INVALID_THREADS, "num_threads");
   REFUSED(args->device.index = 1000, FA3_INVALID_DEVICE, "device.index");
 }

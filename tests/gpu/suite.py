@@ -28,7 +28,9 @@ TESTS = {
     "threads": ["test_gpu_threads"],
     "deterministic": ["test_gpu_deterministic"],
     "capture": ["test_gpu_capture"],
+    "float8": ["test_gpu_float8"],
     "refusals": ["test_gpu_refusals"],
+    "cache": ["test_gpu_cache"],
     "large": ["test_gpu_large"],
 }
 TOOLS = ["memcheck", "racecheck", "synccheck", "initcheck"]

@@ -9,7 +9,7 @@
 
 enum { THREADS = 2, TRIALS = 40, FEW = 3, MANY = 200 };
 
-static const size_t arena_bytes = (size_t)256 << 20;
+static const size_t arena_bytes = (size_t)512 << 20;
 
 /* CU_STREAM_PER_THREAD: the calling thread's own. */
 #define PER_THREAD ((gpu_stream)(void *)2)

@@ -1,0 +1,40 @@
+/* The append kernel's launch contract, shared by host and device: new rows of keys and values go
+ * into a cache, turned by rotary embedding. A block has one new row of a sequence; the grid is
+ * (rows of the longest sequence, batch). */
+#ifndef FA3_APPEND_PARAMS_H
+#define FA3_APPEND_PARAMS_H
+
+#include <stdint.h>
+
+#include "sequence.h"
+
+enum { FA3_APPEND_WARPS = 4, FA3_APPEND_THREADS = 32 * FA3_APPEND_WARPS };
+
+/* What elements are. */
+enum { FA3_APPEND_FLOAT32 = 0, FA3_APPEND_FLOAT16 = 1, FA3_APPEND_BFLOAT16 = 2 };
+
+/* Strides in elements. */
+typedef struct {
+  void *data;
+  int64_t stride_batch; /* of a cache in pages: of a page */
+  int64_t stride_row;
+  int64_t stride_head;
+} fa3_append_tensor;
+
+typedef struct {
+  fa3_append_tensor new_key, new_value, key, value;
+  fa3_append_tensor query, rotated_query; /* of heads_q heads; 0: none */
+  fa3_append_tensor cos, sin;             /* of `pairs` elements; 0: nothing is turned */
+  const int *positions;                   /* may be null */
+  int64_t positions_stride_batch, positions_stride_row;
+  fa3_sequences sequences; /* used_k: before the call */
+  const int *page_table;   /* (batch, pages of a sequence), or null */
+  int64_t page_table_stride;
+  int page_size, pages; /* pages: or entries of the batch */
+  int rows_k;           /* that a sequence has room for */
+  int heads_q, heads_k, head_dim, head_dim_v;
+  int pairs, table_rows, interleaved;
+  int kind, table_kind;
+} fa3_append_params;
+
+#endif

@@ -1,0 +1,59 @@
+// One part of a tile of keys, for both backward kernels.
+#ifndef FA3_BACKWARD_TILE_CUH
+#define FA3_BACKWARD_TILE_CUH
+
+#include "backward_sequence.cuh"
+
+// What a block, or a pair of blocks, does at a time. The scheduling warp leaves it in shared memory
+// for the others.
+struct __align__(16) work {
+  int head;               // of keys
+  int tile;               // its place among the head's
+  int first;              // its first key, or that of this block of a pair
+  int part;               // of the head's: dK and dV are summed over parts later
+  int query_head, heads;  // the first query head, and how many
+  int steps;              // blocks of queries, of all these heads
+  sequence place;
+  fa3_range blocks;    // of queries, visited from the last to the first
+  fa3_range whole[2];  // those that see all keys of a warpgroup, or of this block of a pair
+  int last;            // no tile: the work is done
+};
+constexpr int kWorkBytes = 96;
+static_assert(sizeof(work) <= kWorkBytes, "a work slot");
+
+// Whether there are keys in this tile, and so work to do. For one thread of a warp that has few
+// registers.
+__device__ __forceinline__ bool find_work(const fa3_backward_params &p, int index, int tile_q,
+                                          int tile_k, work &w) {
+  const fa3_key_tile tile = fa3_key_tile_at(&p.tiles, index);
+  w.head = tile.head;
+  w.tile = tile.tile;
+  w.part = (tile.head * p.tiles.head_parts + tile.head_part) * p.tiles.row_parts + tile.row_part;
+  const int head = p.queries_per_key * tile.head_part / p.tiles.head_parts;
+  w.heads = p.queries_per_key * (tile.head_part + 1) / p.tiles.head_parts - head;
+  w.query_head = tile.head * p.queries_per_key + head;
+  forget_memory();
+  w.place = find_sequence(p.sequences, tile.batch);
+  forget_memory();
+  if (w.tile * tile_k >= w.place.mask.keys) return false;
+  w.blocks = fa3_blocks_of_part(&p.tiles, &tile, &w.place.mask, tile_q, tile_k);
+  forget_memory();
+  const int blocks = w.blocks.end - w.blocks.begin;
+  w.steps = blocks > 0 ? blocks * w.heads : 0;
+  return true;
+}
+
+// The blocks whose queries see all the keys first <= j < last.
+__device__ __forceinline__ fa3_range find_whole(const work &w, int first, int last, int tile_q) {
+  const fa3_mask &mask = w.place.mask;
+  const fa3_range common = fa3_common_queries(&mask, first, last);
+  fa3_range whole;
+  whole.begin = (common.begin + tile_q - 1) / tile_q;
+  // What follows the last query takes no part anyway.
+  whole.end = last > mask.keys             ? 0
+              : common.end >= mask.queries ? w.blocks.end
+                                           : common.end / tile_q;
+  return whole;
+}
+
+#endif

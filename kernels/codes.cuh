@@ -1,0 +1,78 @@
+// What kernels on E4M3 codes need beside registers.cuh: conversions, and loads and stores of floats
+// and of bytes to be transposed.
+#ifndef FA3_CODES_CUH
+#define FA3_CODES_CUH
+
+#include <stdint.h>
+
+// PTX ISA, "cvt": four floats to E4M3 codes, the first in the low byte; what is beyond 448 becomes
+// 448, NaN stays NaN.
+__device__ __forceinline__ uint32_t pack_codes(float a, float b, float c, float d) {
+  uint32_t codes;
+  asm("{\n\t.reg .b16 low, high;\n\t"
+      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n\t"
+      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n\t"
+      "mov.b32 %0, {low, high};\n\t}"
+      : "=r"(codes)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+  return codes;
+}
+
+// PTX ISA, "ld": a float of shared memory.
+__device__ __forceinline__ float load_shared_float(uint32_t address) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
+  return x;
+}
+
+// PTX ISA, "st": two neighbouring floats of shared memory.
+__device__ __forceinline__ void store_shared_pair(uint32_t address, float a, float b) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(a), "f"(b) : "memory");
+}
+
+// PTX ISA, "ld" and "st": four neighbouring floats, in the order of the source.
+__device__ __forceinline__ float4 load_shared_floats(uint32_t from) {
+  float4 x;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "r"(from)
+               : "memory");
+  return x;
+}
+
+__device__ __forceinline__ void store_shared_floats(uint32_t to, const float *x) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(x[0]), "f"(x[1]),
+               "f"(x[2]), "f"(x[3])
+               : "memory");
+}
+
+__device__ __forceinline__ float4 load_global_floats(const float *from) {
+  float4 x;
+  asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "l"(from)
+               : "memory");
+  return x;
+}
+
+__device__ __forceinline__ void store_global_floats(float *to, const float *x) {
+  asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x[0]), "f"(x[1]),
+               "f"(x[2]), "f"(x[3])
+               : "memory");
+}
+
+// PTX ISA, "st": 16 bytes of zeros to shared memory.
+__device__ __forceinline__ void store_shared_zeros(uint32_t address) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(0) : "memory");
+}
+
+// PTX ISA, "ldmatrix" with .trans: four 8x8 matrices of 16-bit values from shared memory,
+// transposed; lane i gives the address of row i % 8 of matrix i / 8.
+__device__ __forceinline__ void load_matrices_transposed(uint32_t address, uint32_t (&x)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(address)
+               : "memory");
+}
+
+#endif

@@ -1,0 +1,75 @@
+/* The decode kernel's launch contract, shared by host and device.
+ *
+ * A block has up to 16 rows: query heads of one key head times queries of one sequence, row r being
+ * query r / group and the group's head r % group. It attends to one part (split) of the sequence's
+ * keys. Blocks of a cluster have neighbouring splits, and put their results together. Block index =
+ * ((batch * heads_k + head) * row_tiles + row tile) * splits + split. */
+#ifndef FA3_DECODE_PARAMS_H
+#define FA3_DECODE_PARAMS_H
+
+#include <stdint.h>
+
+#include "sequence.h"
+
+enum {
+  FA3_DECODE_ROWS = 16,
+  FA3_DECODE_WARPS = 4,
+  FA3_DECODE_THREADS = 32 * FA3_DECODE_WARPS,
+  FA3_DECODE_KEYS = 16 * FA3_DECODE_WARPS, /* that the warps have in hand together */
+  FA3_DECODE_MAX_CLUSTER = 16
+};
+
+/* Rows of query, key or value: the data and all strides are multiples of 16 bytes, which strides
+ * are counted in. */
+typedef struct {
+  const char *data;
+  uint32_t stride_batch; /* of key and value: of a page, where they are paged */
+  uint32_t stride_row;
+  uint32_t stride_head;
+} fa3_decode_input;
+
+/* n / divisor = (n + high word of n * factor) >> shift, for n below 2^31. */
+typedef struct {
+  uint32_t divisor, factor, shift;
+} fa3_divisor;
+
+typedef struct {
+  fa3_decode_input query, key, value;
+  void *output;
+  int64_t output_stride_batch, output_stride_row, output_stride_head; /* elements */
+  float *lse;                                                         /* may be null */
+  int64_t lse_stride_batch, lse_stride_row, lse_stride_head;
+  const float *sink; /* one logit per query head, or null */
+
+  fa3_sequences sequences; /* seqlen_q, seqlen_k: also bounds of the lengths in the arrays */
+  const int *page_table;   /* (batch, pages of a sequence), or null */
+  int64_t page_table_stride;
+  fa3_divisor page_size;
+  int pages;  /* that there are */
+  int rows_k; /* that a sequence, or a packed batch, has in memory: no other is read */
+
+  fa3_divisor heads_k;
+  fa3_divisor group;        /* query heads of a key head */
+  fa3_divisor row_tiles;    /* of the longest sequence */
+  fa3_divisor splits;       /* a multiple of the cluster's blocks */
+  int cluster;              /* blocks that put their results together, a power of two */
+  int split_units;          /* units of FA3_DECODE_KEYS keys of a split; 0: an even share */
+  int head_dim, head_dim_v; /* multiples of 8 */
+
+  float scale_log2;   /* of the scores, or the cap, times log2(e) */
+  float softcap_log2; /* 0: no cap; else scale / cap * 2 log2(e) */
+  int output_is_float;
+
+  /* With more than one cluster for a row: each one's average and log-sum-exp, for combine. Those of
+   * cluster c are at index ((c * batch + b) * seqlen_q + query) * heads_q + head. Null: the result
+   * is whole. */
+  float *partial;
+  float *partial_lse;
+  int batch;
+} fa3_decode_params;
+
+/* What a compiled variant needs of the host. */
+#define FA3_DECODE_SHARED_BYTES(head_dim, stages) \
+  (FA3_DECODE_WARPS * (stages)*16 * 2 * (head_dim)*2 + FA3_DECODE_ROWS * (head_dim)*4 + 4096)
+
+#endif

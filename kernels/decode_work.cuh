@@ -1,0 +1,101 @@
+// The decode kernel's sizes, and what a block has to do.
+#ifndef FA3_DECODE_WORK_CUH
+#define FA3_DECODE_WORK_CUH
+
+#include "decode_params.h"
+#include "registers.cuh"
+
+constexpr int kHeadDim = FA3_HEAD_DIM;  // of query, key, value and output
+constexpr int kStages = FA3_STAGES;     // depth of a warp's ring
+
+constexpr int kRows = FA3_DECODE_ROWS;
+constexpr int kWarps = FA3_DECODE_WARPS;
+constexpr int kStepKeys = 16;  // of a warp
+constexpr int kUnitKeys = FA3_DECODE_KEYS;
+constexpr int kRowBytes = kHeadDim * 2;  // in shared memory
+constexpr int kTileBytes = kStepKeys * kRowBytes;
+constexpr int kStageBytes = 2 * kTileBytes;
+constexpr int kWarpBytes = kStages * kStageBytes;
+
+// When its keys are done, a warp's output, in floats, takes the place of its ring. The pitch keeps
+// rows in different banks.
+constexpr int kPitch = kHeadDim + 8;
+static_assert(kRows * kPitch * 4 <= kWarpBytes, "room for the output");
+
+// Shared memory, in bytes.
+constexpr int kTopAt = kWarps * kWarpBytes;             // [warp][row], floats
+constexpr int kSumAt = kTopAt + kWarps * kRows * 4;     // likewise
+constexpr int kResultAt = kSumAt + kWarps * kRows * 4;  // [row]: the block's top and sum
+// What the other blocks of a cluster send: quads of columns of the rows that this block puts
+// together, and each block's tops and sums.
+constexpr int kQuads = kHeadDim / 4;  // of a row
+constexpr int kReceivedAt = kResultAt + kRows * 8;
+constexpr int kReceivedResultsAt = kReceivedAt + (kRows * kQuads + FA3_DECODE_MAX_CLUSTER) * 16;
+constexpr int kReceived = kReceivedResultsAt + FA3_DECODE_MAX_CLUSTER * kRows * 8;  // the barrier
+constexpr int kSharedBytes = kReceived + 8;
+static_assert(kSharedBytes <= FA3_DECODE_SHARED_BYTES(kHeadDim, kStages), "shared memory");
+
+extern __shared__ __align__(1024) unsigned char shared[];
+
+__device__ __forceinline__ int divide(int n, const fa3_divisor &d) {
+  return (int)(((uint32_t)n + __umulhi((uint32_t)n, d.factor)) >> d.shift);
+}
+
+// What a block does: up to 16 rows, and a range of keys.
+struct work {
+  int batch, head;     // of keys
+  int split, cluster;  // the split, and which of the sequence's clusters this is
+  int rank;            // of the block in its cluster
+  int active;          // how many of the cluster's blocks have work
+  int first_row, rows;
+  fa3_sequence sequence;
+  fa3_range seen;   // keys that any of the rows sees
+  fa3_range units;  // of kUnitKeys keys, this block's
+};
+
+__device__ __forceinline__ work find_work(const fa3_decode_params &p) {
+  work w;
+  const int tile = divide(blockIdx.x, p.splits), above = divide(tile, p.row_tiles);
+  w.split = blockIdx.x - tile * p.splits.divisor;
+  w.rank = w.split & (p.cluster - 1);
+  w.cluster = w.split / p.cluster;
+  w.first_row = (tile - above * p.row_tiles.divisor) * kRows;
+  w.batch = divide(above, p.heads_k);
+  w.head = above - w.batch * p.heads_k.divisor;
+  wait_for_prior_grids();
+
+  w.sequence = fa3_find_sequence(&p.sequences, w.batch);
+  const fa3_mask &mask = w.sequence.mask;
+  w.rows = min(kRows, mask.queries * (int)p.group.divisor - w.first_row);
+  w.seen.begin = w.seen.end = 0;
+  if (w.rows > 0) {
+    w.seen.begin = fa3_visible_keys(&mask, divide(w.first_row, p.group)).begin;
+    w.seen.end = fa3_visible_keys(&mask, divide(w.first_row + w.rows - 1, p.group)).end;
+    w.seen.end = max(w.seen.end, w.seen.begin);
+  }
+  const int first = w.seen.begin / kUnitKeys, end = (w.seen.end + kUnitKeys - 1) / kUnitKeys;
+  const int begin = p.split_units ? 0 : first;  // of the first split
+  const int share =
+      p.split_units ? p.split_units : divide(end - begin + p.splits.divisor - 1, p.splits);
+  w.units.begin = max(begin + w.split * share, first);
+  w.units.end = min(begin + (w.split + 1) * share, end);
+  const int rest = end - begin - (w.split - w.rank) * share;  // from the cluster's first split on
+  w.active = rest > 0 ? min((rest + share - 1) / share, p.cluster) : 1;
+  return w;
+}
+
+// A row of the block: which query and head it is.
+struct row_place {
+  int query;  // within the sequence
+  int head;   // of all query heads
+};
+
+__device__ __forceinline__ row_place place_of_row(const fa3_decode_params &p, const work &w,
+                                                  int row) {
+  row_place place;
+  place.query = divide(w.first_row + row, p.group);
+  place.head = w.head * p.group.divisor + w.first_row + row - place.query * p.group.divisor;
+  return place;
+}
+
+#endif

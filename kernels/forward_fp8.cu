@@ -1,0 +1,479 @@
+// The forward pass on Hopper from E4M3 codes: O = softmax(scale Q K^T) V, where a row of Q, K or V
+// is codes times a scale.
+//
+// The structure is forward.cu's, which see first. What is different:
+//   - V is transposed on the way in (forward_fp8_load.cuh), as FP8 products take operands that run
+//     along K only.
+//   - P are codes too, of 2^8 times the probability: the greatest is exact, and what is 2^-14 of it
+//     is still a normal number.
+//   - The matrix unit's sums keep about 13 bits. So every kPeriod tiles O joins float32 sums, which
+//   a
+//     thread keeps for itself in memory.
+//   - The scales of a row of Q and of a tile of K join the softmax's scale. O is summed in units of
+//     V's greatest scale so far, and P of a tile of smaller ones is multiplied.
+#include "forward_fp8_load.cuh"
+#include "forward_fp8_softmax.cuh"
+#include "forward_fp8_store.cuh"
+#include "wgmma_fp8.cuh"
+
+// How many of a thread's scores become exponentials before the wait for the product that runs
+// meanwhile.
+constexpr int kAhead = kTileK / 8;
+
+// Whether O of a tile leaves behind the next one's first scores, where there are registers for
+// both.
+constexpr bool kJoins = kWarpgroups == 2 && kHeadDimV <= 128;
+
+constexpr uint32_t kCodesHigh = wgmma_descriptor_high<kCodes>();
+constexpr uint32_t kKeysHigh = wgmma_descriptor_high<kKeys>();
+
+// What a consumer has in hand.
+struct consumer {
+  int warpgroup;
+  ring<1, kQBytes> q;
+
+  float s[kTileK / 2];     // S, then P
+  uint32_t p[kTileK / 8];  // P, as the second product takes it
+  softmax_rows rows;
+  results out;
+  bool accumulate;  // O holds a product of this tile already
+  bool kept;        // sums of this tile are kept in memory
+  bool grown;       // O is to be multiplied by `factor` before the next product
+  float factor[2];
+  float row_scale[2];  // of the scores, less the keys' scale
+  float scale[2];      // of those in hand
+  float unit;          // the greatest of V's scales so far
+
+  uint32_t used;            // tiles of K taken; V runs one behind: V of used - 1 is in use
+  uint32_t q_at;            // descriptors: of Q,
+  uint32_t next_k, next_v;  // of K of `used`, of V of used - 1
+  fa3_range tiles;          // of keys, that its rows see
+  bool pending;             // the tile before: its last product runs, and O is to be stored
+  int left_over;            // tiles of keys at its end that this consumer does not see
+};
+
+__device__ __forceinline__ void take_turn(int warpgroup) {
+  named_barrier_sync(kBarrierTurn + warpgroup, 256);
+}
+
+__device__ __forceinline__ void pass_turn(int warpgroup) {
+  named_barrier_arrive(kBarrierTurn + (warpgroup + 1 == kWarpgroups ? 0 : warpgroup + 1), 256);
+}
+
+// ring_release, without a register for the lane.
+template <int kDepth, int kBytes>
+__device__ __forceinline__ void release(const ring<kDepth, kBytes> &r, uint32_t use) {
+  if (elect_one()) barrier_arrive(ring_empty(r, use));
+}
+
+// S = Q K^T, of codes.
+__device__ __forceinline__ void issue_scores(consumer &c, uint32_t k_at) {
+#pragma unroll
+  for (int k = 0; k < kHeadDim; k += 32) {
+    const int chunk = k / kCodes, inside = k % kCodes;
+    wgmma_fp8_shared<kTileK>(c.s, c.q_at + ((chunk * kRows * kCodes + inside) >> 4),
+                             k_at + ((chunk * kTileK * kCodes + inside) >> 4), kCodesHigh, k > 0);
+  }
+  wgmma_commit();
+}
+
+// O += P V, or O = P V.
+__device__ __forceinline__ void issue_output(consumer &c, uint32_t v_at) {
+#pragma unroll
+  for (int k = 0; k < kTileK; k += 32) {
+    const int chunk = k / kKeys, inside = k % kKeys;
+    wgmma_fp8_registers<kHeadDimV>(c.out.o, c.p + k / 8,
+                                   v_at + ((chunk * kHeadDimV * kKeys + inside) >> 4), kKeysHigh,
+                                   k > 0 || c.accumulate);
+  }
+  wgmma_commit();
+}
+
+// Two pairs of neighbours, eight columns apart, make four codes: the order in which V's keys lie.
+__device__ __forceinline__ void pack_probabilities(consumer &c) {
+#pragma unroll
+  for (int i = 0; i < kTileK / 8; ++i) {
+    const float *x = c.s + i / 2 * 8 + i % 2 * 2;
+    c.p[i] = pack_codes(x[0], x[1], x[4], x[5]);
+  }
+}
+
+__device__ __forceinline__ void rescale_output(consumer &c) {
+#pragma unroll
+  for (int i = 0; i < kHeadDimV / 2; ++i) c.out.o[i] *= c.factor[i / 2 % 2];
+}
+
+__device__ __forceinline__ void find_operands(const layout &m, consumer &c) {
+  c.next_k = wgmma_descriptor_low(ring_tile(m.k, c.used), 0);
+  c.next_v = wgmma_descriptor_low(ring_tile(m.v_transposed, c.used - 1), 0);
+}
+
+// The scores of a tile of keys are issued.
+__device__ __forceinline__ void count_step(const layout &m, consumer &c) {
+  // As in forward.cu.
+  asm volatile("" : "+r"(c.used));
+  ++c.used;
+  find_operands(m, c);
+  asm volatile("" : "+r"(c.next_k), "+r"(c.next_v));
+}
+
+// Where a thread keeps its sums: four in a row, and the other threads' between them. Loads and
+// stores are volatile, or the compiler would fetch them all before it uses one.
+struct kept_sums {
+  uint32_t in_shared;
+  float *in_global;
+};
+
+__device__ __forceinline__ kept_sums sums_of(const fa3_forward_fp8_params &fp8, const layout &m,
+                                             int warpgroup) {
+  const int at = warpgroup * kSumBytes + (thread_again() & 127) * 16;
+  if (kSharedSums) return {m.sums + at, nullptr};
+  return {0, fp8.sums + blockIdx.x * (kWarpgroups * kSumBytes / 4) + at / 4};
+}
+
+// And what they are counted in: the references of its rows, and V's unit.
+__device__ __forceinline__ uint32_t units_of(const layout &m, int warpgroup) {
+  return m.units + (warpgroup * 128 + (thread_again() & 127)) * 16;
+}
+
+// What sums in memory are to be multiplied by, to be of the units of those in hand.
+__device__ __forceinline__ void find_kept_factor(const layout &m, const consumer &c,
+                                                 float (&factor)[2]) {
+  const float4 then = load_shared_floats(units_of(m, c.warpgroup));
+  const float units = then.z == c.unit ? 1.0f : then.z * reciprocal_unit(c.unit);
+  factor[0] = exp2_unit(then.x - c.rows.reference[0]) * units;
+  factor[1] = exp2_unit(then.y - c.rows.reference[1]) * units;
+}
+
+// What is in memory, multiplied by `factor`, joins O.
+__device__ __forceinline__ void add_kept(const kept_sums &sums, int i, const float (&factor)[2],
+                                         float (&o)[kHeadDimV / 2]) {
+  const float4 x = kSharedSums ? load_shared_floats(sums.in_shared + i * 2048)
+                               : load_global_floats(sums.in_global + i * 512);
+  o[4 * i] = fmaf(x.x, factor[0], o[4 * i]);
+  o[4 * i + 1] = fmaf(x.y, factor[0], o[4 * i + 1]);
+  o[4 * i + 2] = fmaf(x.z, factor[1], o[4 * i + 2]);
+  o[4 * i + 3] = fmaf(x.w, factor[1], o[4 * i + 3]);
+}
+
+// O moves to memory, and the next product begins anew.
+__device__ __forceinline__ void keep_output(const fa3_forward_fp8_params &fp8, const layout &m,
+                                            consumer &c) {
+  const kept_sums sums = sums_of(fp8, m, c.warpgroup);
+  float factor[2] = {1.0f, 1.0f};
+  if (c.kept) find_kept_factor(m, c, factor);
+#pragma unroll
+  for (int i = 0; i < kHeadDimV / 8; ++i) {
+    if (c.kept) add_kept(sums, i, factor, c.out.o);
+    if (kSharedSums)
+      store_shared_floats(sums.in_shared + i * 2048, c.out.o + 4 * i);
+    else
+      store_global_floats(sums.in_global + i * 512, c.out.o + 4 * i);
+  }
+  const float units[4] = {c.rows.reference[0], c.rows.reference[1], c.unit, 0.0f};
+  store_shared_floats(units_of(m, c.warpgroup), units);
+  c.kept = true;
+  c.accumulate = false;
+}
+
+// A tile has seen its last product.
+__device__ __forceinline__ void store_codes_tile(const fa3_forward_fp8_params &fp8, const layout &m,
+                                                 uint32_t t, consumer &c) {
+  const work &w = work_of(t);
+  if (c.kept) {
+    float factor[2];
+    find_kept_factor(m, c, factor);
+    const kept_sums sums = sums_of(fp8, m, c.warpgroup);
+#pragma unroll
+    for (int i = 0; i < kHeadDimV / 8; ++i) add_kept(sums, i, factor, c.out.o);
+  }
+  if (fp8.output == FA3_OUTPUT_FP32)
+    store_output_floats(fp8.forward, w, c.warpgroup, c.out, thread_again());
+  else if (fp8.output == FA3_OUTPUT_BF16)
+    store_output<true>(fp8.forward, m, w, c.warpgroup, c.out, thread_again());
+  else
+    store_output<false>(fp8.forward, m, w, c.warpgroup, c.out, thread_again());
+  store_lse(fp8.forward, w, c.warpgroup, c.out, thread_again());
+  finish_work(m, t);
+}
+
+// Of the tile in hand, in shared memory.
+__device__ __forceinline__ uint32_t scales_at(const layout &m, const consumer &c) {
+  return m.scales + (c.used - 1) % kScaleSlots * kScaleBytes;
+}
+
+// The scores of tile n are there.
+__device__ __forceinline__ void take_scores(const layout &m, consumer &c, uint32_t t, int n) {
+  pass_turn(c.warpgroup);
+  registers_touch(c.s);
+  release(m.k, c.used - 1);
+  if (n == c.tiles.begin) release(c.q, t);
+  const float key_scale = load_shared_float(scales_at(m, c));
+  // A scale of 0 would make a masked score NaN.
+#pragma unroll
+  for (int r = 0; r < 2; ++r) c.scale[r] = max_nan(c.row_scale[r] * key_scale, 1e-37f);
+}
+
+// Multiplies scores or probabilities by each key's of the two mixed scales.
+__device__ __forceinline__ void apply_mixed_scales(consumer &c, uint32_t scales) {
+#pragma unroll
+  for (int i = 0; i < kTileK / 2; ++i)
+    c.s[i] *= load_shared_float(scales + 8 * (i / 4 * 8 + 2 * (thread_again() & 3) + i % 2));
+}
+
+// Scales of single keys, cap and mask, where they are needed.
+__device__ __forceinline__ void adjust_scores(const fa3_forward_fp8_params &fp8, const layout &m,
+                                              const work &w, consumer &c, int n) {
+  const fa3_forward_params &params = fp8.forward;
+  if (mixed_scales(fp8, w)) apply_mixed_scales(c, scales_at(m, c) + 8);
+  if (params.softcap_log2 != 0.0f) {
+    const float inverse = reciprocal_unit(params.scale_log2);
+#pragma unroll
+    for (int i = 0; i < kTileK / 2; ++i) c.s[i] *= c.scale[i / 2 % 2] * inverse;
+    cap_scores(c.s, params.softcap_log2);
+    c.scale[0] = c.scale[1] = params.scale_log2;
+  }
+  const fa3_range whole = w.warpgroup[c.warpgroup].whole;
+  if (n >= whole.begin && n < whole.end) return;
+  fa3_range seen[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r)
+    seen[r] = fa3_visible_keys(&w.sequence.mask,
+                               find_row(params, w, c.warpgroup, r, thread_again()).query);
+  mask_scores(c.s, seen, n * kTileK + 2 * (thread_again() & 3));
+}
+
+// P, as it is, becomes P in units of V's greatest scale so far. A greater one changes O's units.
+__device__ __forceinline__ void scale_probabilities(const layout &m, consumer &c, bool mixed) {
+  const float scale = load_shared_float(scales_at(m, c) + 4);
+  if (!(scale <= c.unit)) {
+    const float shrink = c.unit * reciprocal_unit(scale);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) c.factor[r] = c.grown ? c.factor[r] * shrink : shrink;
+    c.grown = c.accumulate;
+    c.unit = scale;
+  }
+  if (scale != c.unit) {
+    const float share = scale * reciprocal_unit(c.unit);
+#pragma unroll
+    for (int i = 0; i < kTileK / 2; ++i) c.s[i] *= share;
+  }
+  if (mixed) apply_mixed_scales(c, scales_at(m, c) + 12);
+}
+
+// A tile of keys that only other consumers' rows see: hand it back, and keep the turns in step.
+__device__ __forceinline__ void pass_over(const layout &m, consumer &c) {
+  ring_wait_full(m.k, c.used);
+  release(m.k, c.used);
+  ring_wait_full(m.v_transposed, c.used);
+  release(m.v_transposed, c.used);
+  ++c.used;
+  take_turn(c.warpgroup);
+  pass_turn(c.warpgroup);
+}
+
+// The scales of a thread's rows.
+__device__ __forceinline__ void find_row_scales(const fa3_forward_fp8_params &fp8, const work &w,
+                                                consumer &c) {
+  const int *starts = fp8.forward.sequences.cu_seqlens_q;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const output_row row = find_row(fp8.forward, w, c.warpgroup, r, thread_again());
+    c.row_scale[r] = fp8.forward.scale_log2;
+    if (row.stored)
+      c.row_scale[r] *= scale_of(fp8.query_scale, w.batch, row.head, row.query, starts);
+  }
+}
+
+// The scores of tile n of keys, the first, and P from them. O of the tile before leaves meanwhile.
+__device__ __forceinline__ void begin_tile(const fa3_forward_fp8_params &fp8, const layout &m,
+                                           const work &w, consumer &c, uint32_t t, int n) {
+  find_operands(m, c);
+  ring_wait_full(m.k, c.used);
+  take_turn(c.warpgroup);
+  registers_touch(c.s);
+  wgmma_fence();
+  issue_scores(c, uniform(c.next_k));
+  if (kJoins && c.pending) store_codes_tile(fp8, m, t - 1, c);
+  c.accumulate = false;
+  c.kept = false;
+  c.grown = false;
+  c.unit = 0.0f;
+  find_row_scales(fp8, w, c);
+  count_step(m, c);
+  wgmma_wait<0>();
+  take_scores(m, c, t, n);
+  adjust_scores(fp8, m, w, c, n);
+  softmax_begin_codes(c.s, c.rows, c.scale);
+  if (fp8.value_scale.data != nullptr) scale_probabilities(m, c, mixed_scales(fp8, w));
+  pack_probabilities(c);
+}
+
+// The scores of tile n of keys, and the product with the values of the tile before. Leaves P.
+template <bool kAdjust>
+__device__ __forceinline__ void step(const fa3_forward_fp8_params &fp8, const layout &m,
+                                     const work &w, consumer &c, uint32_t t, int n) {
+  const uint32_t k_at = uniform(c.next_k), v_at = uniform(c.next_v);
+  ring_wait_full(m.k, c.used);
+  take_turn(c.warpgroup);
+  registers_touch(c.s);
+  registers_touch(c.out.o);
+  wgmma_fence();
+  issue_scores(c, k_at);
+  ring_wait_full(m.v_transposed, c.used - 1);
+  if (c.grown) rescale_output(c);
+  if (n % kPeriod == kPeriod - 1 && c.accumulate) keep_output(fp8, m, c);
+  registers_touch(c.out.o);
+  wgmma_fence();
+  issue_output(c, v_at);
+  c.accumulate = true;
+  softmax_set_code_bounds(c.rows);
+  count_step(m, c);
+  wgmma_wait<1>();
+  take_scores(m, c, t, n);
+  if (kAdjust) adjust_scores(fp8, m, w, c, n);
+
+  float top[2];
+  thread_maxima_by_integers(c.s, top);
+  c.grown = false;
+  if (softmax_outgrown_codes(top, c.rows, c.scale)) {
+    correct_maxima(c.s, top);
+    c.grown = softmax_follow_codes(top, c.rows, c.scale, c.factor);
+  }
+  softmax_exponents_of_codes(c.s, c.rows, c.scale);
+  softmax_exponentials<0, kAhead>(c.s, c.rows);
+  // As in forward.cu: keeps the exponentials above the wait.
+  registers_touch(c.rows.sum);
+  registers_touch(c.s);
+  if (c.grown) ring_wait_full(m.v_transposed, c.used - 2);
+  wgmma_wait<0>();
+  registers_touch(c.out.o);
+  release(m.v_transposed, c.used - 2);
+  softmax_exponentials<kAhead, kTileK / 2>(c.s, c.rows);
+  if (fp8.value_scale.data != nullptr) scale_probabilities(m, c, kAdjust && mixed_scales(fp8, w));
+  pack_probabilities(c);
+}
+
+// The last product is issued. It runs while the next tile is looked up, and O leaves while that
+// one's first scores are computed.
+__device__ __forceinline__ void end_tile(const fa3_forward_fp8_params &fp8, const layout &m,
+                                         const work &w, consumer &c) {
+  ring_wait_full(m.v_transposed, c.used - 1);
+  if (c.grown) rescale_output(c);
+  registers_touch(c.out.o);
+  wgmma_fence();
+  issue_output(c, uniform(c.next_v));
+  finish_rows(fp8.forward, w, c.warpgroup, c.rows, c.out, thread_again());
+  c.pending = true;
+  if (fp8.value_scale.data != nullptr) {
+    c.out.average[0] *= c.unit;
+    c.out.average[1] *= c.unit;
+  }
+}
+
+// A tile whose rows see no key.
+__device__ __forceinline__ void skip_tile(const fa3_forward_fp8_params &fp8, const layout &m,
+                                          const work &w, consumer &c, uint32_t t) {
+#pragma unroll
+  for (int i = 0; i < kHeadDimV / 2; ++i) c.out.o[i] = 0.0f;
+  c.kept = false;
+  c.rows = {{FA3_NO_REFERENCE, FA3_NO_REFERENCE}, {0.0f, 0.0f}, {0.0f, 0.0f}};
+  release(c.q, t);
+  finish_rows(fp8.forward, w, c.warpgroup, c.rows, c.out, thread_again());
+  store_codes_tile(fp8, m, t, c);
+}
+
+__device__ __forceinline__ void attend(const fa3_forward_fp8_params &fp8, const layout &m,
+                                       int warpgroup) {
+  consumer c;
+  c.warpgroup = warpgroup;
+  c.q = ring_beside(m.q, warpgroup);
+  c.used = 0;
+  c.pending = false;
+  c.left_over = 0;
+  if (warpgroup == 0) named_barrier_arrive(kBarrierTurn, 256);
+
+  for (uint32_t t = 0;; ++t) {
+    ring_wait_full(m.work, t);
+    const work &w = work_of(t);
+    const bool last = uniform(w.last);
+    c.tiles.begin = uniform(w.warpgroup[warpgroup].tiles.begin);
+    c.tiles.end = uniform(w.warpgroup[warpgroup].tiles.end);
+    const int tiles_begin = uniform(w.tiles.begin);
+    int n = uniform(w.tiles.end) - 1;
+
+    // The last product of the tile before. Its output leaves behind this tile's first scores, if
+    // they come next.
+    wgmma_wait<0>();
+    registers_touch(c.out.o);
+    if (c.pending) release(m.v_transposed, c.used - 1);
+    const bool joined =
+        kJoins && !last && c.left_over == 0 && c.tiles.begin < c.tiles.end && n < c.tiles.end;
+    if (c.pending && !joined) {
+      store_codes_tile(fp8, m, t - 1, c);
+      c.pending = false;
+    }
+    for (; c.left_over > 0; --c.left_over) pass_over(m, c);
+    if (last) break;
+
+    c.q_at = uniform(wgmma_descriptor_low(ring_tile(c.q, t), 0));
+    ring_wait_full(c.q, t);
+    const int stop = max(c.tiles.end, tiles_begin);
+    for (; n >= stop; --n) pass_over(m, c);
+    if (c.tiles.begin >= c.tiles.end) {
+      skip_tile(fp8, m, w, c, t);
+      continue;
+    }
+    c.left_over = c.tiles.begin - tiles_begin;
+
+    begin_tile(fp8, m, w, c, t, n);
+    // Most tiles need neither mask nor cap: a loop of their own, without the question.
+    const fa3_range whole = w.warpgroup[warpgroup].whole;
+    const bool asks = fp8.forward.softcap_log2 != 0.0f || mixed_scales(fp8, w);
+    const int plain_begin = max(whole.begin, c.tiles.begin);
+    const int plain_end = asks ? plain_begin : min(whole.end, n);
+    for (--n; n >= c.tiles.begin; --n) {
+      if (n >= plain_begin && n < plain_end) {
+        for (; n >= plain_begin; --n) step<false>(fp8, m, w, c, t, n);
+        if (n < c.tiles.begin) break;
+      }
+      step<true>(fp8, m, w, c, t, n);
+    }
+    end_tile(fp8, m, w, c);
+  }
+  tma_store_wait_read<0>();  // shared memory lives as long as the block
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    forward_fp8(const __grid_constant__ fa3_forward_fp8_params params) {
+  // Opaque, so that the compiler keeps it in a register instead of finding out
+  // again and again.
+  uint32_t base;
+  asm volatile("mov.b32 %0, %1;" : "=r"(base) : "r"((uint32_t)__cvta_generic_to_shared(shared)));
+  const layout m = lay_out(base);
+  const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
+
+  if (threadIdx.x == 0) {
+    tma_prefetch_map(&params.forward.query);
+    tma_prefetch_map(&params.forward.key);
+    tma_prefetch_map(&params.forward.value);
+    if (params.output != FA3_OUTPUT_FP32) tma_prefetch_map(&params.forward.output);
+    init_barriers(m);
+  }
+  __syncthreads();
+  // And never tells the next to begin early: it may use the same counter of tiles.
+  wait_for_prior_grids();
+
+  if (warp < 4) {
+    registers_give_back<kProducerRegisters>();
+    if (warp == 0)
+      load(params, m);
+    else if (warp == 1)
+      schedule(params.forward, m);
+    else
+      transpose_values(m, warp - 2);
+  } else {
+    registers_take<kConsumerRegisters>();
+    attend(params, m, warp / 4 - 1);
+  }
+}

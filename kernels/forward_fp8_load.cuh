@@ -1,0 +1,176 @@
+// The FP8 forward kernel's producing warps: one loads Q, K and V, two transpose V.
+#ifndef FA3_FORWARD_FP8_LOAD_CUH
+#define FA3_FORWARD_FP8_LOAD_CUH
+
+#include "forward_fp8_work.cuh"
+
+__device__ __forceinline__ void load_queries(const fa3_forward_params &params, const layout &m,
+                                             uint32_t t, const work &w, bool leader) {
+  const int step = params.queries_per_warpgroup;
+  for (int i = 0; i < kWarpgroups; ++i) {
+    const auto q = ring_beside(m.q, i);
+    const barrier full = ring_full(q, t);
+    ring_wait_empty(q, t);
+    if (leader) {
+      barrier_expect(full, step * params.tile_heads * kHeadDim);
+#pragma unroll
+      for (int c = 0; c < kCodeChunks; ++c)
+        tma_load_5d(ring_tile(q, t) + c * kRows * kCodes, &params.query, full.address, c * kCodes,
+                    0, w.sequence.query_row + w.first + i * step, w.head, w.sequence.query_batch);
+    }
+    __syncwarp();
+  }
+}
+
+__device__ __forceinline__ void load_tile(uint32_t to, const fa3_tensor_map &map, barrier full,
+                                          int row, int head, int batch) {
+#pragma unroll
+  for (int c = 0; c < kCodeChunks; ++c)
+    tma_load_4d(to + c * kTileK * kCodes, &map, full.address, c * kCodes, row, head, batch);
+}
+
+// The scales of tile n of keys and values, for the consumers; by the whole warp. Where they are
+// mixed, each row's: of values over the tile's greatest, which is the tile's scale then.
+__device__ __forceinline__ void store_scales(const fa3_forward_fp8_params &params, uint32_t to,
+                                             const work &w, int head, int n) {
+  const int *starts = params.forward.sequences.cu_seqlens_k;
+  const int entry = starts ? w.batch : w.sequence.key_batch, lane = threadIdx.x & 31;
+  const int row = left_pad(params.forward, w) + n * kTileK;
+  if (!mixed_scales(params, w)) {
+    if (lane == 0)
+      store_shared_pair(to, scale_of(params.key_scale, entry, head, row, starts),
+                        scale_of(params.value_scale, entry, head, row, starts));
+  } else {
+    const int rows = w.sequence.mask.keys - n * kTileK;
+    float greatest = 0.0f;
+    for (int j = lane; j < kTileK; j += 32)
+      if (j < rows)
+        greatest = max_nan(greatest, scale_of(params.value_scale, entry, head, row + j, starts));
+#pragma unroll
+    for (int i = 16; i > 0; i /= 2)
+      greatest = max_nan(greatest, __shfl_xor_sync(0xffffffff, greatest, i));
+    const float inverse = greatest == 0.0f ? 0.0f : reciprocal_unit(greatest);
+    for (int j = lane; j < kTileK; j += 32) {
+      float key = 1.0f, value = 0.0f;
+      if (j < rows) {
+        key = scale_of(params.key_scale, entry, head, row + j, starts);
+        value = scale_of(params.value_scale, entry, head, row + j, starts) * inverse;
+      }
+      store_shared_pair(to + 8 + 8 * j, key, value);
+    }
+    if (lane == 0) store_shared_pair(to, 1.0f, greatest);
+  }
+  __syncwarp();
+}
+
+__device__ __forceinline__ void load(const fa3_forward_fp8_params &fp8, const layout &m) {
+  const fa3_forward_params &params = fp8.forward;
+  const bool leader = elect_one();
+  uint32_t used = 0;
+  for (uint32_t t = 0;; ++t) {
+    ring_wait_full(m.work, t);
+    const work &w = work_of(t);
+    if (w.last) break;
+    const int head = params.tile_heads == 1 ? w.head / params.group : w.head;
+    const int begin = w.tiles.begin, end = w.tiles.end;
+    if (begin >= end) {
+      if (params.next_tile != nullptr && leader) barrier_arrive(m.work_wanted);
+      load_queries(params, m, t, w, leader);
+    }
+    for (int n = end - 1; n >= begin; --n) {
+      // The last keys: what the scheduling warp does now is done when they are used.
+      if (n == begin && params.next_tile != nullptr && leader) barrier_arrive(m.work_wanted);
+      const int row = w.sequence.key_row + n * kTileK;
+      ring_wait_empty(m.k, used);
+      store_scales(fp8, m.scales + used % kScaleSlots * kScaleBytes, w, head, n);
+      if (leader) {
+        const barrier full = ring_full(m.k, used);
+        barrier_expect(full, kKBytes);
+        load_tile(ring_tile(m.k, used), params.key, full, row, head, w.sequence.key_batch);
+      }
+      __syncwarp();
+      ring_wait_empty(m.v, used);
+      if (leader) {
+        const barrier full = ring_full(m.v, used);
+        barrier_expect(full, kVBytes);
+        load_tile(ring_tile(m.v, used), params.value, full, row, head, w.sequence.key_batch);
+      }
+      ++used;
+      __syncwarp();
+      // Q of the tile before is in use for longer than its last K.
+      if (n == end - 1) load_queries(params, m, t, w, leader);
+    }
+    finish_work(m, t);
+  }
+}
+
+// Where the swizzle puts a row's 16 bytes number 0; number u lies at that address ^ 16 u.
+template <int kBytes>
+__device__ __forceinline__ uint32_t swizzled_row(int row) {
+  return row * kBytes + ((kBytes == 128 ? row & 7 : row >> 1 & 3) << 4);
+}
+
+// V^T, for a part of its rows. The second product takes it as it takes K: along a row, key by key.
+//
+// A warp reads 32 keys of 16 columns: transposed as pairs of bytes, they leave a thread keys 2q and
+// 2q + 1 of columns 2c and 2c + 1 (q = lane % 4, c = lane / 4), and of 8, 16 and 24 keys on. Two
+// registers, bytes exchanged, hold keys 2q, 2q + 1, 2q + 8 and 2q + 9 of one column each: 16 keys
+// in this order side by side are just what P, in the layout that the first product leaves, is
+// multiplied by. Half of the lanes take the odd column first, so that eight rows that are stored
+// together lie in different banks.
+//
+// `keys` are those of the sequence in this tile: beyond them there may be anything, and 0 * NaN
+// would be NaN.
+__device__ __forceinline__ void transpose_tile(uint32_t to, uint32_t from, int part, int keys) {
+  const int lane = threadIdx.x & 31, matrix = lane >> 3, c = lane & 7;
+  const uint32_t first_column = lane < 16 ? 0x6420 : 0x7531, second_column = first_column ^ 0x1111;
+  const uint32_t read = from + swizzled_row<kCodes>(lane);
+  const int column = 2 * c + ((c >> 2) ^ (matrix & 1));
+  const uint32_t write = (to + swizzled_row<kKeys>(column)) ^ (matrix >> 1) << 4;
+#pragma unroll 1
+  for (int first = part * 16; first < kHeadDimV; first += kTransposers * 16) {
+    const uint32_t chunk = first / kCodes * kTileK * kCodes;
+    for (int row = keys + lane; row < kTileK; row += 32)
+      store_shared_zeros((from + chunk + swizzled_row<kCodes>(row)) ^ first % kCodes);
+    __syncwarp();
+    // Two at once: more would take too many registers.
+#pragma unroll
+    for (int pair = 0; pair < kTileK; pair += 64) {
+      uint32_t x[2][4];
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        load_matrices_transposed((read ^ first % kCodes) + chunk + (pair + 32 * i) * kCodes, x[i]);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int key = pair + 32 * i;
+        store_matrices((write ^ key % kKeys) + first * kKeys + key / kKeys * kHeadDimV * kKeys,
+                       __byte_perm(x[i][0], x[i][1], first_column),
+                       __byte_perm(x[i][0], x[i][1], second_column),
+                       __byte_perm(x[i][2], x[i][3], first_column),
+                       __byte_perm(x[i][2], x[i][3], second_column));
+      }
+    }
+  }
+}
+
+__device__ __forceinline__ void transpose_values(const layout &m, int part) {
+  uint32_t used = 0;
+  for (uint32_t t = 0;; ++t) {
+    ring_wait_full(m.work, t);
+    const work &w = work_of(t);
+    if (w.last) break;
+    for (int n = w.tiles.end - 1; n >= w.tiles.begin; --n, ++used) {
+      ring_wait_full(m.v, used);
+      ring_wait_empty(m.v_transposed, used);
+      transpose_tile(ring_tile(m.v_transposed, used), ring_tile(m.v, used), part,
+                     w.sequence.mask.keys - n * kTileK);
+      fence_proxy_async();
+      __syncwarp();
+      barrier_arrive_warp(ring_full(m.v_transposed, used));
+      ring_release(m.v, used);
+    }
+    finish_work(m, t);
+  }
+}
+
+#endif

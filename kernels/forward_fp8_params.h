@@ -1,0 +1,38 @@
+/* The FP8 forward kernel's launch contract, shared by host and device: that of forward_params.h,
+ * and the scales. */
+#ifndef FA3_FORWARD_FP8_PARAMS_H
+#define FA3_FORWARD_FP8_PARAMS_H
+
+#include "forward_params.h"
+
+/* What the codes of an FP8 operand are multiplied by. */
+typedef struct {
+  const float *data;                               /* or null: 1 */
+  int64_t stride_batch, stride_head, stride_block; /* elements; 0 where they are shared */
+  int rows;                                        /* of a block; 0: all of a sequence */
+  int heads_per_scale;                             /* heads that share them */
+} fa3_scales;
+
+enum { FA3_OUTPUT_BF16, FA3_OUTPUT_FP16, FA3_OUTPUT_FP32 };
+
+/* The FP8 forward kernel takes query, key and value in maps of bytes with boxes of
+ * FA3_FORWARD_FP8_CHUNK columns, and `output` in one of 16-bit elements with boxes of 64. */
+typedef struct {
+  fa3_forward_params forward;
+  fa3_scales query_scale, key_scale, value_scale;
+  int output;  /* FA3_OUTPUT_...; the map counts but for float32 */
+  float *sums; /* FA3_FORWARD_FP8_SUMS for each block, where shared memory has no room for them */
+} fa3_forward_fp8_params;
+
+/* What a compiled variant needs of the host, as in forward_params.h. Keys of FA3_FORWARD_FP8_PERIOD
+ * are summed by the matrix unit alone, with about 13 bits; those sums are kept in shared memory,
+ * or, of the widest heads, in the workspace. */
+#define FA3_FORWARD_FP8_PERIOD(head_dim) ((head_dim) > 128 ? 4096 : 2048)
+#define FA3_FORWARD_FP8_SUMS(head_dim, tile_q) ((head_dim) > 128 ? (tile_q) * (head_dim) : 0)
+#define FA3_FORWARD_FP8_CHUNK(head_dim) ((head_dim) % 128 == 0 ? 128 : 64)
+#define FA3_FORWARD_FP8_SHARED_BYTES(head_dim, tile_q, tile_k)                                     \
+  ((tile_q) * ((head_dim) + 160) + 3 * FA3_FORWARD_STAGES * (tile_k) * (head_dim) +                \
+   ((head_dim) > 128 ? 0 : 4 * (tile_q) * (head_dim)) + 16 * FA3_FORWARD_STAGES * ((tile_k) + 1) + \
+   1024)
+
+#endif

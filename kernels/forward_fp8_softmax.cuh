@@ -1,0 +1,73 @@
+// The online softmax of the FP8 forward kernel: as softmax.cuh, with a scale for each row, and
+// probabilities 2^kTop times as large, so that they make good codes.
+#ifndef FA3_FORWARD_FP8_SOFTMAX_CUH
+#define FA3_FORWARD_FP8_SOFTMAX_CUH
+
+#include "softmax.cuh"
+
+// A reference is kTop below its row's maximum: 2^kTop is that maximum's code, and up to 448 =
+// 2^8.807 there is room for greater ones that the reference need not follow.
+constexpr float kTop = 8.0f;
+constexpr float kGreatest = 8.8f;
+
+__device__ __forceinline__ void softmax_set_code_bounds(softmax_rows &rows) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r)
+    rows.bound[r] =
+        rows.reference[r] + fminf(fmaxf(log2_unit(rows.sum[r] * kLargestShare), kTop), kGreatest);
+}
+
+__device__ __forceinline__ bool softmax_outgrown_codes(const float (&top)[2],
+                                                       const softmax_rows &rows,
+                                                       const float (&scale)[2]) {
+  bool outgrown = false;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float greatest = __int_as_float(max(__float_as_int(top[r]), 0));
+    outgrown |= !(greatest * scale[r] <= rows.bound[r]);  // also for NaN
+  }
+  return __any_sync(0xffffffff, outgrown);
+}
+
+__device__ __forceinline__ bool softmax_follow_codes(const float (&top)[2], softmax_rows &rows,
+                                                     const float (&scale)[2], float (&factor)[2]) {
+  bool grown = false;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float m0 = row_maximum(top[r]) * scale[r] - kTop;
+    factor[r] = 1.0f;
+    if (any_of_quad(!(top[r] * scale[r] <= rows.bound[r]))) {
+      factor[r] = exp2_unit(rows.reference[r] - m0);
+      rows.reference[r] = m0;
+      grown = true;
+    }
+    rows.sum[r] *= factor[r];
+  }
+  return __any_sync(0xffffffff, grown);
+}
+
+template <int kCount>
+__device__ __forceinline__ void softmax_exponents_of_codes(float (&s)[kCount],
+                                                           const softmax_rows &rows,
+                                                           const float (&scale)[2]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) s[i] = fmaf(s[i], scale[i / 2 % 2], -rows.reference[i / 2 % 2]);
+}
+
+// The softmax of a tile's first scores: the references follow the rows' maxima.
+template <int kCount>
+__device__ __forceinline__ void softmax_begin_codes(float (&s)[kCount], softmax_rows &rows,
+                                                    const float (&scale)[2]) {
+  float top[2];
+  thread_maxima_by_integers(s, top);
+  correct_maxima(s, top);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    rows.reference[r] = max_nan(row_maximum(top[r]) * scale[r] - kTop, FA3_NO_REFERENCE);
+    rows.sum[r] = 0.0f;
+  }
+  softmax_exponents_of_codes(s, rows, scale);
+  softmax_exponentials<0, kCount>(s, rows);
+}
+
+#endif

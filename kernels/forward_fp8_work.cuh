@@ -1,0 +1,147 @@
+// The FP8 forward kernel's sizes and its shared memory.
+#ifndef FA3_FORWARD_FP8_WORK_CUH
+#define FA3_FORWARD_FP8_WORK_CUH
+
+#include "codes.cuh"
+#include "forward_fp8_params.h"
+#include "registers.cuh"
+#include "ring.cuh"
+#include "softmax.cuh"
+#include "tma.cuh"
+#include "wgmma.cuh"
+
+constexpr int kHeadDim = FA3_HEAD_DIM;           // of Q and K
+constexpr int kHeadDimV = FA3_VALUE_HEAD_DIM;    // of V and O
+constexpr int kRows = 64;                        // of Q, of a consumer
+constexpr int kWarpgroups = FA3_TILE_Q / kRows;  // consumers
+constexpr int kTileK = FA3_TILE_K;               // keys of a tile
+constexpr int kStages = FA3_FORWARD_STAGES;      // depth of the rings of K, V, and V transposed
+constexpr int kWorkSlots = 2;                    // the tile that is computed, and the next
+// Tiles of keys whose products the matrix unit sums.
+constexpr int kPeriod = FA3_FORWARD_FP8_PERIOD(kHeadDim) / kTileK;
+
+constexpr int kThreads = 128 * (kWarpgroups + 1);
+constexpr int kConsumerWarps = 4 * kWarpgroups;
+constexpr int kTransposers = 2;  // warps
+// What the launch allots (168 or 128 for every thread) is all there is to share out.
+constexpr int kProducerRegisters = kWarpgroups == 2 ? 40 : 32;
+constexpr int kConsumerRegisters = kWarpgroups == 2 ? 232 : 160;
+
+// Tiles of Q, K and V lie in shared memory as blocks of kCodes columns, row after row, swizzled by
+// the copy engine; V transposed as blocks of kKeys keys, a row for each column of V.
+constexpr int kCodes = FA3_FORWARD_FP8_CHUNK(kHeadDim);
+constexpr int kCodeChunks = kHeadDim / kCodes;
+constexpr int kKeys = kTileK % 128 == 0 ? 128 : 64;
+constexpr int kQBytes = kRows * kHeadDim;
+constexpr int kKBytes = kTileK * kHeadDim;
+constexpr int kVBytes = kTileK * kHeadDimV;
+constexpr int kWorkBytes = 128;
+static_assert(kHeadDim == kHeadDimV && kTileK % kKeys == 0, "tile sizes");
+// See forward_work.cuh.
+static_assert(kRows * (kWarpgroups - 1) <= kTileK, "rows");
+
+// A warp's 16 rows of O leave through shared memory, 64 columns at a time.
+constexpr int kChunk = 64;
+constexpr int kRowBytes = 2 * kChunk;
+constexpr int kUnits = kRowBytes / 16;
+constexpr int kChunksV = kHeadDimV / kChunk;
+constexpr int kOChunks = 1;
+constexpr int kOChunkBytes = 16 * kRowBytes;
+constexpr int kOBytes = kOChunks * kOChunkBytes;
+
+// The scales of a tile of K and V: one of each, then one of each for each row. They are kept for
+// two rounds of the ring of K.
+constexpr int kScaleSlots = 2 * kStages;
+constexpr int kScaleBytes = 8 + 8 * kTileK;
+
+// Sums that a thread keeps for itself: in shared memory, if there is room.
+constexpr bool kSharedSums = FA3_FORWARD_FP8_SUMS(kHeadDim, FA3_TILE_Q) == 0;
+constexpr int kSumBytes = kRows * kHeadDimV * 4;  // of a consumer
+constexpr int kUnitBytes = 128 * 16;              // likewise: what they are counted in
+
+// What lies in shared memory. The rings of Q are one for each consumer, side by side.
+struct layout {
+  ring<1, kQBytes> q;
+  ring<kStages, kKBytes> k;
+  ring<kStages, kVBytes> v;  // as it comes
+  ring<kStages, kVBytes> v_transposed;
+  uint32_t o;      // kOBytes for each consumer warp
+  uint32_t sums;   // kSumBytes for each consumer, or nothing
+  uint32_t units;  // kUnitBytes for each consumer
+  uint32_t scales;
+  ring<kWorkSlots, kWorkBytes> work;
+  barrier work_wanted;
+  uint32_t end;
+};
+
+// From a base aligned to 1024, as the copy engine's tiles have to be.
+__host__ __device__ constexpr layout lay_out(uint32_t base) {
+  layout m = {};
+  const uint32_t q = base, k = q + kWarpgroups * kQBytes, v = k + kStages * kKBytes;
+  const uint32_t v_transposed = v + kStages * kVBytes;
+  m.o = v_transposed + kStages * kVBytes;
+  m.sums = m.o + kConsumerWarps * kOBytes;
+  m.units = m.sums + (kSharedSums ? kWarpgroups * kSumBytes : 0);
+  const uint32_t work = m.units + kWarpgroups * kUnitBytes;
+  m.scales = work + kWorkSlots * kWorkBytes;
+  const uint32_t q_barriers = m.scales + kScaleSlots * kScaleBytes;
+  const uint32_t k_barriers = q_barriers + kWarpgroups * kRingBarrierBytes<1>;
+  const uint32_t v_barriers = k_barriers + kRingBarrierBytes<kStages>;
+  const uint32_t transposed_barriers = v_barriers + kRingBarrierBytes<kStages>;
+  const uint32_t work_barriers = transposed_barriers + kRingBarrierBytes<kStages>;
+  m.q = make_ring<1, kQBytes>(q, q_barriers);
+  m.k = make_ring<kStages, kKBytes>(k, k_barriers);
+  m.v = make_ring<kStages, kVBytes>(v, v_barriers);
+  m.v_transposed = make_ring<kStages, kVBytes>(v_transposed, transposed_barriers);
+  m.work = make_ring<kWorkSlots, kWorkBytes>(work, work_barriers);
+  m.work_wanted = {work_barriers + kRingBarrierBytes<kWorkSlots>};
+  m.end = m.work_wanted.address + 8;
+  return m;
+}
+
+constexpr int kSharedBytes = lay_out(0).end;
+constexpr int kSharedBytesByHost = FA3_FORWARD_FP8_SHARED_BYTES(kHeadDim, FA3_TILE_Q, kTileK);
+static_assert(kSharedBytes <= kSharedBytesByHost && kSharedBytesByHost <= 232448, "shared memory");
+static_assert(kThreads == FA3_FORWARD_THREADS(FA3_TILE_Q), "threads");
+
+// Its barriers and the initial arrivals at them, by one thread.
+__device__ __forceinline__ void init_barriers(const layout &m) {
+  for (int i = 0; i < kWarpgroups; ++i) ring_init(ring_beside(m.q, i), 1, 4);
+  ring_init(m.k, 1, kConsumerWarps);
+  ring_init(m.v, 1, kTransposers);
+  ring_init(m.v_transposed, kTransposers, kConsumerWarps);
+  ring_init(m.work, 1, 32 * (kConsumerWarps + 1 + kTransposers));
+  barrier_init(m.work_wanted, 1);
+  mbarrier_init_fence();
+}
+
+enum { kBarrierTurn = 1 };  // named barriers kBarrierTurn + warpgroup; 0 is __syncthreads
+
+#include "forward_tiles.cuh"
+
+// Of the sequence's keys in memory, the first that counts.
+__device__ __forceinline__ int left_pad(const fa3_forward_params &params, const work &w) {
+  return params.sequences.leftpad_k ? params.sequences.leftpad_k[w.batch] : 0;
+}
+
+// Whether the keys of a tile may have several scales, or their values.
+__device__ __forceinline__ bool mixed_scales(const fa3_forward_fp8_params &params, const work &w) {
+  const int key = params.key_scale.rows, value = params.value_scale.rows;
+  return (key % kTileK != 0) | (value % kTileK != 0) |
+         ((key | value) != 0 && left_pad(params.forward, w) % kTileK != 0);
+}
+
+// The scale of a row of a sequence: `entry` is its number where `cu_seqlens` packs it, else the
+// batch entry.
+__device__ __forceinline__ float scale_of(const fa3_scales &scales, int entry, int head, int row,
+                                          const int *cu_seqlens) {
+  if (scales.data == nullptr) return 1.0f;
+  int64_t block = 0;
+  if (scales.rows > 0) block = row / scales.rows;
+  if (scales.rows > 0 && cu_seqlens != nullptr) block += cu_seqlens[entry] / scales.rows + entry;
+  return scales
+      .data[entry * scales.stride_batch + head / scales.heads_per_scale * scales.stride_head +
+            block * scales.stride_block];
+}
+
+#endif

@@ -1,0 +1,140 @@
+// How the forward kernel's output leaves.
+#ifndef FA3_FORWARD_STORE_CUH
+#define FA3_FORWARD_STORE_CUH
+
+#include "forward_work.cuh"
+
+// What a thread has of a tile's results: of its two rows (softmax_rows) a part of O, still a sum,
+// the factor that makes it the average, and the log-sum-exp.
+struct results {
+  float o[kHeadDimV / 2];
+  float average[2], lse[2];
+};
+
+// One of a thread's two rows.
+struct output_row {
+  int head, query;  // of all heads; within the sequence
+  bool stored;      // else it is beyond the sequence's end, or the tile's heads
+};
+
+__device__ __forceinline__ output_row find_row(const fa3_forward_params &params, const work &w,
+                                               int warpgroup, int r) {
+  const int in_tile = (threadIdx.x & 127) / 32 * 16 + (threadIdx.x & 31) / 4 + 8 * r;
+  const int step = params.queries_per_warpgroup;
+  output_row row;
+  row.head = head_of_row(params, w, in_tile);
+  row.query = w.first + warpgroup * step + query_of_row(params, in_tile);
+  row.stored = row.query < w.sequence.mask.queries && in_tile < step * params.tile_heads;
+  return row;
+}
+
+// A chunk of the warp's 16 rows of O goes to shared memory, as the average.
+__device__ __forceinline__ void put_chunk(const float *o, const float (&average)[2], uint32_t to) {
+  const int lane = thread_again() & 31;
+#pragma unroll
+  for (int j = 0; j < kUnits; j += 2) {
+    const float *x = o + j * 4;
+    store_matrices(to + swizzled(lane & 15, j + lane / 16),
+                   pack_pair(x[0] * average[0], x[1] * average[0]),
+                   pack_pair(x[2] * average[1], x[3] * average[1]),
+                   pack_pair(x[4] * average[0], x[5] * average[0]),
+                   pack_pair(x[6] * average[1], x[7] * average[1]));
+  }
+}
+
+// The warp's rows leave by the copy engine. `row` is the first of them in its tile.
+__device__ __forceinline__ void store_by_tma(const fa3_forward_params &params, const work &w,
+                                             const results &x, uint32_t staged, int row) {
+  // Chunks that leave together: all, if there is room for them.
+  constexpr int kTogether = kChunksV <= kOChunks ? kChunksV : 1;
+#pragma unroll
+  for (int c = 0; c < kChunksV; ++c) {
+    if (c >= kOChunks) {
+      tma_store_wait_read<kOChunks - 1>();
+      __syncwarp();
+    }
+    put_chunk(x.o + c * kUnits * 4, x.average, staged + c % kOChunks * kOChunkBytes);
+    if ((c + 1) % kTogether != 0) continue;
+    fence_proxy_async();
+    __syncwarp();
+    if (elect_one()) {
+#pragma unroll
+      for (int leaving = c + 1 - kTogether; leaving <= c; ++leaving)
+        tma_store_4d(&params.output, staged + leaving % kOChunks * kOChunkBytes, leaving * kChunk,
+                     w.sequence.query_row + w.first + row, w.head, w.sequence.query_batch);
+    }
+    tma_store_commit();
+  }
+}
+
+// The warp's rows leave one by one: not all are of this sequence, or they are of several heads.
+__device__ __forceinline__ void store_by_threads(const fa3_forward_params &params, const work &w,
+                                                 int warpgroup, const results &x, uint32_t staged) {
+  const int lane = threadIdx.x & 31, row0 = (threadIdx.x & 127) / 32 * 16;
+  const int first = w.first + warpgroup * params.queries_per_warpgroup;
+  const int limit = params.queries_per_warpgroup * params.tile_heads;
+#pragma unroll
+  for (int c = 0; c < kChunksV; ++c) {
+    const uint32_t chunk = staged + c % kOChunks * kOChunkBytes;
+    put_chunk(x.o + c * kUnits * 4, x.average, chunk);
+    __syncwarp();
+#pragma unroll 1
+    for (int i = lane; i < 16 * kUnits; i += 32) {
+      const int row = i / kUnits, unit = i % kUnits;
+      const int in_tile = row0 + row;
+      const int query = first + query_of_row(params, in_tile);
+      const int head = head_of_row(params, w, in_tile);
+      const int column = c * kChunk + unit * 8;
+      if (in_tile >= limit || query >= w.sequence.mask.queries || column >= params.head_dim_v)
+        continue;
+      uint16_t *to = (uint16_t *)params.output_data +
+                     w.sequence.query_batch * params.output_stride_batch +
+                     (w.sequence.query_row + query) * params.output_stride_row +
+                     head * params.output_stride_head + column;
+      *(uint4 *)to = load_shared_vector(chunk + swizzled(row, unit));
+    }
+    __syncwarp();
+  }
+}
+
+// A tile has seen its last scores: what turns O into the average, and the log-sum-exp.
+__device__ __forceinline__ void finish_rows(const fa3_forward_params &params, const work &w,
+                                            int warpgroup, const softmax_rows &rows, results &x) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float *sink = nullptr;
+    if (params.sink != nullptr) {
+      const output_row row = find_row(params, w, warpgroup, r);
+      if (row.stored) sink = params.sink + row.head;
+    }
+    x.lse[r] = softmax_finish(rows, r, sink, x.average[r]);
+  }
+}
+
+// A tile has seen its last product: O leaves, and the log-sum-exp.
+__device__ __forceinline__ void store_tile(const fa3_forward_params &params, const layout &m,
+                                           uint32_t t, int warpgroup, const results &x) {
+  const work &w = work_of(t);
+  const int warp = (threadIdx.x & 127) / 32;
+  const int row = warpgroup * params.queries_per_warpgroup + warp * 16;
+  const uint32_t staged = m.o + (warpgroup * 4 + warp) * kOBytes;
+  tma_store_wait_read<0>();  // by the tile before
+  __syncwarp();
+  // The copy engine clips at the tensor's end, not at the sequence's.
+  if (params.store_by_tma && (!params.clear_value || w.first + row + 16 <= w.sequence.mask.queries))
+    store_by_tma(params, w, x, staged, row);
+  else
+    store_by_threads(params, w, warpgroup, x, staged);
+  if (params.lse != nullptr && (threadIdx.x & 3) == 0) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const output_row row = find_row(params, w, warpgroup, r);
+      if (row.stored)
+        params.lse[w.sequence.query_batch * params.lse_stride_batch +
+                   row.head * params.lse_stride_head + w.sequence.query_row + row.query] = x.lse[r];
+    }
+  }
+  finish_work(m, t);
+}
+
+#endif

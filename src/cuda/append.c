@@ -1,0 +1,89 @@
+#include "cuda/append.h"
+
+#include <inttypes.h>
+
+#include "cuda/kernels.h"
+#include "cuda/launch.h"
+#include "cuda/limits.h"
+#include "cuda/sequences.h"
+#include "error.h"
+#include "integer.h"
+#include "kernels/append_params.h"
+
+const struct kernel_kind append_kind = {.entries = {"append"}};
+
+/* Where a grid's second dimension ends. */
+#define MAX_GRID 65535
+
+fa3_status supports_append(const fa3_capability *capability) {
+  (void)capability; /* any dtype and head dim */
+  return FA3_OK;
+}
+
+fa3_status plan_append(const struct problem *problem, const struct cuda_facts *facts,
+                       struct cuda_plan *plan) {
+  *plan = (struct cuda_plan){.helper = find_kernel(&(struct kernel_need){
+                                 .kind = &append_kind, .architecture = facts->architecture})};
+  TRY(check_lengths(problem));
+  if (problem->batch > MAX_GRID || problem->heads_k > MAX_TILES || problem->query.heads > MAX_TILES)
+    return set_error(FA3_UNSUPPORTED, "%" PRId64 " sequences: the append kernel takes up to %d",
+                     problem->batch, MAX_GRID);
+  return FA3_OK;
+}
+
+static fa3_append_tensor make_tensor(const struct operand *operand) {
+  return (fa3_append_tensor){.data = operand->data,
+                             .stride_batch = operand->stride_batch,
+                             .stride_row = operand->stride_row,
+                             .stride_head = operand->stride_head};
+}
+
+static int element_kind(fa3_dtype dtype) {
+  return dtype == FA3_FLOAT32   ? FA3_APPEND_FLOAT32
+         : dtype == FA3_FLOAT16 ? FA3_APPEND_FLOAT16
+                                : FA3_APPEND_BFLOAT16;
+}
+
+fa3_status launch_append(
+    const struct cuda_scope *scope, const struct problem *problem, const struct cuda_plan *plan,
+    /* NOLINTNEXTLINE(readability-non-const-parameter): as every phase has it */
+    char *workspace) {
+  (void)workspace;
+  const int64_t longest = smaller(problem->max_seqlen_q, problem->rows_q);
+  const bool paged = problem->features & FA3_FEATURE_PAGE_TABLE;
+  const struct operand *positions = &problem->positions;
+  fa3_append_params params = {
+      .new_key = make_tensor(&problem->new_key),
+      .new_value = make_tensor(&problem->new_value),
+      .key = make_tensor(&problem->key),
+      .value = make_tensor(&problem->value),
+      .query = make_tensor(&problem->query),
+      .rotated_query = make_tensor(&problem->rotated_query),
+      .cos = make_tensor(&problem->rotary_cos),
+      .sin = make_tensor(&problem->rotary_sin),
+      .positions = (const int *)(void *)positions->data,
+      .positions_stride_batch = positions->stride_batch,
+      .positions_stride_row = positions->stride_row,
+      .sequences = make_sequences(problem),
+      .page_table = paged ? (const int *)(void *)problem->page_table.data : NULL,
+      .page_table_stride = problem->page_table.stride_batch,
+      .page_size = (int)larger(paged ? problem->key.rows : 1, 1),
+      .pages = (int)problem->batch_k,
+      .rows_k = (int)problem->rows_k,
+      .heads_q = (int)problem->query.heads,
+      .heads_k = (int)problem->heads_k,
+      .head_dim = (int)problem->head_dim,
+      .head_dim_v = (int)problem->value_head_dim,
+      .pairs = (int)problem->rotary_cos.dim,
+      .table_rows = (int)smaller(problem->rotary_cos.rows, INT32_MAX),
+      .interleaved = problem->interleaved,
+      .kind = element_kind(problem->key.dtype),
+      .table_kind = element_kind(problem->rotary_cos.dtype)};
+  if (longest == 0 || problem->batch == 0) return FA3_OK;
+  const struct grid grid = {.x = (unsigned)longest,
+                            .y = (unsigned)problem->batch,
+                            .z = 1,
+                            .threads = FA3_APPEND_THREADS,
+                            .dependent = true};
+  return launch_kernel(scope, plan->helper, 0, &grid, &params);
+}

@@ -1,0 +1,146 @@
+#include "cuda/backward_deal.h"
+
+#include <math.h>
+
+#include "cuda/kernels.h"
+#include "integer.h"
+
+/* The most parts of a tile; the most tiles in all their parts, for each worker and in all. */
+enum { MOST_PARTS = 16, MOST_PER_WORKER = 4, MOST_TILE_PARTS = 528 };
+enum { TILE_K = 128 }; /* of all kernels */
+
+/* Parts are made for an H100 or H200 that the call has to itself, wherever it runs: what is summed
+ * in which order must not depend on how many multiprocessors are free. */
+enum { MULTIPROCESSORS = 132 };
+
+/* Tiles that are looked at, to know what all do. */
+enum { SAMPLES = 64 };
+
+/* What a section of heads keeps in the L2 cache, or all heads if there is one section; and heads
+ * that it has whatever their size. */
+enum { CACHE_BYTES = 24 << 20, WHOLE_CACHE_BYTES = 44 << 20, LEAST_HEADS = 4 };
+
+/* In steps. Measured: docs/notes/hopper-backward.md. */
+static const double boundary_steps = 4.0; /* where a tile begins and ends */
+static const double sum_steps = 4.0;      /* the kernel that sums over parts, */
+static const double part_steps = 0.03;    /* and its share for each tile in each part */
+
+static int64_t multiply(int64_t a, int64_t b) {
+  int64_t product;
+  return __builtin_mul_overflow(a, b, &product) ? INT64_MAX / 1024 : product;
+}
+
+static int64_t bytes_of_row(const struct problem *problem) {
+  return 4 * (problem->head_dim + problem->value_head_dim);
+}
+
+int64_t bytes_of_parts(const struct problem *problem) {
+  const int64_t rows = multiply(multiply(problem->batch_k, problem->rows_k), problem->heads_k);
+  return smaller(multiply(MOST_PARTS * bytes_of_row(problem), rows),
+                 (int64_t)MOST_TILE_PARTS * TILE_K * bytes_of_row(problem));
+}
+
+/* Blocks of queries that a tile visits for a query head: in the mean, and at most. */
+struct visits {
+  double mean;
+  double most;
+};
+
+static struct visits count_visits(const struct problem *problem, const struct kernel *kernel,
+                                  int tiles) {
+  const int queries = (int)smaller(problem->max_seqlen_q, problem->rows_q);
+  const int keys = (int)smaller(problem->max_seqlen_k, problem->rows_k);
+  const fa3_mask mask =
+      fa3_make_mask(queries, keys, keys - queries, problem->window_left, problem->window_right);
+  const int samples = tiles < SAMPLES ? tiles : SAMPLES;
+  struct visits visits = {0};
+  for (int i = 0; i < samples; i++) {
+    const int first = (int)((int64_t)i * tiles / samples) * kernel->tile_k;
+    const fa3_range seen = fa3_seeing_tiles(&mask, first, first + kernel->tile_k, kernel->tile_q);
+    const double blocks = seen.end > seen.begin ? seen.end - seen.begin : 0;
+    visits.mean += blocks / samples;
+    if (blocks > visits.most) visits.most = blocks;
+  }
+  return visits;
+}
+
+/* How long it takes, in steps, where each tile's work is dealt out so. */
+static double estimate(const struct visits *visits, int64_t tiles, int64_t group, int64_t workers,
+                       int64_t head_parts, int64_t row_parts, int64_t blocks) {
+  const int64_t parts = head_parts * row_parts;
+  const double rows = visits->most < (double)divide_up(blocks, row_parts)
+                          ? visits->most
+                          : (double)divide_up(blocks, row_parts);
+  const double longest = rows * (double)divide_up(group, head_parts) + boundary_steps;
+  const double mean = visits->mean * (double)group / (double)parts + boundary_steps;
+  double steps;
+  if (mean > 0.75 * longest) { /* all alike: rounds */
+    steps = (double)divide_up(tiles * parts, workers) * longest;
+  } else { /* the long ones first, and the short ones fill the gaps */
+    const double even = (double)(tiles * parts) * mean / (double)workers;
+    steps = even > longest ? even + 0.25 * mean : longest + 0.25 * even;
+    if (row_parts > 1) steps *= 1.08; /* the parts differ too */
+  }
+  return parts > 1 ? steps + sum_steps + part_steps * (double)(tiles * parts) : steps;
+}
+
+static void deal_parts(const struct problem *problem, const struct kernel *kernel, int64_t workers,
+                       fa3_key_tiles *tiles) {
+  const int64_t group = problem->heads_q / larger(problem->heads_k, 1);
+  const int64_t all = (int64_t)tiles->tiles * tiles->heads * tiles->batches;
+  const int64_t blocks = divide_up(smaller(problem->max_seqlen_q, problem->rows_q), kernel->tile_q);
+  const struct visits visits = count_visits(problem, kernel, tiles->tiles);
+  double best = estimate(&visits, all, group, workers, 1, 1, blocks);
+  for (int64_t parts = 2; parts <= MOST_PARTS; parts *= 2) {
+    if (parts * all > smaller(MOST_PER_WORKER * workers, MOST_TILE_PARTS) ||
+        parts * problem->batch_k * problem->rows_k * problem->heads_k * bytes_of_row(problem) >
+            bytes_of_parts(problem))
+      break;
+    for (int64_t rows = 1; rows <= smaller(parts, blocks); rows *= 2) {
+      if (parts / rows > group) continue;
+      const double steps = estimate(&visits, all, group, workers, parts / rows, rows, blocks);
+      if (steps > 0.97 * best) continue;
+      best = steps;
+      tiles->head_parts = (int32_t)(parts / rows);
+      tiles->row_parts = (int32_t)rows;
+    }
+  }
+}
+
+/* How many heads of keys are in flight together. Without a mask few enough that their queries and
+ * dQ, which every tile of keys reads and adds to, stay in the L2 cache: the tiles of a head run at
+ * any distance from each other, so all of it is in use at a time. Under a causal mask they all
+ * begin at the same block and follow each other closely; there it takes so many heads that a tile
+ * does not wait for the one before, fewer where a block of queries is a step for each head of a
+ * group. Sections are equal, or the last one would have too few. */
+static int64_t find_section(const struct problem *problem, const struct backward_plan *plan,
+                            int64_t workers) {
+  const struct kernel *kernel = plan->kernel;
+  const int64_t all = (int64_t)plan->tiles.heads * plan->tiles.batches;
+  const int64_t group = problem->heads_q / larger(problem->heads_k, 1);
+  const int64_t queries = larger(smaller(problem->max_seqlen_q, problem->rows_q), 1);
+  const int64_t bytes_per_head =
+      queries * group *
+      (2 * (problem->head_dim + problem->value_head_dim) + 4 * (int64_t)kernel->head_dim);
+  int64_t most = CACHE_BYTES / bytes_per_head;
+  if (problem->window_right < FA3_NO_LIMIT) {
+    /* The kernel for pairs of blocks is done with a query head before it takes the next. */
+    const int64_t in_turn = plan->cluster > 1 ? 1 : divide_up(group, plan->tiles.head_parts);
+    const int64_t tiles_in_chain = plan->cluster > 1 ? 12 : 8;
+    const double chain = 3.0 * (double)(workers * kernel->tile_q) /
+                         ((double)(tiles_in_chain * kernel->tile_k) * sqrt((double)in_turn));
+    most = larger(most, (int64_t)chain / fa3_key_tile_parts(&plan->tiles));
+  } else if (all * bytes_per_head > WHOLE_CACHE_BYTES) {
+    most = larger(most, LEAST_HEADS);
+  } else {
+    most = all;
+  }
+  return larger(divide_up(all, larger(divide_up(all, larger(most, 1)), 1)), 1);
+}
+
+void deal_tiles(const struct problem *problem, int64_t workers, struct backward_plan *plan) {
+  plan->tiles.head_parts = plan->tiles.row_parts = 1;
+  if (fa3_key_tile_count(&plan->tiles) > 0)
+    deal_parts(problem, plan->kernel, MULTIPROCESSORS / plan->cluster, &plan->tiles);
+  plan->tiles.section = (int32_t)find_section(problem, plan, workers);
+}

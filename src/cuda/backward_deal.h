@@ -1,0 +1,15 @@
+/* How the tiles of a backward call are dealt to the blocks of a grid. */
+#ifndef FA3_SRC_CUDA_BACKWARD_DEAL_H
+#define FA3_SRC_CUDA_BACKWARD_DEAL_H
+
+#include "cuda/backward_plan.h"
+#include "problem.h"
+
+/* Room for dK and dV of all parts, in bytes: never less where a dimension grows. */
+int64_t bytes_of_parts(const struct problem *problem);
+
+/* Sets parts and section of the plan's tiles, each of which one of `workers` blocks, or pairs of
+ * blocks, takes at a time. */
+void deal_tiles(const struct problem *problem, int64_t workers, struct backward_plan *plan);
+
+#endif

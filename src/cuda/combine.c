@@ -1,0 +1,72 @@
+#include <inttypes.h>
+
+#include "cuda/append.h"
+#include "cuda/decode.h"
+#include "cuda/kernels.h"
+#include "cuda/launch.h"
+#include "cuda/limits.h"
+#include "error.h"
+#include "integer.h"
+#include "kernels/combine_params.h"
+
+const struct kernel_kind combine_kind = {.entries = {"combine"}};
+
+/* Where a grid's second dimension ends. */
+#define MAX_GRID 65535
+
+fa3_status supports_combine(const fa3_capability *capability) {
+  (void)capability; /* any head dim */
+  return FA3_OK;
+}
+
+fa3_status plan_combine(const struct problem *problem, const struct cuda_facts *facts,
+                        struct cuda_plan *plan) {
+  *plan = (struct cuda_plan){.helper = find_kernel(&(struct kernel_need){
+                                 .kind = &combine_kind, .architecture = facts->architecture})};
+  int64_t rows;
+  if (problem->batch > MAX_GRID || problem->heads_q > MAX_TILES || problem->rows_q > MAX_TILES ||
+      __builtin_mul_overflow(problem->heads_q, problem->rows_q, &rows) || rows > MAX_TILES ||
+      problem->value_head_dim > MAX_TILES || problem->partial_output.batch > MAX_TILES)
+    return set_error(FA3_UNSUPPORTED,
+                     "%" PRId64 " sequences of %" PRId64 " rows of %" PRId64
+                     " heads: more than the combine kernel counts",
+                     problem->batch, problem->rows_q, problem->heads_q);
+  return FA3_OK;
+}
+
+static fa3_combine_strides make_strides(const struct operand *operand, int64_t batch) {
+  return (fa3_combine_strides){.split = batch * operand->stride_batch,
+                               .batch = operand->stride_batch,
+                               .row = operand->stride_row,
+                               .head = operand->stride_head};
+}
+
+fa3_status launch_combine(
+    const struct cuda_scope *scope, const struct problem *problem, const struct cuda_plan *plan,
+    /* NOLINTNEXTLINE(readability-non-const-parameter): as every phase has it */
+    char *workspace) {
+  (void)workspace;
+  const struct operand *partial = &problem->partial_output, *output = &problem->output;
+  if (!has_elements(output)) return FA3_OK;
+  fa3_combine_params params = {
+      .partial = (const float *)(void *)partial->data,
+      .partial_lse = (const float *)(void *)problem->partial_lse.data,
+      .partial_strides = make_strides(partial, output->batch),
+      .partial_lse_strides = make_strides(&problem->partial_lse, output->batch),
+      .output = output->data,
+      .lse = (float *)(void *)problem->lse.data,
+      .output_strides = make_strides(output, 0),
+      .lse_strides = make_strides(&problem->lse, 0),
+      .seqlen_q = (int)problem->rows_q,
+      .splits = (int)(partial->batch / output->batch),
+      .heads = (int)problem->heads_q,
+      .head_dim = (int)problem->value_head_dim,
+      .kind = combine_element_kind(output->dtype)};
+  const struct grid grid = {
+      .x = (unsigned)divide_up(problem->rows_q * problem->heads_q, FA3_COMBINE_ROWS),
+      .y = (unsigned)problem->batch,
+      .z = 1,
+      .threads = FA3_COMBINE_THREADS,
+      .dependent = true};
+  return launch_kernel(scope, plan->helper, 0, &grid, &params);
+}

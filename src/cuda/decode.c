@@ -1,0 +1,143 @@
+#include "cuda/decode.h"
+
+#include "cuda/launch.h"
+#include "cuda/scales.h"
+#include "cuda/sequences.h"
+#include "error.h"
+#include "integer.h"
+#include "kernels/combine_params.h"
+#include "kernels/decode_params.h"
+
+static fa3_divisor make_divisor(int64_t divisor) {
+  uint32_t shift = 0;
+  while ((INT64_C(1) << shift) < divisor) shift++;
+  const uint64_t scaled = UINT64_C(1) << (32 + shift);
+  const uint64_t factor = (scaled + (uint64_t)divisor - 1) / (uint64_t)divisor;
+  return (fa3_divisor){.divisor = (uint32_t)divisor,
+                       .factor = (uint32_t)(factor - (UINT64_C(1) << 32)),
+                       .shift = shift};
+}
+
+/* A single entry's stride counts for nothing. */
+static uint32_t units(int64_t extent, int64_t stride) {
+  return extent > 1 ? (uint32_t)(stride / 8) : 0;
+}
+
+static fa3_decode_input make_input(const struct operand *operand) {
+  return (fa3_decode_input){.data = operand->data,
+                            .stride_batch = units(operand->batch, operand->stride_batch),
+                            .stride_row = units(operand->rows, operand->stride_row),
+                            .stride_head = units(operand->heads, operand->stride_head)};
+}
+
+int combine_element_kind(fa3_dtype dtype) {
+  return dtype == FA3_FLOAT32   ? FA3_COMBINE_FLOAT32
+         : dtype == FA3_FLOAT16 ? FA3_COMBINE_FLOAT16
+                                : FA3_COMBINE_BFLOAT16;
+}
+
+static fa3_status combine_splits(const struct cuda_scope *scope, const struct problem *problem,
+                                 const struct decode_plan *plan, const char *workspace) {
+  const int64_t longest = smaller(problem->max_seqlen_q, problem->rows_q);
+  const int64_t heads = problem->heads_q, dim = problem->value_head_dim;
+  const int64_t rows = problem->batch * longest;
+  const struct operand *output = &problem->output, *lse = &problem->lse;
+  fa3_combine_params params = {
+      .partial = (const float *)(const void *)(workspace + plan->partial.offset),
+      .partial_lse = (const float *)(const void *)(workspace + plan->partial_lse.offset),
+      .partial_strides = {.split = rows * heads * dim,
+                          .batch = longest * heads * dim,
+                          .row = heads * dim,
+                          .head = dim},
+      .partial_lse_strides = {.split = rows * heads,
+                              .batch = longest * heads,
+                              .row = heads,
+                              .head = 1},
+      .output = output->data,
+      .output_strides = {.batch = output->stride_batch,
+                         .row = output->stride_row,
+                         .head = output->stride_head},
+      .lse = (float *)(void *)lse->data,
+      .lse_strides = {.batch = lse->stride_batch, .row = lse->stride_row, .head = lse->stride_head},
+      .sink = (const float *)(void *)problem->sink.data,
+      .cu_seqlens_q = problem->cu_seqlens_q,
+      .used_q = problem->seqused_q,
+      .seqlen_q = (int)longest,
+      .splits = plan->splits / plan->cluster,
+      .heads = (int)heads,
+      .head_dim = (int)dim,
+      .kind = combine_element_kind(output->dtype)};
+  const struct grid grid = {.x = (unsigned)divide_up(longest * heads, FA3_COMBINE_ROWS),
+                            .y = (unsigned)problem->batch,
+                            .z = 1,
+                            .threads = FA3_COMBINE_THREADS,
+                            .dependent = true};
+  return launch_kernel(scope, plan->combine, 0, &grid, &params);
+}
+
+fa3_status launch_decode(const struct cuda_scope *scope, const struct problem *problem,
+                         const struct cuda_plan *cuda_plan, char *workspace) {
+  const struct decode_plan *plan = &cuda_plan->decode;
+  const struct scales scales = make_scales((double)problem->scale, (double)problem->softcap);
+  const struct operand *output = &problem->output, *lse = &problem->lse;
+  const bool paged = problem->features & FA3_FEATURE_PAGE_TABLE;
+  fa3_decode_params params = {
+      .query = make_input(&problem->query),
+      .key = make_input(&problem->key),
+      .value = make_input(&problem->value),
+      .output = output->data,
+      .output_stride_batch = output->stride_batch,
+      .output_stride_row = output->stride_row,
+      .output_stride_head = output->stride_head,
+      .lse = (float *)(void *)lse->data,
+      .lse_stride_batch = lse->stride_batch,
+      .lse_stride_row = lse->stride_row,
+      .lse_stride_head = lse->stride_head,
+      .sink = (const float *)(void *)problem->sink.data,
+      .sequences = make_sequences(problem),
+      .page_table = paged ? (const int *)(void *)problem->page_table.data : NULL,
+      .page_table_stride = problem->page_table.stride_batch,
+      .page_size = make_divisor(larger(paged ? problem->key.rows : 1, 1)),
+      .pages = (int)problem->batch_k,
+      .rows_k = (int)problem->rows_k,
+      .heads_k = make_divisor(problem->heads_k),
+      .group = make_divisor(problem->heads_q / problem->heads_k),
+      .row_tiles = make_divisor(larger(plan->row_tiles, 1)),
+      .splits = make_divisor(plan->splits),
+      .cluster = plan->cluster,
+      .split_units = plan->split_units,
+      .head_dim = (int)problem->head_dim,
+      .head_dim_v = (int)problem->value_head_dim,
+      .scale_log2 = scales.scale_log2,
+      .softcap_log2 = scales.softcap_log2,
+      .output_is_float = output->dtype == FA3_FLOAT32,
+      .partial = plan->combine ? (float *)(void *)(workspace + plan->partial.offset) : NULL,
+      .partial_lse = plan->combine ? (float *)(void *)(workspace + plan->partial_lse.offset) : NULL,
+      .batch = (int)problem->batch};
+  const int64_t blocks =
+      problem->batch * problem->heads_k * (int64_t)plan->row_tiles * plan->splits;
+  if (blocks == 0) return FA3_OK;
+  const struct grid grid = {.x = (unsigned)blocks,
+                            .y = 1,
+                            .z = 1,
+                            .threads = FA3_DECODE_THREADS,
+                            .cluster = (unsigned)plan->cluster,
+                            .dependent = true};
+  const struct error_message before = error_keep();
+  fa3_status status = launch_kernel(scope, plan->kernel, 0, &grid, &params);
+  if (!status) return plan->combine ? combine_splits(scope, problem, plan, workspace) : FA3_OK;
+  if (plan->cluster == 1) return status;
+  /* A context with few multiprocessors has no room for the cluster: one block does it all. */
+  error_put_back(&before);
+  const struct grid alone = {.x = (unsigned)(blocks / plan->splits),
+                             .y = 1,
+                             .z = 1,
+                             .threads = FA3_DECODE_THREADS,
+                             .cluster = 1,
+                             .dependent = true};
+  params.splits = make_divisor(1);
+  params.cluster = 1;
+  params.partial = NULL;
+  params.partial_lse = NULL;
+  return launch_kernel(scope, plan->kernel, 0, &alone, &params);
+}

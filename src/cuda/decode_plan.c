@@ -1,0 +1,151 @@
+#include "cuda/decode_plan.h"
+
+#include <inttypes.h>
+
+#include "cuda/kernels.h"
+#include "cuda/limits.h"
+#include "cuda/plan.h"
+#include "error.h"
+#include "integer.h"
+#include "kernels/combine_params.h"
+#include "kernels/decode_params.h"
+
+/* docs/notes/hopper-decode.md says why these. */
+static const int64_t few_rows = 64;        /* with more, the forward kernel's tiles are full */
+static const int64_t full_grid = 64;       /* blocks that keep the memory of a Hopper GPU busy */
+static const int64_t many_tiles = 264;     /* row tiles that need no splits, of sequences alike */
+static const int64_t long_keys = 8192;     /* from here on splits may be more than a cluster */
+static const int64_t keys_of_split = 1024; /* with more, they are where the grid is not full */
+static const int64_t largest_cluster = 16;
+static const int64_t large_cluster = 8;  /* larger ones load the GPU unevenly */
+static const int64_t partial_tiles = 32; /* row tiles that have partial results */
+static const int64_t most_blocks = 1 << 30;
+
+static int32_t shared_bytes(const struct kernel *kernel) {
+  return FA3_DECODE_SHARED_BYTES(kernel->head_dim, kernel->stages);
+}
+
+const struct kernel_kind decode_kind = {.phase = FA3_FORWARD,
+                                        .entries = {"decode"},
+                                        .shared_bytes = shared_bytes,
+                                        .large_clusters = true};
+
+static int64_t row_tiles(const struct problem *problem) {
+  const int64_t longest = smaller(problem->max_seqlen_q, problem->rows_q);
+  return divide_up(longest * (problem->heads_q / problem->heads_k), FA3_DECODE_ROWS);
+}
+
+bool decode_takes(const struct problem *problem) {
+  if (problem->split_keys || problem->output.dtype != problem->query.dtype) return true;
+  const int64_t tiles = row_tiles(problem);
+  if (tiles <= 1) return true;
+  return tiles * FA3_DECODE_ROWS <= few_rows && tiles * problem->batch <= 2 * full_grid &&
+         tiles * problem->batch * problem->heads_k <= 2 * full_grid;
+}
+
+/* Splits of a sequence where they are shares of its keys. Neither this nor the shape of clusters
+ * depends on how many multiprocessors the call may use, and so no result does. */
+static int64_t choose_splits(const struct problem *problem, int64_t tiles) {
+  const int64_t most = divide_up(larger(problem->max_seqlen_k, 1), FA3_DECODE_KEYS);
+  int64_t splits = largest_cluster;
+  while (splits > 1 && splits * tiles > full_grid) splits /= 2;
+  if (tiles > full_grid && tiles <= many_tiles) splits = 2;
+  /* Lengths may be far apart: long sequences are cut finely, and blocks without keys leave. */
+  if (problem->batch > 1 && (problem->seqused_k || problem->cu_seqlens_k))
+    splits = larger(splits, tiles <= 2 * many_tiles ? 8 : 4);
+  while (splits * tiles < full_grid && problem->max_seqlen_k / splits > keys_of_split) splits *= 2;
+  while (splits > 1 && (splits > most || (problem->num_splits && splits > problem->num_splits)))
+    splits /= 2;
+  return splits;
+}
+
+fa3_status reserve_splits(const struct problem *problem, struct decode_plan *plan,
+                          size_t *workspace_size) {
+  if (problem->max_seqlen_k < long_keys && !problem->split_keys) return FA3_OK;
+  int64_t rows = partial_tiles * FA3_DECODE_ROWS;
+  if (problem->split_keys &&
+      (__builtin_mul_overflow(smaller(problem->max_seqlen_q, problem->rows_q), problem->batch,
+                              &rows) ||
+       __builtin_mul_overflow(rows, problem->heads_q, &rows) ||
+       __builtin_mul_overflow(rows, divide_up(problem->max_seqlen_k, problem->split_keys), &rows)))
+    return set_error(FA3_UNSUPPORTED,
+                     "split_keys is %" PRId64 ": too many splits for the workspace",
+                     problem->split_keys);
+  TRY(reserve(workspace_size, &plan->partial, "the splits' output", 1, rows,
+              (int64_t)sizeof(float) * problem->value_head_dim));
+  return reserve(workspace_size, &plan->partial_lse, "the splits' lse", 1, rows, sizeof(float));
+}
+
+static fa3_status plan_splits(const struct problem *problem, const char *architecture,
+                              struct decode_plan *plan) {
+  const int64_t tiles = row_tiles(problem);
+  int64_t all_tiles, grid;
+  if (__builtin_mul_overflow(problem->batch, tiles, &all_tiles) ||
+      __builtin_mul_overflow(all_tiles, problem->heads_k, &all_tiles) || all_tiles > MAX_TILES)
+    return set_error(FA3_UNSUPPORTED,
+                     "%" PRId64 " heads of %" PRId64 " sequences of up to %" PRId64
+                     " rows: more tiles than the CUDA kernels count",
+                     problem->heads_q, problem->batch, problem->max_seqlen_q);
+  int64_t splits = choose_splits(problem, all_tiles), cluster = splits;
+  if (splits > large_cluster && (splits > largest_cluster || problem->max_seqlen_k > long_keys ||
+                                 plan->kernel->head_dim > 128))
+    cluster = large_cluster;
+  /* Without room for partial results, a cluster is all. */
+  if (cluster < splits && problem->max_seqlen_k < long_keys) splits = cluster;
+  if (problem->split_keys) {
+    splits = larger(divide_up(problem->max_seqlen_k, problem->split_keys), 1);
+    cluster = 1;
+    plan->split_units = (int32_t)smaller(problem->split_keys / FA3_DECODE_KEYS, INT32_MAX / 2);
+  }
+  if (__builtin_mul_overflow(all_tiles, splits, &grid) || grid > most_blocks)
+    return set_error(FA3_UNSUPPORTED,
+                     "%" PRId64 " tiles of %" PRId64 " splits: the CUDA kernels take %" PRId64
+                     " in all",
+                     all_tiles, splits, most_blocks);
+  plan->row_tiles = (int32_t)tiles;
+  plan->splits = (int32_t)splits;
+  plan->cluster = (int32_t)cluster;
+  if (splits > cluster)
+    plan->combine =
+        find_kernel(&(struct kernel_need){.kind = &combine_kind, .architecture = architecture});
+  return FA3_OK;
+}
+
+/* Strides are counted in 32 bits, as units of 16 bytes. */
+static fa3_status check_strides(const struct problem *problem) {
+  static const enum tensor inputs[] = {TENSOR_query, TENSOR_key, TENSOR_value};
+  for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++) {
+    const struct operand *operand = problem_operand(problem, inputs[i]);
+    const int64_t extents[] = {operand->batch, operand->rows, operand->heads};
+    const int64_t strides[] = {operand->stride_batch, operand->stride_row, operand->stride_head};
+    for (int d = 0; d < 3; d++)
+      if (extents[d] > 1 && strides[d] / 8 > UINT32_MAX)
+        return set_error(FA3_UNSUPPORTED,
+                         "%s.strides[%d] is %" PRId64 ": the decode kernels take less than 2^35",
+                         tensor_rows[inputs[i]].name, d, strides[d]);
+  }
+  return FA3_OK;
+}
+
+fa3_status plan_decode(const struct problem *problem, const struct cuda_facts *facts,
+                       struct cuda_plan *plan) {
+  static const struct demand demands[] = {{TENSOR_query, FORM_TMA},
+                                          {TENSOR_key, FORM_TMA},
+                                          {TENSOR_value, FORM_TMA},
+                                          {TENSOR_sink, FORM_FLOATS}};
+  *plan = (struct cuda_plan){.decodes = true};
+  struct decode_plan *decode = &plan->decode;
+  decode->kernel = find_kernel(&(struct kernel_need){.kind = &decode_kind,
+                                                     .architecture = facts->architecture,
+                                                     .dtype = problem->query.dtype,
+                                                     .head_dim = problem->head_dim,
+                                                     .value_head_dim = problem->value_head_dim,
+                                                     .softcap = problem->softcap > 0});
+  if (!decode->kernel) return no_kernel(problem->head_dim, problem->value_head_dim);
+  TRY(check_lengths(problem));
+  TRY(check_strides(problem));
+  TRY(plan_splits(problem, facts->architecture, decode));
+  TRY(reserve_splits(problem, decode, &plan->workspace_size));
+  return plan_staging(problem, demands, sizeof demands / sizeof *demands, &plan->staging,
+                      &plan->workspace_size);
+}

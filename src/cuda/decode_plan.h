@@ -1,0 +1,33 @@
+/* How a forward call of few queries, or on a cache, runs on a GPU. */
+#ifndef FA3_SRC_CUDA_DECODE_PLAN_H
+#define FA3_SRC_CUDA_DECODE_PLAN_H
+
+#include "cuda/staging.h"
+
+struct cuda_facts;
+struct cuda_plan;
+
+struct decode_plan {
+  const struct kernel *kernel;
+  const struct kernel *combine; /* null: each cluster's result is whole */
+  int32_t row_tiles;            /* of a key head of the longest sequence */
+  int32_t splits;
+  int32_t cluster;     /* splits that are put together at once */
+  int32_t split_units; /* of a split; 0: an even share */
+  struct reservation partial;
+  struct reservation partial_lse;
+};
+
+/* Whether the decode kernel is for this call. */
+bool decode_takes(const struct problem *problem);
+
+/* Room for the results of splits, in every forward call whose keys can be split: so the workspace
+ * does not shrink where more queries need no splits. */
+fa3_status reserve_splits(const struct problem *problem, struct decode_plan *plan,
+                          size_t *workspace_size);
+
+/* Likewise as plan_forward. */
+fa3_status plan_decode(const struct problem *problem, const struct cuda_facts *facts,
+                       struct cuda_plan *plan);
+
+#endif

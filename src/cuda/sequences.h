@@ -1,0 +1,32 @@
+/* The sequences of a problem, as its kernels take them. What is indexed by a sequence and a row has
+ * room for no more rows than there are, whatever the caller bounds a packed one by. */
+#ifndef FA3_SRC_CUDA_SEQUENCES_H
+#define FA3_SRC_CUDA_SEQUENCES_H
+
+#include "integer.h"
+#include "kernels/sequence.h"
+#include "problem.h"
+
+/* What is handed over below. */
+#define SEQUENCE_FEATURES                                                          \
+  (FA3_FEATURE_VARLEN_QUERY | FA3_FEATURE_VARLEN_KEY | FA3_FEATURE_SEQUSED_QUERY | \
+   FA3_FEATURE_SEQUSED_KEY | FA3_FEATURE_LEFTPAD_KEY | FA3_FEATURE_BATCH_INDEX |   \
+   FA3_FEATURE_DIAGONAL)
+
+static inline fa3_sequences make_sequences(const struct problem *problem) {
+  return (fa3_sequences){.cu_seqlens_q = problem->cu_seqlens_q,
+                         .cu_seqlens_k = problem->cu_seqlens_k,
+                         .used_q = problem->seqused_q,
+                         .used_k = problem->seqused_k,
+                         .leftpad_k = problem->leftpad_k,
+                         .batch_index_k = problem->cache_batch_index,
+                         .diagonal = problem->diagonal,
+                         .page_table = (const int32_t *)(const void *)problem->page_table.data,
+                         .page_table_stride = problem->page_table.stride_batch,
+                         .seqlen_q = (int)smaller(problem->max_seqlen_q, problem->rows_q),
+                         .seqlen_k = (int)problem->max_seqlen_k,
+                         .window_left = problem->window_left,
+                         .window_right = problem->window_right};
+}
+
+#endif

@@ -1,0 +1,252 @@
+/* FP8 on a GPU against the CPU engine, which computes exactly from the same codes and scales.
+ *
+ * The bound of an output: each probability is rounded to 4 bits (an error of at most 2^-4 of it, or
+ * of 2^-18 of the row's greatest), and sums of scores and outputs are cut to about 13 bits (here as
+ * much as 2^-6 of what is summed, with the rounding of the output itself): so 2^-4 + 2^-6 of the
+ * sum of p |v|, which the CPU computes too, and 2^-18 of the greatest |v| for each key. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "fa3.h"
+#include "float8.h"
+#include "gpu.h"
+#include "half.h"
+#include "rng.h"
+#include "test.h"
+
+enum { MOST_SCALES = 1 << 17, LARGEST_V = 8 };
+
+struct shape {
+  int head_dim, value_head_dim, batch, rows_q, rows_k, heads_q, heads_k;
+  bool causal, packed, padded, capped;
+  int rows_per_scale[3]; /* of query, key, value; -1: none */
+  fa3_dtype output;
+};
+
+static struct gpu_arena arena;
+static float scales[3][MOST_SCALES];
+static float sinks[64];
+
+static void *to_gpu(const void *data, size_t size) {
+  const gpu_pointer to = gpu_arena_take(&arena, size);
+  GPU(cuMemcpyHtoDAsync, to, data, size, NULL);
+  return (void *)to;
+}
+
+static void *take_poisoned(size_t size) {
+  const gpu_pointer to = gpu_arena_take(&arena, size);
+  GPU(cuMemsetD8Async, to, 0xff, size, NULL);
+  return (void *)to;
+}
+
+static uint8_t *make_codes(struct rng *rng, int64_t count) {
+  uint8_t *codes = malloc((size_t)count);
+  assert_non_null(codes);
+  for (int64_t i = 0; i < count; i++)
+    codes[i] = e4m3_from_float((float)fmin(fmax(rng_normal(rng), -LARGEST_V), LARGEST_V));
+  return codes;
+}
+
+static fa3_tensor make_scale(int which, const struct shape *shape, int64_t rows) {
+  fa3_tensor scale = {.data = scales[which], .dtype = FA3_FLOAT32};
+  const int64_t per = shape->rows_per_scale[which];
+  const int64_t heads = which ? shape->heads_k : shape->heads_q;
+  const int64_t blocks =
+      shape->packed ? rows / (per ? per : 1) + shape->batch : (rows + per - 1) / (per ? per : 1);
+  const int64_t full[] = {shape->batch, heads, blocks};
+  const int first = shape->packed && per ? 1 : 0, last = per ? 3 : 2;
+  scale.rank = last - first;
+  int64_t stride = 1;
+  for (int d = scale.rank - 1; d >= 0; d--) {
+    scale.shape[d] = full[first + d];
+    scale.strides[d] = stride;
+    stride *= scale.shape[d];
+  }
+  assert_in_range(stride, 1, MOST_SCALES);
+  return scale;
+}
+
+static void run(fa3_forward_args *args) {
+  if (fa3_forward_workspace(args, &args->workspace_size)) fail_msg("%s", fa3_last_error());
+  const bool cpu = args->device.type == FA3_CPU;
+  args->workspace =
+      cpu ? malloc(args->workspace_size + 1) : take_poisoned(args->workspace_size + 1);
+  if (fa3_forward(args)) fail_msg("%s", fa3_last_error());
+  if (cpu) free(args->workspace);
+}
+
+static float load(const void *data, fa3_dtype dtype, int64_t i) {
+  if (dtype == FA3_FLOAT32) return ((const float *)data)[i];
+  const uint16_t bits = ((const uint16_t *)data)[i];
+  return dtype == FA3_FLOAT16 ? float_from_half(bits) : float_from_bfloat(bits);
+}
+
+static void compare(const struct shape *shape, uint64_t number) {
+  struct rng rng = rng_for(number);
+  int32_t starts_q[8] = {0}, starts_k[8] = {0}, padding[8], used[8];
+  for (int b = 0; b < shape->batch; b++) {
+    starts_q[b + 1] = starts_q[b] + (int32_t)rng_between(&rng, 1, shape->rows_q);
+    starts_k[b + 1] = starts_k[b] + (int32_t)rng_between(&rng, 1, shape->rows_k);
+    padding[b] = (int32_t)rng_between(&rng, 0, 9);
+    used[b] = (int32_t)rng_between(&rng, 10, shape->rows_k);
+  }
+  const int batch = shape->batch;
+  const int64_t rows_q = shape->packed ? starts_q[batch] : shape->rows_q;
+  const int64_t rows_k = shape->packed ? starts_k[batch] : shape->rows_k;
+  const int64_t all_q = shape->packed ? rows_q : batch * rows_q;
+  const int64_t all_k = shape->packed ? rows_k : batch * rows_k;
+  const int64_t counts[] = {all_q * shape->heads_q * shape->head_dim,
+                            all_k * shape->heads_k * shape->head_dim,
+                            all_k * shape->heads_k * shape->value_head_dim,
+                            all_q * shape->heads_q * shape->value_head_dim, all_q * shape->heads_q};
+  uint8_t *codes[3];
+  for (int i = 0; i < 3; i++) codes[i] = make_codes(&rng, counts[i]);
+  float *outputs[2], *lse = calloc((size_t)counts[4], sizeof *lse);
+  for (int i = 0; i < 2; i++) outputs[i] = calloc((size_t)counts[3], sizeof **outputs);
+
+  fa3_forward_args args = {.struct_size = sizeof args, .flags = shape->causal ? FA3_CAUSAL : 0};
+  fa3_tensor *tensors[] = {&args.query, &args.key, &args.value, &args.output};
+  for (int i = 0; i < 4; i++) {
+    const int64_t rows = i == 1 || i == 2 ? rows_k : rows_q;
+    const int64_t heads = i == 1 || i == 2 ? shape->heads_k : shape->heads_q;
+    const int64_t dim = i < 2 ? shape->head_dim : shape->value_head_dim;
+    const fa3_dtype dtype = i < 3 ? FA3_FLOAT8_E4M3 : FA3_FLOAT32;
+    void *data = i < 3 ? (void *)codes[i] : outputs[0];
+    *tensors[i] = shape->packed ? fa3_packed(data, dtype, rows, heads, dim)
+                                : fa3_dense(data, dtype, batch, rows, heads, dim);
+  }
+  args.lse = shape->packed ? fa3_packed_lse(lse, shape->heads_q, rows_q)
+                           : fa3_lse(lse, batch, shape->heads_q, rows_q);
+  args.sink = fa3_vector(sinks, FA3_FLOAT32, shape->heads_q);
+  args.softcap = shape->capped ? 3 : 0;
+  if (shape->packed) {
+    args.cu_seqlens_q = fa3_vector(starts_q, FA3_INT32, batch + 1);
+    args.cu_seqlens_k = fa3_vector(starts_k, FA3_INT32, batch + 1);
+    args.max_seqlen_q = shape->rows_q;
+    args.max_seqlen_k = shape->rows_k;
+  } else if (shape->padded) {
+    args.leftpad_k = fa3_vector(padding, FA3_INT32, batch);
+    args.seqused_k = fa3_vector(used, FA3_INT32, batch);
+  }
+  fa3_tensor *its_scales[] = {&args.query_scale, &args.key_scale, &args.value_scale};
+  int64_t *its_rows[] = {&args.query_scale_rows, &args.key_scale_rows, &args.value_scale_rows};
+  for (int i = 0; i < 3; i++) {
+    if (shape->rows_per_scale[i] < 0) continue;
+    *its_scales[i] = make_scale(i, shape, i ? rows_k : rows_q);
+    *its_rows[i] = shape->rows_per_scale[i];
+  }
+
+  fa3_forward_args there = args;
+  there.device.type = FA3_CUDA;
+  for (int i = 0; i < 3; i++) {
+    tensors[i] = (fa3_tensor *[]){&there.query, &there.key, &there.value}[i];
+    tensors[i]->data = to_gpu(codes[i], (size_t)counts[i]);
+    fa3_tensor *scale =
+        (fa3_tensor *[]){&there.query_scale, &there.key_scale, &there.value_scale}[i];
+    if (scale->data) scale->data = to_gpu(scale->data, sizeof scales[i]);
+  }
+  const size_t output_size = (size_t)counts[3] * fa3_dtype_size(shape->output);
+  there.output.dtype = shape->output;
+  there.output.data = take_poisoned(output_size);
+  there.lse.data = take_poisoned((size_t)counts[4] * sizeof *lse);
+  there.sink.data = to_gpu(sinks, sizeof sinks);
+  fa3_tensor *lengths[] = {&there.cu_seqlens_q, &there.cu_seqlens_k, &there.leftpad_k,
+                           &there.seqused_k};
+  for (int i = 0; i < 4; i++)
+    if (lengths[i]->data)
+      lengths[i]->data = to_gpu(lengths[i]->data, (size_t)lengths[i]->shape[0] * sizeof(int32_t));
+  run(&there);
+
+  run(&args);
+  for (int64_t i = 0; i < counts[2]; i++) codes[2][i] &= 0x7f;
+  args.output.data = outputs[1];
+  run(&args);
+  char *got = malloc(output_size);
+  float *got_lse = malloc((size_t)counts[4] * sizeof *lse);
+  assert_non_null(got);
+  assert_non_null(got_lse);
+  GPU(cuMemcpyDtoHAsync, got, (gpu_pointer)there.output.data, output_size, NULL);
+  GPU(cuMemcpyDtoHAsync, got_lse, (gpu_pointer)there.lse.data, (size_t)counts[4] * sizeof *lse,
+      NULL);
+  GPU(cuCtxSynchronize, );
+  for (int64_t i = 0; i < counts[3]; i++) {
+    const double error = fabs((double)load(got, shape->output, i) - (double)outputs[0][i]);
+    const double bound =
+        (0x1p-4 + 0x1p-6) * (double)outputs[1][i] + 0x1p-18 * LARGEST_V * shape->rows_k;
+    if (!(error <= bound))
+      fail_msg("trial %d, head dims %d and %d: output %lld is %g, expected %g, off by %g > %g",
+               (int)number, shape->head_dim, shape->value_head_dim, (long long)i,
+               (double)load(got, shape->output, i), (double)outputs[0][i], error, bound);
+  }
+  for (int64_t i = 0; i < counts[4]; i++)
+    if (!(fabsf(got_lse[i] - lse[i]) <= 0x1p-6f || got_lse[i] == lse[i]))
+      fail_msg("trial %d: lse %lld is %g, expected %g", (int)number, (long long)i,
+               (double)got_lse[i], (double)lse[i]);
+  for (int i = 0; i < 3; i++) free(codes[i]);
+  for (int i = 0; i < 2; i++) free(outputs[i]);
+  free(lse);
+  free(got);
+  free(got_lse);
+  arena.used = 0;
+}
+
+static int compared; /* calls */
+
+static void test_against_the_cpu(void **state) {
+  (void)state;
+  struct rng rng = rng_for(0);
+  arena = gpu_arena_new((size_t)256 << 20);
+  for (int i = 0; i < 3; i++)
+    for (int j = 0; j < MOST_SCALES; j++) scales[i][j] = (float)(0.2 + 0.8 * rng_uniform(&rng));
+  for (int i = 0; i < 64; i++) sinks[i] = (float)rng_normal(&rng);
+  static const int dims[] = {64, 128, 256, 16, 96, 192};
+  static const int rows_per_scale[][3] = {
+      {-1, -1, -1}, {0, 0, 0}, {64, 128, 256}, {1, 48, 1}, {128, 0, 128}};
+  uint64_t number = 0;
+  for (int d = 0; d < 6; d++)
+    for (int s = 0; s < 5; s++)
+      for (int packed = 0; packed < 2; packed++) {
+        const int heads_k = (int)rng_between(&rng, 1, 3), group = (int)rng_between(&rng, 1, 4);
+        struct shape shape = {
+            .head_dim = dims[d],
+            .value_head_dim = dims[d] == 96 ? 64 : dims[d],
+            .batch = 3,
+            .rows_q = (int)rng_between(&rng, 1, 300),
+            .rows_k = (int)rng_between(&rng, 10, 600),
+            .heads_q = heads_k * group,
+            .heads_k = heads_k,
+            .causal = rng_chance(&rng, 0.5),
+            .packed = packed,
+            .padded = rng_chance(&rng, 0.5),
+            .capped = rng_chance(&rng, 0.3),
+            .output = (fa3_dtype)RNG_PICK(&rng, FA3_FLOAT32, FA3_FLOAT16, FA3_BFLOAT16)};
+        memcpy(shape.rows_per_scale, rows_per_scale[s], sizeof shape.rows_per_scale);
+        compare(&shape, ++number);
+      }
+  /* Sums are put away on the way, in shared memory or in the workspace. */
+  for (int d = 0; d < 3; d++)
+    compare(&(struct shape){.head_dim = dims[d],
+                            .value_head_dim = dims[d],
+                            .batch = 1,
+                            .rows_q = 40,
+                            .rows_k = 9000,
+                            .heads_q = 2,
+                            .heads_k = 1,
+                            .causal = true,
+                            .rows_per_scale = {0, 128, 128},
+                            .output = FA3_FLOAT32},
+            ++number);
+  gpu_arena_free(&arena);
+  compared = (int)number;
+}
+
+int main(void) {
+  if (!gpu_open()) return TEST_SKIPPED;
+  rng_run_seed();
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_against_the_cpu)};
+  const int result = cmocka_run_group_tests(tests, NULL, NULL);
+  if (result == 0) printf("passed: %d calls\n", compared);
+  return result;
+}
