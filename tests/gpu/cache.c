@@ -124,7 +124,7 @@ static fa3_forward_args forward_of(int64_t first, int64_t batch, uint16_t *outpu
 
 static void test_lengths_change_between_replays(void **state) {
   (void)state;
-  enum { REPLAYS = 1000 };
+  const int replays = gpu_trials(1000);
   struct rng rng = rng_for(1);
   gpu_stream stream;
   gpu_graph graph;
@@ -137,7 +137,7 @@ static void test_lengths_change_between_replays(void **state) {
   if (fa3_forward(&captured)) fail_msg("%s", fa3_last_error());
   GPU(cuStreamEndCapture, stream, &graph);
   GPU(cuGraphInstantiateWithFlags, &exec, graph, 0);
-  for (int replay = 0; replay < REPLAYS; replay++) {
+  for (int replay = 0; replay < replays; replay++) {
     new_lengths(&rng);
     memset(cache->output, 0xff, sizeof cache->output);
     memset(cache->other_output, 0xff, sizeof cache->other_output);

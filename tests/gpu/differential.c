@@ -17,7 +17,7 @@ static const size_t arena_bytes = (size_t)512 << 20;
 static const double pairs = 60000; /* products of a query and a key that one trial may compare */
 
 static bool backward;
-static int trials = TRIALS;
+static int trials;
 static int process, processes = 1; /* the trials are shared out */
 static int refused;
 static struct gpu_arena arena;
@@ -68,8 +68,7 @@ int main(int argc, char **argv) {
   }
   backward = strcmp(argv[1], "backward") == 0;
   rng_run_seed();
-  const char *count = getenv("FA3_GPU_TRIALS");
-  if (count) trials = (int)strtol(count, NULL, 10);
+  trials = gpu_trials(TRIALS);
   /* The reference takes most of the time: a process for each processor. CUDA starts after fork. */
   long processors = sysconf(_SC_NPROCESSORS_ONLN);
   processes = processors > MAX_PROCESSES ? MAX_PROCESSES : (int)processors;

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "fa3.h"
@@ -88,6 +89,11 @@ bool gpu_open(void) {
     return false;
   }
   return gpu_open_unprepared();
+}
+
+int gpu_trials(int otherwise) {
+  const char *count = getenv("FA3_GPU_TRIALS");
+  return count ? (int)strtol(count, NULL, 10) : otherwise;
 }
 
 struct gpu_arena gpu_arena_new(size_t size) {

@@ -62,6 +62,9 @@ bool gpu_open(void);
 bool gpu_open_unprepared(void);
 gpu_context gpu_primary(void);
 
+/* How many trials a test makes: FA3_GPU_TRIALS, or what it makes without. */
+int gpu_trials(int otherwise);
+
 /* Memory taken in one piece, given out in parts, and all given back at once. */
 struct gpu_arena {
   gpu_pointer base;

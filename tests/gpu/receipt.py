@@ -18,6 +18,10 @@ GRADIENTS = ["gradients", "deterministic", "accuracy"]
 NEEDED = {
     "strided": ["differential"],
     "forward": ["differential", "accuracy"],
+    "forward_fp8": ["float8"],
+    "decode": ["differential", "cache"],
+    "combine": ["differential", "cache"],
+    "append": ["cache"],
     "backward_prepare": GRADIENTS,
     "backward": GRADIENTS,
     "backward_wide": GRADIENTS,

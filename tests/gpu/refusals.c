@@ -8,7 +8,14 @@
 #include "fa3.h"
 #include "test.h"
 
-enum { BATCH = 2, SEQLEN = 100, HEADS = 4, HEAD_DIM = 64, ROWS = BATCH * SEQLEN };
+enum {
+  BATCH = 2,
+  SEQLEN = 100,
+  HEADS = 4,
+  HEAD_DIM = 64,
+  ROWS = BATCH * SEQLEN,
+  GRADIENTS_WORKSPACE = 12 << 20
+};
 
 static struct gpu_arena arena;
 static fa3_forward_args good;
@@ -44,8 +51,8 @@ static int open_arena(void **state) {
                              &good_gradients.grad_value};
   for (int i = 0; i < 3; i++)
     *gradients[i] = fa3_dense(take(1 << 20), FA3_BFLOAT16, BATCH, SEQLEN, HEADS, HEAD_DIM);
-  good_gradients.workspace = take(4 << 20);
-  good_gradients.workspace_size = 4 << 20;
+  good_gradients.workspace = take(GRADIENTS_WORKSPACE);
+  good_gradients.workspace_size = GRADIENTS_WORKSPACE;
   return 0;
 }
 
@@ -92,7 +99,7 @@ static void test_gradients(void **state) {
   void *host = malloc(1 << 20);
   size_t bytes;
   if (fa3_backward_workspace(&good_gradients, &bytes)) fail_msg("%s", fa3_last_error());
-  assert_in_range(bytes, 1, 4 << 20);
+  assert_in_range(bytes, 1, GRADIENTS_WORKSPACE);
   GRADIENTS_REFUSED(args->query.data = host, FA3_INVALID_POINTER, "query.data");
   GRADIENTS_REFUSED(args->output.data = host, FA3_INVALID_POINTER, "output.data");
   GRADIENTS_REFUSED(args->lse.data = host, FA3_INVALID_POINTER, "lse.data");

@@ -1,6 +1,7 @@
 """The GPU suite: runs every test of this folder on the machine's GPU and, if all pass, writes the
-receipt that stands for them where there is none. Then a few trials run under compute-sanitizer, and
-the receipt tells of how many each of its tools had nothing to say.
+receipt that stands for them where there is none. A test that fails keeps none of the others from
+running. After a receipt a few trials run under compute-sanitizer, and the receipt tells of how many
+each of its tools had nothing to say.
 
     suite.py BUILD RECEIPT
 
@@ -21,7 +22,7 @@ import time
 import cubin
 
 # What is run, by the name that the receipt has for it: a program and its arguments. What is most
-# likely to fail comes first, for a failure ends the suite.
+# likely to fail comes first.
 TESTS = {
     "gradients": ["test_gpu_differential", "backward"],
     "differential": ["test_gpu_differential", "forward"],
@@ -33,7 +34,14 @@ TESTS = {
     "cache": ["test_gpu_cache"],
     "large": ["test_gpu_large"],
 }
+SECONDS_OF_A_TEST = int(os.environ.get("FA3_GPU_TEST_SECONDS", 180))
 TOOLS = ["memcheck", "racecheck", "synccheck", "initcheck"]
+UNDER_A_TOOL = {
+    "forward": ["test_gpu_differential", "forward"],
+    "backward": ["test_gpu_differential", "backward"],
+    "cache": ["test_gpu_cache"],
+    "float8": ["test_gpu_float8"],
+}
 SECONDS_UNDER_A_TOOL = int(os.environ.get("FA3_GPU_SANITIZER_SECONDS", 300))
 TRIALS_UNDER_A_TOOL = 15  # fewer than it has processes: one process alone
 ACCURACY = pathlib.Path(__file__).with_name("accuracy.py")
@@ -46,41 +54,54 @@ def gpu():
     )
 
 
+def start(command, environment=None):
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # its program and processes go with it
+    )
+
+
+def finish(name, process, seconds):
+    """What it printed; None if it failed or took longer. All of it is printed."""
+    began = time.monotonic()
+    try:
+        output, _ = process.communicate(timeout=max(0, seconds))
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+    seconds = time.monotonic() - began
+    print(f"--- {name}: {process.returncode}, {seconds:.1f} s\n{output}", flush=True)
+    return None if process.returncode else output
+
+
 def run(name, command):
     """How much it says has passed; 0 if it fails or skips."""
-    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    print(f"--- {name}: {result.returncode}\n{result.stdout}", flush=True)
-    passed = re.search(r"^passed: (\d+)", result.stdout, re.MULTILINE)
-    return int(passed[1]) if result.returncode == 0 and passed else 0
+    output = finish(name, start(command), SECONDS_OF_A_TEST)
+    passed = output and re.search(r"^passed: (\d+)", output, re.MULTILINE)
+    return int(passed[1]) if passed else 0
 
 
-def sanitize(program):
-    """{tool: trials} of NVIDIA's compute-sanitizer over a few random trials; 0 where it objects or
-    takes too long."""
+def sanitize(programs):
+    """{tool and program: trials} of NVIDIA's compute-sanitizer over a few random trials; 0 where it
+    objects or takes too long."""
     environment = {**os.environ, "FA3_GPU_TRIALS": str(TRIALS_UNDER_A_TOOL)}
     running = {}
     for tool in TOOLS:
-        for direction in ("forward", "backward"):
+        for name, (program, *arguments) in UNDER_A_TOOL.items():
             command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "1"]
-            running[f"{tool}_{direction}"] = subprocess.Popen(
-                [*command, program, direction],
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                start_new_session=True,  # its program goes with it
+            running[f"{tool}_{name}"] = start(
+                [*command, programs / program, *arguments], environment
             )
     end = time.monotonic() + SECONDS_UNDER_A_TOOL
-    counts = {}
-    for name, process in running.items():
-        try:
-            output, _ = process.communicate(timeout=max(0, end - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            output, _ = process.communicate()
-        print(f"--- {name}: {process.returncode}\n{output}", flush=True)
-        counts[name] = 0 if process.returncode else TRIALS_UNDER_A_TOOL
-    return counts
+    return {
+        name: 0 if finish(name, process, end - time.monotonic()) is None else TRIALS_UNDER_A_TOOL
+        for name, process in running.items()
+    }
 
 
 def main(build, receipt):
@@ -90,15 +111,14 @@ def main(build, receipt):
         return 1
     build = pathlib.Path(build).resolve()
     programs = build / "tests/gpu"
-    counts = {}
     with tempfile.NamedTemporaryFile(suffix=".json") as errors:
         commands = {name: [programs / test[0], *test[1:]] for name, test in TESTS.items()}
         commands["accuracy"] = [sys.executable, ACCURACY, build / "libfa3.so", errors.name]
-        for name, command in commands.items():
-            counts[name] = run(name, command)
-            if not counts[name]:
-                print(f"{name} failed: no receipt")
-                return 1
+        counts = {name: run(name, command) for name, command in commands.items()}
+        failed = [name for name, count in counts.items() if not count]
+        if failed:
+            print(f"no receipt: {counts}; failed: {', '.join(failed)}")
+            return 1
         cases = json.load(errors)
     name, driver = gpu()
     content = {
@@ -119,7 +139,7 @@ def main(build, receipt):
         pathlib.Path(receipt).write_text(json.dumps(content, indent=2) + "\n")
 
     write()
-    tools = content["sanitizers"] = sanitize(programs / "test_gpu_differential")
+    tools = content["sanitizers"] = sanitize(programs)
     write()
     print(f"passed: {counts}; under compute-sanitizer: {tools}")
     return 0 if all(tools.values()) else 1
