@@ -446,6 +446,32 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
   }
 }
 
+// Takes a block's sum of dQ, where backward has left it, as its last tile would.
+extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_FINISH_THREADS)
+    backward_finish(const __grid_constant__ fa3_backward_params p) {
+  wait_for_prior_grids();
+  const int block = blockIdx.x, head = blockIdx.y, warpgroup = threadIdx.x / 128;
+  const sequence s = find_sequence(p.sequences, blockIdx.z);
+  const fa3_range tiles = fa3_visible_tiles(&s.mask, block * kTileM, (block + 1) * kTileM, kTileN);
+  if (tiles.begin >= tiles.end) return;
+  const int column = warpgroup * kSecondColumn, skipped = warpgroup * kOverlap;
+  const int64_t slot = (int64_t)head * p.slots + s.slot + block;
+  const float4 *partial =
+      (const float4 *)(p.partial + slot * (kTileM * kHeadDim)) +
+      (kSplitRows || kTransposed ? warpgroup * kQueryColumns : column) / 8 * 128 +
+      (threadIdx.x & 127);
+  float dq[kQueryColumns / 2] = {};
+  add_partial(dq, partial, skipped);
+  const int first_row = block * kTileM + (kSplitRows ? warpgroup * 64 : 0);
+  const int first = s.query_row + first_row, rows = s.mask.queries - first_row;
+  if (kTransposed)
+    store_columns<kQueryColumns>(p.grad_query, dq, p.scale, s.query_batch, first, rows, head,
+                                 column);
+  else
+    store_rows<kQueryColumns>(p.grad_query, dq, p.scale, s.query_batch, first, rows, head, column,
+                              kOverlap > 0 ? 64 * warpgroup : 0);
+}
+
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     backward(const __grid_constant__ fa3_backward_params p) {
   // Opaque, so that the compiler keeps it in a register instead of finding out again and again.

@@ -1,20 +1,21 @@
 /* The backward kernels' launch contract, shared by host and device.
  *
- * Two launches on one stream, up to four:
+ * Two launches on one stream, up to five:
  *   1. backward_prepare (backward_prepare.cu): lse and D = rowsum(dO * O) - dlse of each row, in
  *      tiles, and zeros in the counters (and in dQ where a block of rows sees no key).
  *   2. backward (backward.cu, backward_wide.cu): dK, dV and dQ.
- *   3. backward_sum (backward_prepare.cu), if tiles are dealt out in parts (backward_order.h): dK
+ *   3. backward_finish (backward.cu), if dQ is finished later: stores it from `partial`.
+ *   4. backward_sum (backward_prepare.cu), if tiles are dealt out in parts (backward_order.h): dK
  *      and dV as the sum over their parts, in the order of the parts.
- *   4. backward_sink (backward_prepare.cu), if the sink's gradient is wanted.
+ *   5. backward_sink (backward_prepare.cu), if the sink's gradient is wanted.
  * All but the last may be programmatic dependent launches: they wait for the one before by
  * themselves.
  *
  * dQ is a sum over tiles of keys. Its blocks of tile_m rows collect that sum in `partial`, in the
  * order of the keys: a counter per block tells how many tiles have been added, and whose turn it
  * is. The first tile stores, those between add, the last one adds what is there to its own and
- * writes the gradient. So every gradient is bitwise the same from run to run, and nothing is
- * cleared before or converted after.
+ * writes the gradient (or adds too, where dQ is finished later). So every gradient is bitwise the
+ * same from run to run, and nothing is cleared before or converted after.
  *
  * Blocks of rows are numbered over the batch, `slot` being this number (fa3_backward_slot); a head
  * has FA3_BACKWARD_SLOTS of them. The workspace, each array aligned to 128 bytes, any content:
@@ -108,6 +109,7 @@ typedef struct {
   const float *rows;
   float *partial;
   unsigned *next_tile;
+  int finished_later; /* dQ is left as a sum in `partial`: backward_finish stores it */
   float scale;        /* of the scores: what dQ and dK are multiplied by */
   float scale_log2;   /* of the scores, or the cap, times log2(e) */
   float softcap_log2; /* 0: no cap; else scale / cap * 2 log2(e) */
@@ -131,6 +133,7 @@ typedef struct {
 #define FA3_BACKWARD_PREPARE_THREADS 256
 #define FA3_BACKWARD_SINK_THREADS 256
 #define FA3_BACKWARD_SUM_THREADS 256
+#define FA3_BACKWARD_FINISH_THREADS 256
 #define FA3_BACKWARD_THREADS 384
 #define FA3_BACKWARD_WIDE_THREADS 512
 

@@ -41,16 +41,16 @@ __device__ __forceinline__ void load_queries(const fa3_backward_params &p, uint3
       const uint32_t stage = ring_stage<kQueryStages>(query);
       const uint32_t full = base + kQueryFull + 8 * stage;
       const uint32_t to = base + kQueryAt + stage * kChunks * kChunkBytes;
+      // All that can be found out before the buffer is free.
+      const int row = w.place.query_row + i * kRows, batch = w.place.query_batch;
+      const float *rows = p.rows + ((int64_t)head * p.slots + w.place.slot + i) * (2 * kRows);
       const bool overrun = p.clear_query && (i + 1) * kRows > w.place.mask.queries;
       mbarrier_wait(base + kQueryEmpty + 8 * stage, ring_parity<kQueryStages>(query) ^ 1);
       if (leader) {
         const uint32_t report = overrun ? base + kQueryLanded : full;
         mbarrier_arrive_expect(report, kChunks * kChunkBytes + kRowsBytes);
-        load_share<kChunks>(to, &p.query, report, w.place.query_row + i * kRows, head,
-                            w.place.query_batch, query ^ rank);
-        bulk_load(base + kRowsAt + stage * kRowsBytes,
-                  p.rows + ((int64_t)head * p.slots + w.place.slot + i) * (2 * kRows), kRowsBytes,
-                  report);
+        load_share<kChunks>(to, &p.query, report, row, head, batch, query ^ rank);
+        bulk_load(base + kRowsAt + stage * kRowsBytes, rows, kRowsBytes, report);
       }
       if (overrun) {
         __syncwarp();
@@ -122,13 +122,13 @@ __device__ __forceinline__ void load_grads(const fa3_backward_params &p, uint32_
       const uint32_t stage = ring_stage<kGradStages>(grad);
       const uint32_t full = base + kGradFull + 8 * stage;
       const uint32_t to = base + kGradAt + stage * kChunksV * kChunkBytes;
+      const int row = w.place.query_row + i * kRows, batch = w.place.query_batch;
       const bool overrun = p.clear_query && (i + 1) * kRows > w.place.mask.queries;
       mbarrier_wait(base + kGradEmpty + 8 * stage, ring_parity<kGradStages>(grad) ^ 1);
       if (leader) {
         const uint32_t report = overrun ? base + kGradLanded : full;
         mbarrier_arrive_expect(report, kChunksV * kChunkBytes);
-        load_share<kChunksV>(to, &p.grad_output, report, w.place.query_row + i * kRows, head,
-                             w.place.query_batch, grad ^ rank);
+        load_share<kChunksV>(to, &p.grad_output, report, row, head, batch, grad ^ rank);
       }
       if (overrun) {
         __syncwarp();

@@ -116,9 +116,8 @@ __device__ __forceinline__ turn make_turn(const fa3_backward_params &p, const wo
   t.counter = p.counters + slot;
   t.partial = p.partial + slot * (kTileM * kHeadDim);
   t.before = mine.before;
-  t.kind = mine.before == 0 ? mine.last ? kTurnAlone : kTurnFirst
-           : mine.last      ? kTurnLast
-                            : kTurnBetween;
+  const bool last = mine.last && !p.finished_later;
+  t.kind = mine.before == 0 ? last ? kTurnAlone : kTurnFirst : last ? kTurnLast : kTurnBetween;
   return t;
 }
 

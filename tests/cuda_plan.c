@@ -129,8 +129,8 @@ static void test_backward_kernel_by_length(void **state) {
   assert_int_equal(queries_of_step(64, 2048, 0, 0), 128);
 }
 
-static fa3_key_tiles deal(int64_t batch, int64_t seqlen_q, int64_t seqlen_k, int64_t heads_q,
-                          int64_t heads_k, int64_t head_dim, bool causal) {
+static struct backward_plan deal(int64_t batch, int64_t seqlen_q, int64_t seqlen_k, int64_t heads_q,
+                                 int64_t heads_k, int64_t head_dim, bool causal) {
   struct problem problem = make_backward_problem(seqlen_q, seqlen_k, head_dim, head_dim);
   struct cuda_plan plan;
   problem.batch = problem.batch_k = batch;
@@ -138,12 +138,12 @@ static fa3_key_tiles deal(int64_t batch, int64_t seqlen_q, int64_t seqlen_k, int
   problem.heads_k = heads_k;
   if (causal) problem.window_right = 0;
   assert_int_equal(plan_backward(&problem, &facts, &plan), FA3_OK);
-  return plan.backward.tiles;
+  return plan.backward;
 }
 
-static void check_parts(fa3_key_tiles tiles, int32_t head_parts, int32_t row_parts) {
-  assert_int_equal(tiles.head_parts, head_parts);
-  assert_int_equal(tiles.row_parts, row_parts);
+static void check_parts(struct backward_plan plan, int32_t head_parts, int32_t row_parts) {
+  assert_int_equal(plan.tiles.head_parts, head_parts);
+  assert_int_equal(plan.tiles.row_parts, row_parts);
 }
 
 /* Where there are fewer tiles than keep 132 multiprocessors busy to the end, their work is dealt
@@ -160,16 +160,30 @@ static void test_backward_parts(void **state) {
   check_parts(deal(4, 4096, 4096, 16, 1, 128, true), 2, 1);
 }
 
+/* A kernel of its own stores dQ where no mask shortens the last tile of a head, and others would
+ * wait for it. */
+static void test_finished_later(void **state) {
+  (void)state;
+  assert_true(deal(1, 2048, 2048, 16, 16, 128, false).finished_later);
+  assert_true(deal(2, 4096, 4096, 10, 10, 64, false).finished_later);
+  assert_true(deal(2, 8192, 8192, 16, 16, 128, false).finished_later);
+  assert_false(deal(2, 8192, 8192, 32, 32, 64, false).finished_later); /* many tiles */
+  assert_false(deal(32, 512, 512, 16, 16, 128, false).finished_later); /* short ones */
+  assert_false(deal(1, 2048, 2048, 16, 16, 128, true).finished_later);
+  assert_false(deal(1, 2048, 2048, 16, 16, 256, false).finished_later); /* pairs of blocks */
+}
+
 /* As many heads as the cache holds, or as it takes that none waits for another; in equal parts. */
 static void test_backward_section(void **state) {
   (void)state;
-  assert_int_equal(deal(32, 512, 512, 16, 16, 128, false).section, 47); /* of 512, by elevens */
-  assert_int_equal(deal(1, 2048, 2048, 16, 16, 128, false).section, 16);
-  assert_int_equal(deal(1, 16384, 16384, 16, 16, 128, false).section, 4);
-  assert_int_equal(deal(1, 16384, 16384, 16, 16, 128, true).section, 16); /* 24 at most */
-  assert_int_equal(deal(2, 8192, 8192, 32, 32, 64, true).section, 32);    /* 49 at most */
-  assert_int_equal(deal(2, 8192, 8192, 8, 8, 256, true).section, 8);
-  assert_int_equal(deal(2, 4096, 4096, 48, 6, 128, true).section, 6); /* groups of eight */
+  assert_int_equal(deal(32, 512, 512, 16, 16, 128, false).tiles.section,
+                   47); /* of 512, by elevens */
+  assert_int_equal(deal(1, 2048, 2048, 16, 16, 128, false).tiles.section, 16);
+  assert_int_equal(deal(1, 16384, 16384, 16, 16, 128, false).tiles.section, 4);
+  assert_int_equal(deal(1, 16384, 16384, 16, 16, 128, true).tiles.section, 16); /* 24 at most */
+  assert_int_equal(deal(2, 8192, 8192, 32, 32, 64, true).tiles.section, 32);    /* 49 at most */
+  assert_int_equal(deal(2, 8192, 8192, 8, 8, 256, true).tiles.section, 8);
+  assert_int_equal(deal(2, 4096, 4096, 48, 6, 128, true).tiles.section, 6); /* groups of eight */
 }
 
 /* A cache in pages: the copy engine takes the rows that divide both a page and a tile of keys. */
@@ -411,14 +425,23 @@ static void test_tiles_cover_the_mask(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_every_head_dim),   cmocka_unit_test(test_kernels_fit),
-      cmocka_unit_test(test_backward_plans),   cmocka_unit_test(test_backward_kernel_by_length),
-      cmocka_unit_test(test_backward_section), cmocka_unit_test(test_backward_parts),
-      cmocka_unit_test(test_tiles_of_groups),  cmocka_unit_test(test_pages),
-      cmocka_unit_test(test_splits),           cmocka_unit_test(test_staging),
-      cmocka_unit_test(test_limits),           cmocka_unit_test(test_a_feature_that_is_lacking),
-      cmocka_unit_test(test_every_tile_once),  cmocka_unit_test(test_long_tiles_first),
-      cmocka_unit_test(test_masks_agree),      cmocka_unit_test(test_tiles_cover_the_mask),
+      cmocka_unit_test(test_every_head_dim),
+      cmocka_unit_test(test_kernels_fit),
+      cmocka_unit_test(test_backward_plans),
+      cmocka_unit_test(test_backward_kernel_by_length),
+      cmocka_unit_test(test_backward_section),
+      cmocka_unit_test(test_backward_parts),
+      cmocka_unit_test(test_finished_later),
+      cmocka_unit_test(test_tiles_of_groups),
+      cmocka_unit_test(test_pages),
+      cmocka_unit_test(test_splits),
+      cmocka_unit_test(test_staging),
+      cmocka_unit_test(test_limits),
+      cmocka_unit_test(test_a_feature_that_is_lacking),
+      cmocka_unit_test(test_every_tile_once),
+      cmocka_unit_test(test_long_tiles_first),
+      cmocka_unit_test(test_masks_agree),
+      cmocka_unit_test(test_tiles_cover_the_mask),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

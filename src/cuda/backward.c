@@ -186,7 +186,15 @@ static fa3_status launch_gradients(const struct call *call) {
       .z = 1,
       .threads = plan->cluster > 1 ? FA3_BACKWARD_WIDE_THREADS : FA3_BACKWARD_THREADS,
       .dependent = true};
-  return launch_kernel(call->scope, plan->kernel, 0, &grid, &params);
+  params.finished_later = plan->finished_later;
+  TRY(launch_kernel(call->scope, plan->kernel, BACKWARD_MAIN, &grid, &params));
+  if (!plan->finished_later) return FA3_OK;
+  const struct grid finish = {.x = (unsigned)plan->blocks_q,
+                              .y = (unsigned)problem->heads_q,
+                              .z = (unsigned)problem->batch,
+                              .threads = FA3_BACKWARD_FINISH_THREADS,
+                              .dependent = true};
+  return launch_kernel(call->scope, plan->kernel, BACKWARD_FINISH, &finish, &params);
 }
 
 static fa3_status launch_sum(const struct call *call) {

@@ -13,6 +13,10 @@ enum { TILE_K = 128 }; /* of all kernels */
  * in which order must not depend on how many multiprocessors are free. */
 enum { MULTIPROCESSORS = 132 };
 
+/* Where dQ is stored by a kernel of its own: steps of a tile, and tiles in all their parts, but for
+ * the kernel with 80 queries, which gains with any number. */
+enum { LONG_TILE = 24, FEW_TILES = 6 * MULTIPROCESSORS };
+
 /* Tiles that are looked at, to know what all do. */
 enum { SAMPLES = 64 };
 
@@ -138,9 +142,23 @@ static int64_t find_section(const struct problem *problem, const struct backward
   return larger(divide_up(all, larger(divide_up(all, larger(most, 1)), 1)), 1);
 }
 
+/* The last tile of a head is slow: in each step it reads what others have summed, and stores dQ.
+ * Under a causal mask each tile is the last of a few blocks; without one the last tile is that of
+ * all, and where tiles are few and long all others wait for it. Then a kernel over the whole GPU
+ * stores dQ. */
+static bool finish_later(const struct problem *problem, const struct backward_plan *plan) {
+  const fa3_key_tiles *tiles = &plan->tiles;
+  const int64_t group = problem->heads_q / larger(problem->heads_k, 1);
+  const int64_t steps = plan->blocks_q * group / fa3_key_tile_parts(tiles);
+  const bool masked = problem->window_left < FA3_NO_LIMIT || problem->window_right < FA3_NO_LIMIT;
+  return !masked && plan->cluster == 1 && steps >= LONG_TILE &&
+         (plan->kernel->tile_q == 80 || fa3_key_tile_count(tiles) <= FEW_TILES);
+}
+
 void deal_tiles(const struct problem *problem, int64_t workers, struct backward_plan *plan) {
   plan->tiles.head_parts = plan->tiles.row_parts = 1;
   if (fa3_key_tile_count(&plan->tiles) > 0)
     deal_parts(problem, plan->kernel, MULTIPROCESSORS / plan->cluster, &plan->tiles);
   plan->tiles.section = (int32_t)find_section(problem, plan, workers);
+  plan->finished_later = finish_later(problem, plan);
 }

@@ -27,7 +27,9 @@ static int32_t wide_shared_bytes(const struct kernel *kernel) {
 }
 
 const struct kernel_kind backward_kind = {
-    .phase = FA3_BACKWARD, .entries = {"backward"}, .shared_bytes = shared_bytes};
+    .phase = FA3_BACKWARD,
+    .entries = {[BACKWARD_MAIN] = "backward", [BACKWARD_FINISH] = "backward_finish"},
+    .shared_bytes = shared_bytes};
 const struct kernel_kind backward_wide_kind = {
     .phase = FA3_BACKWARD, .entries = {"backward"}, .shared_bytes = wide_shared_bytes};
 const struct kernel_kind backward_prepare_kind = {

@@ -5,6 +5,9 @@
 #include "cuda/staging.h"
 #include "kernels/backward_params.h"
 
+/* The functions of kernels/backward.cu; backward_wide.cu has the first. */
+enum { BACKWARD_MAIN, BACKWARD_FINISH };
+
 /* The functions of kernels/backward_prepare.cu. */
 enum { BACKWARD_PREPARE, BACKWARD_SUM, BACKWARD_SINK };
 
@@ -16,7 +19,8 @@ struct backward_plan {
   const struct kernel *prepare; /* for what comes before and after */
   int32_t cluster;              /* blocks that share a tile */
   fa3_key_tiles tiles;
-  int32_t workers; /* blocks of the grid */
+  int32_t workers;     /* blocks of the grid */
+  bool finished_later; /* dQ is stored by a kernel of its own, not by the last tile of a head */
   int32_t blocks_q;
   int32_t slots;
   /* The kernels' own arrays, see kernels/backward_params.h. */

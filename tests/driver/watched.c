@@ -205,7 +205,14 @@ static void test_backward(void **state) {
   (void)state;
   fa3_backward_args args = make_backward(3000, 64);
   run_backward(&args);
-  ASSERT_LAUNCHES("backward_prepare", "backward");
+  ASSERT_LAUNCHES("backward_prepare", "backward", "backward_finish");
+  assert_int_equal(backward_params.finished_later, 1);
+  assert_int_equal(launches[2].grid[0], 24);
+  assert_int_equal(launches[2].grid[1], 8);
+  assert_int_equal(launches[2].grid[2], 2);
+  assert_int_equal(launches[2].block[0], FA3_BACKWARD_FINISH_THREADS);
+  assert_int_equal(launches[2].shared_bytes, 0);
+  assert_int_equal(launches[2].dependent, 1);
   assert_int_equal(launches[0].grid[0], 24); /* blocks of 128 queries */
   assert_int_equal(launches[0].grid[1], 8);
   assert_int_equal(launches[0].grid[2], 2);
@@ -217,7 +224,12 @@ static void test_backward(void **state) {
   assert_int_equal(launches[1].dependent, 1);
   assert_ptr_equal(backward_params.grad_key.data, place(8));
 
-  /* Pairs of blocks. */
+  /* Under a mask dQ is stored by the tiles; and by pairs of blocks. */
+  args = make_backward(3000, 64);
+  args.flags = FA3_CAUSAL;
+  run_backward(&args);
+  ASSERT_LAUNCHES("backward_prepare", "backward");
+  assert_int_equal(backward_params.finished_later, 0);
   args = make_backward(3000, 256);
   run_backward(&args);
   ASSERT_LAUNCHES("backward_prepare", "backward");
