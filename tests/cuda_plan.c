@@ -160,6 +160,23 @@ static void test_backward_parts(void **state) {
   check_parts(deal(4, 4096, 4096, 16, 1, 128, true), 2, 1);
 }
 
+/* Packed sequences have no more tiles than their rows allow. */
+static void test_parts_of_packed_sequences(void **state) {
+  (void)state;
+  static const int32_t cu_seqlens[5];
+  struct problem problem = make_backward_problem(8133, 8133, 128, 128);
+  struct cuda_plan plan;
+  problem.batch = 4;
+  problem.batch_k = 1;
+  problem.heads_q = 8;
+  problem.heads_k = 1;
+  problem.max_seqlen_q = problem.max_seqlen_k = 7000;
+  problem.cu_seqlens_q = problem.cu_seqlens_k = cu_seqlens;
+  problem.window_right = 0;
+  assert_int_equal(plan_backward(&problem, &facts, &plan), FA3_OK);
+  assert_int_equal(plan.backward.tiles.head_parts, 4);
+}
+
 /* A kernel of its own stores dQ where no mask shortens the last tile of a head, and others would
  * wait for it. */
 static void test_finished_later(void **state) {
@@ -425,23 +442,15 @@ static void test_tiles_cover_the_mask(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_every_head_dim),
-      cmocka_unit_test(test_kernels_fit),
-      cmocka_unit_test(test_backward_plans),
-      cmocka_unit_test(test_backward_kernel_by_length),
-      cmocka_unit_test(test_backward_section),
-      cmocka_unit_test(test_backward_parts),
-      cmocka_unit_test(test_finished_later),
-      cmocka_unit_test(test_tiles_of_groups),
-      cmocka_unit_test(test_pages),
-      cmocka_unit_test(test_splits),
-      cmocka_unit_test(test_staging),
-      cmocka_unit_test(test_limits),
-      cmocka_unit_test(test_a_feature_that_is_lacking),
-      cmocka_unit_test(test_every_tile_once),
-      cmocka_unit_test(test_long_tiles_first),
-      cmocka_unit_test(test_masks_agree),
-      cmocka_unit_test(test_tiles_cover_the_mask),
+      cmocka_unit_test(test_every_head_dim),   cmocka_unit_test(test_kernels_fit),
+      cmocka_unit_test(test_backward_plans),   cmocka_unit_test(test_backward_kernel_by_length),
+      cmocka_unit_test(test_backward_section), cmocka_unit_test(test_backward_parts),
+      cmocka_unit_test(test_finished_later),   cmocka_unit_test(test_parts_of_packed_sequences),
+      cmocka_unit_test(test_tiles_of_groups),  cmocka_unit_test(test_pages),
+      cmocka_unit_test(test_splits),           cmocka_unit_test(test_staging),
+      cmocka_unit_test(test_limits),           cmocka_unit_test(test_a_feature_that_is_lacking),
+      cmocka_unit_test(test_every_tile_once),  cmocka_unit_test(test_long_tiles_first),
+      cmocka_unit_test(test_masks_agree),      cmocka_unit_test(test_tiles_cover_the_mask),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -7,6 +7,9 @@
 
 /* The most parts of a tile; the most tiles in all their parts, for each worker and in all. */
 enum { MOST_PARTS = 16, MOST_PER_WORKER = 4, MOST_TILE_PARTS = 528 };
+
+/* And with those that turn out to be beyond a packed sequence's end. */
+enum { MOST_TAKEN = 4096 };
 enum { TILE_K = 128 }; /* of all kernels */
 
 /* Parts are made for an H100 or H200 that the call has to itself, wherever it runs: what is summed
@@ -88,15 +91,23 @@ static double estimate(const struct visits *visits, int64_t tiles, int64_t group
   return parts > 1 ? steps + sum_steps + part_steps * (double)(tiles * parts) : steps;
 }
 
+/* Tiles with keys: of packed sequences, no more than there can be in so many rows. */
+static int64_t count_tiles(const struct problem *problem, const fa3_key_tiles *tiles) {
+  int64_t of_head = (int64_t)tiles->tiles * tiles->batches;
+  if (problem->cu_seqlens_k) of_head = smaller(of_head, problem->rows_k / TILE_K + tiles->batches);
+  return of_head * tiles->heads;
+}
+
 static void deal_parts(const struct problem *problem, const struct kernel *kernel, int64_t workers,
                        fa3_key_tiles *tiles) {
   const int64_t group = problem->heads_q / larger(problem->heads_k, 1);
-  const int64_t all = (int64_t)tiles->tiles * tiles->heads * tiles->batches;
+  const int64_t all = count_tiles(problem, tiles), taken = fa3_key_tile_count(tiles);
   const int64_t blocks = divide_up(smaller(problem->max_seqlen_q, problem->rows_q), kernel->tile_q);
   const struct visits visits = count_visits(problem, kernel, tiles->tiles);
   double best = estimate(&visits, all, group, workers, 1, 1, blocks);
   for (int64_t parts = 2; parts <= MOST_PARTS; parts *= 2) {
-    if (parts * all > smaller(MOST_PER_WORKER * workers, MOST_TILE_PARTS) ||
+    if (parts * taken > MOST_TAKEN ||
+        parts * all > smaller(MOST_PER_WORKER * workers, MOST_TILE_PARTS) ||
         parts * problem->batch_k * problem->rows_k * problem->heads_k * bytes_of_row(problem) >
             bytes_of_parts(problem))
       break;
