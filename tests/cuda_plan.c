@@ -1,10 +1,13 @@
 /* How calls would run on a GPU, without one: which kernel, how query heads share tiles, what goes
  * through the workspace; and the plain C that kernels share with the host, mask and tile order,
  * against the host's own and by counting. */
+#include <float.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "cuda/plan.h"
+#include "cuda/scales.h"
 #include "integer.h"
 #include "engine.h"
 #include "kernels/mask.h"
@@ -440,6 +443,23 @@ static void test_tiles_cover_the_mask(void **state) {
         }
 }
 
+/* No factor is 0 or infinite, whatever the scale and the cap are. */
+static void test_scales(void **state) {
+  (void)state;
+  static const double values[] = {0, 1e-45, 1e-38, 0.125, 1, 3e10, 3.4e38};
+  enum { VALUES = sizeof values / sizeof *values };
+  for (int i = 0; i < VALUES; i++)
+    for (int j = 0; j < VALUES; j++)
+      for (int sign = -1; sign <= 1; sign += 2) {
+        const struct scales scales = make_scales(sign * values[i], values[j]);
+        assert_true(isfinite(scales.scale_log2) && scales.scale_log2 != 0);
+        assert_true(isfinite(scales.softcap_log2));
+        assert_int_equal(scales.softcap_log2 != 0, values[j] > 0);
+      }
+  assert_float_equal(make_scales(1, 0).scale_log2, 1.44269504f, 0);
+  assert_true(make_scales(3.4e38, 0).scale_log2 == FLT_MAX);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_every_head_dim),   cmocka_unit_test(test_kernels_fit),
@@ -451,6 +471,7 @@ int main(void) {
       cmocka_unit_test(test_limits),           cmocka_unit_test(test_a_feature_that_is_lacking),
       cmocka_unit_test(test_every_tile_once),  cmocka_unit_test(test_long_tiles_first),
       cmocka_unit_test(test_masks_agree),      cmocka_unit_test(test_tiles_cover_the_mask),
+      cmocka_unit_test(test_scales),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -9,9 +9,14 @@ struct scales {
   float softcap_log2; /* 0: no cap; else scale / cap * 2 log2(e) */
 };
 
-/* Never 0, which would make NaN of a masked score, or of a cap none. */
+/* A float, and finite: infinity times a score of 0 would be NaN. */
+static inline float scales_finite(double factor) {
+  return factor > (double)FLT_MAX ? FLT_MAX : factor < -(double)FLT_MAX ? -FLT_MAX : (float)factor;
+}
+
+/* Nor 0, which would make NaN of a masked score, or of a cap none. */
 static inline float scales_nonzero(double factor) {
-  float rounded = (float)factor;
+  float rounded = scales_finite(factor);
   return rounded != 0 ? rounded : FLT_TRUE_MIN;
 }
 
