@@ -160,20 +160,24 @@ __device__ __forceinline__ void begin_tile(const fa3_forward_params &params, con
   wgmma_wait<0>();
   take_scores(m, c, t, n);
   adjust_scores(params, w, c, n);
-  softmax_begin(c.s, c.rows, params.scale_log2);
+  softmax_begin(c.s, c.rows, params.scale);
   pack_probabilities(c);
 }
 
 // P from the scores, while the product with the tile before runs. References follow rarely.
-__device__ __forceinline__ void softmax_lazily(const layout &m, consumer &c, float scale) {
-  float top[2];
+__device__ __forceinline__ void softmax_lazily(const layout &m, consumer &c,
+                                               const fa3_softmax_scale &scale) {
+  float top[2], shift[2];
   thread_maxima_by_integers(c.s, top);
   c.grown = false;
-  if (softmax_outgrown(top, c.rows, scale)) {
+  softmax_set_shift(c.rows, scale.log2, shift);
+  if (softmax_outgrown(top, c.rows)) {
     correct_maxima(c.s, top);
-    c.grown = softmax_follow<true>(top, c.rows, scale, c.factor);
+    c.grown = softmax_follow<true>(top, c.rows, scale.log2, c.factor);
+    softmax_set_shift(c.rows, scale.log2, shift);
+    softmax_subtract_large(c.s, c.rows, scale, shift);
   }
-  softmax_exponents<0, kTileK / 2>(c.s, c.rows, scale);
+  softmax_exponents(c.s, shift, scale.log2);
   softmax_exponentials<0, kAhead>(c.s, c.rows);
   // The compiler would put off what does not need the product, and the assembler moves the
   // wait up as far as it can, above the exponentials that are to run beside the product,
@@ -189,12 +193,15 @@ __device__ __forceinline__ void softmax_lazily(const layout &m, consumer &c, flo
 }
 
 // The same; references always follow, and O with them.
-__device__ __forceinline__ void softmax_always(const layout &m, consumer &c, float scale) {
-  float top[2];
+__device__ __forceinline__ void softmax_always(const layout &m, consumer &c,
+                                               const fa3_softmax_scale &scale) {
+  float top[2], shift[2];
   thread_maxima_by_integers(c.s, top);
-  correct_maxima(c.s, top);
-  softmax_follow<false>(top, c.rows, scale, c.factor);
-  softmax_exponents<0, kTileK / 2>(c.s, c.rows, scale);
+  const bool unusual = correct_unusual_maxima(c.s, top, scale.limit);
+  softmax_follow<false>(top, c.rows, scale.log2, c.factor);
+  softmax_set_shift(c.rows, scale.log2, shift);
+  if (unusual) softmax_subtract_large(c.s, c.rows, scale, shift);
+  softmax_exponents(c.s, shift, scale.log2);
   softmax_exponentials<0, kTileK / 2>(c.s, c.rows);
   wgmma_wait<0>();
   registers_touch(c.out.o);
@@ -221,15 +228,15 @@ __device__ __forceinline__ void step(const fa3_forward_params &params, const lay
   wgmma_fence();
   issue_output(c, v_at);
   c.accumulate = true;
-  if (kLazyRescale) softmax_set_bounds(c.rows);
+  if (kLazyRescale) softmax_set_bounds(c.rows, params.scale);
   count_step(m, c);
   wgmma_wait<1>();
   take_scores(m, c, t, n);
   if (kAdjust) adjust_scores(params, w, c, n);
   if (kLazyRescale)
-    softmax_lazily(m, c, params.scale_log2);
+    softmax_lazily(m, c, params.scale);
   else
-    softmax_always(m, c, params.scale_log2);
+    softmax_always(m, c, params.scale);
   pack_probabilities(c);
 }
 
@@ -295,7 +302,7 @@ __device__ __forceinline__ void attend(const fa3_forward_params &params, const l
     ring_wait_full(c.q, t);
     const int stop = max(c.tiles.end, tiles_begin);
     for (; n >= stop; --n) pass_over(m, c);
-    c.rows = {{FA3_NO_REFERENCE, FA3_NO_REFERENCE}, {0.0f, 0.0f}, {0.0f, 0.0f}};
+    c.rows = {{params.scale.none, params.scale.none}, {0.0f, 0.0f}, {0.0f, 0.0f}};
     if (c.tiles.begin >= c.tiles.end) {
       skip_tile(params, m, w, c, t);
       continue;

@@ -227,11 +227,11 @@ __device__ __forceinline__ void adjust_scores(const fa3_forward_fp8_params &fp8,
   const fa3_forward_params &params = fp8.forward;
   if (mixed_scales(fp8, w)) apply_mixed_scales(c, scales_at(m, c) + 8);
   if (params.softcap_log2 != 0.0f) {
-    const float inverse = reciprocal_unit(params.scale_log2);
+    const float inverse = reciprocal_unit(params.scale.log2);
 #pragma unroll
     for (int i = 0; i < kTileK / 2; ++i) c.s[i] *= c.scale[i / 2 % 2] * inverse;
     cap_scores(c.s, params.softcap_log2);
-    c.scale[0] = c.scale[1] = params.scale_log2;
+    c.scale[0] = c.scale[1] = params.scale.log2;
   }
   const fa3_range whole = w.warpgroup[c.warpgroup].whole;
   if (n >= whole.begin && n < whole.end) return;
@@ -279,7 +279,7 @@ __device__ __forceinline__ void find_row_scales(const fa3_forward_fp8_params &fp
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const output_row row = find_row(fp8.forward, w, c.warpgroup, r, thread_again());
-    c.row_scale[r] = fp8.forward.scale_log2;
+    c.row_scale[r] = fp8.forward.scale.log2;
     if (row.stored)
       c.row_scale[r] *= scale_of(fp8.query_scale, w.batch, row.head, row.query, starts);
   }

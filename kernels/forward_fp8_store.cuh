@@ -128,7 +128,7 @@ __device__ __forceinline__ void finish_rows(const fa3_forward_params &params, co
       const output_row row = find_row(params, w, warpgroup, r, thread);
       if (row.stored) sink = params.sink + row.head;
     }
-    x.lse[r] = softmax_finish(rows, r, sink, x.average[r]);
+    x.lse[r] = softmax_finish(rows, r, 0.69314718f, sink, x.average[r]);  // of exponents of 2
   }
 }
 

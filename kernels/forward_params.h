@@ -20,6 +20,7 @@
 
 #include "scheduler.h"
 #include "sequence.h"
+#include "softmax_scale.h"
 
 #ifdef __cplusplus
 #define FA3_ALIGN(n) alignas(n)
@@ -58,7 +59,7 @@ typedef struct {
   int queries_per_warpgroup; /* 64 / tile_heads */
   int head_dim_v;            /* what is stored, a multiple of 8 */
 
-  float scale_log2;    /* of the scores, or the cap, times log2(e) */
+  fa3_softmax_scale scale;
   float softcap_log2;  /* 0: no cap; else scale / cap * 2 log2(e) */
   unsigned *next_tile; /* zero, as the kernel leaves it too: tiles go to whoever is free; null: in
                           turns */

@@ -107,7 +107,7 @@ __device__ __forceinline__ void finish_rows(const fa3_forward_params &params, co
       const output_row row = find_row(params, w, warpgroup, r);
       if (row.stored) sink = params.sink + row.head;
     }
-    x.lse[r] = softmax_finish(rows, r, sink, x.average[r]);
+    x.lse[r] = softmax_finish(rows, r, params.scale.natural, sink, x.average[r]);
   }
 }
 

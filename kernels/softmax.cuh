@@ -6,17 +6,25 @@
 
 #include <stdint.h>
 
+#include <float.h>
+
 #include "mask.h"
 #include "registers.cuh"
+#include "softmax_scale.h"
 
-// A row that has seen no key. Finite, so that a masked score (-inf) less this is
-// still -inf, and below any score.
+// A row that has seen no key, where scores times their scale stay below 1.7e38. Finite, so that a
+// masked score (-inf) less this is still -inf, and below any score.
 #define FA3_NO_REFERENCE (-1.7e38f)
 
+// Probabilities are exponentials of scores less a reference, of the size of the row's maximum.
+// Both are products of Q and K, before the scale: their exponents of 2 are differences of scores,
+// times the scale. To make the difference of two products of it (one instruction, fma, instead of
+// two) adds the rounding of reference * scale to all exponents of a row. That is nothing as long as
+// references are within the limit of softmax_scale.h; beyond it, it could be any number.
 struct softmax_rows {
-  float reference[2];  // in powers of two
-  float sum[2];        // this thread's columns alone, until the end
-  float bound[2];      // the greatest maximum of this thread that the reference need not follow
+  float reference[2];
+  float sum[2];    // this thread's columns alone, until the end
+  float bound[2];  // the greatest score of this thread that the reference need not follow
 };
 
 // How many of a thread's scores of a row have keys before this one, counted from its first: of
@@ -103,22 +111,24 @@ __device__ __forceinline__ void thread_maxima_by_integers(const float (&s)[kCoun
 constexpr float kLargestLag = 3.0f;
 constexpr float kLargestShare = 0.2f;
 
-__device__ __forceinline__ void softmax_set_bounds(softmax_rows &rows) {
+// Scores beyond the limit are always beyond the bound.
+__device__ __forceinline__ void softmax_set_bounds(softmax_rows &rows,
+                                                   const fa3_softmax_scale &scale) {
 #pragma unroll
-  for (int r = 0; r < 2; ++r)
-    rows.bound[r] =
-        rows.reference[r] + fminf(fmaxf(log2_unit(rows.sum[r] * kLargestShare), 0.0f), kLargestLag);
+  for (int r = 0; r < 2; ++r) {
+    const float lag = fminf(fmaxf(log2_unit(rows.sum[r] * kLargestShare), 0.0f), kLargestLag);
+    rows.bound[r] = fminf(fmaf(lag, scale.inverse, rows.reference[r]), scale.limit);
+  }
 }
 
 // Whether a score of the warp's may be beyond its row's bound: without a word between the
 // threads of a row, for most tiles have none.
-__device__ __forceinline__ bool softmax_outgrown(const float (&top)[2], const softmax_rows &rows,
-                                                 float scale) {
+__device__ __forceinline__ bool softmax_outgrown(const float (&top)[2], const softmax_rows &rows) {
   bool outgrown = false;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const float greatest = __int_as_float(max(__float_as_int(top[r]), 0));
-    outgrown |= !(greatest * scale <= rows.bound[r]);  // also for NaN
+    outgrown |= !(greatest <= rows.bound[r]);  // also for NaN
   }
   return __any_sync(0xffffffff, outgrown);
 }
@@ -128,6 +138,17 @@ template <int kCount>
 __device__ __forceinline__ void correct_maxima(const float (&s)[kCount], float (&top)[2]) {
   if (__any_sync(0xffffffff, (__float_as_int(top[0]) | __float_as_int(top[1])) < 0))
     thread_maxima(s, top);
+}
+
+// The same, and whether a score may be beyond the limit, too: as unsigned integers all negative
+// numbers are greater than any that is not.
+template <int kCount>
+__device__ __forceinline__ bool correct_unusual_maxima(const float (&s)[kCount], float (&top)[2],
+                                                       float limit) {
+  const uint32_t greatest = max(__float_as_uint(top[0]), __float_as_uint(top[1]));
+  const bool unusual = __any_sync(0xffffffff, greatest > __float_as_uint(limit));
+  if (unusual) thread_maxima(s, top);
+  return unusual;
 }
 
 // The greatest of the four threads' that share a row.
@@ -146,12 +167,12 @@ __device__ __forceinline__ bool softmax_follow(const float (&top)[2], softmax_ro
   bool grown = false;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const float m0 = row_maximum(top[r]) * scale;
+    const float m0 = row_maximum(top[r]);
     bool follows = !(m0 <= rows.reference[r]);  // also for NaN
-    if (kLazy) follows = any_of_quad(!(top[r] * scale <= rows.bound[r]));
+    if (kLazy) follows &= any_of_quad(!(top[r] <= rows.bound[r]));
     factor[r] = 1.0f;
     if (follows) {
-      factor[r] = exp2_unit(rows.reference[r] - m0);
+      factor[r] = exp2_unit((rows.reference[r] - m0) * scale);
       rows.reference[r] = m0;
       grown = true;
     }
@@ -160,12 +181,35 @@ __device__ __forceinline__ bool softmax_follow(const float (&top)[2], softmax_ro
   return __any_sync(0xffffffff, grown);
 }
 
-// Scores kBegin to kEnd become exponents of 2, against the row's reference.
-template <int kBegin, int kEnd, int kCount>
-__device__ __forceinline__ void softmax_exponents(float (&s)[kCount], const softmax_rows &rows,
+// What is subtracted from scores times the scale.
+__device__ __forceinline__ void softmax_set_shift(const softmax_rows &rows, float scale,
+                                                  float (&shift)[2]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) shift[r] = rows.reference[r] * scale;
+}
+
+// Where a row of the warp's has a reference beyond the limit: subtracts them from the scores
+// instead.
+template <int kCount>
+__device__ __forceinline__ void softmax_subtract_large(float (&s)[kCount], const softmax_rows &rows,
+                                                       const fa3_softmax_scale &scale,
+                                                       float (&shift)[2]) {
+  bool large = false;
+#pragma unroll
+  for (int r = 0; r < 2; ++r)
+    large |= fabsf(rows.reference[r]) > scale.limit && rows.reference[r] != scale.none;
+  if (!__any_sync(0xffffffff, large)) return;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) s[i] -= rows.reference[i / 2 % 2];
+  shift[0] = shift[1] = 0.0f;
+}
+
+// Scores become exponents of 2.
+template <int kCount>
+__device__ __forceinline__ void softmax_exponents(float (&s)[kCount], const float (&shift)[2],
                                                   float scale) {
 #pragma unroll
-  for (int i = kBegin; i < kEnd; ++i) s[i] = fmaf(s[i], scale, -rows.reference[i / 2 % 2]);
+  for (int i = 0; i < kCount; ++i) s[i] = fmaf(s[i], scale, -shift[i / 2 % 2]);
 }
 
 // Exponents kBegin to kEnd become probabilities (not yet divided by the sum).
@@ -184,16 +228,19 @@ __device__ __forceinline__ void softmax_exponentials(float (&s)[kCount], softmax
 
 // The softmax of a tile's first scores: the references are the rows' maxima.
 template <int kCount>
-__device__ __forceinline__ void softmax_begin(float (&s)[kCount], softmax_rows &rows, float scale) {
-  float top[2];
+__device__ __forceinline__ void softmax_begin(float (&s)[kCount], softmax_rows &rows,
+                                              const fa3_softmax_scale &scale) {
+  float top[2], shift[2];
   thread_maxima_by_integers(s, top);
   correct_maxima(s, top);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    rows.reference[r] = max_nan(row_maximum(top[r]) * scale, FA3_NO_REFERENCE);
+    rows.reference[r] = max_nan(row_maximum(top[r]), scale.none);
     rows.sum[r] = 0.0f;
   }
-  softmax_exponents<0, kCount>(s, rows, scale);
+  softmax_set_shift(rows, scale.log2, shift);
+  softmax_subtract_large(s, rows, scale, shift);
+  softmax_exponents(s, shift, scale.log2);
   softmax_exponentials<0, kCount>(s, rows);
 }
 
@@ -202,33 +249,35 @@ __device__ __forceinline__ void softmax_begin(float (&s)[kCount], softmax_rows &
 template <int kCount>
 __device__ __forceinline__ bool softmax_scores(float (&s)[kCount], softmax_rows &rows, float scale,
                                                float (&factor)[2]) {
-  float top[2];
+  float top[2], shift[2];
   thread_maxima(s, top);
   const bool grown = softmax_follow<false>(top, rows, scale, factor);
-  softmax_exponents<0, kCount>(s, rows, scale);
+  softmax_set_shift(rows, scale, shift);
+  softmax_exponents(s, shift, scale);
   softmax_exponentials<0, kCount>(s, rows);
   return grown;
 }
 
 // One row's columns together: sets the factor that turns the summed output into
-// the average, returns the log-sum-exp. The sink is a logit without a value.
-__device__ __forceinline__ float softmax_finish(const softmax_rows &rows, int r, const float *sink,
-                                                float &factor) {
+// the average, returns the log-sum-exp. `scale` makes a logit of the reference. The sink is a logit
+// without a value.
+__device__ __forceinline__ float softmax_finish(const softmax_rows &rows, int r, float scale,
+                                                const float *sink, float &factor) {
   float sum = rows.sum[r];
   sum += __shfl_xor_sync(0xffffffff, sum, 1);
   sum += __shfl_xor_sync(0xffffffff, sum, 2);
-  float reference = rows.reference[r], shift = 1.0f;
+  float logit = rows.reference[r] * scale, shift = 1.0f;
   if (sink != nullptr) {
-    const float logit = *sink * 1.44269504f;
-    const float top = max_nan(reference, logit);
-    shift = exp2_unit(reference - top);
-    sum = sum * shift + exp2_unit(logit - top);
-    reference = top;
+    if (sum == 0.0f) logit = -INFINITY;
+    const float top = max_nan(max_nan(logit, *sink), -FLT_MAX);
+    shift = exp2_unit((logit - top) * 1.44269504f);
+    sum = sum * shift + exp2_unit((*sink - top) * 1.44269504f);
+    logit = top;
   }
   // A sum is 0, or about 1 at least, for the reference was a maximum: nothing is too small for the
   // approximate instructions.
   factor = sum == 0.0f ? 0.0f : shift * reciprocal_unit(sum);
-  return sum == 0.0f ? -INFINITY : (reference + log2_unit(sum)) * 0.69314718f;
+  return sum == 0.0f ? -INFINITY : fmaf(log2_unit(sum), 0.69314718f, logit);
 }
 
 #endif

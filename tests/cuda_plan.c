@@ -456,6 +456,12 @@ static void test_scales(void **state) {
         assert_true(isfinite(scales.softcap_log2));
         assert_int_equal(scales.softcap_log2 != 0, values[j] > 0);
       }
+  for (int i = 0; i < VALUES; i++) {
+    const fa3_softmax_scale scale = make_softmax_scale(values[i]);
+    assert_true(isfinite(scale.inverse) && scale.inverse > 0 && scale.log2 > 0);
+    assert_true(isfinite(scale.limit) && scale.limit > 0);
+    assert_true(isfinite(scale.none * scale.log2) && scale.none < 0);
+  }
   assert_float_equal(make_scales(1, 0).scale_log2, 1.44269504f, 0);
   assert_true(make_scales(3.4e38, 0).scale_log2 == FLT_MAX);
 }

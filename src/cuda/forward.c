@@ -97,9 +97,9 @@ static fa3_status launch_attention(const struct call *call) {
   memset(&fp8, 0, sizeof fp8);
   fa3_forward_params params = fp8.forward;
   TRY(set_tensor_maps(call, &params));
-  const struct scales scales = make_scales(fabs((double)problem->scale), (double)problem->softcap);
-  params.scale_log2 = scales.scale_log2;
-  params.softcap_log2 = scales.softcap_log2;
+  const double scale = fabs((double)problem->scale), softcap = (double)problem->softcap;
+  params.scale = make_softmax_scale(softcap > 0 ? softcap : scale);
+  params.softcap_log2 = make_scales(scale, softcap).softcap_log2;
   params.sequences = make_sequences(problem);
   if (problem->features & FA3_FEATURE_PAGE_TABLE) {
     params.page_size = (unsigned)problem->key.rows;

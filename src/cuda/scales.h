@@ -4,6 +4,8 @@
 
 #include <float.h>
 
+#include "kernels/softmax_scale.h"
+
 struct scales {
   float scale_log2;   /* of the scores, or the cap, times log2(e) */
   float softcap_log2; /* 0: no cap; else scale / cap * 2 log2(e) */
@@ -26,6 +28,18 @@ static inline struct scales make_scales(double scale, double softcap) {
     return (struct scales){.scale_log2 = scales_nonzero(softcap * log2e),
                            .softcap_log2 = scales_nonzero(2 * log2e * scale / softcap)};
   return (struct scales){.scale_log2 = scales_nonzero(scale * log2e)};
+}
+
+/* `factor`, which is not negative, is the scale of the scores, or the cap. */
+static inline fa3_softmax_scale make_softmax_scale(double factor) {
+  const double least_exponent = -1.7e38, largest_exponent = 0x1p22;
+  const float log2 = make_scales(factor, 0).scale_log2;
+  return (fa3_softmax_scale){
+      .natural = (float)factor,
+      .log2 = log2,
+      .inverse = scales_finite(1 / (double)log2),
+      .limit = scales_finite(largest_exponent / (double)log2),
+      .none = (float)(log2 > 1 ? least_exponent / (double)log2 : least_exponent)};
 }
 
 #endif

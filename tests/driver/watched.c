@@ -315,7 +315,7 @@ static void test_staging(void **state) {
   assert_ptr_equal(copies[4].from.data, forward_params.output_data);
   assert_ptr_equal(copies[4].to.data, place(4));
   assert_int_equal(copies[4].to.stride_row, args.output.strides[1]);
-  assert_true(forward_params.scale_log2 > 0);
+  assert_true(forward_params.scale.log2 > 0);
 
   fa3_backward_args backward = make_backward(300, 64);
   backward.grad_output.strides[2] = backward.grad_output.strides[1] = 0; /* expanded: as it is */

@@ -5,9 +5,10 @@
 
 #include "reference.h"
 
-static struct spec random_forward(struct rng *rng) {
-  struct spec spec = spec_random(rng);
+static struct spec random_forward(bool extreme, struct rng *rng) {
+  struct spec spec = extreme ? spec_random_extreme(rng) : spec_random(rng);
   spec.dtype = rng_chance(rng, 0.5) ? FA3_FLOAT16 : FA3_BFLOAT16;
+  if (spec.dtype == FA3_FLOAT16) spec.spread = fmax(fmin(spec.spread, 1e4), 1e-4);
   spec.output_dtype = spec.dtype;
   spec.codes = false;
   if (spec.sink_dtype != 0 && spec.sink_dtype != FA3_FLOAT32) spec.sink_dtype = spec.dtype;
@@ -39,7 +40,7 @@ static struct spec random_forward(struct rng *rng) {
 }
 
 struct gradient_spec gpu_spec_random(bool backward, struct rng *rng) {
-  const struct spec forward = random_forward(rng);
+  const struct spec forward = random_forward(!backward && rng_chance(rng, 0.1), rng);
   return backward ? gradient_spec_random(&forward, rng)
                   : (struct gradient_spec){.forward = forward};
 }
