@@ -333,14 +333,17 @@ __device__ __forceinline__ void step(const fa3_forward_fp8_params &fp8, const la
   take_scores(m, c, t, n);
   if (kAdjust) adjust_scores(fp8, m, w, c, n);
 
-  float top[2];
+  float top[2], shift[2] = {c.rows.reference[0], c.rows.reference[1]};
   thread_maxima_by_integers(c.s, top);
   c.grown = false;
   if (softmax_outgrown_codes(top, c.rows, c.scale)) {
     correct_maxima(c.s, top);
     c.grown = softmax_follow_codes(top, c.rows, c.scale, c.factor);
+    shift[0] = c.rows.reference[0];
+    shift[1] = c.rows.reference[1];
+    softmax_subtract_large_codes(c.s, c.rows, c.scale, shift);
   }
-  softmax_exponents_of_codes(c.s, c.rows, c.scale);
+  softmax_exponents_of_codes(c.s, shift, c.scale);
   softmax_exponentials<0, kAhead>(c.s, c.rows);
   // As in forward.cu: keeps the exponentials above the wait.
   registers_touch(c.rows.sum);

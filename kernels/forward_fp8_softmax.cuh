@@ -10,11 +10,17 @@
 constexpr float kTop = 8.0f;
 constexpr float kGreatest = 8.8f;
 
+// Exponents of 2 beyond this are beyond any bound, for in one instruction (fma) they would keep the
+// rounding of the reference. There the product with the scale is rounded as the reference is.
+constexpr float kLargestExponent = 0x1p22f;
+
 __device__ __forceinline__ void softmax_set_code_bounds(softmax_rows &rows) {
 #pragma unroll
   for (int r = 0; r < 2; ++r)
-    rows.bound[r] =
-        rows.reference[r] + fminf(fmaxf(log2_unit(rows.sum[r] * kLargestShare), kTop), kGreatest);
+    rows.bound[r] = fminf(rows.reference[r] + fminf(fmaxf(log2_unit(rows.sum[r] * kLargestShare),
+                                                          kTop),
+                                                    kGreatest),
+                          kLargestExponent);
 }
 
 __device__ __forceinline__ bool softmax_outgrown_codes(const float (&top)[2],
@@ -35,8 +41,10 @@ __device__ __forceinline__ bool softmax_follow_codes(const float (&top)[2], soft
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const float m0 = row_maximum(top[r]) * scale[r] - kTop;
+    bool follows = !(m0 <= rows.reference[r]);  // also for NaN
+    follows &= any_of_quad(!(top[r] * scale[r] <= rows.bound[r]));
     factor[r] = 1.0f;
-    if (any_of_quad(!(top[r] * scale[r] <= rows.bound[r]))) {
+    if (follows) {
       factor[r] = exp2_unit(rows.reference[r] - m0);
       rows.reference[r] = m0;
       grown = true;
@@ -46,18 +54,40 @@ __device__ __forceinline__ bool softmax_follow_codes(const float (&top)[2], soft
   return __any_sync(0xffffffff, grown);
 }
 
+// Where a row of the warp's has a reference beyond kLargestExponent: scores become exponents of 2,
+// in two steps, and scale and shift what leaves them so.
+template <int kCount>
+__device__ __forceinline__ void softmax_subtract_large_codes(float (&s)[kCount],
+                                                             const softmax_rows &rows,
+                                                             float (&scale)[2], float (&shift)[2]) {
+  bool large = false;
+#pragma unroll
+  for (int r = 0; r < 2; ++r)
+    large |= fabsf(rows.reference[r]) > kLargestExponent && rows.reference[r] != FA3_NO_REFERENCE;
+  if (!__any_sync(0xffffffff, large)) return;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i)
+    s[i] = __fsub_rn(__fmul_rn(s[i], scale[i / 2 % 2]), kTop) - rows.reference[i / 2 % 2] + kTop;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    scale[r] = 1.0f;
+    shift[r] = 0.0f;
+  }
+}
+
+// Scores become exponents of 2.
 template <int kCount>
 __device__ __forceinline__ void softmax_exponents_of_codes(float (&s)[kCount],
-                                                           const softmax_rows &rows,
+                                                           const float (&shift)[2],
                                                            const float (&scale)[2]) {
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) s[i] = fmaf(s[i], scale[i / 2 % 2], -rows.reference[i / 2 % 2]);
+  for (int i = 0; i < kCount; ++i) s[i] = fmaf(s[i], scale[i / 2 % 2], -shift[i / 2 % 2]);
 }
 
 // The softmax of a tile's first scores: the references follow the rows' maxima.
 template <int kCount>
 __device__ __forceinline__ void softmax_begin_codes(float (&s)[kCount], softmax_rows &rows,
-                                                    const float (&scale)[2]) {
+                                                    float (&scale)[2]) {
   float top[2];
   thread_maxima_by_integers(s, top);
   correct_maxima(s, top);
@@ -66,7 +96,9 @@ __device__ __forceinline__ void softmax_begin_codes(float (&s)[kCount], softmax_
     rows.reference[r] = max_nan(row_maximum(top[r]) * scale[r] - kTop, FA3_NO_REFERENCE);
     rows.sum[r] = 0.0f;
   }
-  softmax_exponents_of_codes(s, rows, scale);
+  float shift[2] = {rows.reference[0], rows.reference[1]};
+  softmax_subtract_large_codes(s, rows, scale, shift);
+  softmax_exponents_of_codes(s, shift, scale);
   softmax_exponentials<0, kCount>(s, rows);
 }
 
