@@ -27,12 +27,12 @@ __device__ __forceinline__ void store(const fa3_combine_params &p, int64_t at, f
     ((__nv_bfloat16 *)p.output)[at] = __float2bfloat16_rn(x);
 }
 
-// What an average counts for, as a power of 2 and against the greatest.
+// What an average counts for, against the greatest.
 __device__ __forceinline__ float weight_of(const fa3_combine_params &p, int64_t at, int split,
                                            float top) {
   if (split >= p.splits) return 0.0f;
-  const float lse = p.partial_lse[at + split * p.partial_lse_strides.split] * 1.44269504f;
-  return lse == -INFINITY ? 0.0f : exp2_unit(lse - top);
+  const float lse = p.partial_lse[at + split * p.partial_lse_strides.split];
+  return lse == -INFINITY ? 0.0f : exp2_unit((lse - top) * 1.44269504f);
 }
 
 extern "C" __global__ void __launch_bounds__(FA3_COMBINE_THREADS)
@@ -53,17 +53,17 @@ extern "C" __global__ void __launch_bounds__(FA3_COMBINE_THREADS)
   const int64_t lse_at = offset(p.partial_lse_strides, query);
   float top = -INFINITY;
   for (int s = lane; s < p.splits; s += 32)
-    top = max_nan(top, p.partial_lse[lse_at + s * p.partial_lse_strides.split] * 1.44269504f);
+    top = max_nan(top, p.partial_lse[lse_at + s * p.partial_lse_strides.split]);
   top = reduce_max(top);
   float sink = -INFINITY;
   if (p.sink != nullptr) {
-    sink = p.sink[head] * 1.44269504f;
+    sink = p.sink[head];
     top = max_nan(top, sink);
   }
   float sum = 0.0f;
   for (int s = lane; s < p.splits; s += 32) sum += weight_of(p, lse_at, s, top);
   sum = reduce_add(sum);
-  if (sink != -INFINITY) sum += exp2_unit(sink - top);
+  if (sink != -INFINITY) sum += exp2_unit((sink - top) * 1.44269504f);
   const float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
 
   const float *const partial = p.partial + offset(p.partial_strides, query);
@@ -90,5 +90,5 @@ extern "C" __global__ void __launch_bounds__(FA3_COMBINE_THREADS)
   }
   if (lane == 0 && p.lse != nullptr)
     p.lse[offset(p.lse_strides, first + query)] =
-        sum == 0.0f ? -INFINITY : (top + log2_unit(sum)) * 0.69314718f;
+        sum == 0.0f ? -INFINITY : fmaf(log2_unit(sum), 0.69314718f, top);
 }

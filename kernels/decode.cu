@@ -230,15 +230,18 @@ __device__ __forceinline__ float4 sum_of_warps(int row, int column) {
 __device__ __forceinline__ void store_result(const fa3_decode_params &p, const work &w, int row,
                                              int column, float4 x, float top, float sum) {
   const row_place place = place_of_row(p, w, row);
+  float logit = top * 0.69314718f;
   if (p.sink != nullptr && p.partial == nullptr) {
-    const float logit = p.sink[place.head] * 1.44269504f;
-    const float higher = max_nan(top, logit), shift = exp2_unit(top - higher);
-    sum = sum * shift + exp2_unit(logit - higher);
-    top = higher;
+    const float sink = p.sink[place.head];
+    if (sum == 0.0f) logit = -INFINITY;
+    const float higher = max_nan(max_nan(logit, sink), -FLT_MAX);
+    const float shift = exp2_unit((logit - higher) * 1.44269504f);
+    sum = sum * shift + exp2_unit((sink - higher) * 1.44269504f);
+    logit = higher;
     x.x *= shift, x.y *= shift, x.z *= shift, x.w *= shift;
   }
   const float factor = sum == 0.0f ? 0.0f : reciprocal_unit(sum);
-  const float lse = sum == 0.0f ? -INFINITY : (top + log2_unit(sum)) * 0.69314718f;
+  const float lse = sum == 0.0f ? -INFINITY : fmaf(log2_unit(sum), 0.69314718f, logit);
   x.x *= factor, x.y *= factor, x.z *= factor, x.w *= factor;
   if (p.partial != nullptr) {
     const int64_t row_at =
