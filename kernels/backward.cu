@@ -41,7 +41,7 @@ __device__ __forceinline__ void pass_turn(int warpgroup) {
 }
 
 constexpr uint32_t kDescriptorHigh = wgmma_descriptor_high<kRowBytes>();
-constexpr uint32_t kGradDescriptorHigh = wgmma_descriptor_high<kGradRowBytes>();
+constexpr uint32_t kDsDescriptorHigh = wgmma_descriptor_high<kDsRowBytes>();
 
 // S^T = K Q^T, or dP^T = V dO^T, for the warpgroup's keys and a block of queries.
 __device__ __forceinline__ void issue_scores(float (&s)[kTileM / 2], uint32_t keys,
@@ -72,18 +72,18 @@ __device__ __forceinline__ void issue_gradient(float (&gradient)[kHeadDim / 2],
 }
 
 // dQ = dS K for the warpgroup's share of rows or columns; or dQ^T = K^T dS^T.
-__device__ __forceinline__ void issue_query_gradient(float (&dq)[kQueryColumns / 2], uint32_t ds,
-                                                     uint32_t keys) {
+__device__ __forceinline__ void issue_dq(float (&dq)[kQueryColumns / 2], uint32_t ds,
+                                         uint32_t keys) {
 #pragma unroll
   for (int k = 0; k < kTileN; k += 16) {
     const uint32_t of_keys = keys + ((k * kRowBytes) >> 4);
     const uint32_t of_ds =
-        ds + ((kTransposed ? k / 64 * kGradBlockBytes + k % 64 * 2 : k * kGradRowBytes) >> 4);
+        ds + ((kTransposed ? k / 64 * kDsBlockBytes + k % 64 * 2 : k * kDsRowBytes) >> 4);
     if (kTransposed)
       wgmma_transposed<kQueryColumns, !kTransposed>(dq, of_keys, kDescriptorHigh, of_ds,
-                                                    kGradDescriptorHigh, k > 0);
+                                                    kDsDescriptorHigh, k > 0);
     else
-      wgmma_transposed<kQueryColumns, !kTransposed>(dq, of_ds, kGradDescriptorHigh, of_keys,
+      wgmma_transposed<kQueryColumns, !kTransposed>(dq, of_ds, kDsDescriptorHigh, of_keys,
                                                     kDescriptorHigh, k > 0);
   }
   wgmma_commit();
@@ -120,7 +120,7 @@ __device__ __forceinline__ void hide(float (&s)[kTileM / 2], const fa3_range (&s
 
 // P and dS = P (dP - D), packed. `d` is the address of the thread's first query's D.
 __device__ __forceinline__ void take_differences(uint32_t (&weights)[kTileM / 4],
-                                                 uint32_t (&grads)[kTileM / 4],
+                                                 uint32_t (&ds)[kTileM / 4],
                                                  const float (&s)[kTileM / 2],
                                                  const float (&dp)[kTileM / 2], uint32_t d) {
 #pragma unroll
@@ -130,7 +130,7 @@ __device__ __forceinline__ void take_differences(uint32_t (&weights)[kTileM / 4]
     for (int r = 0; r < 2; ++r) {
       const int i = 4 * j + 2 * r;
       weights[2 * j + r] = pack_pair(s[i], s[i + 1]);
-      grads[2 * j + r] = pack_pair(s[i] * (dp[i] - l.x), s[i + 1] * (dp[i + 1] - l.y));
+      ds[2 * j + r] = pack_pair(s[i] * (dp[i] - l.x), s[i + 1] * (dp[i + 1] - l.y));
     }
   }
 }
@@ -138,7 +138,7 @@ __device__ __forceinline__ void take_differences(uint32_t (&weights)[kTileM / 4]
 // The same where scores are capped: from the scores themselves, and dS is also multiplied by the
 // derivative of the cap. `seen` are the queries that see the thread's two keys.
 __device__ __forceinline__ void take_capped_differences(
-    uint32_t (&weights)[kTileM / 4], uint32_t (&grads)[kTileM / 4], float (&s)[kTileM / 2],
+    uint32_t (&weights)[kTileM / 4], uint32_t (&ds)[kTileM / 4], float (&s)[kTileM / 2],
     const float (&dp)[kTileM / 2], const fa3_range (&seen)[2], int column, uint32_t lse, uint32_t d,
     float scale, float twice) {
   cap_scores(s, twice);
@@ -156,29 +156,28 @@ __device__ __forceinline__ void take_capped_differences(
         grad[e] = weight[e] * fmaf(-s[i], s[i], 1.0f) * (dp[i] - (e ? k.y : k.x));
       }
       weights[2 * j + r] = pack_pair(weight[0], weight[1]);
-      grads[2 * j + r] = pack_pair(grad[0], grad[1]);
+      ds[2 * j + r] = pack_pair(grad[0], grad[1]);
     }
   }
 }
 
-// The lane's row of dS in shared memory, for `store_scores_gradient`, without the swizzle.
-__device__ __forceinline__ uint32_t row_of_scores_gradient(uint32_t base, int warpgroup) {
+// The lane's row of dS in shared memory, for `store_ds`, without the swizzle.
+__device__ __forceinline__ uint32_t row_of_ds(uint32_t base, int warpgroup) {
   const int thread = thread_again() & 127, warp = thread / 32, lane = thread & 31;
   if (kTransposed)
-    return base + warpgroup * kGradBlockBytes + (lane / 16 * 8 + (lane & 7)) * kGradRowBytes +
+    return base + warpgroup * kDsBlockBytes + (lane / 16 * 8 + (lane & 7)) * kDsRowBytes +
            (((warp * 2 + lane / 8 % 2) ^ (lane & 7)) << 4);
-  return base + (warpgroup * kKeys + warp * 16 + (lane & 15)) * kGradRowBytes;
+  return base + (warpgroup * kKeys + warp * 16 + (lane & 15)) * kDsRowBytes;
 }
 
 // The warp's 16 keys of dS^T, to shared memory, where dQ's product takes them from.
-__device__ __forceinline__ void store_scores_gradient(const uint32_t (&ds)[kTileM / 4],
-                                                      uint32_t row) {
+__device__ __forceinline__ void store_ds(const uint32_t (&ds)[kTileM / 4], uint32_t row) {
   const int lane = threadIdx.x & 31;
 #pragma unroll
   for (int j = 0; j < kTileM / 8; j += 2) {
     const uint32_t to =
-        kTransposed ? row + j * 8 * kGradRowBytes
-                    : row + j / 8 * kGradBlockBytes + (((j % 8 + lane / 16) ^ (lane & 7)) << 4);
+        kTransposed ? row + j * 8 * kDsRowBytes
+                    : row + j / 8 * kDsBlockBytes + (((j % 8 + lane / 16) ^ (lane & 7)) << 4);
     store_matrices<kTransposed>(to, ds[2 * j], ds[2 * j + 1], ds[2 * j + 2], ds[2 * j + 3]);
   }
 }
@@ -237,7 +236,7 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
       base + kKeyAt + column / kChunk * kTileN * kRowBytes, kTileN * kRowBytes));
   const int skipped = warpgroup * kOverlap;
   const int lane = threadIdx.x & 31;
-  const uint32_t own_grad = row_of_scores_gradient(base + kGradAt, warpgroup);
+  const uint32_t own_ds = row_of_ds(base + kDsAt, warpgroup);
 
   if (warpgroup == 0) pass_turn(1);
   float dk[kHeadDim / 2], dv[kHeadDim / 2];
@@ -249,29 +248,28 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
     const int steps = uniform(w.steps), heads = uniform(w.heads);
     if (steps == 0) {
       const int first_key = w.tile * kTileN + warpgroup * kKeys;
-      const int keys = w.place.mask.keys - first_key, key_row = w.place.key_row + first_key;
+      const int keys = w.sequence.mask.keys - first_key, key_row = w.sequence.key_row + first_key;
       const int thread = thread_again() & 127;
-      store_zeros(p.grad_key, w.place.key_batch, key_row, keys, w.part, thread);
-      store_zeros(p.grad_value, w.place.key_batch, key_row, keys, w.part, thread);
+      store_zeros(p.grad_key, w.sequence.key_batch, key_row, keys, w.part, thread);
+      store_zeros(p.grad_value, w.sequence.key_batch, key_row, keys, w.part, thread);
       finish_work(base, t);
       continue;
     }
     mbarrier_wait(base + kKeyFull, keys_use & 1);
 
-    auto wait_for_grads = [&]() {
-      mbarrier_wait(base + kGradFull + 8 * (use - 1 & 1), use - 1 >> 1 & 1);
+    auto wait_for_ds = [&]() {
+      mbarrier_wait(base + kDsFull + 8 * (use - 1 & 1), use - 1 >> 1 & 1);
     };
     auto wait_for_buffer = [&]() {
-      mbarrier_wait(base + kGradEmpty + 8 * (use & 1), (use >> 1 & 1) ^ 1);
+      mbarrier_wait(base + kDsEmpty + 8 * (use & 1), (use >> 1 & 1) ^ 1);
     };
     // Issues dQ of the step before, the `use - 1`st; the product runs on.
     auto issue_query_step = [&](float(&dq)[kQueryColumns / 2]) {
       const uint32_t buffer = use - 1 & 1;
-      const uint32_t ds = uniform(wgmma_descriptor_low(
-          base + kGradAt + buffer * kGradBytes + (kSplitRows ? warpgroup * kGradBlockBytes : 0),
-          0));
+      const uint32_t ds_at = uniform(wgmma_descriptor_low(
+          base + kDsAt + buffer * kDsBytes + (kSplitRows ? warpgroup * kDsBlockBytes : 0), 0));
       wgmma_fence();
-      issue_query_gradient(dq, ds, all_keys);
+      issue_dq(dq, ds_at, all_keys);
     };
     // Where the thread's part of dQ is summed.
     auto partial_of = [&]() {
@@ -297,12 +295,13 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
       if (kind >= kTurnLast) {
         if (kind == kTurnLast) add_partial(dq, partial, skipped);
         const int first_row = q.block * kTileM + (kSplitRows ? warpgroup * 64 : 0);
-        const int first = w.place.query_row + first_row, rows = w.place.mask.queries - first_row;
+        const int first = w.sequence.query_row + first_row,
+                  rows = w.sequence.mask.queries - first_row;
         if (kTransposed)
-          store_columns<kQueryColumns>(p.grad_query, dq, p.scale, w.place.query_batch, first, rows,
-                                       q.head, column);
+          store_columns<kQueryColumns>(p.grad_query, dq, p.scale, w.sequence.query_batch, first,
+                                       rows, q.head, column);
         else
-          store_rows<kQueryColumns>(p.grad_query, dq, p.scale, w.place.query_batch, first, rows,
+          store_rows<kQueryColumns>(p.grad_query, dq, p.scale, w.sequence.query_batch, first, rows,
                                     q.head, column, kOverlap > 0 ? 64 * warpgroup : 0);
       }
       __syncwarp();
@@ -317,7 +316,7 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
       const uint32_t stage = ring_stage<kStages>(use), parity = ring_parity<kStages>(use);
       const uint32_t queries =
           uniform(wgmma_descriptor_low(base + kQueryAt + stage * kQueryBytes, kTileM * kRowBytes));
-      const uint32_t outputs = queries + ((kOutputAt - kQueryAt) >> 4);
+      const uint32_t d_o = queries + ((kDoAt - kQueryAt) >> 4);
       const uint32_t lse = base + kRowsAt + stage * kRowsBytes + 8 * (lane & 3);
       const uint32_t d = lse + 4 * kTileM;
 
@@ -328,10 +327,10 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
       wgmma_fence();
       issue_scores(s, own_keys, queries);
       if (step == 0) mbarrier_wait(base + kValueFull, keys_use & 1);
-      mbarrier_wait(base + kOutputFull + 8 * stage, parity);
+      mbarrier_wait(base + kDoFull + 8 * stage, parity);
       registers_touch(dp);
       wgmma_fence();
-      issue_scores(dp, own_values, outputs);
+      issue_scores(dp, own_values, d_o);
 
       const fa3_range whole = w.whole[warpgroup];
       const bool masked = m < whole.begin || m >= whole.end;
@@ -341,13 +340,13 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           const int key = w.tile * kTileN + warpgroup * kKeys + row + 8 * r;
-          seen[r] = fa3_seeing_queries(&w.place.mask, key);
-          if (key >= w.place.mask.keys) seen[r].end = 0;
+          seen[r] = fa3_seeing_queries(&w.sequence.mask, key);
+          if (key >= w.sequence.mask.keys) seen[r].end = 0;
         }
       }
       const int first_query = m * kTileM + 2 * (lane & 3);
       const query_step now = {m, w.query_head + group};
-      uint32_t weights[kTileM / 4], grads[kTileM / 4];
+      uint32_t weights[kTileM / 4], ds[kTileM / 4];
       wgmma_wait<1>();
       pass_turn(warpgroup);
       registers_touch(s);
@@ -367,30 +366,30 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
         wgmma_wait<0>();
         registers_touch(s);
         registers_touch(dp);
-        take_differences(weights, grads, s, dp, d);
+        take_differences(weights, ds, s, dp, d);
       };
       if (FA3_SOFTCAP && p.softcap_log2 != 0.0f) {
         wait_for_buffer();
         wgmma_wait<0>();
         registers_touch(dp);
-        take_capped_differences(weights, grads, s, dp, seen, first_query, lse, d, p.scale_log2,
+        take_capped_differences(weights, ds, s, dp, seen, first_query, lse, d, p.scale_log2,
                                 p.softcap_log2);
       } else if (kShortStep && !masked) {
         finish_scores(false);  // without the mask's registers
       } else {
         finish_scores(masked);
       }
-      store_scores_gradient(grads, own_grad + (use & 1) * kGradBytes);
-      if (kShortStep) issue_gradient(dv, weights, outputs, step > 0, [](int) {});
+      store_ds(ds, own_ds + (use & 1) * kDsBytes);
+      if (kShortStep) issue_gradient(dv, weights, d_o, step > 0, [](int) {});
       fence_proxy_async();
       __syncwarp();
-      mbarrier_arrive_warp(base + kGradFull + 8 * (use & 1));
+      mbarrier_arrive_warp(base + kDsFull + 8 * (use & 1));
 
       // Without a step before, dQ multiplies what is there, and nobody looks.
       float dq[kQueryColumns / 2];
       float4 *partial = nullptr;
       int kind = kTurnAlone;
-      if (step > 0) wait_for_grads();
+      if (step > 0) wait_for_ds();
       issue_query_step(dq);
       if (step > 0) {
         kind = wait_for_turn();
@@ -398,15 +397,15 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
       }
       wgmma_wait<0>();
       registers_touch(dq);
-      if (step > 0) mbarrier_arrive_warp(base + kGradEmpty + 8 * (use - 1 & 1));
+      if (step > 0) mbarrier_arrive_warp(base + kDsEmpty + 8 * (use - 1 & 1));
       constexpr int kProductParts = kTileM / 16 * (kShortStep ? 1 : 2);
       auto put_share = [&](int part) {
         constexpr int kParts = kQueryColumns / 8;
         put_partials(dq, partial, fate_of_partial(kind), part * kParts / kProductParts,
                      (part + 1) * kParts / kProductParts);
       };
-      if (!kShortStep) issue_gradient(dv, weights, outputs, step > 0, put_share);
-      issue_gradient(dk, grads, queries, step > 0,
+      if (!kShortStep) issue_gradient(dv, weights, d_o, step > 0, put_share);
+      issue_gradient(dk, ds, queries, step > 0,
                      [&](int part) { put_share(part + kProductParts - kTileM / 16); });
       if (step > 0) finish_query_step(dq, before, kind, partial);
       if (kShortStep && step + 1 < steps)
@@ -416,7 +415,7 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
       registers_touch(dk);
       registers_touch(dv);
       mbarrier_arrive(base + kQueryEmpty + 8 * stage);  // every thread has read statistics
-      mbarrier_arrive_warp(base + kOutputEmpty + 8 * stage);
+      mbarrier_arrive_warp(base + kDoEmpty + 8 * stage);
       before = now;
       ++use;
       if (++group == heads) {
@@ -426,22 +425,23 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
     }
     mbarrier_arrive_warp(base + kValueEmpty);
     float dq[kQueryColumns / 2];
-    wait_for_grads();
+    wait_for_ds();
     issue_query_step(dq);
     const int kind = wait_for_turn();
     float4 *partial = partial_of();
     wgmma_wait<0>();
     registers_touch(dq);
     mbarrier_arrive_warp(base + kKeyEmpty);
-    mbarrier_arrive_warp(base + kGradEmpty + 8 * (use - 1 & 1));
+    mbarrier_arrive_warp(base + kDsEmpty + 8 * (use - 1 & 1));
     put_partials(dq, partial, fate_of_partial(kind), 0, kQueryColumns / 8);
     finish_query_step(dq, before, kind, partial);
 
     ++keys_use;
     const int first_key = w.tile * kTileN + warpgroup * kKeys;
-    const int keys = w.place.mask.keys - first_key, key_row = w.place.key_row + first_key;
-    store_rows<kHeadDim>(p.grad_key, dk, p.scale, w.place.key_batch, key_row, keys, w.part, 0, 0);
-    store_rows<kHeadDim>(p.grad_value, dv, 1.0f, w.place.key_batch, key_row, keys, w.part, 0, 0);
+    const int keys = w.sequence.mask.keys - first_key, key_row = w.sequence.key_row + first_key;
+    store_rows<kHeadDim>(p.grad_key, dk, p.scale, w.sequence.key_batch, key_row, keys, w.part, 0,
+                         0);
+    store_rows<kHeadDim>(p.grad_value, dv, 1.0f, w.sequence.key_batch, key_row, keys, w.part, 0, 0);
     finish_work(base, t);
   }
 }
@@ -451,7 +451,7 @@ extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_FINISH_THREADS)
     backward_finish(const __grid_constant__ fa3_backward_params p) {
   wait_for_prior_grids();
   const int block = blockIdx.x, head = blockIdx.y, warpgroup = threadIdx.x / 128;
-  const sequence s = find_sequence(p.sequences, blockIdx.z);
+  const backward_sequence s = find_sequence(p.sequences, blockIdx.z);
   const fa3_range tiles = fa3_visible_tiles(&s.mask, block * kTileM, (block + 1) * kTileM, kTileN);
   if (tiles.begin >= tiles.end) return;
   const int column = warpgroup * kSecondColumn, skipped = warpgroup * kOverlap;
@@ -492,8 +492,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     for (int i = 0; i < kStages; ++i) {
       mbarrier_init(base + kQueryFull + 8 * i, 1);
       mbarrier_init(base + kQueryEmpty + 8 * i, 32 * kConsumerWarps);
-      mbarrier_init(base + kOutputFull + 8 * i, 1);
-      mbarrier_init(base + kOutputEmpty + 8 * i, kConsumerWarps);
+      mbarrier_init(base + kDoFull + 8 * i, 1);
+      mbarrier_init(base + kDoEmpty + 8 * i, kConsumerWarps);
     }
     for (int i = 0; i < kTurns; ++i) {
       mbarrier_init(base + kTurnFull + 8 * i, 1);
@@ -501,8 +501,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       mbarrier_init(base + kTurnEmpty + 8 * i, 1);
     }
     for (int i = 0; i < 2; ++i) {
-      mbarrier_init(base + kGradFull + 8 * i, kConsumerWarps);
-      mbarrier_init(base + kGradEmpty + 8 * i, kConsumerWarps);
+      mbarrier_init(base + kDsFull + 8 * i, kConsumerWarps);
+      mbarrier_init(base + kDsEmpty + 8 * i, kConsumerWarps);
     }
     mbarrier_init(base + kWorkWanted, 1);
     for (int i = 0; i < kWorkSlots; ++i) {

@@ -40,10 +40,10 @@ __device__ __forceinline__ void load(const fa3_backward_params &p, uint32_t base
     for (int m = w.blocks.end - 1; m >= w.blocks.begin; --m) {
       for (int g = 0; g < w.heads; ++g, ++use) {
         // All that can be found out before the buffer is free.
-        const int head = w.query_head + g, batch = w.place.query_batch;
-        const int row = w.place.query_row + m * kTileM,
-                  rows_left = w.place.mask.queries - m * kTileM;
-        const float *rows = p.rows + ((int64_t)head * p.slots + w.place.slot + m) * 2 * kTileM;
+        const int head = w.query_head + g, batch = w.sequence.query_batch;
+        const int row = w.sequence.query_row + m * kTileM,
+                  rows_left = w.sequence.mask.queries - m * kTileM;
+        const float *rows = p.rows + ((int64_t)head * p.slots + w.sequence.slot + m) * 2 * kTileM;
         const uint32_t stage = ring_stage<kStages>(use), parity = ring_parity<kStages>(use) ^ 1;
         const uint32_t full = base + kQueryFull + 8 * stage;
 
@@ -52,20 +52,20 @@ __device__ __forceinline__ void load(const fa3_backward_params &p, uint32_t base
         load_tile<kTileM>(base, base + kQueryAt + stage * kQueryBytes, p.query, full, row, head,
                           batch, rows_left, p.clear_query, kRowsBytes, landed, leader);
 
-        mbarrier_wait(base + kOutputEmpty + 8 * stage, parity);
-        load_tile<kTileM>(base, base + kOutputAt + stage * kQueryBytes, p.grad_output,
-                          base + kOutputFull + 8 * stage, row, head, batch, rows_left,
-                          p.clear_query, 0, landed, leader);
+        mbarrier_wait(base + kDoEmpty + 8 * stage, parity);
+        load_tile<kTileM>(base, base + kDoAt + stage * kQueryBytes, p.grad_output,
+                          base + kDoFull + 8 * stage, row, head, batch, rows_left, p.clear_query, 0,
+                          landed, leader);
 
         if (g > 0 || m < w.blocks.end - 1) continue;
         mbarrier_wait(base + kKeyEmpty, (keys & 1) ^ 1);
-        load_tile<kTileN>(base, base + kKeyAt, p.key, base + kKeyFull, w.place.key_row + first,
-                          w.head, w.place.key_batch, w.place.mask.keys - first, p.clear_key, 0,
-                          landed, leader);
+        load_tile<kTileN>(base, base + kKeyAt, p.key, base + kKeyFull, w.sequence.key_row + first,
+                          w.head, w.sequence.key_batch, w.sequence.mask.keys - first, p.clear_key,
+                          0, landed, leader);
         mbarrier_wait(base + kValueEmpty, (keys & 1) ^ 1);
         load_tile<kTileN>(base, base + kValueAt, p.value, base + kValueFull,
-                          w.place.key_row + first, w.head, w.place.key_batch,
-                          w.place.mask.keys - first, p.clear_key, 0, landed, leader);
+                          w.sequence.key_row + first, w.head, w.sequence.key_batch,
+                          w.sequence.mask.keys - first, p.clear_key, 0, landed, leader);
         ++keys;
       }
     }

@@ -40,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_PREPARE_THREADS)
   wait_for_prior_grids();
   const int block = blockIdx.x, head = blockIdx.y, batch = blockIdx.z;
   if ((block | head | batch) == 0 && threadIdx.x == 0) *p.next_tile = 0;
-  const sequence s = find_sequence(p.sequences, batch);
+  const backward_sequence s = find_sequence(p.sequences, batch);
   const int tile_m = p.sequences.tile_m, first = block * tile_m;
   if (first >= s.mask.queries) return;
   const int64_t slot = (int64_t)head * p.slots + s.slot + block;
@@ -140,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_SUM_THREADS)
     backward_sum(const __grid_constant__ fa3_backward_sum_params p) {
   wait_for_prior_grids();
   const int head = blockIdx.y, batch = blockIdx.z;
-  const sequence s = find_sequence(p.sequences, batch);
+  const backward_sequence s = find_sequence(p.sequences, batch);
   const int of_row = (p.grad_key.head_dim + p.grad_value.head_dim) / 8;
   const int64_t item = (int64_t)blockIdx.x * FA3_BACKWARD_SUM_THREADS + threadIdx.x;
   const int row = (int)(item / of_row), column = (int)(item % of_row) * 8;

@@ -14,15 +14,15 @@ __device__ __forceinline__ void forget_memory(void) {
   asm volatile("" ::: "memory");
 }
 
-struct sequence {
+struct backward_sequence {
   fa3_mask mask;
   int query_row, key_row;      // its first rows in the tensors
   int query_batch, key_batch;  // as coordinates of the tensors
   int slot;                    // of its first block of rows
 };
 
-__device__ __forceinline__ sequence find_sequence(const fa3_backward_sequences &p, int b) {
-  sequence s;
+__device__ __forceinline__ backward_sequence find_sequence(const fa3_backward_sequences &p, int b) {
+  backward_sequence s;
   s.query_row = p.cu_seqlens_q ? p.cu_seqlens_q[b] : 0;
   s.key_row = p.cu_seqlens_k ? p.cu_seqlens_k[b] : 0;
   s.slot = fa3_backward_slot(&p, b, s.query_row);

@@ -13,7 +13,7 @@ struct __align__(16) work {
   int part;               // of the head's: dK and dV are summed over parts later
   int query_head, heads;  // the first query head, and how many
   int steps;              // blocks of queries, of all these heads
-  sequence place;
+  backward_sequence sequence;
   fa3_range blocks;    // of queries, visited from the last to the first
   fa3_range whole[2];  // those that see all keys of a warpgroup, or of this block of a pair
   int last;            // no tile: the work is done
@@ -33,10 +33,10 @@ __device__ __forceinline__ bool find_work(const fa3_backward_params &p, int inde
   w.heads = p.queries_per_key * (tile.head_part + 1) / p.tiles.head_parts - head;
   w.query_head = tile.head * p.queries_per_key + head;
   forget_memory();
-  w.place = find_sequence(p.sequences, tile.batch);
+  w.sequence = find_sequence(p.sequences, tile.batch);
   forget_memory();
-  if (w.tile * tile_k >= w.place.mask.keys) return false;
-  w.blocks = fa3_blocks_of_part(&p.tiles, &tile, &w.place.mask, tile_q, tile_k);
+  if (w.tile * tile_k >= w.sequence.mask.keys) return false;
+  w.blocks = fa3_blocks_of_part(&p.tiles, &tile, &w.sequence.mask, tile_q, tile_k);
   forget_memory();
   const int blocks = w.blocks.end - w.blocks.begin;
   w.steps = blocks > 0 ? blocks * w.heads : 0;
@@ -45,7 +45,7 @@ __device__ __forceinline__ bool find_work(const fa3_backward_params &p, int inde
 
 // The blocks whose queries see all the keys first <= j < last.
 __device__ __forceinline__ fa3_range find_whole(const work &w, int first, int last, int tile_q) {
-  const fa3_mask &mask = w.place.mask;
+  const fa3_mask &mask = w.sequence.mask;
   const fa3_range common = fa3_common_queries(&mask, first, last);
   fa3_range whole;
   whole.begin = (common.begin + tile_q - 1) / tile_q;

@@ -92,8 +92,8 @@ __device__ __forceinline__ void find_probabilities(const fa3_backward_params &p,
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int key = w.first + thread / 32 * 16 + thread % 32 / 4 + 8 * r;
-      seeing[r] = fa3_seeing_queries(&w.place.mask, key);
-      if (key >= w.place.mask.keys) seeing[r].end = seeing[r].begin;
+      seeing[r] = fa3_seeing_queries(&w.sequence.mask, key);
+      if (key >= w.sequence.mask.keys) seeing[r].end = seeing[r].begin;
       seeing[r].begin -= block * kRows + column;
       seeing[r].end -= block * kRows + column;
     }
@@ -120,7 +120,7 @@ __device__ __forceinline__ void find_probabilities(const fa3_backward_params &p,
 }
 
 // S^T, P^T, dV.
-__device__ __forceinline__ void make_probabilities(const fa3_backward_params &p, uint32_t base) {
+__device__ __forceinline__ void make_dv(const fa3_backward_params &p, uint32_t base) {
   float dv[kHeadDimV / 2], s[32];
   uint32_t operand[16];
   uint32_t use = 0, tiles = 0;  // buffers used so far
@@ -157,15 +157,15 @@ __device__ __forceinline__ void make_probabilities(const fa3_backward_params &p,
       mbarrier_arrive(of_warp(base + kProbabilitiesFull));
       release_queries(base + kQueryEmpty + 8 * query_stage);
 
-      const uint32_t stage = ring_stage<kGradStages>(use);
-      const uint32_t tile = tile_descriptor(base + kGradAt + stage * kChunksV * kChunkBytes);
-      mbarrier_wait(base + kGradFull + 8 * stage, ring_parity<kGradStages>(use));
+      const uint32_t stage = ring_stage<kDoStages>(use);
+      const uint32_t tile = tile_descriptor(base + kDoAt + stage * kChunksV * kChunkBytes);
+      mbarrier_wait(base + kDoFull + 8 * stage, ring_parity<kDoStages>(use));
       registers_touch(dv);
       wgmma_fence();
       issue_gradient<kHeadDimV>(dv, operand, tile, left < uniform(w.steps));
       wgmma_wait<0>();
       registers_touch(dv);
-      release_both(base + kGradEmpty + 8 * stage);
+      release_both(base + kDoEmpty + 8 * stage);
       ++use;
       --left;
       if (--i < w.blocks.begin) i = w.blocks.end - 1;
@@ -174,8 +174,8 @@ __device__ __forceinline__ void make_probabilities(const fa3_backward_params &p,
     mbarrier_wait(of_warp(base + kProbabilitiesEmpty), (use & 1) ^ 1);
     store_rows<kHeadDimV, 64>(p.grad_value, dv, uniform(w.steps) > 0, 1.0f,
                               base + kProbabilitiesAt + warp * kProbabilitiesBytes,
-                              w.place.key_batch, w.place.key_row + w.first + warp * 16,
-                              w.place.mask.keys - w.first - warp * 16, w.part);
+                              w.sequence.key_batch, w.sequence.key_row + w.first + warp * 16,
+                              w.sequence.mask.keys - w.first - warp * 16, w.part);
     finish_work(base, t);
   }
 }
@@ -208,7 +208,7 @@ __device__ __forceinline__ void find_ds(float (&s)[32], float2 (&d)[8], uint32_t
 }
 
 // dP^T, dS^T, dK.
-__device__ __forceinline__ void make_scores(const fa3_backward_params &p, uint32_t base) {
+__device__ __forceinline__ void make_dk(const fa3_backward_params &p, uint32_t base) {
   const int warp = (threadIdx.x & 127) / 32, lane = threadIdx.x & 31;
   const uint32_t peer = cluster_rank() ^ 1;
   const uint32_t probabilities = base + kProbabilitiesAt + warp * kProbabilitiesBytes + lane * 16;
@@ -226,13 +226,13 @@ __device__ __forceinline__ void make_scores(const fa3_backward_params &p, uint32
     if (any) mbarrier_wait(base + kValueFull, tiles++ & 1);
     while (any) {
       forget(base);
-      const uint32_t stage = ring_stage<kGradStages>(use);
-      const uint32_t grad_tile = tile_descriptor(base + kGradAt + stage * kChunksV * kChunkBytes);
+      const uint32_t stage = ring_stage<kDoStages>(use);
+      const uint32_t do_tile = tile_descriptor(base + kDoAt + stage * kChunksV * kChunkBytes);
       const uint32_t query_stage = ring_stage<kQueryStages>(use);
-      mbarrier_wait(base + kGradFull + 8 * stage, ring_parity<kGradStages>(use));
+      mbarrier_wait(base + kDoFull + 8 * stage, ring_parity<kDoStages>(use));
       registers_touch(s);
       wgmma_fence();
-      issue_scores<kHeadDimV>(s, value, grad_tile);
+      issue_scores<kHeadDimV>(s, value, do_tile);
       mbarrier_wait(base + kQueryFull + 8 * query_stage, ring_parity<kQueryStages>(use));
       const uint32_t rows = base + kRowsAt + query_stage * kRowsBytes + 4 * kRows;
       float2 d[8];
@@ -241,7 +241,7 @@ __device__ __forceinline__ void make_scores(const fa3_backward_params &p, uint32
       wgmma_wait<0>();
       registers_touch(s);
       if (left == 1) mbarrier_arrive_warp(base + kValueEmpty);
-      release_both(base + kGradEmpty + 8 * stage);
+      release_both(base + kDoEmpty + 8 * stage);
 
       mbarrier_wait(of_warp(base + kProbabilitiesFull), use & 1);
       // What a key beyond the sequence's end holds must not matter.
@@ -285,16 +285,15 @@ __device__ __forceinline__ void make_scores(const fa3_backward_params &p, uint32
     mbarrier_wait(base + kDsEmpty + 8 * stage, ring_parity<kDsStages>(use) ^ 1);
     store_rows<kHeadDim, 32>(p.grad_key, dk, any, p.scale,
                              base + kOwnDsAt + stage * kChunkBytes + warp * 16 * kRowBytes,
-                             w.place.key_batch, w.place.key_row + w.first + warp * 16,
-                             w.place.mask.keys - w.first - warp * 16, w.part);
+                             w.sequence.key_batch, w.sequence.key_row + w.first + warp * 16,
+                             w.sequence.mask.keys - w.first - warp * 16, w.part);
     finish_work(base, t);
   }
 }
 
 // dQ, `kColumns` of it from `column` on.
 template <int kColumns>
-__device__ __forceinline__ void make_queries(const fa3_backward_params &p, uint32_t base,
-                                             int column) {
+__device__ __forceinline__ void make_dq(const fa3_backward_params &p, uint32_t base, int column) {
   const int thread = threadIdx.x & 127;
   float dq[kColumns / 2];
   uint32_t use = 0, added = 0, tiles = 0;  // buffers used so far
@@ -325,8 +324,8 @@ __device__ __forceinline__ void make_queries(const fa3_backward_params &p, uint3
                                    peer_key + ((k * kRowBytes) >> 4), kDescriptorHigh, true);
       wgmma_commit();
 
-      const fa3_turn mine = fa3_find_turn(&w.place.mask, w.tile, i, kRows, kTileN);
-      const int64_t slot = (int64_t)head * p.slots + w.place.slot + i;
+      const fa3_turn mine = fa3_find_turn(&w.sequence.mask, w.tile, i, kRows, kTileN);
+      const int64_t slot = (int64_t)head * p.slots + w.sequence.slot + i;
       float *partial = p.partial + slot * (kRows * kHeadDim) + column * kRows + thread * 4;
       if (!mine.last)
         mbarrier_wait(base + kAddedEmpty + 8 * ring_stage<2>(added), ring_parity<2>(added) ^ 1);
@@ -352,9 +351,9 @@ __device__ __forceinline__ void make_queries(const fa3_backward_params &p, uint3
         mbarrier_arrive_warp(base + kAddedFull + 8 * ring_stage<2>(added));
         ++added;
       } else {
-        store_sums<kColumns>(p.grad_query, partial, p.scale, w.place.query_batch,
-                             w.place.query_row + i * kRows, w.place.mask.queries - i * kRows, head,
-                             column);
+        store_sums<kColumns>(p.grad_query, partial, p.scale, w.sequence.query_batch,
+                             w.sequence.query_row + i * kRows, w.sequence.mask.queries - i * kRows,
+                             head, column);
       }
       if (--i < w.blocks.begin) {
         i = w.blocks.end - 1;
@@ -375,13 +374,13 @@ __device__ __forceinline__ void count_additions(const fa3_backward_params &p, ui
     if (w.last) break;
     int head = w.query_head;
     for (int left = w.steps, i = w.blocks.end - 1; left > 0; --left) {
-      if (!fa3_find_turn(&w.place.mask, w.tile, i, kRows, kTileN).last) {
+      if (!fa3_find_turn(&w.sequence.mask, w.tile, i, kRows, kTileN).last) {
         const uint32_t stage = ring_stage<2>(added);
         mbarrier_wait(base + kAddedFull + 8 * stage, ring_parity<2>(added));
         ++added;
         if (leader) {
           mbarrier_arrive(base + kAddedEmpty + 8 * stage);
-          count_release(p.counters + (int64_t)head * p.slots + w.place.slot + i);
+          count_release(p.counters + (int64_t)head * p.slots + w.sequence.slot + i);
         }
         __syncwarp();
       }
@@ -411,9 +410,9 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads,
       mbarrier_init(base + kQueryFull + 8 * i, 1);
       mbarrier_init(base + kQueryEmpty + 8 * i, 16 + 256);  // and the own block's threads
     }
-    for (int i = 0; i < kGradStages; ++i) {
-      mbarrier_init(base + kGradFull + 8 * i, 1);
-      mbarrier_init(base + kGradEmpty + 8 * i, 16);  // warps of two roles, of both blocks
+    for (int i = 0; i < kDoStages; ++i) {
+      mbarrier_init(base + kDoFull + 8 * i, 1);
+      mbarrier_init(base + kDoEmpty + 8 * i, 16);  // warps of two roles, of both blocks
     }
     for (int i = 0; i < kDsStages; ++i) {
       mbarrier_init(base + kDsFull + 8 * i, 4);
@@ -432,7 +431,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads,
       mbarrier_init(base + kAddedEmpty + 8 * i, 1);
     }
     mbarrier_init(base + kQueryLanded, 1);
-    mbarrier_init(base + kGradLanded, 1);
+    mbarrier_init(base + kDoLanded, 1);
     mbarrier_init(base + kKeyLanded, 1);
     mbarrier_init(base + kMailFull, 1);
     mbarrier_init(base + kMailEmpty, 2);
@@ -451,7 +450,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads,
     if (warp == 0)
       load_queries(p, base);
     else if (warp == 1)
-      load_grads(p, base);
+      load_do(p, base);
     else if (warp == 2)
       schedule(p, base);
     else
@@ -459,15 +458,15 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads,
   } else if (warp < 8) {
     registers_give_back<kQueryRegisters>();
     if (uniform(cluster_rank()) == 0)
-      make_queries<kSplit>(p, base, 0);
+      make_dq<kSplit>(p, base, 0);
     else
-      make_queries<kHeadDim - kSplit>(p, base, kSplit);
+      make_dq<kHeadDim - kSplit>(p, base, kSplit);
   } else if (warp < 12) {
     registers_take<kSumRegisters>();
-    make_probabilities(p, base);
+    make_dv(p, base);
   } else {
     registers_take<kSumRegisters>();
-    make_scores(p, base);
+    make_dk(p, base);
   }
   __syncwarp();
   cluster_sync();  // shared memory lives as long as the block

@@ -42,9 +42,9 @@ __device__ __forceinline__ void load_queries(const fa3_backward_params &p, uint3
       const uint32_t full = base + kQueryFull + 8 * stage;
       const uint32_t to = base + kQueryAt + stage * kChunks * kChunkBytes;
       // All that can be found out before the buffer is free.
-      const int row = w.place.query_row + i * kRows, batch = w.place.query_batch;
-      const float *rows = p.rows + ((int64_t)head * p.slots + w.place.slot + i) * (2 * kRows);
-      const bool overrun = p.clear_query && (i + 1) * kRows > w.place.mask.queries;
+      const int row = w.sequence.query_row + i * kRows, batch = w.sequence.query_batch;
+      const float *rows = p.rows + ((int64_t)head * p.slots + w.sequence.slot + i) * (2 * kRows);
+      const bool overrun = p.clear_query && (i + 1) * kRows > w.sequence.mask.queries;
       mbarrier_wait(base + kQueryEmpty + 8 * stage, ring_parity<kQueryStages>(query) ^ 1);
       if (leader) {
         const uint32_t report = overrun ? base + kQueryLanded : full;
@@ -55,14 +55,14 @@ __device__ __forceinline__ void load_queries(const fa3_backward_params &p, uint3
       if (overrun) {
         __syncwarp();
         mbarrier_wait(base + kQueryLanded, query_landed++ & 1);
-        clear_rows<kChunks, kRows, kRowBytes>(to, max(w.place.mask.queries - i * kRows, 0));
+        clear_rows<kChunks, kRows, kRowBytes>(to, max(w.sequence.mask.queries - i * kRows, 0));
         if (leader) mbarrier_arrive(full);
       }
       ++query;
       __syncwarp();
       if (keys_wanted) {
         keys_wanted = false;
-        const int first = w.first, peer = first ^ kKeys, keys = w.place.mask.keys;
+        const int first = w.first, peer = first ^ kKeys, keys = w.sequence.mask.keys;
         const bool overrun = p.clear_key && max(first, peer) + kKeys > keys;
         const uint32_t report = base + (overrun ? kKeyLanded : kKeyFull);
         const int column = rank == 0 ? 0 : kSplit;
@@ -70,11 +70,11 @@ __device__ __forceinline__ void load_queries(const fa3_backward_params &p, uint3
         if (leader) {
           const int chunks = rank == 0 ? kSplitChunks : kChunks - kSplitChunks;
           mbarrier_arrive_expect(report, kKeyBytes - (kSplitChunks - chunks) * kChunkBytes);
-          load_tile<kChunks>(base + kKeyAt, &p.key, report, 0, w.place.key_row + first, w.head,
-                             w.place.key_batch);
+          load_tile<kChunks>(base + kKeyAt, &p.key, report, 0, w.sequence.key_row + first, w.head,
+                             w.sequence.key_batch);
           for (int c = 0; c < chunks; ++c)
             tma_load_4d(base + kPeerKeyAt + c * kChunkBytes, &p.key, report, column + c * kChunk,
-                        w.place.key_row + peer, w.head, w.place.key_batch);
+                        w.sequence.key_row + peer, w.head, w.sequence.key_batch);
         }
         if (overrun) {
           __syncwarp();
@@ -98,7 +98,7 @@ __device__ __forceinline__ void load_queries(const fa3_backward_params &p, uint3
 }
 
 // Values, and the tiles of dO that go with the queries.
-__device__ __forceinline__ void load_grads(const fa3_backward_params &p, uint32_t base) {
+__device__ __forceinline__ void load_do(const fa3_backward_params &p, uint32_t base) {
   const bool leader = elect_one();
   const int rank = cluster_rank();
   uint32_t grad = 0, value = 0, landed = 0;
@@ -111,7 +111,7 @@ __device__ __forceinline__ void load_grads(const fa3_backward_params &p, uint32_
       if (leader) {
         mbarrier_arrive_expect(base + kValueFull, kChunksV * kChunkBytes);
         load_tile<kChunksV>(base + kValueAt, &p.value, base + kValueFull, 0,
-                            w.place.key_row + w.first, w.head, w.place.key_batch);
+                            w.sequence.key_row + w.first, w.head, w.sequence.key_batch);
       }
       ++value;
       __syncwarp();
@@ -119,21 +119,21 @@ __device__ __forceinline__ void load_grads(const fa3_backward_params &p, uint32_
     int head = w.query_head, i = w.blocks.end - 1;
     for (int left = w.steps; left > 0; --left) {
       forget(base);
-      const uint32_t stage = ring_stage<kGradStages>(grad);
-      const uint32_t full = base + kGradFull + 8 * stage;
-      const uint32_t to = base + kGradAt + stage * kChunksV * kChunkBytes;
-      const int row = w.place.query_row + i * kRows, batch = w.place.query_batch;
-      const bool overrun = p.clear_query && (i + 1) * kRows > w.place.mask.queries;
-      mbarrier_wait(base + kGradEmpty + 8 * stage, ring_parity<kGradStages>(grad) ^ 1);
+      const uint32_t stage = ring_stage<kDoStages>(grad);
+      const uint32_t full = base + kDoFull + 8 * stage;
+      const uint32_t to = base + kDoAt + stage * kChunksV * kChunkBytes;
+      const int row = w.sequence.query_row + i * kRows, batch = w.sequence.query_batch;
+      const bool overrun = p.clear_query && (i + 1) * kRows > w.sequence.mask.queries;
+      mbarrier_wait(base + kDoEmpty + 8 * stage, ring_parity<kDoStages>(grad) ^ 1);
       if (leader) {
-        const uint32_t report = overrun ? base + kGradLanded : full;
+        const uint32_t report = overrun ? base + kDoLanded : full;
         mbarrier_arrive_expect(report, kChunksV * kChunkBytes);
         load_share<kChunksV>(to, &p.grad_output, report, row, head, batch, grad ^ rank);
       }
       if (overrun) {
         __syncwarp();
-        mbarrier_wait(base + kGradLanded, landed++ & 1);
-        clear_rows<kChunksV, kRows, kRowBytes>(to, max(w.place.mask.queries - i * kRows, 0));
+        mbarrier_wait(base + kDoLanded, landed++ & 1);
+        clear_rows<kChunksV, kRows, kRowBytes>(to, max(w.sequence.mask.queries - i * kRows, 0));
         if (leader) mbarrier_arrive(full);
       }
       ++grad;

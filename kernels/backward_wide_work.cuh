@@ -16,13 +16,13 @@
 constexpr int kHeadDim = FA3_HEAD_DIM;         // of queries and keys
 constexpr int kHeadDimV = FA3_VALUE_HEAD_DIM;  // of values and dO, <= kHeadDim
 
-constexpr int kRows = FA3_TILE_Q;           // queries of a tile
-constexpr int kTileN = FA3_TILE_K;          // keys of a cluster
-constexpr int kKeys = kTileN / 2;           // keys of a block
-constexpr int kQueryStages = 2;             // tiles of queries held
-constexpr int kGradStages = FA3_DO_STAGES;  // of dO
-constexpr int kDsStages = 2;                // of dS
-constexpr int kWorkSlots = 2;               // the tile that is computed, and the next
+constexpr int kRows = FA3_TILE_Q;         // queries of a tile
+constexpr int kTileN = FA3_TILE_K;        // keys of a cluster
+constexpr int kKeys = kTileN / 2;         // keys of a block
+constexpr int kQueryStages = 2;           // tiles of queries held
+constexpr int kDoStages = FA3_DO_STAGES;  // of dO
+constexpr int kDsStages = 2;              // of dS
+constexpr int kWorkSlots = 2;             // the tile that is computed, and the next
 constexpr int kThreads = FA3_BACKWARD_WIDE_THREADS;
 static_assert(kRows == 64 && kTileN == 128, "a tile");
 
@@ -53,20 +53,20 @@ static_assert(kHeadDim > kSplit && kHeadDim <= 2 * kSplit, "halves of dQ");
 constexpr int kKeyAt = 0;
 constexpr int kPeerKeyAt = kKeyAt + kChunks * kChunkBytes;  // the peer's keys, our columns of dQ
 constexpr int kValueAt = kPeerKeyAt + kSplitChunks * kChunkBytes;
-constexpr int kQueryAt = kValueAt + kChunksV * kChunkBytes;               // [query stage]
-constexpr int kGradAt = kQueryAt + kQueryStages * kChunks * kChunkBytes;  // [grad stage]
-constexpr int kOwnDsAt = kGradAt + kGradStages * kChunksV * kChunkBytes;  // [ds stage]
-constexpr int kPeerDsAt = kOwnDsAt + kDsStages * kChunkBytes;             // [ds stage]
-constexpr int kProbabilitiesAt = kPeerDsAt + kDsStages * kChunkBytes;     // [warp]
-constexpr int kProbabilitiesBytes = 16 * 64 * 4;                          // of a warp
-constexpr int kRowsAt = kProbabilitiesAt + 4 * kProbabilitiesBytes;       // [query stage]
-constexpr int kRowsBytes = 2 * 4 * kRows;                                 // lse, then D
+constexpr int kQueryAt = kValueAt + kChunksV * kChunkBytes;             // [query stage]
+constexpr int kDoAt = kQueryAt + kQueryStages * kChunks * kChunkBytes;  // [dO stage]
+constexpr int kOwnDsAt = kDoAt + kDoStages * kChunksV * kChunkBytes;    // [dS stage]
+constexpr int kPeerDsAt = kOwnDsAt + kDsStages * kChunkBytes;           // [dS stage]
+constexpr int kProbabilitiesAt = kPeerDsAt + kDsStages * kChunkBytes;   // [warp]
+constexpr int kProbabilitiesBytes = 16 * 64 * 4;                        // of a warp
+constexpr int kRowsAt = kProbabilitiesAt + 4 * kProbabilitiesBytes;     // [query stage]
+constexpr int kRowsBytes = 2 * 4 * kRows;                               // lse, then D
 constexpr int kBarriersAt = kRowsAt + kQueryStages * kRowsBytes;
 constexpr int kQueryFull = kBarriersAt;  // [query stage]
 constexpr int kQueryEmpty = kQueryFull + 8 * kQueryStages;
-constexpr int kGradFull = kQueryEmpty + 8 * kQueryStages;  // [grad stage]
-constexpr int kGradEmpty = kGradFull + 8 * kGradStages;
-constexpr int kDsFull = kGradEmpty + 8 * kGradStages;  // [ds stage]
+constexpr int kDoFull = kQueryEmpty + 8 * kQueryStages;  // [dO stage]
+constexpr int kDoEmpty = kDoFull + 8 * kDoStages;
+constexpr int kDsFull = kDoEmpty + 8 * kDoStages;  // [dS stage]
 constexpr int kDsEmpty = kDsFull + 8 * kDsStages;
 constexpr int kProbabilitiesFull = kDsEmpty + 8 * kDsStages;  // [warp]
 constexpr int kProbabilitiesEmpty = kProbabilitiesFull + 8 * 4;
@@ -77,8 +77,8 @@ constexpr int kValueEmpty = kValueFull + 8;
 constexpr int kAddedFull = kValueEmpty + 8;  // [turn]: dQ has been added to
 constexpr int kAddedEmpty = kAddedFull + 8 * 2;
 constexpr int kQueryLanded = kAddedEmpty + 8 * 2;  // before their last rows are cleared
-constexpr int kGradLanded = kQueryLanded + 8;
-constexpr int kKeyLanded = kGradLanded + 8;
+constexpr int kDoLanded = kQueryLanded + 8;
+constexpr int kKeyLanded = kDoLanded + 8;
 constexpr int kMailFull = kKeyLanded + 8;
 constexpr int kMailEmpty = kMailFull + 8;  // the first block's
 constexpr int kWorkWanted = kMailEmpty + 8;
@@ -87,7 +87,7 @@ constexpr int kWorkEmpty = kWorkFull + 8 * kWorkSlots;
 constexpr int kMailAt = kWorkEmpty + 8 * kWorkSlots;
 constexpr int kWorkAt = (kMailAt + 4 + 15) / 16 * 16;
 constexpr int kSharedBytes = kWorkAt + kWorkBytes * kWorkSlots;
-constexpr int kSharedBytesByHost = FA3_BACKWARD_WIDE_SHARED_BYTES(kHeadDim, kHeadDimV, kGradStages);
+constexpr int kSharedBytesByHost = FA3_BACKWARD_WIDE_SHARED_BYTES(kHeadDim, kHeadDimV, kDoStages);
 static_assert(kSharedBytes <= kSharedBytesByHost && kSharedBytesByHost <= 232448, "shared memory");
 
 // Not an instruction: what the compiler has derived from `x` so far is derived again, instead of

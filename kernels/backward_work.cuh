@@ -46,18 +46,18 @@ constexpr int kChunks = kHeadDim / kChunk;
 constexpr int kKeyBytes = kTileN * kHeadDim * 2;
 constexpr int kQueryBytes = kTileM * kHeadDim * 2;
 // dS: blocks of 64 queries, key after key; for dQ^T blocks of 64 keys, query after query.
-constexpr int kGradRowBytes = 128;
-constexpr int kGradBlockBytes = (kTransposed ? kTileM : kTileN) * kGradRowBytes;
-constexpr int kGradBytes = 2 * kTileM * kTileN;
+constexpr int kDsRowBytes = 128;
+constexpr int kDsBlockBytes = (kTransposed ? kTileM : kTileN) * kDsRowBytes;
+constexpr int kDsBytes = 2 * kTileM * kTileN;
 constexpr int kRowsBytes = 2 * kTileM * 4;  // lse and D
 
 // Shared memory, in bytes from a base aligned to 1024.
 constexpr int kKeyAt = 0;
 constexpr int kValueAt = kKeyAt + kKeyBytes;
 constexpr int kQueryAt = kValueAt + kKeyBytes;
-constexpr int kOutputAt = kQueryAt + kStages * kQueryBytes;  // dO
-constexpr int kGradAt = kOutputAt + kStages * kQueryBytes;   // dS, two buffers
-constexpr int kRowsAt = kGradAt + 2 * kGradBytes;            // [stage]
+constexpr int kDoAt = kQueryAt + kStages * kQueryBytes;  // dO
+constexpr int kDsAt = kDoAt + kStages * kQueryBytes;     // dS, two buffers
+constexpr int kRowsAt = kDsAt + 2 * kDsBytes;            // [stage]
 constexpr int kBarriersAt = kRowsAt + kStages * kRowsBytes;
 constexpr int kKeyFull = kBarriersAt;
 constexpr int kKeyEmpty = kKeyFull + 8;
@@ -66,11 +66,11 @@ constexpr int kValueEmpty = kValueFull + 8;
 constexpr int kLanded = kValueEmpty + 8;
 constexpr int kQueryFull = kLanded + 8;  // [stage]
 constexpr int kQueryEmpty = kQueryFull + 8 * kStages;
-constexpr int kOutputFull = kQueryEmpty + 8 * kStages;
-constexpr int kOutputEmpty = kOutputFull + 8 * kStages;
-constexpr int kGradFull = kOutputEmpty + 8 * kStages;  // [buffer]
-constexpr int kGradEmpty = kGradFull + 8 * 2;
-constexpr int kTurnFull = kGradEmpty + 8 * 2;        // [turn]: the step may add to dQ,
+constexpr int kDoFull = kQueryEmpty + 8 * kStages;
+constexpr int kDoEmpty = kDoFull + 8 * kStages;
+constexpr int kDsFull = kDoEmpty + 8 * kStages;  // [buffer]
+constexpr int kDsEmpty = kDsFull + 8 * 2;
+constexpr int kTurnFull = kDsEmpty + 8 * 2;          // [turn]: the step may add to dQ,
 constexpr int kTurnTaken = kTurnFull + 8 * kTurns;   // it has,
 constexpr int kTurnEmpty = kTurnTaken + 8 * kTurns;  // and the next tile of keys knows
 constexpr int kWorkFull = kTurnEmpty + 8 * kTurns;   // [work slot]
@@ -110,8 +110,8 @@ static_assert(sizeof(turn) <= kTurnBytes, "a turn");
 
 __device__ __forceinline__ turn make_turn(const fa3_backward_params &p, const work &w, int head,
                                           int block) {
-  const fa3_turn mine = fa3_find_turn(&w.place.mask, w.tile, block, kTileM, kTileN);
-  const int64_t slot = (int64_t)head * p.slots + w.place.slot + block;
+  const fa3_turn mine = fa3_find_turn(&w.sequence.mask, w.tile, block, kTileM, kTileN);
+  const int64_t slot = (int64_t)head * p.slots + w.sequence.slot + block;
   turn t;
   t.counter = p.counters + slot;
   t.partial = p.partial + slot * (kTileM * kHeadDim);
