@@ -62,8 +62,8 @@ __device__ __forceinline__ lane_rows find_cache_rows(const fa3_decode_params &p,
                                                      int key) {
   lane_rows rows;
   key += (threadIdx.x & 31) / 8;
-  if (p.page_table) {
-    const int *const pages = p.page_table + w.batch * p.page_table_stride;
+  if (p.sequences.page_table) {
+    const int *const pages = fa3_find_page(&p.sequences, &w.sequence, 0);
 #pragma unroll
     for (int j = 0; j < kRowsOfLane; ++j) {
       const int k = key + 4 * j, row = w.sequence.key_row + k, page = divide(row, p.page_size);

@@ -42,8 +42,6 @@ typedef struct {
   const float *sink; /* one logit per query head, or null */
 
   fa3_sequences sequences; /* seqlen_q, seqlen_k: also bounds of the lengths in the arrays */
-  const int *page_table;   /* (batch, pages of a sequence), or null */
-  int64_t page_table_stride;
   fa3_divisor page_size;
   int pages;  /* that there are */
   int rows_k; /* that a sequence, or a packed batch, has in memory: no other is read */

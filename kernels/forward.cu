@@ -6,11 +6,11 @@
 // O in registers. Tiles of keys are visited from the last to the first: those that need a mask come
 // early.
 //
-//               begin_tile      step                   step                       end_tile
-// matrix unit   S(n) = Q K(n)^T S(n-1), O = P(n) V(n)  S(n-2), O += P(n-1) V(n-1) O += P(n-2)
-// V(n-2) the consumer  stores the last
-//               tile's O, then
-//               P(n)            P(n-1)                 P(n-2)                     lse; next tile
+//               matrix unit                    the consumer meanwhile
+//   begin_tile  S(n) = Q K(n)^T                stores O of the tile before; then P(n)
+//   step        S(n-1), O = P(n) V(n)          P(n-1)
+//   step        S(n-2), O += P(n-1) V(n-1)     P(n-2)
+//   end_tile    O += P(n-2) V(n-2)             lse; looks up the next tile
 //
 // A step issues both products, and computes P from the first one's scores while the second runs.
 // The consumers take turns at issuing (named barriers), so that one's softmax falls in the time of
@@ -19,8 +19,9 @@
 // Compile with what variants.def says; see forward_params.h for what the host prepares.
 #include "forward_load.cuh"
 #include "forward_pages.cuh"
-#include "forward_store.cuh"
 #include "forward_work.cuh"
+
+#include "forward_store.cuh"
 
 // How many of a thread's scores become exponentials before the wait for the product
 // that runs meanwhile.
@@ -29,6 +30,12 @@ constexpr int kAhead = kTileK / 8;
 // Whether references move only if they have to. With three warpgroups the multiplications hide
 // behind the other two.
 constexpr bool kLazyRescale = kWarpgroups < 3;
+
+#if FA3_BF16
+constexpr bool kBf16 = true;
+#else
+constexpr bool kBf16 = false;
+#endif
 
 constexpr uint32_t kDescriptorHigh = wgmma_descriptor_high<kRowBytes>();
 
@@ -128,7 +135,8 @@ __device__ __forceinline__ void adjust_scores(const fa3_forward_params &params, 
   fa3_range seen[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r)
-    seen[r] = fa3_visible_keys(&w.sequence.mask, find_row(params, w, c.warpgroup, r).query);
+    seen[r] =
+        fa3_visible_keys(&w.sequence.mask, find_row(params, w, c.warpgroup, r, threadIdx.x).query);
   mask_scores(c.s, seen, n * kTileK + 2 * (threadIdx.x & 3));
 }
 
@@ -141,6 +149,15 @@ __device__ __forceinline__ void pass_over(const layout &m, consumer &c) {
   ++c.used;
   take_turn(c.warpgroup);
   pass_turn(c.warpgroup);
+}
+
+// A tile has seen its last product: O leaves, and the log-sum-exp.
+__device__ __forceinline__ void store_tile(const fa3_forward_params &params, const layout &m,
+                                           uint32_t t, int warpgroup, const results &x) {
+  const work &w = work_of(t);
+  store_output<kBf16>(params, m, w, warpgroup, x, threadIdx.x);
+  store_lse(params, w, warpgroup, x, threadIdx.x);
+  finish_work(m, t);
 }
 
 // The scores of tile n of keys, the first, and P from them. O of the tile before leaves meanwhile;
@@ -249,7 +266,7 @@ __device__ __forceinline__ void end_tile(const fa3_forward_params &params, const
   registers_touch(c.out.o);
   wgmma_fence();
   issue_output(c, uniform(c.next_v));
-  finish_rows(params, w, c.warpgroup, c.rows, c.out);
+  finish_rows(params, w, c.warpgroup, c.rows, params.scale.natural, c.out, threadIdx.x);
   c.pending = true;
   c.product = true;
 }
@@ -260,7 +277,7 @@ __device__ __forceinline__ void skip_tile(const fa3_forward_params &params, cons
 #pragma unroll
   for (int i = 0; i < kHeadDimV / 2; ++i) c.out.o[i] = 0.0f;
   ring_release(c.q, t);
-  finish_rows(params, w, c.warpgroup, c.rows, c.out);
+  finish_rows(params, w, c.warpgroup, c.rows, params.scale.natural, c.out, threadIdx.x);
   c.pending = true;
 }
 

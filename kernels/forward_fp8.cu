@@ -7,8 +7,7 @@
 //   - P are codes too, of 2^8 times the probability: the greatest is exact, and what is 2^-14 of it
 //     is still a normal number.
 //   - The matrix unit's sums keep about 13 bits. So every kPeriod tiles O joins float32 sums, which
-//   a
-//     thread keeps for itself in memory.
+//     a thread keeps for itself in memory.
 //   - The scales of a row of Q and of a tile of K join the softmax's scale. O is summed in units of
 //     V's greatest scale so far, and P of a tile of smaller ones is multiplied.
 #include "forward_fp8_load.cuh"
@@ -23,6 +22,8 @@ constexpr int kAhead = kTileK / 8;
 // Whether O of a tile leaves behind the next one's first scores, where there are registers for
 // both.
 constexpr bool kJoins = kWarpgroups == 2 && kHeadDimV <= 128;
+
+constexpr float kLn2 = 0.69314718f;  // references are exponents of 2
 
 constexpr uint32_t kCodesHigh = wgmma_descriptor_high<kCodes>();
 constexpr uint32_t kKeysHigh = wgmma_descriptor_high<kKeys>();
@@ -366,7 +367,7 @@ __device__ __forceinline__ void end_tile(const fa3_forward_fp8_params &fp8, cons
   registers_touch(c.out.o);
   wgmma_fence();
   issue_output(c, uniform(c.next_v));
-  finish_rows(fp8.forward, w, c.warpgroup, c.rows, c.out, thread_again());
+  finish_rows(fp8.forward, w, c.warpgroup, c.rows, kLn2, c.out, thread_again());
   c.pending = true;
   if (fp8.value_scale.data != nullptr) {
     c.out.average[0] *= c.unit;
@@ -382,7 +383,7 @@ __device__ __forceinline__ void skip_tile(const fa3_forward_fp8_params &fp8, con
   c.kept = false;
   c.rows = {{FA3_NO_REFERENCE, FA3_NO_REFERENCE}, {0.0f, 0.0f}, {0.0f, 0.0f}};
   release(c.q, t);
-  finish_rows(fp8.forward, w, c.warpgroup, c.rows, c.out, thread_again());
+  finish_rows(fp8.forward, w, c.warpgroup, c.rows, kLn2, c.out, thread_again());
   store_codes_tile(fp8, m, t, c);
 }
 

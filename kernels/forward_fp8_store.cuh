@@ -1,153 +1,10 @@
-// How the FP8 forward kernel's output leaves: as forward_store.cuh has it, in any of three dtypes.
+// How the FP8 forward kernel's output leaves: in 16 bits as forward_store.cuh has it, or as
+// float32.
 #ifndef FA3_FORWARD_FP8_STORE_CUH
 #define FA3_FORWARD_FP8_STORE_CUH
 
 #include "forward_fp8_work.cuh"
-
-// PTX ISA, "cvt": two floats to a packed pair of bfloat16 or float16, the first in the low half.
-template <bool kToBf16>
-__device__ __forceinline__ uint32_t pack_pair_as(float low, float high) {
-  uint32_t pair;
-  if (kToBf16)
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  else
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-
-// What a thread has of a tile's results: of its two rows (softmax_rows) a part of O, still a sum,
-// the factor that makes it the average, and the log-sum-exp.
-struct results {
-  float o[kHeadDimV / 2];
-  float average[2], lse[2];
-};
-
-// One of a thread's two rows. Whoever is short of registers gives thread_again() as `thread`,
-// others threadIdx.x.
-struct output_row {
-  int head, query;  // of all heads; within the sequence
-  bool stored;      // else it is beyond the sequence's end, or the tile's heads
-};
-
-__device__ __forceinline__ output_row find_row(const fa3_forward_params &params, const work &w,
-                                               int warpgroup, int r, int thread) {
-  const int in_tile = (thread & 127) / 32 * 16 + (thread & 31) / 4 + 8 * r;
-  const int step = params.queries_per_warpgroup;
-  output_row row;
-  row.head = head_of_row(params, w, in_tile);
-  row.query = w.first + warpgroup * step + query_of_row(params, in_tile);
-  row.stored = row.query < w.sequence.mask.queries && in_tile < step * params.tile_heads;
-  return row;
-}
-
-// Where the swizzle puts a row's 16 bytes number `unit`, within a chunk.
-__device__ __forceinline__ uint32_t swizzled(int row, int unit) {
-  return row * kRowBytes + ((unit ^ (kRowBytes == 128 ? row & 7 : (row & 7) >> 1)) << 4);
-}
-
-// A chunk of the warp's 16 rows of O goes to shared memory, as the average.
-template <bool kToBf16>
-__device__ __forceinline__ void put_chunk(const float *o, const float (&average)[2], uint32_t to,
-                                          int lane) {
-#pragma unroll
-  for (int j = 0; j < kUnits; j += 2) {
-    const float *x = o + j * 4;
-    store_matrices(to + swizzled(lane & 15, j + lane / 16),
-                   pack_pair_as<kToBf16>(x[0] * average[0], x[1] * average[0]),
-                   pack_pair_as<kToBf16>(x[2] * average[1], x[3] * average[1]),
-                   pack_pair_as<kToBf16>(x[4] * average[0], x[5] * average[0]),
-                   pack_pair_as<kToBf16>(x[6] * average[1], x[7] * average[1]));
-  }
-}
-
-// The warp's rows leave by the copy engine. `row` is the first of them in its tile.
-template <bool kToBf16>
-__device__ __forceinline__ void store_by_tma(const fa3_forward_params &params, const work &w,
-                                             const results &x, uint32_t staged, int row, int lane) {
-  // Chunks that leave together: all, if there is room for them.
-  constexpr int kTogether = kChunksV <= kOChunks ? kChunksV : 1;
-#pragma unroll
-  for (int c = 0; c < kChunksV; ++c) {
-    if (c >= kOChunks) {
-      tma_store_wait_read<kOChunks - 1>();
-      __syncwarp();
-    }
-    put_chunk<kToBf16>(x.o + c * kUnits * 4, x.average, staged + c % kOChunks * kOChunkBytes, lane);
-    if ((c + 1) % kTogether != 0) continue;
-    fence_proxy_async();
-    __syncwarp();
-    if (elect_one()) {
-#pragma unroll
-      for (int leaving = c + 1 - kTogether; leaving <= c; ++leaving)
-        tma_store_4d(&params.output, staged + leaving % kOChunks * kOChunkBytes, leaving * kChunk,
-                     w.sequence.query_row + w.first + row, w.head, w.sequence.query_batch);
-    }
-    tma_store_commit();
-  }
-}
-
-// The warp's rows leave one by one: not all are of this sequence, or they are of several heads.
-template <bool kToBf16>
-__device__ __forceinline__ void store_by_threads(const fa3_forward_params &params, const work &w,
-                                                 int warpgroup, const results &x, uint32_t staged,
-                                                 int row0, int lane) {
-  const int first = w.first + warpgroup * params.queries_per_warpgroup;
-  const int limit = params.queries_per_warpgroup * params.tile_heads;
-#pragma unroll
-  for (int c = 0; c < kChunksV; ++c) {
-    const uint32_t chunk = staged + c % kOChunks * kOChunkBytes;
-    put_chunk<kToBf16>(x.o + c * kUnits * 4, x.average, chunk, lane);
-    __syncwarp();
-#pragma unroll 1
-    for (int i = lane; i < 16 * kUnits; i += 32) {
-      const int row = i / kUnits, unit = i % kUnits;
-      const int in_tile = row0 + row;
-      const int query = first + query_of_row(params, in_tile);
-      const int head = head_of_row(params, w, in_tile);
-      const int column = c * kChunk + unit * 8;
-      if (in_tile >= limit || query >= w.sequence.mask.queries || column >= params.head_dim_v)
-        continue;
-      uint16_t *to = (uint16_t *)params.output_data +
-                     w.sequence.query_batch * params.output_stride_batch +
-                     (w.sequence.query_row + query) * params.output_stride_row +
-                     head * params.output_stride_head + column;
-      *(uint4 *)to = load_shared_vector(chunk + swizzled(row, unit));
-    }
-    __syncwarp();
-  }
-}
-
-// A tile has seen its last scores: what turns O into the average, and the log-sum-exp.
-__device__ __forceinline__ void finish_rows(const fa3_forward_params &params, const work &w,
-                                            int warpgroup, const softmax_rows &rows, results &x,
-                                            int thread) {
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const float *sink = nullptr;
-    if (params.sink != nullptr) {
-      const output_row row = find_row(params, w, warpgroup, r, thread);
-      if (row.stored) sink = params.sink + row.head;
-    }
-    x.lse[r] = softmax_finish(rows, r, 0.69314718f, sink, x.average[r]);  // of exponents of 2
-  }
-}
-
-// O leaves, in 16 bits.
-template <bool kToBf16>
-__device__ __forceinline__ void store_output(const fa3_forward_params &params, const layout &m,
-                                             const work &w, int warpgroup, const results &x,
-                                             int thread) {
-  const int warp = (thread & 127) / 32, lane = thread & 31;
-  const int row = warpgroup * params.queries_per_warpgroup + warp * 16;
-  const uint32_t staged = m.o + (warpgroup * 4 + warp) * kOBytes;
-  tma_store_wait_read<0>();  // by the tile before
-  __syncwarp();
-  // The copy engine clips at the tensor's end, not at the sequence's.
-  if (params.store_by_tma && (!params.clear_value || w.first + row + 16 <= w.sequence.mask.queries))
-    store_by_tma<kToBf16>(params, w, x, staged, row, lane);
-  else
-    store_by_threads<kToBf16>(params, w, warpgroup, x, staged, warp * 16, lane);
-}
+#include "forward_store.cuh"
 
 // O leaves as float32, from the registers.
 __device__ __forceinline__ void store_output_floats(const fa3_forward_params &params, const work &w,
@@ -163,19 +20,6 @@ __device__ __forceinline__ void store_output_floats(const fa3_forward_params &pa
       if (row.stored && 8 * j < params.head_dim_v)
         *(float2 *)(to + 8 * j) =
             make_float2(x.o[4 * j + 2 * r] * x.average[r], x.o[4 * j + 2 * r + 1] * x.average[r]);
-  }
-}
-
-__device__ __forceinline__ void store_lse(const fa3_forward_params &params, const work &w,
-                                          int warpgroup, const results &x, int thread) {
-  if (params.lse != nullptr && (thread & 3) == 0) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const output_row row = find_row(params, w, warpgroup, r, thread);
-      if (row.stored)
-        params.lse[w.sequence.query_batch * params.lse_stride_batch +
-                   row.head * params.lse_stride_head + w.sequence.query_row + row.query] = x.lse[r];
-    }
   }
 }
 

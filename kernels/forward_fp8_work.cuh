@@ -49,6 +49,11 @@ constexpr int kOChunks = 1;
 constexpr int kOChunkBytes = 16 * kRowBytes;
 constexpr int kOBytes = kOChunks * kOChunkBytes;
 
+// Where the swizzle puts a row's 16 bytes number `unit`, within a chunk.
+__device__ __forceinline__ uint32_t swizzled(int row, int unit) {
+  return row * kRowBytes + ((unit ^ (kRowBytes == 128 ? row & 7 : (row & 7) >> 1)) << 4);
+}
+
 // The scales of a tile of K and V: one of each, then one of each for each row. They are kept for
 // two rounds of the ring of K.
 constexpr int kScaleSlots = 2 * kStages;

@@ -1,8 +1,18 @@
-// How the forward kernel's output leaves.
+// How a forward kernel's output leaves, in 16 bits. Who includes it has forward_tiles.cuh, and
+// kHeadDimV, kChunk, kUnits, kChunksV, kOChunks, kOChunkBytes, kOBytes, `swizzled` and `layout`.
 #ifndef FA3_FORWARD_STORE_CUH
 #define FA3_FORWARD_STORE_CUH
 
-#include "forward_work.cuh"
+// PTX ISA, "cvt": two floats to a packed pair of bfloat16 or float16, the first in the low half.
+template <bool kToBf16>
+__device__ __forceinline__ uint32_t pack_pair_as(float low, float high) {
+  uint32_t pair;
+  if (kToBf16)
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  else
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
 
 // What a thread has of a tile's results: of its two rows (softmax_rows) a part of O, still a sum,
 // the factor that makes it the average, and the log-sum-exp.
@@ -11,15 +21,16 @@ struct results {
   float average[2], lse[2];
 };
 
-// One of a thread's two rows.
+// One of a thread's two rows. Whoever is short of registers gives thread_again() as `thread`,
+// others threadIdx.x.
 struct output_row {
   int head, query;  // of all heads; within the sequence
   bool stored;      // else it is beyond the sequence's end, or the tile's heads
 };
 
 __device__ __forceinline__ output_row find_row(const fa3_forward_params &params, const work &w,
-                                               int warpgroup, int r) {
-  const int in_tile = (threadIdx.x & 127) / 32 * 16 + (threadIdx.x & 31) / 4 + 8 * r;
+                                               int warpgroup, int r, int thread) {
+  const int in_tile = (thread & 127) / 32 * 16 + (thread & 31) / 4 + 8 * r;
   const int step = params.queries_per_warpgroup;
   output_row row;
   row.head = head_of_row(params, w, in_tile);
@@ -29,20 +40,22 @@ __device__ __forceinline__ output_row find_row(const fa3_forward_params &params,
 }
 
 // A chunk of the warp's 16 rows of O goes to shared memory, as the average.
+template <bool kToBf16>
 __device__ __forceinline__ void put_chunk(const float *o, const float (&average)[2], uint32_t to) {
   const int lane = thread_again() & 31;
 #pragma unroll
   for (int j = 0; j < kUnits; j += 2) {
     const float *x = o + j * 4;
     store_matrices(to + swizzled(lane & 15, j + lane / 16),
-                   pack_pair(x[0] * average[0], x[1] * average[0]),
-                   pack_pair(x[2] * average[1], x[3] * average[1]),
-                   pack_pair(x[4] * average[0], x[5] * average[0]),
-                   pack_pair(x[6] * average[1], x[7] * average[1]));
+                   pack_pair_as<kToBf16>(x[0] * average[0], x[1] * average[0]),
+                   pack_pair_as<kToBf16>(x[2] * average[1], x[3] * average[1]),
+                   pack_pair_as<kToBf16>(x[4] * average[0], x[5] * average[0]),
+                   pack_pair_as<kToBf16>(x[6] * average[1], x[7] * average[1]));
   }
 }
 
 // The warp's rows leave by the copy engine. `row` is the first of them in its tile.
+template <bool kToBf16>
 __device__ __forceinline__ void store_by_tma(const fa3_forward_params &params, const work &w,
                                              const results &x, uint32_t staged, int row) {
   // Chunks that leave together: all, if there is room for them.
@@ -53,7 +66,7 @@ __device__ __forceinline__ void store_by_tma(const fa3_forward_params &params, c
       tma_store_wait_read<kOChunks - 1>();
       __syncwarp();
     }
-    put_chunk(x.o + c * kUnits * 4, x.average, staged + c % kOChunks * kOChunkBytes);
+    put_chunk<kToBf16>(x.o + c * kUnits * 4, x.average, staged + c % kOChunks * kOChunkBytes);
     if ((c + 1) % kTogether != 0) continue;
     fence_proxy_async();
     __syncwarp();
@@ -68,15 +81,16 @@ __device__ __forceinline__ void store_by_tma(const fa3_forward_params &params, c
 }
 
 // The warp's rows leave one by one: not all are of this sequence, or they are of several heads.
+template <bool kToBf16>
 __device__ __forceinline__ void store_by_threads(const fa3_forward_params &params, const work &w,
-                                                 int warpgroup, const results &x, uint32_t staged) {
-  const int lane = threadIdx.x & 31, row0 = (threadIdx.x & 127) / 32 * 16;
+                                                 int warpgroup, const results &x, uint32_t staged,
+                                                 int row0, int lane) {
   const int first = w.first + warpgroup * params.queries_per_warpgroup;
   const int limit = params.queries_per_warpgroup * params.tile_heads;
 #pragma unroll
   for (int c = 0; c < kChunksV; ++c) {
     const uint32_t chunk = staged + c % kOChunks * kOChunkBytes;
-    put_chunk(x.o + c * kUnits * 4, x.average, chunk);
+    put_chunk<kToBf16>(x.o + c * kUnits * 4, x.average, chunk);
     __syncwarp();
 #pragma unroll 1
     for (int i = lane; i < 16 * kUnits; i += 32) {
@@ -97,44 +111,50 @@ __device__ __forceinline__ void store_by_threads(const fa3_forward_params &param
   }
 }
 
-// A tile has seen its last scores: what turns O into the average, and the log-sum-exp.
+// A tile has seen its last scores: what turns O into the average, and the log-sum-exp. `scale`
+// makes a logit of a reference.
 __device__ __forceinline__ void finish_rows(const fa3_forward_params &params, const work &w,
-                                            int warpgroup, const softmax_rows &rows, results &x) {
+                                            int warpgroup, const softmax_rows &rows, float scale,
+                                            results &x, int thread) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const float *sink = nullptr;
     if (params.sink != nullptr) {
-      const output_row row = find_row(params, w, warpgroup, r);
+      const output_row row = find_row(params, w, warpgroup, r, thread);
       if (row.stored) sink = params.sink + row.head;
     }
-    x.lse[r] = softmax_finish(rows, r, params.scale.natural, sink, x.average[r]);
+    x.lse[r] = softmax_finish(rows, r, scale, sink, x.average[r]);
   }
 }
 
-// A tile has seen its last product: O leaves, and the log-sum-exp.
-__device__ __forceinline__ void store_tile(const fa3_forward_params &params, const layout &m,
-                                           uint32_t t, int warpgroup, const results &x) {
-  const work &w = work_of(t);
-  const int warp = (threadIdx.x & 127) / 32;
+// O leaves, in 16 bits.
+template <bool kToBf16>
+__device__ __forceinline__ void store_output(const fa3_forward_params &params, const layout &m,
+                                             const work &w, int warpgroup, const results &x,
+                                             int thread) {
+  const int warp = (thread & 127) / 32, lane = thread & 31;
   const int row = warpgroup * params.queries_per_warpgroup + warp * 16;
   const uint32_t staged = m.o + (warpgroup * 4 + warp) * kOBytes;
   tma_store_wait_read<0>();  // by the tile before
   __syncwarp();
   // The copy engine clips at the tensor's end, not at the sequence's.
   if (params.store_by_tma && (!params.clear_value || w.first + row + 16 <= w.sequence.mask.queries))
-    store_by_tma(params, w, x, staged, row);
+    store_by_tma<kToBf16>(params, w, x, staged, row);
   else
-    store_by_threads(params, w, warpgroup, x, staged);
-  if (params.lse != nullptr && (threadIdx.x & 3) == 0) {
+    store_by_threads<kToBf16>(params, w, warpgroup, x, staged, warp * 16, lane);
+}
+
+__device__ __forceinline__ void store_lse(const fa3_forward_params &params, const work &w,
+                                          int warpgroup, const results &x, int thread) {
+  if (params.lse != nullptr && (thread & 3) == 0) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const output_row row = find_row(params, w, warpgroup, r);
+      const output_row row = find_row(params, w, warpgroup, r, thread);
       if (row.stored)
         params.lse[w.sequence.query_batch * params.lse_stride_batch +
                    row.head * params.lse_stride_head + w.sequence.query_row + row.query] = x.lse[r];
     }
   }
-  finish_work(m, t);
 }
 
 #endif

@@ -95,8 +95,6 @@ fa3_status launch_decode(const struct cuda_scope *scope, const struct problem *p
       .lse_stride_head = lse->stride_head,
       .sink = (const float *)(void *)problem->sink.data,
       .sequences = make_sequences(problem),
-      .page_table = paged ? (const int *)(void *)problem->page_table.data : NULL,
-      .page_table_stride = problem->page_table.stride_batch,
       .page_size = make_divisor(larger(paged ? problem->key.rows : 1, 1)),
       .pages = (int)problem->batch_k,
       .rows_k = (int)problem->rows_k,

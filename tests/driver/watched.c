@@ -325,6 +325,35 @@ static void test_staging(void **state) {
   assert_ptr_equal(copies[0].from.data, backward.value.data);
 }
 
+/* What kernels do not do is refused by name, and launches nothing. */
+static void test_what_is_refused(void **state) {
+  (void)state;
+  fa3_append_args append = {.struct_size = sizeof append,
+                            .device = gpu,
+                            .stream = stream,
+                            .new_key = tensor(1, 4, 2, 64),
+                            .new_value = tensor(2, 4, 2, 64),
+                            .key = tensor(3, 100, 2, 64),
+                            .value = tensor(4, 100, 2, 64),
+                            .seqused_k = fa3_vector(place(5), FA3_INT32, 2)};
+  fa3_forward_args forward = make_forward(1, 2, 64);
+  count = 0;
+  for (int codes = 0; codes < 2; codes++) {
+    assert_int_equal(fa3_append(&append), codes ? FA3_UNSUPPORTED : FA3_OK);
+    append.key.dtype = append.value.dtype = FA3_FLOAT8_E4M3;
+  }
+  assert_non_null(strstr(fa3_last_error(), "FA3_FLOAT8_E4M3"));
+  forward.key.dtype = forward.value.dtype = FA3_FLOAT8_E4M3;
+  assert_int_equal(fa3_forward(&forward), FA3_UNSUPPORTED);
+  assert_non_null(strstr(fa3_last_error(), "FA3_FLOAT8_E4M3"));
+  forward = make_forward(200, 2, 64);
+  forward.flags = FA3_SCALE;
+  forward.softmax_scale = -3e38f;
+  assert_int_equal(fa3_forward(&forward), FA3_UNSUPPORTED);
+  assert_non_null(strstr(fa3_last_error(), "softmax_scale is -3e+38"));
+  assert_int_equal(count, 1);
+}
+
 int main(void) {
   void *library = dlopen("libcuda.so.1", RTLD_NOW);
   void *address = library ? dlsym(library, "fake_watch") : NULL;
@@ -339,7 +368,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_forward),  cmocka_unit_test(test_decode),
       cmocka_unit_test(test_backward), cmocka_unit_test(test_reserved_multiprocessors),
-      cmocka_unit_test(test_staging),
+      cmocka_unit_test(test_staging),  cmocka_unit_test(test_what_is_refused),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
