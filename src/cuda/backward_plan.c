@@ -158,6 +158,7 @@ fa3_status plan_backward(const struct problem *problem, const struct cuda_facts 
                                                         .dtype = problem->query.dtype});
   backward->cluster = backward->kernel->kind == &backward_wide_kind ? 2 : 1;
   TRY(check_lengths(problem));
+  TRY(check_scale(problem));
   TRY(plan_tiles(problem, backward));
   TRY(plan_workspace(problem, plan));
   plan_grid(problem, facts, backward);

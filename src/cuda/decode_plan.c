@@ -143,6 +143,7 @@ fa3_status plan_decode(const struct problem *problem, const struct cuda_facts *f
                                                      .softcap = problem->softcap > 0});
   if (!decode->kernel) return no_kernel(problem->head_dim, problem->value_head_dim);
   TRY(check_lengths(problem));
+  TRY(check_scale(problem));
   TRY(check_strides(problem));
   TRY(plan_splits(problem, facts->architecture, decode));
   TRY(reserve_splits(problem, decode, &plan->workspace_size));

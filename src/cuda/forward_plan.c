@@ -167,6 +167,7 @@ fa3_status plan_forward(const struct problem *problem, const struct cuda_facts *
   TRY(find_forward_kernel(facts->architecture, problem->query.dtype, problem->head_dim,
                           problem->value_head_dim, problem->softcap > 0, &forward->kernel));
   TRY(check_lengths(problem));
+  TRY(check_scale(problem));
   TRY(plan_tiles(problem, forward));
   if (fp8) {
     TRY(check_fp8_operands(problem));

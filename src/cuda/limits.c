@@ -1,6 +1,8 @@
 #include "cuda/limits.h"
 
+#include <float.h>
 #include <inttypes.h>
+#include <math.h>
 
 #include "error.h"
 #include "kernels/mask.h"
@@ -53,6 +55,13 @@ fa3_status check_fp8(const fa3_capability *capability) {
                    "head dims %" PRId32 " and %" PRId32
                    " (query and key, value): of FA3_FLOAT8_E4M3 expected multiples of 16",
                    capability->head_dim, capability->value_head_dim);
+}
+
+fa3_status check_scale(const struct problem *problem) {
+  if (fabs((double)problem->scale) * 1.4426950408889634 <= (double)FLT_MAX) return FA3_OK;
+  return set_error(FA3_UNSUPPORTED,
+                   "softmax_scale is %g: the CUDA kernels take up to %g, times log2(e) a float",
+                   (double)problem->scale, (double)FLT_MAX / 1.4426950408889634);
 }
 
 fa3_status check_lengths(const struct problem *problem) {

@@ -16,4 +16,7 @@ fa3_status check_fp8(const fa3_capability *capability);
 /* That rows and sequences are not too long, and that the caller of a GPU has bounded them. */
 fa3_status check_lengths(const struct problem *problem);
 
+/* That the scale is a float in units of the exponents of 2, too. */
+fa3_status check_scale(const struct problem *problem);
+
 #endif

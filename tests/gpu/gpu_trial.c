@@ -9,6 +9,7 @@ static struct spec random_forward(bool extreme, struct rng *rng) {
   struct spec spec = extreme ? spec_random_extreme(rng) : spec_random(rng);
   spec.dtype = rng_chance(rng, 0.5) ? FA3_FLOAT16 : FA3_BFLOAT16;
   if (spec.dtype == FA3_FLOAT16) spec.spread = fmax(fmin(spec.spread, 1e4), 1e-4);
+  spec.scale = fmaxf(fminf(spec.scale, 2e38f), -2e38f); /* more is refused */
   spec.output_dtype = spec.dtype;
   spec.codes = false;
   if (spec.sink_dtype != 0 && spec.sink_dtype != FA3_FLOAT32) spec.sink_dtype = spec.dtype;
