@@ -17,10 +17,9 @@ constexpr float kLargestExponent = 0x1p22f;
 __device__ __forceinline__ void softmax_set_code_bounds(softmax_rows &rows) {
 #pragma unroll
   for (int r = 0; r < 2; ++r)
-    rows.bound[r] = fminf(rows.reference[r] + fminf(fmaxf(log2_unit(rows.sum[r] * kLargestShare),
-                                                          kTop),
-                                                    kGreatest),
-                          kLargestExponent);
+    rows.bound[r] = fminf(
+        rows.reference[r] + fminf(fmaxf(log2_unit(rows.sum[r] * kLargestShare), kTop), kGreatest),
+        kLargestExponent);
 }
 
 __device__ __forceinline__ bool softmax_outgrown_codes(const float (&top)[2],

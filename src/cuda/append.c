@@ -9,6 +9,7 @@
 #include "error.h"
 #include "integer.h"
 #include "kernels/append_params.h"
+#include "validate.h"
 
 const struct kernel_kind append_kind = {.entries = {"append"}};
 
@@ -16,8 +17,13 @@ const struct kernel_kind append_kind = {.entries = {"append"}};
 #define MAX_GRID 65535
 
 fa3_status supports_append(const fa3_capability *capability) {
-  (void)capability; /* any dtype and head dim */
-  return FA3_OK;
+  const fa3_dtype dtype = capability->query_dtype;
+  if (dtype == FA3_FLOAT8_E4M3 || capability->key_dtype != dtype)
+    return set_error(FA3_UNSUPPORTED,
+                     "new_key's dtype is %s and key's %s: the CUDA engine takes FA3_FLOAT32, "
+                     "FA3_FLOAT16 and FA3_BFLOAT16, the same of both",
+                     dtype_name(dtype), dtype_name(capability->key_dtype));
+  return FA3_OK; /* any head dim */
 }
 
 fa3_status plan_append(const struct problem *problem, const struct cuda_facts *facts,
