@@ -53,22 +53,25 @@ __device__ __forceinline__ bool softmax_follow_codes(const float (&top)[2], soft
   return __any_sync(0xffffffff, grown);
 }
 
-// Where a row of the warp's has a reference beyond kLargestExponent: scores become exponents of 2,
-// in two steps, and scale and shift what leaves them so.
+// Of rows whose reference is beyond kLargestExponent, the scores become exponents of 2, in two
+// steps, and scale and shift what leaves them so. What becomes of a row depends on that row alone.
 template <int kCount>
 __device__ __forceinline__ void softmax_subtract_large_codes(float (&s)[kCount],
                                                              const softmax_rows &rows,
                                                              float (&scale)[2], float (&shift)[2]) {
-  bool large = false;
+  bool large[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r)
-    large |= fabsf(rows.reference[r]) > kLargestExponent && rows.reference[r] != FA3_NO_REFERENCE;
-  if (!__any_sync(0xffffffff, large)) return;
+    large[r] = fabsf(rows.reference[r]) > kLargestExponent && rows.reference[r] != FA3_NO_REFERENCE;
+  if (!__any_sync(0xffffffff, large[0] || large[1])) return;
 #pragma unroll
-  for (int i = 0; i < kCount; ++i)
-    s[i] = __fsub_rn(__fmul_rn(s[i], scale[i / 2 % 2]), kTop) - rows.reference[i / 2 % 2] + kTop;
+  for (int i = 0; i < kCount; ++i) {
+    const int r = i / 2 % 2;
+    if (large[r]) s[i] = __fsub_rn(__fmul_rn(s[i], scale[r]), kTop) - rows.reference[r] + kTop;
+  }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
+    if (!large[r]) continue;
     scale[r] = 1.0f;
     shift[r] = 0.0f;
   }

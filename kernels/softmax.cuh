@@ -188,20 +188,23 @@ __device__ __forceinline__ void softmax_set_shift(const softmax_rows &rows, floa
   for (int r = 0; r < 2; ++r) shift[r] = rows.reference[r] * scale;
 }
 
-// Where a row of the warp's has a reference beyond the limit: subtracts them from the scores
-// instead.
+// Of rows whose reference is beyond the limit, the scores less the reference. What becomes of a row
+// depends on that row alone: those beyond a tile's heads hold anything.
 template <int kCount>
 __device__ __forceinline__ void softmax_subtract_large(float (&s)[kCount], const softmax_rows &rows,
                                                        const fa3_softmax_scale &scale,
                                                        float (&shift)[2]) {
-  bool large = false;
+  bool large[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r)
-    large |= fabsf(rows.reference[r]) > scale.limit && rows.reference[r] != scale.none;
-  if (!__any_sync(0xffffffff, large)) return;
+    large[r] = fabsf(rows.reference[r]) > scale.limit && rows.reference[r] != scale.none;
+  if (!__any_sync(0xffffffff, large[0] || large[1])) return;
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) s[i] -= rows.reference[i / 2 % 2];
-  shift[0] = shift[1] = 0.0f;
+  for (int r = 0; r < 2; ++r)
+    if (large[r]) shift[r] = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i)
+    if (large[i / 2 % 2]) s[i] -= rows.reference[i / 2 % 2];
 }
 
 // Scores become exponents of 2.
