@@ -356,6 +356,21 @@ static void test_a_feature_that_is_lacking(void **state) {
   assert_non_null(strstr(fa3_last_error(), "small engine does not take leftpad_k"));
 }
 
+static void test_codes_in_pages_are_refused(void **state) {
+  (void)state;
+  fa3_capability capability = {.phase = FA3_FORWARD,
+                               .query_dtype = FA3_FLOAT8_E4M3,
+                               .key_dtype = FA3_FLOAT8_E4M3,
+                               .value_dtype = FA3_FLOAT8_E4M3,
+                               .output_dtype = FA3_BFLOAT16,
+                               .head_dim = 128,
+                               .value_head_dim = 128};
+  assert_int_equal(supports_forward(&capability), FA3_OK);
+  capability.features = FA3_FEATURE_PAGE_TABLE;
+  assert_int_equal(supports_forward(&capability), FA3_UNSUPPORTED);
+  assert_non_null(strstr(fa3_last_error(), "page_table"));
+}
+
 /* Each tile has exactly one index. */
 static void test_every_tile_once(void **state) {
   (void)state;
@@ -468,15 +483,25 @@ static void test_scales(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_every_head_dim),   cmocka_unit_test(test_kernels_fit),
-      cmocka_unit_test(test_backward_plans),   cmocka_unit_test(test_backward_kernel_by_length),
-      cmocka_unit_test(test_backward_section), cmocka_unit_test(test_backward_parts),
-      cmocka_unit_test(test_finished_later),   cmocka_unit_test(test_parts_of_packed_sequences),
-      cmocka_unit_test(test_tiles_of_groups),  cmocka_unit_test(test_pages),
-      cmocka_unit_test(test_splits),           cmocka_unit_test(test_staging),
-      cmocka_unit_test(test_limits),           cmocka_unit_test(test_a_feature_that_is_lacking),
-      cmocka_unit_test(test_every_tile_once),  cmocka_unit_test(test_long_tiles_first),
-      cmocka_unit_test(test_masks_agree),      cmocka_unit_test(test_tiles_cover_the_mask),
+      cmocka_unit_test(test_every_head_dim),
+      cmocka_unit_test(test_kernels_fit),
+      cmocka_unit_test(test_backward_plans),
+      cmocka_unit_test(test_backward_kernel_by_length),
+      cmocka_unit_test(test_backward_section),
+      cmocka_unit_test(test_backward_parts),
+      cmocka_unit_test(test_finished_later),
+      cmocka_unit_test(test_parts_of_packed_sequences),
+      cmocka_unit_test(test_tiles_of_groups),
+      cmocka_unit_test(test_pages),
+      cmocka_unit_test(test_splits),
+      cmocka_unit_test(test_staging),
+      cmocka_unit_test(test_limits),
+      cmocka_unit_test(test_a_feature_that_is_lacking),
+      cmocka_unit_test(test_codes_in_pages_are_refused),
+      cmocka_unit_test(test_every_tile_once),
+      cmocka_unit_test(test_long_tiles_first),
+      cmocka_unit_test(test_masks_agree),
+      cmocka_unit_test(test_tiles_cover_the_mask),
       cmocka_unit_test(test_scales),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -48,6 +48,10 @@ fa3_status check_fp8(const fa3_capability *capability) {
     return set_error(FA3_UNSUPPORTED,
                      "output's dtype is %s: expected FA3_FLOAT16, FA3_BFLOAT16 or FA3_FLOAT32",
                      dtype_name(output));
+  if (capability->features & FA3_FEATURE_PAGE_TABLE)
+    return set_error(FA3_UNSUPPORTED,
+                     "page_table is given, and query's dtype is %s: the FP8 kernel reads no pages",
+                     dtype_name(dtype));
   if (capability->head_dim >= 16 && capability->head_dim % 16 == 0 &&
       capability->value_head_dim >= 16 && capability->value_head_dim % 16 == 0)
     return FA3_OK;
