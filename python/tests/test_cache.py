@@ -1,9 +1,22 @@
 """Caches that grow: appended rows, rotary embedding, pages, combined parts."""
 
+import contextlib
+
 import fa3
 import pytest
 import reference
 import torch
+
+
+@contextlib.contextmanager
+def fp8_cache(device):
+    """A GPU has no FP8 caches so far, and says so."""
+    try:
+        yield
+    except NotImplementedError as error:
+        if device == "cpu":
+            raise
+        pytest.skip(str(error))
 
 
 def make(device, *shapes):
@@ -49,24 +62,19 @@ def test_append(device, causal, interleaved, seqlen_q, pages):
         return cache[table.long()].flatten(1, 2) if pages else cache
 
     before = rows(k_cache).clone(), rows(v_cache).clone()
-    try:
-        output = fa3.flash_attn_with_kvcache(
-            q,
-            k_cache,
-            v_cache,
-            k,
-            v,
-            rotary_cos=cos,
-            rotary_sin=sin,
-            cache_seqlens=integers(device, used),
-            page_table=table,
-            causal=causal,
-            rotary_interleaved=interleaved,
-        )
-    except NotImplementedError as error:
-        if device == "cpu":
-            raise
-        pytest.skip(str(error))
+    output = fa3.flash_attn_with_kvcache(
+        q,
+        k_cache,
+        v_cache,
+        k,
+        v,
+        rotary_cos=cos,
+        rotary_sin=sin,
+        cache_seqlens=integers(device, used),
+        page_table=table,
+        causal=causal,
+        rotary_interleaved=interleaved,
+    )
     eps = torch.finfo(q.dtype).eps
     for b, length in enumerate(used):
         keys, values = before[0][b].double(), before[1][b].double()
@@ -130,11 +138,11 @@ def test_append_packed(device):
         torch.testing.assert_close(alone[0], output[one])
 
 
-def test_append_is_declared_to_the_compiler():
-    q, k, v = make("cpu", (1, 2, 4, 64), (1, 2, 2, 64), (1, 2, 2, 64))
-    caches = make("cpu", (1, 30, 2, 64), (1, 30, 2, 64))
+def test_append_is_declared_to_the_compiler(device):
+    q, k, v = make(device, (1, 2, 4, 64), (1, 2, 2, 64), (1, 2, 2, 64))
+    caches = make(device, (1, 30, 2, 64), (1, 30, 2, 64))
     again = [cache.clone() for cache in caches]
-    lengths = integers("cpu", [9])
+    lengths = integers(device, [9])
 
     def step(q, k, v, k_cache, v_cache):
         return fa3.flash_attn_with_kvcache(
@@ -177,11 +185,11 @@ def test_errors():
         fa3.flash_attn_with_kvcache(q, caches[0].transpose(1, 3), caches[1])
 
 
-def test_page_table_of_chosen_entries():
+def test_page_table_of_chosen_entries(device):
     """cache_batch_idx chooses rows of the page table, as it chooses entries of a dense cache."""
-    q, k_cache, v_cache = make("cpu", (2, 3, 4, 64), (12, 8, 2, 64), (12, 8, 2, 64))
-    table = torch.randperm(12, dtype=torch.int32).view(4, 3)
-    chosen, lengths = integers("cpu", [3, 0]), integers("cpu", [20, 9])
+    q, k_cache, v_cache = make(device, (2, 3, 4, 64), (12, 8, 2, 64), (12, 8, 2, 64))
+    table = torch.randperm(12, dtype=torch.int32, device=device).view(4, 3)
+    chosen, lengths = integers(device, [3, 0]), integers(device, [20, 9])
     options = {"cache_seqlens": lengths, "causal": True}
     found = fa3.flash_attn_with_kvcache(
         q, k_cache, v_cache, cache_batch_idx=chosen, page_table=table, **options
@@ -197,13 +205,15 @@ def test_page_table_of_chosen_entries():
     {"softcap": 5.0, "softmax_scale": 0.3, "sm_margin": 4, "pack_gqa": True},
     {"s_aux": torch.linspace(-1, 1, 4)},
 ])
-def test_append_with_padding_and_other_positions(options):
+def test_append_with_padding_and_other_positions(device, options):
     """New rows behind padded ones, in chosen entries, turned by positions that are not the rows'."""
-    entries, used, padding = integers("cpu", [4, 1]), [11, 24], integers("cpu", [3, 0])
-    q, k, v = make("cpu", (2, 2, 4, 32), (2, 2, 2, 32), (2, 2, 2, 32))
-    k_cache, v_cache = make("cpu", (5, 40, 2, 32), (5, 40, 2, 32))
-    cos, sin = rotary_tables("cpu", 40, 16, q.dtype)
-    positions = integers("cpu", [5, 30])
+    entries, used, padding = integers(device, [4, 1]), [11, 24], integers(device, [3, 0])
+    q, k, v = make(device, (2, 2, 4, 32), (2, 2, 2, 32), (2, 2, 2, 32))
+    k_cache, v_cache = make(device, (5, 40, 2, 32), (5, 40, 2, 32))
+    cos, sin = rotary_tables(device, 40, 16, q.dtype)
+    positions = integers(device, [5, 30])
+    if "s_aux" in options:
+        options = {"s_aux": options["s_aux"].to(device)}
     keys, values = k_cache.clone(), v_cache.clone()
     output, lse, *empty = fa3.flash_attn_with_kvcache(
         q,
@@ -213,7 +223,7 @@ def test_append_with_padding_and_other_positions(options):
         v,
         rotary_cos=cos,
         rotary_sin=sin,
-        cache_seqlens=integers("cpu", used),
+        cache_seqlens=integers(device, used),
         cache_batch_idx=entries,
         cache_leftpad=padding,
         rotary_seqlens=positions,
@@ -238,16 +248,16 @@ def test_append_with_padding_and_other_positions(options):
             "sink": options.get("s_aux"),
         }
         exact = reference.attention(*(t.double() for t in part), **masks)
-        plain = reference.attention(*(t.float() for t in part), **masks)
+        plain = reference.attention(*(t.to(q.dtype) for t in part), **masks)
         reference.check([output[b : b + 1], lse[b : b + 1]], exact, plain)
     torch.testing.assert_close(k_cache, keys)
     assert torch.equal(v_cache, values)
 
 
-def test_metadata_is_planned_by_the_call():
+def test_metadata_is_planned_by_the_call(device):
     """get_scheduler_metadata's result goes into the call, and may come again."""
-    q, k_cache, v_cache = make("cpu", (2, 1, 4, 64), (2, 30, 2, 64), (2, 30, 2, 64))
-    lengths = integers("cpu", [30, 7])
+    q, k_cache, v_cache = make(device, (2, 1, 4, 64), (2, 30, 2, 64), (2, 30, 2, 64))
+    lengths = integers(device, [30, 7])
     metadata = fa3.get_scheduler_metadata(
         2, 1, 30, 4, 2, 64, lengths, q.dtype, headdim_v=64, causal=True, num_splits=0
     )
@@ -262,11 +272,11 @@ def test_metadata_is_planned_by_the_call():
 
 
 @pytest.mark.parametrize("rotary", [False, True])
-def test_opcheck_of_append(rotary):
-    q, k, v = make("cpu", (1, 2, 4, 64), (1, 2, 2, 64), (1, 2, 2, 64))
-    caches = make("cpu", (1, 30, 2, 64), (1, 30, 2, 64))
-    tables = rotary_tables("cpu", 30, 32, q.dtype) if rotary else (None, None)
-    lengths = integers("cpu", [9])
+def test_opcheck_of_append(device, rotary):
+    q, k, v = make(device, (1, 2, 4, 64), (1, 2, 2, 64), (1, 2, 2, 64))
+    caches = make(device, (1, 30, 2, 64), (1, 30, 2, 64))
+    tables = rotary_tables(device, 30, 32, q.dtype) if rotary else (None, None)
+    lengths = integers(device, [9])
     query = q if rotary else None
     torch.library.opcheck(
         torch.ops.fa3.append.default,
@@ -274,12 +284,12 @@ def test_opcheck_of_append(rotary):
     )
 
 
-def test_combine_takes_strided_parts():
+def test_combine_takes_strided_parts(device):
     """Parts as the official test has them: transposed, and some of a larger tensor's."""
-    outputs = torch.randn(10, 2, 4, 7, 64).transpose(2, 3)[:5]
-    lse = torch.randn(5, 2, 8, 7).transpose(-1, -2)[..., :4]
+    outputs = torch.randn(10, 2, 4, 7, 64, device=device).transpose(2, 3)[:5]
+    lse = torch.randn(5, 2, 8, 7, device=device).transpose(-1, -2)[..., :4]
     lse[2:, :1] = float("-inf")
-    out = torch.full((2, 7, 4, 64), float("nan"))
+    out = torch.full((2, 7, 4, 64), float("nan"), device=device)
     found, found_lse = fa3.flash_attn_combine(outputs, lse, out=out)
     assert found is out
     weights = torch.softmax(lse.double(), 0)
@@ -290,38 +300,41 @@ def test_combine_takes_strided_parts():
 
 @pytest.mark.parametrize("pages", [False, True])
 @pytest.mark.parametrize("scales", ["heads", "rows"])
-def test_fp8_cache(pages, scales):
+def test_fp8_cache(device, pages, scales):
     """New rows become codes: under scales that are given for each sequence's heads, or under
     one that is written for each row. Attention is that of codes times scales."""
     used, new = [13, 30], 2
-    q, k, v = make("cpu", (2, 2, 4, 64), (2, new, 2, 64), (2, new, 2, 64))
+    q, k, v = make(device, (2, 2, 4, 64), (2, new, 2, 64), (2, new, 2, 64))
     q = q.bfloat16()
-    table = integers("cpu", [[5, 0, 3, -1], [2, 4, 1, 6]]) if pages else None
+    table = integers(device, [[5, 0, 3, -1], [2, 4, 1, 6]]) if pages else None
     shape = (7, 8, 2) if pages else (2, 32, 2)
-    caches = [(torch.randn(*shape, 64) * 3).to(torch.float8_e4m3fn) for _ in range(2)]
+    caches = [
+        (3 * torch.randn(*shape, 64, device=device)).to(torch.float8_e4m3fn) for _ in range(2)
+    ]
     if scales == "heads":
-        descales = [torch.rand(2, 2) / 8 + 0.01 for _ in range(2)]
+        descales = [torch.rand(2, 2, device=device) / 8 + 0.01 for _ in range(2)]
         given = descales
         factors = [descale[:, None, :, None].expand(2, 32, 2, 1) for descale in descales]
     else:
-        given = [torch.rand(shape) / 8 + 0.01 for _ in range(2)]
+        given = [torch.rand(shape, device=device) / 8 + 0.01 for _ in range(2)]
         descales = [rows.transpose(1, 2) for rows in given]
 
     def rows(cache):
         return cache[table.clamp(min=0).long()].flatten(1, 2) if pages else cache
 
     before = [rows(cache.float()) for cache in caches]
-    output = fa3.flash_attn_with_kvcache(
-        q,
-        *caches,
-        k.bfloat16(),
-        v.bfloat16(),
-        cache_seqlens=integers("cpu", used),
-        page_table=table,
-        k_descale=descales[0],
-        v_descale=descales[1],
-        causal=True,
-    )
+    with fp8_cache(device):
+        output = fa3.flash_attn_with_kvcache(
+            q,
+            *caches,
+            k.bfloat16(),
+            v.bfloat16(),
+            cache_seqlens=integers(device, used),
+            page_table=table,
+            k_descale=descales[0],
+            v_descale=descales[1],
+            causal=True,
+        )
     if scales == "rows":
         factors = [rows(scale[..., None]) for scale in given]
     for b, length in enumerate(used):
@@ -345,13 +358,14 @@ def test_fp8_cache(pages, scales):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_fp8_rows_are_turned(causal):
-    q, k, v = (t.to(torch.float8_e4m3fn) for t in make("cpu", *[(1, 2, 2, 64)] * 3))
-    caches = [torch.zeros(1, 20, 2, 64).to(torch.float8_e4m3fn) for _ in range(2)]
-    cos, sin = rotary_tables("cpu", 20, 32, torch.float8_e4m3fn)
-    output = fa3.flash_attn_with_kvcache(
-        q, *caches, k, v, rotary_cos=cos, rotary_sin=sin, cache_seqlens=4, causal=causal
-    )
+def test_fp8_rows_are_turned(device, causal):
+    q, k, v = (t.to(torch.float8_e4m3fn) for t in make(device, *[(1, 2, 2, 64)] * 3))
+    caches = [torch.zeros(1, 20, 2, 64, device=device).to(q.dtype) for _ in range(2)]
+    cos, sin = rotary_tables(device, 20, 32, q.dtype)
+    with fp8_cache(device):
+        output = fa3.flash_attn_with_kvcache(
+            q, *caches, k, v, rotary_cos=cos, rotary_sin=sin, cache_seqlens=4, causal=causal
+        )
     tables = cos.float(), sin.float()
     keys, queries = [
         torch.stack([rotated(t[0, i].float(), *tables, 4 + step * i, True) for i in range(2)])[None]
@@ -365,27 +379,28 @@ def test_fp8_rows_are_turned(causal):
     assert (output - exact).abs().max() <= 2**-4 * rows[1].abs().max()
 
 
-def test_fp8_rows_are_copied_into_an_fp8_cache():
-    q, k, v = (t.to(torch.float8_e4m3fn) for t in make("cpu", *[(2, 3, 2, 64)] * 3))
-    caches = [torch.zeros(3, 20, 2, 64).to(torch.float8_e4m3fn) for _ in range(2)]
-    descales = [torch.rand(2, 2) + 0.5 for _ in range(3)]
-    output = fa3.flash_attn_with_kvcache(
-        q,
-        *caches,
-        k,
-        v,
-        cache_seqlens=0,
-        cache_batch_idx=integers("cpu", [2, 0]),
-        q_descale=descales[0],
-        k_descale=descales[1],
-        v_descale=descales[2],
-        causal=True,
-    )
+def test_fp8_rows_are_copied_into_an_fp8_cache(device):
+    q, k, v = (t.to(torch.float8_e4m3fn) for t in make(device, *[(2, 3, 2, 64)] * 3))
+    caches = [torch.zeros(3, 20, 2, 64, device=device).to(q.dtype) for _ in range(2)]
+    descales = [torch.rand(2, 2, device=device) + 0.5 for _ in range(3)]
+    with fp8_cache(device):
+        output = fa3.flash_attn_with_kvcache(
+            q,
+            *caches,
+            k,
+            v,
+            cache_seqlens=0,
+            cache_batch_idx=integers(device, [2, 0]),
+            q_descale=descales[0],
+            k_descale=descales[1],
+            v_descale=descales[2],
+            causal=True,
+        )
     assert output.dtype == torch.bfloat16
     for cache, fresh in zip(caches, (k, v)):
         assert torch.equal(cache.float()[[2, 0], :3], fresh.float())
     wanted = fa3.flash_attn_func(q, k, v, None, True, None, *descales)
     torch.testing.assert_close(output, wanted)
     with pytest.raises(ValueError, match="blocks"):
-        scale = torch.ones(3, 2, 7)
+        scale = torch.ones(3, 2, 7, device=device)
         fa3.flash_attn_with_kvcache(q, *caches, k_descale=scale, cache_seqlens=3)

@@ -5,33 +5,37 @@ import pytest
 import torch
 
 
-def tensors(**kwargs):
-    return [torch.randn(1, 8, 2, 64, **kwargs) for _ in range(3)]
+def tensors(device="cpu"):
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    return [torch.randn(1, 8, 2, 64, device=device, dtype=dtype) for _ in range(3)]
 
 
-def test_shapes():
-    q, k, v = tensors()
+def test_shapes(device):
+    q, k, v = tensors(device)
     with pytest.raises(ValueError, match="query"):
         fa3.flash_attn_func(q[0, 0], k, v)
     with pytest.raises(ValueError, match="value"):
         fa3.flash_attn_func(q, k, v[:, :5])
     with pytest.raises(ValueError, match="heads"):
-        fa3.flash_attn_func(torch.randn(1, 8, 3, 64), k, v)
+        fa3.flash_attn_func(q.repeat(1, 1, 2, 1)[:, :, :3], k, v)
     with pytest.raises(NotImplementedError, match="head_dim is 7"):
         fa3.flash_attn_func(q[..., :7], k[..., :7], v)
     with pytest.raises(ValueError, match="qkv"):
-        fa3.flash_attn_qkvpacked_func(torch.randn(1, 8, 2, 2, 64))
+        fa3.flash_attn_qkvpacked_func(torch.stack((q, k), 2))
 
 
-def test_dtypes():
-    q, k, v = tensors()
+def test_dtypes(device):
+    q, k, v = tensors(device)
     with pytest.raises(TypeError):
-        fa3.flash_attn_func(q, k.bfloat16(), v)
+        fa3.flash_attn_func(q, k.half(), v)
     with pytest.raises(TypeError, match="query"):
         fa3.flash_attn_func(q.double(), k.double(), v.double())
     with pytest.raises(TypeError, match="cu_seqlens_q"):
-        starts = torch.tensor([0, 8])
+        starts = torch.tensor([0, 8], device=device)
         fa3.flash_attn_varlen_func(q[0], k[0], v[0], starts, starts, 8, 8)
+    if device == "cuda":
+        with pytest.raises(NotImplementedError, match="query"):
+            fa3.flash_attn_func(q.float(), k.float(), v.float())
 
 
 def test_lengths():
@@ -42,8 +46,8 @@ def test_lengths():
         fa3.flash_attn_varlen_func(q[0], k[0], v[0], starts, wrong, 8, 9)
 
 
-def test_options():
-    q, k, v = tensors()
+def test_options(device):
+    q, k, v = tensors(device)
     with pytest.raises(ValueError, match="softcap"):
         fa3.flash_attn_func(q, k, v, softcap=-1.0)
     with pytest.raises(ValueError, match="softmax_scale"):
@@ -70,9 +74,9 @@ def test_what_is_new_rows_is_whole():
         )
 
 
-def test_negative_views():
+def test_negative_views(device):
     """A view whose sign is not in its memory is not taken for the memory."""
-    q, k, v = tensors()
+    q, k, v = tensors(device)
     wanted = fa3.flash_attn_func(-q, k, v)
     torch.testing.assert_close(fa3.flash_attn_func(torch._neg_view(q), k, v), wanted)
     leaf = v.clone().requires_grad_()
@@ -115,8 +119,8 @@ def test_mixed_devices():
         fa3.flash_attn_func(q, k.cuda(), v)
 
 
-def test_double_backward_is_refused():
-    q, k, v = (t.requires_grad_() for t in tensors())
+def test_double_backward_is_refused(device):
+    q, k, v = (t.requires_grad_() for t in tensors(device))
     (gradient,) = torch.autograd.grad(
         fa3.flash_attn_func(q, k, v).square().sum(), q, create_graph=True
     )
@@ -124,8 +128,8 @@ def test_double_backward_is_refused():
         gradient.sum().backward()
 
 
-def test_an_error_leaves_things_as_they_were():
-    q, k, v = tensors()
+def test_an_error_leaves_things_as_they_were(device):
+    q, k, v = tensors(device)
     wanted = fa3.flash_attn_func(q, k, v)
     with pytest.raises(ValueError):
         fa3.flash_attn_func(q, k, v, softcap=-1.0)

@@ -270,14 +270,9 @@ def test_pages(device):
     table = torch.tensor([[7, 0, 3, 5], [2, 8, 1, 4]], dtype=torch.int32, device=device)
     lengths = torch.tensor(used, dtype=torch.int32, device=device)
     dense_k, dense_v = (t[table.long()].flatten(1, 2) for t in (k, v))
-    try:
-        found = fa3.flash_attn_with_kvcache(
-            q, k, v, cache_seqlens=lengths, page_table=table, causal=True
-        )
-    except NotImplementedError as error:
-        if device == "cpu":
-            raise
-        pytest.skip(str(error))
+    found = fa3.flash_attn_with_kvcache(
+        q, k, v, cache_seqlens=lengths, page_table=table, causal=True
+    )
     starts = torch.tensor([0, 3, 6], dtype=torch.int32, device=device)
     packed_queries = fa3.flash_attn_varlen_func(
         q.flatten(0, 1),
@@ -316,18 +311,16 @@ def test_fp8(device):
     shapes = (2, 90, 4, 64), (2, 130, 2, 64), (2, 130, 2, 64)
     codes = [t.to(torch.float8_e4m3fn) for t in make(device, torch.float32, *shapes)]
     scales = [torch.rand(2, 2, device=device) + 0.5 for _ in range(3)]
-    try:
-        found = fa3.flash_attn_func(*codes, None, True, None, *scales, return_attn_probs=True)
-    except NotImplementedError as error:
-        if device == "cpu":
-            raise
-        pytest.skip(str(error))
+    found = fa3.flash_attn_func(*codes, None, True, None, *scales, return_attn_probs=True)
     assert found[0].dtype == torch.bfloat16
     heads = [scales[0].repeat_interleave(2, 1), *scales[1:]]
     values = [t.float() * scale[:, None, :, None] for t, scale in zip(codes, heads)]
     exact = reference.attention(*(t.double() for t in values), causal=True)
     # What E4M3 probabilities, of 4 bits, may do to the output.
     assert (found[0] - exact[0]).abs().max() <= 2**-4 * values[2].abs().max()
-    assert (found[1] - exact[1]).abs().max() <= 1e-4
+    # Of the sums that scores are a GPU keeps about 13 bits.
+    sizes = torch.einsum("bihd,bjhd->bhij", values[0].abs(), values[1].repeat_interleave(2, 2).abs())
+    bound = 2**-13 * sizes.max() / 8 if device == "cuda" else 1e-4
+    assert (found[1] - exact[1]).abs().max() <= bound
     with pytest.raises(NotImplementedError, match="FP8"):
         fa3.flash_attn_func(*(t.requires_grad_() for t in codes)).sum().backward()

@@ -1,6 +1,7 @@
 """What PyTorch does around a call: gradcheck, opcheck, compile, graphs, autocast, threads, fork."""
 
 import concurrent.futures
+import functools
 import multiprocessing
 
 import fa3
@@ -9,7 +10,8 @@ import torch
 from fa3.options import options_of
 
 
-def tensors(device="cpu", dtype=torch.float32, seqlen=9, requires_grad=True):
+def tensors(device="cpu", dtype=None, seqlen=9, requires_grad=True):
+    dtype = dtype or (torch.float32 if device == "cpu" else torch.bfloat16)
     shapes = [(2, seqlen, 4, 64), (2, seqlen, 2, 64), (2, seqlen, 2, 64), (4,)]
     return [
         torch.randn(shape, device=device, dtype=dtype, requires_grad=requires_grad)
@@ -29,7 +31,7 @@ def test_gradcheck():
 
 
 def operator_arguments(device):
-    q, k, v, sink = tensors(device, torch.float32 if device == "cpu" else torch.bfloat16)
+    q, k, v, sink = tensors(device)
     options = options_of(q, None, True, (5, 0), 3.0)
     return (q, k, v, sink), options
 
@@ -45,8 +47,7 @@ def test_opcheck(device):
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compile(device, backend):
-    dtype = torch.float32 if device == "cpu" else torch.bfloat16
-    q, k, v, sink = tensors(device, dtype)
+    q, k, v, sink = tensors(device)
 
     def model(q, k, v, sink):
         output = fa3.flash_attn_func(q * 2, k, v, causal=True, s_aux=sink)
@@ -61,12 +62,12 @@ def test_compile(device, backend):
     for a, b in zip(found, wanted):
         torch.testing.assert_close(a, b)
     # Another length, which may be symbolic.
-    q, k, v, sink = tensors(device, dtype, seqlen=14)
+    q, k, v, sink = tensors(device, seqlen=14)
     torch.testing.assert_close(compiled(q, k, v, sink), model(q, k, v, sink))
 
 
-def test_export():
-    q, k, v, _ = tensors(requires_grad=False)
+def test_export(device):
+    q, k, v, _ = tensors(device, requires_grad=False)
 
     class Model(torch.nn.Module):
         def forward(self, q, k, v):
@@ -77,7 +78,7 @@ def test_export():
 
 
 def test_autocast(device):
-    q, k, v, _ = tensors(device)
+    q, k, v, _ = tensors(device, torch.float32)
     with torch.autocast(device, dtype=torch.bfloat16):
         output = fa3.flash_attn_func(q, k, v)
     assert output.dtype == torch.bfloat16
@@ -85,8 +86,8 @@ def test_autocast(device):
     assert q.grad.dtype == torch.float32
 
 
-def test_parameters_and_subclasses():
-    q, k, v, _ = tensors()
+def test_parameters_and_subclasses(device):
+    q, k, v, _ = tensors(device)
     wanted = fa3.flash_attn_func(q, k, v)
     parameter = torch.nn.Parameter(q.detach())
     found = fa3.flash_attn_func(parameter, k, v)
@@ -95,10 +96,10 @@ def test_parameters_and_subclasses():
     assert parameter.grad is not None
 
 
-def test_checkpoint():
+def test_checkpoint(device):
     from torch.utils.checkpoint import checkpoint
 
-    q, k, v, _ = tensors()
+    q, k, v, _ = tensors(device)
     wanted = torch.autograd.grad(fa3.flash_attn_func(q, k, v).square().sum(), (q, k, v))
     output = checkpoint(fa3.flash_attn_func, q, k, v, use_reentrant=False)
     for a, b in zip(torch.autograd.grad(output.square().sum(), (q, k, v)), wanted):
@@ -106,8 +107,7 @@ def test_checkpoint():
 
 
 def test_threads(device):
-    dtype = torch.float32 if device == "cpu" else torch.bfloat16
-    calls = [tensors(device, dtype, seqlen=40 + i) for i in range(8)]
+    calls = [tensors(device, seqlen=40 + i) for i in range(8)]
 
     def run(call):
         q, k, v, sink = call
@@ -145,7 +145,7 @@ def test_fork():
 def test_cuda_graph():
     if not torch.cuda.is_available():
         pytest.skip("no GPU here")
-    q, k, v, _ = tensors("cuda", torch.bfloat16, seqlen=300)
+    q, k, v, _ = tensors("cuda", seqlen=300)
 
     def run():
         output = fa3.flash_attn_func(q, k, v, causal=True)
@@ -167,11 +167,55 @@ def test_cuda_graph():
         assert torch.equal(a, b)
 
 
+def test_cuda_graph_of_a_cache():
+    """A decoding step, captured once, that replays with lengths which grow on the device."""
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU here")
+    make = functools.partial(torch.randn, device="cuda", dtype=torch.bfloat16)
+    q, k, v = make(2, 1, 8, 128), make(2, 1, 2, 128), make(2, 1, 2, 128)
+    caches = [make(24, 16, 2, 128) for _ in range(2)]
+    table = torch.randperm(24, dtype=torch.int32, device="cuda").view(2, 12)
+    tables = make(192, 32), make(192, 32)
+    lengths = torch.tensor([100, 37], dtype=torch.int32, device="cuda")
+
+    def step(caches, lengths):
+        return fa3.flash_attn_with_kvcache(
+            q,
+            *caches,
+            k,
+            v,
+            rotary_cos=tables[0],
+            rotary_sin=tables[1],
+            cache_seqlens=lengths,
+            page_table=table,
+            causal=True,
+        )
+
+    again, lengths_again = [cache.clone() for cache in caches], lengths.clone()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step([cache.clone() for cache in caches], lengths)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step(caches, lengths)
+        lengths += 1
+    for _ in range(20):
+        for tensor in (q, k, v):
+            tensor.normal_()
+        graph.replay()
+        assert torch.equal(found, step(again, lengths_again))
+        lengths_again += 1
+        for a, b in zip(caches, again):
+            assert torch.equal(a, b)
+
+
 def test_streams():
     """Work goes to the current stream, and the memory that a call used to that stream's pool."""
     if not torch.cuda.is_available():
         pytest.skip("no GPU here")
-    q, k, v, _ = tensors("cuda", torch.bfloat16, seqlen=300, requires_grad=False)
+    q, k, v, _ = tensors("cuda", seqlen=300, requires_grad=False)
     wanted = fa3.flash_attn_func(q, k, v)
     side = torch.cuda.Stream()
     for _ in range(20):
@@ -181,3 +225,20 @@ def test_streams():
             found = fa3.flash_attn_func(late, k, v)
         side.synchronize()
         assert torch.equal(found, wanted)
+
+
+def test_second_gpu():
+    """Tensors say where work runs, whatever the current device is; two GPUs don't mix."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("no two GPUs here")
+    first = tensors("cuda:0", torch.bfloat16, seqlen=300)
+    second = [t.detach().to("cuda:1").requires_grad_() for t in first]
+
+    def run(q, k, v, sink):
+        output = fa3.flash_attn_func(q, k, v, causal=True, s_aux=sink)
+        return [output, *torch.autograd.grad(output.sum(), (q, k, v, sink))]
+
+    for a, b in zip(run(*first), run(*second)):
+        assert b.device.index == 1 and torch.equal(a, b.to(a.device))
+    with pytest.raises(ValueError, match="key is on CUDA device 1"):
+        fa3.flash_attn_func(first[0], second[1], second[2])
