@@ -5,10 +5,11 @@
 
 #include "numbers.h"
 #include "path.h"
+#include "source_options.h"
 
 /* Keys of the tensors that are read, and of those that are written or verified. */
 enum { KEY_SOURCES = 0x100, KEY_FILES = 0x200 };
-enum { KEY_IN = 0x300, KEY_BF16, KEY_LAYOUT, KEY_CAUSAL, KEY_WINDOW, KEY_SCALE, KEY_SOFTCAP };
+enum { KEY_CAUSAL = 0x300, KEY_WINDOW, KEY_SCALE, KEY_SOFTCAP };
 enum { KEY_GRADIENTS = 0x380, KEY_GRADIENT_DTYPE, KEY_DETERMINISTIC };
 
 const enum tensor input_gradients[GRADIENTS] = {TENSOR_grad_query, TENSOR_grad_key,
@@ -25,19 +26,6 @@ static const struct argp_option options[] = {
    .doc = (help),                                         \
    .group = (its_group)},
 #include "tensors.def"
-    {.name = "in",
-     .key = KEY_IN,
-     .arg = "FILE",
-     .doc = "A .safetensors file with the tensors",
-     .group = 1},
-    {.name = "layout",
-     .key = KEY_LAYOUT,
-     .arg = "bshd|bhsd",
-     .doc = "Order of the axes in all files; bhsd has heads before seqlen"},
-    {.name = "bf16",
-     .key = KEY_BF16,
-     .doc = "Take untyped 2-byte .npy elements ('<V2'), which is how ml_dtypes saves them, as "
-            "bfloat16"},
     {.name = "causal",
      .key = KEY_CAUSAL,
      .doc = "Query i sees key j if j <= i + seqlen_k - seqlen_q: the last query sees the last key",
@@ -124,8 +112,6 @@ static void parse_window(const char *text, struct attention_options *attention,
 static void check_sources(const struct attention_options *attention, struct argp_state *state) {
   static const enum tensor needed[] = {TENSOR_query, TENSOR_key, TENSOR_value};
   const char *container = attention->rules.container;
-  if (container && !path_has_suffix(container, ".safetensors"))
-    argp_error(state, "--in %s: expected a .safetensors file", container);
   for (size_t i = 0; i < sizeof needed / sizeof *needed; i++) {
     if (!attention->sources[needed[i]] && !container)
       argp_error(state, "%s is missing, and there is no --in", option_of(needed[i]));
@@ -173,16 +159,8 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     return 0;
   }
   switch (key) {
-    case KEY_IN:
-      attention->rules.container = arg;
-      return 0;
-    case KEY_BF16:
-      attention->rules.untyped_is_bfloat16 = true;
-      return 0;
-    case KEY_LAYOUT:
-      attention->heads_first = strcmp(arg, "bhsd") == 0;
-      if (!attention->heads_first && strcmp(arg, "bshd") != 0)
-        argp_error(state, "--layout %s: expected bshd or bhsd", arg);
+    case ARGP_KEY_INIT:
+      state->child_inputs[0] = &attention->rules;
       return 0;
     case KEY_CAUSAL:
       attention->flags |= FA3_CAUSAL;
@@ -209,7 +187,8 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
   }
 }
 
-const struct argp attention_argp = {.options = options, .parser = parse};
+static const struct argp_child children[] = {{&source_argp, 0, NULL, 0}, {0}};
+const struct argp attention_argp = {.options = options, .parser = parse, .children = children};
 
 bool is_output(enum tensor tensor) {
   const struct argument *forward = find_argument(FA3_FORWARD, tensor);

@@ -13,7 +13,6 @@ struct attention_options {
   const char *sources[TENSORS]; /* of the inputs; null: not given */
   const char *files[TENSORS];   /* of outputs and gradients, to write or to verify; likewise */
   struct source_rules rules;
-  bool heads_first; /* bhsd instead of bshd */
   uint32_t flags;
   int64_t window_left;
   int64_t window_right;

@@ -17,6 +17,7 @@ struct loaded_tensor {
 /* How sources are read. */
 struct source_rules {
   const char *container;    /* the .safetensors file that ":name" means, or null */
+  bool heads_first;         /* bhsd instead of bshd */
   bool untyped_is_bfloat16; /* what to make of .npy's '<V2' */
 };
 

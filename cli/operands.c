@@ -257,7 +257,7 @@ static int check_lengths(const struct operands *operands) {
 int operands_read(const struct attention_options *options, struct operands *operands) {
   const struct argument_struct *list = arguments_of(FA3_FORWARD);
   memset(operands, 0, sizeof *operands);
-  operands->heads_first = options->heads_first;
+  operands->heads_first = options->rules.heads_first;
   operands->forward.phase = FA3_FORWARD;
   operands->backward.phase = FA3_BACKWARD;
   SET_OPTIONS(operands->forward.args.forward, options);

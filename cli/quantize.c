@@ -14,6 +14,7 @@
 #include "numbers.h"
 #include "path.h"
 #include "saved_tensor.h"
+#include "source_options.h"
 
 enum { INPUTS = 3, PER_SEQUENCE = 0, PER_TENSOR = -1 };
 
@@ -37,15 +38,13 @@ struct quantize_options {
   const char *out;
   int64_t rows; /* that share a scale, or PER_SEQUENCE, or PER_TENSOR */
   int64_t seed; /* -1: not given */
-  bool heads_first;
   bool rotate;
   bool subtract_mean;
   bool quiet;
 };
 
 enum { KEY_SOURCES = 0x500, KEY_STARTS = 0x510 };
-enum { KEY_IN = 0x520, KEY_OUT, KEY_LAYOUT, KEY_BF16, KEY_ROWS, KEY_ROTATE, KEY_SEED, KEY_MEAN };
-enum { KEY_QUIET = 0x540 };
+enum { KEY_OUT = 0x520, KEY_ROWS, KEY_ROTATE, KEY_SEED, KEY_MEAN, KEY_QUIET };
 
 static const struct argp_option options[] = {
     {.doc = "Tensors:", .group = 1},
@@ -55,17 +54,6 @@ static const struct argp_option options[] = {
      .doc = "Query: (batch, seqlen, heads, head_dim), or 3-d without batch"},
     {.name = "k", .key = KEY_SOURCES + KEY, .arg = "TENSOR", .doc = "Key"},
     {.name = "v", .key = KEY_SOURCES + VALUE, .arg = "TENSOR", .doc = "Value"},
-    {.name = "in",
-     .key = KEY_IN,
-     .arg = "FILE",
-     .doc = "A .safetensors file with the tensors, or some of them"},
-    {.name = "layout",
-     .key = KEY_LAYOUT,
-     .arg = "bshd|bhsd",
-     .doc = "Order of the axes in all files; bhsd has heads before seqlen"},
-    {.name = "bf16",
-     .key = KEY_BF16,
-     .doc = "Take untyped 2-byte .npy elements ('<V2') as bfloat16"},
     {.name = "cu-seqlens-q",
      .key = KEY_STARTS,
      .arg = "LIST",
@@ -97,12 +85,9 @@ static const struct argp_option options[] = {
     {0}};
 
 static void check(const struct quantize_options *quantize, struct argp_state *state) {
-  const char *container = quantize->rules.container;
-  bool any = container;
+  bool any = quantize->rules.container;
   for (int i = 0; i < INPUTS; i++) any = any || quantize->sources[i];
   if (!any) argp_error(state, "--q, --k and --v are missing, and there is no --in");
-  if (container && !path_has_suffix(container, ".safetensors"))
-    argp_error(state, "--in %s: expected a .safetensors file", container);
   if (!quantize->out) argp_error(state, "--out is missing");
   if (quantize->out && !path_has_suffix(quantize->out, ".safetensors"))
     argp_error(state, "--out %s: expected a .safetensors file: .npy has no type for E4M3",
@@ -127,23 +112,15 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     return 0;
   }
   switch (key) {
+    case ARGP_KEY_INIT:
+      state->child_inputs[0] = &quantize->rules;
+      return 0;
     case KEY_STARTS:
     case KEY_STARTS + 1:
       quantize->starts[key - KEY_STARTS] = arg;
       return 0;
-    case KEY_IN:
-      quantize->rules.container = arg;
-      return 0;
     case KEY_OUT:
       quantize->out = arg;
-      return 0;
-    case KEY_LAYOUT:
-      quantize->heads_first = strcmp(arg, "bhsd") == 0;
-      if (!quantize->heads_first && strcmp(arg, "bshd") != 0)
-        argp_error(state, "--layout %s: expected bshd or bhsd", arg);
-      return 0;
-    case KEY_BF16:
-      quantize->rules.untyped_is_bfloat16 = true;
       return 0;
     case KEY_ROWS:
       parse_rows(arg, quantize, state);
@@ -242,12 +219,12 @@ static int quantize_input(const struct quantize_options *quantize, int which, st
     return fail(EXIT_INPUT, "%s: has %d dimensions: expected 3%s", input->origin, input->rank,
                 packed ? ", because of the packed sequences' starts" : " or 4");
   fa3_quantize_args args = {.struct_size = sizeof args,
-                            .input = view_of(input, packed, quantize->heads_first)};
+                            .input = view_of(input, packed, quantize->rules.heads_first)};
   coded->codes.dtype = FA3_FLOAT8_E4M3;
   coded->codes.rank = input->rank;
   memcpy(coded->codes.shape, input->shape, sizeof input->shape);
   TRY(loaded_tensor_make(&coded->codes, "codes"));
-  args.codes = view_of(&coded->codes, packed, quantize->heads_first);
+  args.codes = view_of(&coded->codes, packed, quantize->rules.heads_first);
   const int64_t sequences = packed ? coded->starts.shape[0] - 1 : args.input.shape[0];
   set_scale_shape(&args, quantize->rows, sequences, &coded->scale);
   TRY(loaded_tensor_make(&coded->scale, "scales"));
@@ -339,16 +316,17 @@ static int quantize_files(const struct quantize_options *quantize, struct coded 
 }
 
 int command_quantize(int argc, char **argv) {
+  static const struct argp_child children[] = {{&source_argp, 0, NULL, 0}, {0}};
   static const struct argp argp = {
       options,
       parse,
       "--q TENSOR --k TENSOR --v TENSOR --out FILE\n--in FILE --out FILE",
       "Turn query, key and value, or some of them, into E4M3 codes and their scales\v"
       "Each scale is the largest magnitude of its rows divided by 448. The file that is written "
-      "can "
-      "be the --in file of fa3 run and fa3 verify: a tensor of codes, NAME, has its scales beside "
+      "can be the --in file of fa3 run and fa3 verify: a tensor of codes, NAME, has its scales "
+      "beside "
       "it in NAME_scale, and in NAME_scale_rows how many rows share one.",
-      NULL,
+      children,
       NULL,
       NULL};
   struct quantize_options quantize = {.rows = 128, .seed = -1};
