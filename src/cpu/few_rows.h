@@ -105,24 +105,11 @@ INLINE void few_scores_block(const struct few_rows_step *s, const struct few_col
   }
 }
 
-INLINE void few_scores(const struct few_rows_step *s, fa3_dtype dtype) {
-  const fa3_dtype loaded = dtype == FA3_FLOAT8_E4M3 ? FA3_FLOAT16 : dtype;
-  const int64_t stream = few_stream(s);
-  struct few_columns columns;
-  for (int64_t place = 0; place < stream; place++) {
-    few_take(&columns, s, place);
-    for (int64_t head = 0; head < s->heads; head++) {
-      const int64_t end = (head + 1) * s->rows;
-      int64_t row = head * s->rows;
-      few_find(&columns, s->keys, head * s->key_head_stride, dtype, s->head_dim);
-      for (; row + 4 <= end; row += 4) {
-        few_scores_block(s, &columns, loaded, row, 0, 4, 2);
-        few_scores_block(s, &columns, loaded, row, 2, 4, 2);
-      }
-      for (; row + 2 <= end; row += 2) few_scores_block(s, &columns, loaded, row, 0, 2, 4);
-      if (row < end) few_scores_block(s, &columns, loaded, row, 0, 1, 4);
-    }
-  }
+INLINE void few_scores_rows(const struct few_rows_step *s, const struct few_columns *columns,
+                            fa3_dtype dtype, int64_t row, const int rows) {
+  const int keys = rows == 4 ? 2 : 4; /* as many sums as registers hold */
+  few_scores_block(s, columns, dtype, row, 0, rows, keys);
+  if (keys < STREAMS) few_scores_block(s, columns, dtype, row, keys, rows, keys);
 }
 
 static inline void few_scale(float *values, const float *scales, int64_t columns) {
@@ -202,9 +189,10 @@ INLINE void few_values_block(const struct few_rows_step *s, const struct few_col
     for (int v = 0; v < vectors; v++) vec_store(output + r * stride + v * VECTOR, sum[r][v]);
 }
 
-/* `vectors` at a time, then pairs, then single vectors. */
+/* Many vectors at a time, as many as registers hold, then pairs, then single vectors. */
 INLINE void few_values_rows(const struct few_rows_step *s, const struct few_columns *columns,
-                            fa3_dtype dtype, int64_t row, const int rows, const int vectors) {
+                            fa3_dtype dtype, int64_t row, const int rows) {
+  const int vectors = 8 / rows;
   int64_t i = 0;
   for (; i + vectors * VECTOR <= s->value_head_dim; i += vectors * VECTOR)
     few_values_block(s, columns, dtype, row, i, rows, vectors);
@@ -213,7 +201,14 @@ INLINE void few_values_rows(const struct few_rows_step *s, const struct few_colu
   for (; i < s->value_head_dim; i += VECTOR) few_values_block(s, columns, dtype, row, i, rows, 1);
 }
 
-INLINE void few_values(const struct few_rows_step *s, fa3_dtype dtype) {
+/* A product of rows and columns: the scores of a step's keys, or the sums of its values. */
+typedef void few_product(const struct few_rows_step *s, const struct few_columns *columns,
+                         fa3_dtype dtype, int64_t row, const int rows);
+
+/* All rows with all of `operand`, the step's keys or values: four rows of a head together, then
+ * two, then one. */
+INLINE void few_multiply(const struct few_rows_step *s, const char *const *operand,
+                         int64_t head_stride, int64_t width, fa3_dtype dtype, few_product *add) {
   const fa3_dtype loaded = dtype == FA3_FLOAT8_E4M3 ? FA3_FLOAT16 : dtype;
   const int64_t stream = few_stream(s);
   struct few_columns columns;
@@ -222,19 +217,19 @@ INLINE void few_values(const struct few_rows_step *s, fa3_dtype dtype) {
     for (int64_t head = 0; head < s->heads; head++) {
       const int64_t end = (head + 1) * s->rows;
       int64_t row = head * s->rows;
-      few_find(&columns, s->values, head * s->value_head_stride, dtype, s->value_head_dim);
-      for (; row + 4 <= end; row += 4) few_values_rows(s, &columns, loaded, row, 4, 2);
-      for (; row + 2 <= end; row += 2) few_values_rows(s, &columns, loaded, row, 2, 4);
-      if (row < end) few_values_rows(s, &columns, loaded, row, 1, 8);
+      few_find(&columns, operand, head * head_stride, dtype, width);
+      for (; row + 4 <= end; row += 4) add(s, &columns, loaded, row, 4);
+      for (; row + 2 <= end; row += 2) add(s, &columns, loaded, row, 2);
+      if (row < end) add(s, &columns, loaded, row, 1);
     }
   }
 }
 
 INLINE void few_rows_as(const struct few_rows_step *s, fa3_dtype dtype) {
-  few_scores(s, dtype);
+  few_multiply(s, s->keys, s->key_head_stride, s->head_dim, dtype, few_scores_rows);
   for (int64_t head = 0; head < s->heads; head++)
     for (int64_t row = 0; row < s->rows; row++) few_softmax(s, head, row);
-  few_values(s, dtype);
+  few_multiply(s, s->values, s->value_head_stride, s->value_head_dim, dtype, few_values_rows);
 }
 
 static void few_rows(const struct few_rows_step *s) {
