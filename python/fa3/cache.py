@@ -9,11 +9,12 @@ from fa3.operators import attention, is_plain, names_of, operator
 from fa3.options import options_of, sequences
 
 
+# What is written has no default: PyTorch 2.11 looks for it among the arguments that were given.
 APPEND = (
-    "(Tensor new_key, Tensor new_value, Tensor(a!) key, Tensor(b!) value, Tensor? query=None, "
-    "Tensor? rotary_cos=None, Tensor? rotary_sin=None, Tensor? positions=None, "
-    "Tensor? cu_seqlens_q=None, Tensor? seqused_k=None, Tensor? cache_batch_index=None, "
-    "Tensor? page_table=None, Tensor(c!)? key_scale=None, Tensor(d!)? value_scale=None, "
+    "(Tensor new_key, Tensor new_value, Tensor(a!) key, Tensor(b!) value, Tensor(c!)? key_scale, "
+    "Tensor(d!)? value_scale, Tensor? query=None, Tensor? rotary_cos=None, "
+    "Tensor? rotary_sin=None, Tensor? positions=None, Tensor? cu_seqlens_q=None, "
+    "Tensor? seqused_k=None, Tensor? cache_batch_index=None, Tensor? page_table=None, "
     "SymInt key_scale_rows=0, SymInt value_scale_rows=0, SymInt max_seqlen_q=0, SymInt flags=0) "
     "-> Tensor"
 )
@@ -36,7 +37,7 @@ append_names = names_of(append_operator)
 
 
 @append_operator.register_fake
-def fake_append(new_key, new_value, key, value, query=None, *options):
+def fake_append(new_key, new_value, key, value, key_scale, value_scale, query=None, *options):
     return new_key.new_empty(0) if query is None else torch.empty_like(query)
 
 
@@ -105,6 +106,8 @@ def append(q, k_cache, v_cache, k, v, options, cu_seqlens_new, rotary, rotary_se
         v,
         k_cache,
         v_cache,
+        None if codes else options.get("key_scale"),
+        None if codes else options.get("value_scale"),
         q if together else None,
         cos,
         sin,
@@ -113,8 +116,6 @@ def append(q, k_cache, v_cache, k, v, options, cu_seqlens_new, rotary, rotary_se
         lengths,
         options.get("cache_batch_index"),
         options.get("page_table"),
-        None if codes else options.get("key_scale"),
-        None if codes else options.get("value_scale"),
         0 if codes else options.get("key_scale_rows", 0),
         0 if codes else options.get("value_scale_rows", 0),
         0 if cu_seqlens_new is None else k.shape[0],

@@ -280,7 +280,7 @@ def test_opcheck_of_append(device, rotary):
     query = q if rotary else None
     torch.library.opcheck(
         torch.ops.fa3.append.default,
-        (k, v, *caches, query, *tables, None, None, lengths),
+        (k, v, *caches, None, None, query, *tables, None, None, lengths),
     )
 
 
