@@ -3,6 +3,7 @@
 #include <stdbool.h>
 
 #include "error.h"
+#include "integer.h"
 #include "problem.h"
 #include "validate.h"
 
@@ -94,10 +95,11 @@ static fa3_status check_lengths(const struct problem *problem) {
   if (problem->cu_seqlens_k)
     TRY(check_cu_seqlens("cu_seqlens_k", problem->cu_seqlens_k, problem->batch, problem->rows_k,
                          problem->max_seqlen_k));
-  if (problem_sequences_alike(problem) && !turned &&
-      !(problem->features & (FA3_FEATURE_BATCH_INDEX | FA3_FEATURE_PAGE_TABLE)))
-    return FA3_OK; /* of any number of sequences, in no time */
-  for (int64_t b = 0; b < problem->batch; b++) {
+  /* Of sequences that are all alike, however many, the first one stands for all. */
+  const bool own_pages = has_elements(&problem->page_table) && problem->page_table.stride_batch;
+  const bool alike = problem_sequences_alike(problem) && !turned && !own_pages &&
+                     !(problem->features & FA3_FEATURE_BATCH_INDEX);
+  for (int64_t b = 0; b < (alike ? smaller(problem->batch, 1) : problem->batch); b++) {
     TRY(check_entry("seqused_q", problem->seqused_q, b,
                     allotted(problem->cu_seqlens_q, problem->rows_q, b), "the sequence's rows"));
     const int64_t room = allotted(problem->cu_seqlens_k, problem->max_seqlen_k, b);

@@ -140,6 +140,15 @@ static void test_batches_without_work(void **state) {
                                 .workspace = call.workspace,
                                 .workspace_size = sizeof call.workspace};
     assert_int_equal(fa3_forward(&forward), FA3_OK);
+    int32_t page = 0; /* the same of all, and then none */
+    forward.page_table = (fa3_tensor){
+        .data = &page, .dtype = FA3_INT32, .rank = 2, .shape = {batches[b], 1}, .strides = {0, 1}};
+    assert_int_equal(fa3_forward(&forward), FA3_OK);
+    page = -1;
+    assert_int_equal(fa3_forward(&forward), FA3_INVALID_LENGTHS);
+    forward.page_table.shape[1] = 0;
+    forward.page_table.strides[0] = 1;
+    assert_int_equal(fa3_forward(&forward), FA3_OK);
     fa3_backward_args backward = {.struct_size = sizeof backward,
                                   .query = empty,
                                   .key = empty,
