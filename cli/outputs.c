@@ -31,38 +31,33 @@ static int begin(struct outputs *outputs, int index) {
               output->path, outputs->list[other].option, output->option);
 }
 
+/* What goes into a file. */
+static size_t tensors_of(const struct outputs *outputs, int file,
+                         struct saved_tensor tensors[OUTPUT_FILES]) {
+  size_t count = 0;
+  for (int i = 0; i < outputs->count; i++)
+    if (outputs->file_of[i] == file)
+      tensors[count++] = saved_tensor_of(outputs->list[i].name, outputs->list[i].tensor);
+  return count;
+}
+
 int outputs_begin(const struct output *list, int count, struct outputs *outputs) {
   memcpy(outputs->list, list, (size_t)count * sizeof *list);
   outputs->count = count;
   outputs->file_count = 0;
   for (int i = 0; i < count; i++) TRY(begin(outputs, i));
-  size_t sizes[OUTPUT_FILES] = {0};
-  for (int i = 0; i < count; i++)
-    sizes[outputs->file_of[i]] +=
-        (size_t)loaded_tensor_elements(list[i].tensor) * fa3_dtype_size(list[i].tensor->dtype);
-  for (int i = 0; i < outputs->file_count; i++)
-    TRY(output_file_reserve(&outputs->files[i], sizes[i]));
+  for (int i = 0; i < outputs->file_count; i++) {
+    struct saved_tensor tensors[OUTPUT_FILES];
+    TRY(saved_tensor_reserve(&outputs->files[i], tensors, tensors_of(outputs, i, tensors)));
+  }
   return 0;
 }
 
-static int write_file(const struct outputs *outputs, int index) {
-  struct saved_tensor tensors[OUTPUT_FILES];
-  size_t count = 0;
-  for (int i = 0; i < outputs->count; i++) {
-    const struct output *output = &outputs->list[i];
-    if (outputs->file_of[i] != index) continue;
-    tensors[count] = (struct saved_tensor){.name = output->name,
-                                           .data = output->tensor->data,
-                                           .dtype = output->tensor->dtype,
-                                           .rank = output->tensor->rank};
-    memcpy(tensors[count].shape, output->tensor->shape, sizeof tensors[count].shape);
-    count++;
-  }
-  return saved_tensor_write(&outputs->files[index], tensors, count);
-}
-
 int outputs_write(struct outputs *outputs) {
-  for (int i = 0; i < outputs->file_count; i++) TRY(write_file(outputs, i));
+  for (int i = 0; i < outputs->file_count; i++) {
+    struct saved_tensor tensors[OUTPUT_FILES];
+    TRY(saved_tensor_write(&outputs->files[i], tensors, tensors_of(outputs, i, tensors)));
+  }
   for (int i = 0; i < outputs->file_count; i++) TRY(output_file_commit(&outputs->files[i]));
   return 0;
 }

@@ -156,6 +156,7 @@ struct coded {
   struct loaded_tensor codes;
   struct loaded_tensor scale;
   int64_t scale_rows;
+  fa3_quantize_args args;
 };
 
 static int read_input(const struct quantize_options *quantize, int which, struct coded *coded) {
@@ -212,7 +213,8 @@ static void set_scale_shape(const fa3_quantize_args *args, int64_t rows, int64_t
   memcpy(scale->shape, shape, (size_t)scale->rank * sizeof *shape);
 }
 
-static int quantize_input(const struct quantize_options *quantize, int which, struct coded *coded) {
+/* The call, and memory for what it writes. */
+static int prepare_input(const struct quantize_options *quantize, int which, struct coded *coded) {
   const bool packed = coded->starts.given;
   const struct loaded_tensor *input = &coded->input;
   if (input->rank != 3 && (packed || input->rank != 4))
@@ -243,30 +245,41 @@ static int quantize_input(const struct quantize_options *quantize, int which, st
     args.seed = quantize->seed < 0 ? 0 : (uint64_t)quantize->seed;
   }
   if (quantize->subtract_mean && which == KEY) args.flags |= FA3_SUBTRACT_MEAN;
-  const fa3_status status = fa3_quantize(&args);
+  coded->args = args;
+  return 0;
+}
+
+static int quantize_input(const struct coded *coded) {
+  const fa3_status status = fa3_quantize(&coded->args);
   if (!status) return 0;
+  const bool starts = strncmp(fa3_last_error(), "cu_seqlens", 10) == 0;
   return fail(library_exit_code(status), "%s: %s",
-              strncmp(fa3_last_error(), "cu_seqlens", 10) ? input->origin : coded->starts.origin,
-              library_message());
+              starts ? coded->starts.origin : coded->input.origin, library_message());
 }
 
-static struct saved_tensor saved(const char *name, const struct loaded_tensor *tensor) {
-  struct saved_tensor result = {name, tensor->data, tensor->dtype, tensor->rank, {0}};
-  memcpy(result.shape, tensor->shape, sizeof result.shape);
-  return result;
-}
-
-static int write(const struct coded *coded, const struct output_file *file) {
-  struct saved_tensor tensors[SAVED_TENSORS];
+static size_t results(const struct coded *coded, struct saved_tensor tensors[SAVED_TENSORS]) {
   size_t count = 0;
   for (int i = 0; i < INPUTS; i++) {
     if (!coded[i].input.given) continue;
-    tensors[count++] = saved(inputs[i].name, &coded[i].codes);
-    tensors[count++] = saved(inputs[i].scale, &coded[i].scale);
+    tensors[count++] = saved_tensor_of(inputs[i].name, &coded[i].codes);
+    tensors[count++] = saved_tensor_of(inputs[i].scale, &coded[i].scale);
     if (coded[i].scale_rows)
       tensors[count++] =
           (struct saved_tensor){inputs[i].scale_rows, &coded[i].scale_rows, FA3_INT64, 1, {1}};
   }
+  return count;
+}
+
+/* Room in the file is taken before the work. */
+static int quantize_to(const struct quantize_options *quantize, struct coded *coded,
+                       const struct output_file *file) {
+  struct saved_tensor tensors[SAVED_TENSORS];
+  for (int i = 0; i < INPUTS; i++)
+    if (coded[i].input.given) TRY(prepare_input(quantize, i, &coded[i]));
+  const size_t count = results(coded, tensors);
+  TRY(saved_tensor_reserve(file, tensors, count));
+  for (int i = 0; i < INPUTS; i++)
+    if (coded[i].input.given) TRY(quantize_input(&coded[i]));
   return saved_tensor_write(file, tensors, count);
 }
 
@@ -302,10 +315,7 @@ static int quantize_files(const struct quantize_options *quantize, struct coded 
                 quantize->rules.container);
   TRY(check_given(quantize, coded));
   TRY(output_file_begin(quantize->out, file));
-  int code = 0;
-  for (int i = 0; i < INPUTS && !code; i++)
-    if (coded[i].input.given) code = quantize_input(quantize, i, &coded[i]);
-  if (!code) code = write(coded, file);
+  const int code = quantize_to(quantize, coded, file);
   if (code) {
     output_file_discard(file);
     return code;

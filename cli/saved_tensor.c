@@ -1,11 +1,18 @@
 #include "saved_tensor.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "failure.h"
 #include "npy.h"
 #include "path.h"
 #include "safetensors.h"
+
+struct saved_tensor saved_tensor_of(const char *name, const struct loaded_tensor *tensor) {
+  struct saved_tensor saved = {name, tensor->data, tensor->dtype, tensor->rank, {0}};
+  memcpy(saved.shape, tensor->shape, sizeof saved.shape);
+  return saved;
+}
 
 bool saved_tensor_knows(const char *path) {
   return path_has_suffix(path, ".npy") || path_has_suffix(path, ".safetensors");
@@ -15,6 +22,13 @@ static size_t data_size(const struct saved_tensor *tensor) {
   size_t size = fa3_dtype_size(tensor->dtype);
   for (int d = 0; d < tensor->rank; d++) size *= (size_t)tensor->shape[d];
   return size;
+}
+
+int saved_tensor_reserve(const struct output_file *file, const struct saved_tensor *tensors,
+                         size_t count) {
+  size_t size = 0;
+  for (size_t i = 0; i < count; i++) size += data_size(&tensors[i]);
+  return output_file_reserve(file, size);
 }
 
 static int write_safetensors_header(const struct output_file *file,

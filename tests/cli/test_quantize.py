@@ -1,6 +1,7 @@
 """fa3 quantize, and codes in files: what fa3 run and fa3 verify make of them."""
 import json
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -8,7 +9,7 @@ import sys
 import ml_dtypes
 import numpy as np
 import program
-from program import DIFFERS, INPUT, SOURCE, UNSUPPORTED, USAGE, batched, random_qkv
+from program import DIFFERS, INPUT, OUTPUT, SOURCE, UNSUPPORTED, USAGE, batched, random_qkv
 from safetensors.numpy import load_file, save_file
 
 e4m3 = ml_dtypes.float8_e4m3fn
@@ -63,6 +64,14 @@ class Quantize(program.ProgramTest):
         program.assert_close(self, self.load("o.npy"), expected, np.float32, 8)
         self.succeed("run", "--in", "codes.safetensors", "--causal", "--out", "h.npy", "--out-dtype", "fp16")
         program.assert_close(self, self.load("h.npy"), expected, np.float16, 8)
+
+    def test_space_is_taken_first(self):
+        """What has no room is refused before the work."""
+        self.save(k=np.zeros((1, 65536, 4, 64), np.float32))
+        limit = 65536 * 4 * 64
+        self.refuse(OUTPUT, ["c.safetensors: File too large", "bytes are needed"], "quantize", "--k", "k.npy",
+                    "--out", "c.safetensors",
+                    preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
 
     def test_no_gradients(self):
         arrays = self.write_inputs()
