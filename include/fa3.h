@@ -315,8 +315,8 @@ enum {
  * Numerics. Both products and the softmax accumulate in float32. On 16-bit inputs the
  * probabilities may be rounded to the input's dtype before the second product, as every
  * FlashAttention does. On E4M3 inputs a GPU rounds the probabilities to E4M3 too, and sums a few
- * thousand keys at a time with about 13 bits; the CPU computes in float32 throughout. A cache of
- * E4M3 keys and values under other queries is taken on the CPU alone so far.
+ * thousand keys at a time with about 13 bits; the CPU computes in float32 throughout. E4M3 keys and
+ * values under other queries, or in pages, are taken on the CPU alone so far.
  *
  * Edges. A query that sees no key gives output 0 and lse -infinity (without a sink).
  * Empty sequences and an empty batch are not errors. NaN and infinity reach the rows that
