@@ -47,7 +47,8 @@ struct query_tiles query_tiles_at(const struct problem *problem, const struct ro
   return tiles;
 }
 
-int64_t query_rows(const struct problem *problem, const struct sequence *sequence) {
+/* Rows of a sequence and key head. */
+static int64_t query_rows(const struct problem *problem, const struct sequence *sequence) {
   return sequence->seqlen_q * group_size(problem);
 }
 
@@ -70,7 +71,8 @@ int64_t tile_query(const struct query_tiles *tiles, const struct query_tile *til
   return (tile->first_row + row) / group_size(tiles->problem);
 }
 
-int64_t tile_head(const struct query_tiles *tiles, const struct query_tile *tile, int64_t row) {
+static int64_t tile_head(const struct query_tiles *tiles, const struct query_tile *tile,
+                         int64_t row) {
   const int64_t group = group_size(tiles->problem);
   return tile->head_k * group + (tile->first_row + row) % group;
 }

@@ -42,14 +42,12 @@ int64_t query_tiles_size(const struct problem *problem, const struct routines *r
 struct query_tiles query_tiles_at(const struct problem *problem, const struct routines *routines,
                                   void *memory);
 
-/* Rows of a sequence and key head, and the tile of them that begins at first_row. */
-int64_t query_rows(const struct problem *problem, const struct sequence *sequence);
+/* The tile of a sequence's and key head's rows that begins at first_row. */
 struct query_tile query_tile_at(const struct query_tiles *tiles, int64_t batch, int64_t head_k,
                                 int64_t first_row);
 
-/* Queries and heads of a tile's rows. */
+/* The query of a tile's row. */
 int64_t tile_query(const struct query_tiles *tiles, const struct query_tile *tile, int64_t row);
-int64_t tile_head(const struct query_tiles *tiles, const struct query_tile *tile, int64_t row);
 
 void query_tile_prepare(const struct query_tiles *tiles, const struct query_tile *tile);
 void query_tile_store(const struct query_tiles *tiles, const struct query_tile *tile);

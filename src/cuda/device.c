@@ -23,7 +23,8 @@ int32_t cuda_device_count(void) {
   return count;
 }
 
-fa3_status cuda_device_find(int32_t index, const struct cuda_driver **driver, CUdevice *device) {
+/* The GPU of that index if the driver shows it, of any kind. */
+static fa3_status find_device(int32_t index, const struct cuda_driver **driver, CUdevice *device) {
   TRY(cuda_driver_get(driver));
   int32_t count = cuda_device_count();
   if (count == 0)
@@ -49,7 +50,7 @@ static fa3_status compute_capability(const struct cuda_driver *driver, CUdevice 
 fa3_status cuda_device_info(int32_t index, fa3_device_info *info) {
   const struct cuda_driver *driver;
   CUdevice device = 0;
-  TRY(cuda_device_find(index, &driver, &device));
+  TRY(find_device(index, &driver, &device));
   int major = 0;
   int minor = 0;
   int multiprocessors = 0;
@@ -97,7 +98,7 @@ fa3_status cuda_device_check(int32_t index) {
   const struct cuda_driver *driver;
   CUdevice device = 0;
   fa3_device_info info = {0};
-  TRY(cuda_device_find(index, &driver, &device));
+  TRY(find_device(index, &driver, &device));
   TRY(cuda_device_info(index, &info));
   return check_usable(index, driver, device, &info);
 }
@@ -140,7 +141,7 @@ static fa3_status load_kernels(struct cuda_device *device) {
 
 static fa3_status load_device(int32_t index, struct cuda_device *device) {
   fa3_device_info info = {0};
-  TRY(cuda_device_find(index, &device->driver, &device->device));
+  TRY(find_device(index, &device->driver, &device->device));
   TRY(cuda_device_info(index, &info));
   TRY(cuda_device_check(index));
   device->multiprocessors = info.units;

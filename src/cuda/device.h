@@ -14,9 +14,6 @@ struct cuda_device {
   char architecture[32]; /* as variants.def has it */
 };
 
-/* The GPU of that index if the driver shows it, of any kind. */
-fa3_status cuda_device_find(int32_t index, const struct cuda_driver **driver, CUdevice *device);
-
 /* Whether this build can run on that GPU; loads nothing. */
 fa3_status cuda_device_check(int32_t index);
 

@@ -118,13 +118,6 @@ void gpu_trial_free(struct gpu_trial *trial) {
   gradient_trial_free(&trial->gradient);
 }
 
-void gpu_trial_print(const struct gpu_trial *trial, char *text, size_t size) {
-  if (trial->backward)
-    gradient_spec_print(&trial->gradient.spec, text, size);
-  else
-    spec_print(&trial->gradient.spec.forward, text, size);
-}
-
 static void refill(const fa3_tensor *tensor, double spread, struct rng *rng) {
   for (int64_t i = 0; i < tensor_reach(tensor); i++)
     if (!isnan(reference_load(tensor, i))) tensor_store(tensor, i, spread * rng_normal(rng));

@@ -22,9 +22,6 @@ void gpu_trial_new(struct gpu_trial *trial, const struct gradient_spec *spec, bo
                    struct gpu_arena *arena, gpu_stream stream, struct rng *rng);
 void gpu_trial_free(struct gpu_trial *trial);
 
-/* Its call in one line, for the message of a failure. */
-void gpu_trial_print(const struct gpu_trial *trial, char *text, size_t size);
-
 /* Other numbers in its inputs, where they are not NaN, and packed sequences in the opposite order;
  * shapes and totals stay. */
 void gpu_trial_refill(struct gpu_trial *trial, struct rng *rng);

@@ -65,7 +65,5 @@ double load_packed(const struct routines *routines, const float *words, int64_t 
                    int64_t index);
 /* A word made of the one or two elements at `values`. */
 float pack_word(const struct routines *routines, const double *values);
-/* What the routines' words can hold of `value`. */
-double round_packed(const struct routines *routines, double value);
 
 #endif

@@ -85,8 +85,3 @@ float pack_word(const struct routines *routines, const double *values) {
   memcpy(&word, halves, sizeof word);
   return word;
 }
-
-double round_packed(const struct routines *routines, double value) {
-  if (routines->elements_per_word == 1) return (float)value;
-  return float_from_bfloat(bfloat_from_float((float)value));
-}

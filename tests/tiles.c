@@ -1,0 +1,105 @@
+/* The plain C that kernels share with the host, the order of tiles (kernels/scheduler.h) and the
+ * mask (kernels/mask.h): by counting, and against the host's own. */
+#include <stdlib.h>
+
+#include "kernels/mask.h"
+#include "kernels/scheduler.h"
+#include "mask.h"
+#include "test.h"
+
+/* Each tile has exactly one index. */
+static void test_every_tile_once(void **state) {
+  (void)state;
+  for (int blocks = 1; blocks <= 9; blocks++)
+    for (int heads = 1; heads <= 3; heads++)
+      for (int batches = 1; batches <= 3; batches++)
+        for (int section = 1; section <= heads * batches; section++)
+          for (int uneven = 0; uneven < 2; uneven++) {
+            const fa3_tile_space space = {blocks, heads, batches, section, uneven};
+            int total = fa3_tile_count(&space);
+            assert_int_equal(total, blocks * heads * batches);
+            char *seen = calloc((size_t)total, 1);
+            assert_non_null(seen);
+            for (int index = 0; index < total; index++) {
+              fa3_tile tile = fa3_tile_at(&space, index);
+              assert_in_range(tile.block, 0, blocks - 1);
+              assert_in_range(tile.head, 0, heads - 1);
+              assert_in_range(tile.batch, 0, batches - 1);
+              seen[(tile.batch * heads + tile.head) * blocks + tile.block]++;
+            }
+            for (int i = 0; i < total; i++) assert_int_equal(seen[i], 1);
+            free(seen);
+          }
+}
+
+/* The longest tiles of a causal mask do not come last. */
+static void test_long_tiles_first(void **state) {
+  (void)state;
+  const fa3_tile_space space = {16, 4, 2, 8, 1};
+  assert_int_equal(fa3_tile_at(&space, 0).block, 15);
+  assert_true(fa3_tile_at(&space, fa3_tile_count(&space) - 1).block < 2);
+}
+
+/* The kernels' mask, of 32 bits, says what the host's says. */
+static void test_masks_agree(void **state) {
+  (void)state;
+  static const int64_t limits[] = {0, 1, 3, 7, INT64_C(1) << 30, INT64_C(1) << 59, MASK_UNBOUNDED};
+  static const int64_t diagonals[] = {-(INT64_C(1) << 60), -20, -3, 0, 2, 6, 20, INT64_C(1) << 31,
+                                      INT64_C(1) << 60};
+  for (int queries = 1; queries <= 7; queries++)
+    for (int keys = 0; keys <= 7; keys++)
+      for (size_t left = 0; left < sizeof limits / sizeof *limits; left++)
+        for (size_t right = 0; right < sizeof limits / sizeof *limits; right++)
+          for (size_t d = 0; d < sizeof diagonals / sizeof *diagonals; d++) {
+            const struct mask host = {diagonals[d], limits[left], limits[right], keys};
+            const fa3_mask device =
+                fa3_make_mask(queries, keys, diagonals[d], limits[left], limits[right]);
+            for (int query = 0; query < queries; query++) {
+              struct key_range expected = mask_row(&host, query);
+              fa3_range got = fa3_visible_keys(&device, query);
+              if (expected.begin >= expected.end) {
+                assert_true(got.begin >= got.end);
+              } else {
+                assert_int_equal(got.begin, expected.begin);
+                assert_int_equal(got.end, expected.end);
+              }
+            }
+          }
+}
+
+/* Tiles that any query of a block sees are visited, and those that need no mask hold no masked
+ * key. */
+static void test_tiles_cover_the_mask(void **state) {
+  (void)state;
+  enum { WIDTH = 4 };
+  for (int queries = 1; queries <= 9; queries += 2)
+    for (int keys = 0; keys <= 17; keys++)
+      for (int left = -1; left <= 6; left += 2)
+        for (int right = -1; right <= 3; right += 2) {
+          const fa3_mask mask =
+              fa3_make_mask(queries, keys, keys - queries, left < 0 ? FA3_NO_LIMIT : left,
+                            right < 0 ? FA3_NO_LIMIT : right);
+          for (int first = 0; first < queries; first += 3) {
+            int last = first + 3 < queries ? first + 3 : queries;
+            fa3_range tiles = fa3_visible_tiles(&mask, first, first + 3, WIDTH);
+            fa3_range common = fa3_common_keys(&mask, first, first + 3);
+            for (int query = first; query < last; query++) {
+              fa3_range seen = fa3_visible_keys(&mask, query);
+              for (int key = seen.begin; key < seen.end; key++)
+                assert_true(key / WIDTH >= tiles.begin && key / WIDTH < tiles.end);
+              for (int key = common.begin; key < common.end; key++)
+                assert_true(key >= seen.begin && key < seen.end);
+            }
+          }
+        }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_every_tile_once),
+      cmocka_unit_test(test_long_tiles_first),
+      cmocka_unit_test(test_masks_agree),
+      cmocka_unit_test(test_tiles_cover_the_mask),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
