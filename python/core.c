@@ -277,13 +277,18 @@ static PyObject *prepare(PyObject *self, PyObject *index) {
   Py_RETURN_NONE;
 }
 
-static PyObject *xla_handler(PyObject *self, PyObject *phase) {
+static PyObject *xla_handler(PyObject *self, PyObject *args) {
   (void)self;
-  for (int p = 0; p < NUM_PHASES; p++)
-    if (PyUnicode_Check(phase) && !PyUnicode_CompareWithASCIIString(phase, phases[p].name))
-      return xla_handlers[p] ? PyCapsule_New((void *)(uintptr_t)xla_handlers[p], NULL, NULL)
-                             : PyErr_Format(PyExc_NotImplementedError, "%R from XLA", phase);
-  return PyErr_Format(PyExc_ValueError, "%R is no phase", phase);
+  const char *phase;
+  int on_gpu;
+  if (!PyArg_ParseTuple(args, "sp", &phase, &on_gpu)) return NULL;
+  for (int p = 0; p < NUM_PHASES; p++) {
+    if (strcmp(phase, phases[p].name)) continue;
+    xla_handler_function *handler = xla_handlers[p][on_gpu];
+    return handler ? PyCapsule_New((void *)(uintptr_t)handler, NULL, NULL)
+                   : PyErr_Format(PyExc_NotImplementedError, "%s from XLA", phase);
+  }
+  return PyErr_Format(PyExc_ValueError, "%s is no phase", phase);
 }
 
 #define CALL(function) (PyCFunction)(void (*)(void)) function
@@ -294,7 +299,8 @@ static PyMethodDef methods[] = {
     {"append", CALL(append), METH_FASTCALL | METH_KEYWORDS, "fa3_append, as forward."},
     {"combine", CALL(combine), METH_FASTCALL | METH_KEYWORDS, "fa3_combine, as forward."},
     {"quantize", CALL(quantize), METH_FASTCALL | METH_KEYWORDS, "fa3_quantize, as forward."},
-    {"xla_handler", xla_handler, METH_O, "A capsule of this phase's call for jax.ffi, on the CPU."},
+    {"xla_handler", xla_handler, METH_VARARGS,
+     "A capsule of this phase's call for jax.ffi, on the CPU or on a GPU."},
     {"prepare", prepare, METH_O, "fa3_prepare of the CUDA device with this index."},
     {"version", version, METH_NOARGS, "fa3_version."},
     {NULL, NULL, 0, NULL},

@@ -1,6 +1,6 @@
-/* Our calls as XLA's custom calls, which JAX reaches by jax.ffi; on the CPU. A call's attributes
- * are the argument struct's numbers by name, and two lists of names: `inputs`, of the arguments,
- * and `outputs`, of the results. No Python is touched here: XLA calls on threads of its own. */
+/* Our calls as XLA's custom calls, which JAX reaches by jax.ffi. A call's attributes are the
+ * argument struct's numbers by name, and two lists of names: `inputs`, of the arguments, and
+ * `outputs`, of the results. No Python is touched here: XLA calls on threads of its own. */
 #include "xla.h"
 
 #include <stdlib.h>
@@ -49,11 +49,12 @@ static const char *set_tensor(fa3_tensor *tensor, const struct xla_buffer *buffe
   return NULL;
 }
 
-/* Gives the buffers to the fields in `list`, names with blanks between them. */
+/* Gives the buffers to the fields in `list`, names with blanks between them. Arguments behind the
+ * last name are memory of the results. */
 static const char *set_tensors(const struct phase *phase, union arguments *args,
                                const struct xla_span *list, const struct xla_buffers *buffers) {
   const char *name = list->text, *end = list->text + list->length;
-  for (int64_t i = 0; i < buffers->size; i++) {
+  for (int64_t i = 0; i < buffers->size && name < end; i++) {
     size_t length = 0;
     while (name + length < end && name[length] != ' ') length++;
     const struct field *field = field_of(phase, name, length);
@@ -80,18 +81,44 @@ static const char *set_number(const struct phase *phase, union arguments *args,
   return set_integer(args, field, number) ? "an attribute does not fit its field" : NULL;
 }
 
-/* Rows that no sequence uses are not written by a call, so results begin as zeros. */
-static void clear(const struct xla_buffers *results) {
-  static const size_t bytes[] = {[XLA_F16] = 2, [XLA_F32] = 4, [XLA_BF16] = 2};
-  for (int64_t i = 0; i < results->size; i++) {
-    const struct xla_buffer *buffer = results->buffers[i];
-    size_t size = buffer->dtype < (int)(sizeof bytes / sizeof *bytes) ? bytes[buffer->dtype] : 0;
-    for (int64_t axis = 0; axis < buffer->rank; axis++) size *= (size_t)buffer->dims[axis];
-    if (size) memset(buffer->data, 0, size);
-  }
+static struct xla_error *run_on_cpu(const struct phase *phase, union arguments *args,
+                                    const struct xla_frame *frame) {
+  size_t bytes = 0;
+  fa3_status status = phase->workspace(args, &bytes);
+  if (status) return fail_status(frame, status);
+  void *workspace = malloc(bytes);
+  if (bytes && !workspace) return fail(frame, XLA_INTERNAL, "no memory for the workspace");
+  status = phase->run(args, workspace, bytes);
+  free(workspace);
+  return status ? fail_status(frame, status) : NULL;
 }
 
-static struct xla_error *handle(const struct phase *phase, struct xla_frame *frame) {
+static struct xla_error *run_on_gpu(const struct phase *phase, union arguments *args,
+                                    const struct xla_frame *frame) {
+  const struct xla_api *api = frame->api;
+  if (api->struct_size < sizeof *api)
+    return fail(frame, XLA_UNIMPLEMENTED, "this XLA does not say which GPU a call is for");
+  struct xla_stream_args stream = {sizeof stream, NULL, frame->context, NULL};
+  struct xla_error *error = api->stream_get(&stream);
+  if (error) return error;
+  struct xla_device_args device = {sizeof device, NULL, frame->context, 0};
+  error = api->device_get(&device);
+  if (error) return error;
+  args->common.device = (fa3_device){FA3_CUDA, device.ordinal};
+  args->common.stream = stream.stream;
+  size_t bytes = 0;
+  fa3_status status = phase->workspace(args, &bytes);
+  if (status) return fail_status(frame, status);
+  struct xla_allocate_args memory = {sizeof memory, NULL, frame->context, bytes, 1, NULL};
+  if (bytes) error = api->device_allocate(&memory);
+  if (error) return error;
+  status = phase->run(args, memory.data, bytes);
+  struct xla_free_args freed = {sizeof freed, NULL, frame->context, bytes, memory.data};
+  if (bytes) error = api->device_free(&freed);
+  return status ? fail_status(frame, status) : error;
+}
+
+static struct xla_error *handle(const struct phase *phase, struct xla_frame *frame, int on_gpu) {
   struct xla_extension *extension = frame->extension_start;
   if (extension && extension->type == XLA_METADATA) {
     extension->metadata->version.major = 0;
@@ -114,24 +141,24 @@ static struct xla_error *handle(const struct phase *phase, struct xla_frame *fra
       problem = "an attribute is no number, and neither inputs nor outputs";
   }
   if (problem) return fail(frame, XLA_INVALID_ARGUMENT, problem);
-  clear(&frame->results);
-  size_t bytes = 0;
-  fa3_status status = phase->workspace(&args, &bytes);
-  if (status) return fail_status(frame, status);
-  void *workspace = malloc(bytes);
-  if (bytes && !workspace) return fail(frame, XLA_INTERNAL, "no memory for the workspace");
-  status = phase->run(&args, workspace, bytes);
-  free(workspace);
-  return status ? fail_status(frame, status) : NULL;
+  return (on_gpu ? run_on_gpu : run_on_cpu)(phase, &args, frame);
 }
 
 static struct xla_error *forward(struct xla_frame *frame) {
-  return handle(&phases[FORWARD_PHASE], frame);
+  return handle(&phases[FORWARD_PHASE], frame, 0);
+}
+
+static struct xla_error *forward_on_gpu(struct xla_frame *frame) {
+  return handle(&phases[FORWARD_PHASE], frame, 1);
 }
 
 static struct xla_error *backward(struct xla_frame *frame) {
-  return handle(&phases[BACKWARD_PHASE], frame);
+  return handle(&phases[BACKWARD_PHASE], frame, 0);
 }
 
-xla_handler_function *const xla_handlers[NUM_PHASES] = {
-    [FORWARD_PHASE] = forward, [BACKWARD_PHASE] = backward};
+static struct xla_error *backward_on_gpu(struct xla_frame *frame) {
+  return handle(&phases[BACKWARD_PHASE], frame, 1);
+}
+
+xla_handler_function *const xla_handlers[NUM_PHASES][2] = {
+    [FORWARD_PHASE] = {forward, forward_on_gpu}, [BACKWARD_PHASE] = {backward, backward_on_gpu}};

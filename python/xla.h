@@ -50,12 +50,53 @@ struct xla_error_args {
   int code;
 };
 
+/* What a GPU's stream, device and memory are asked with. */
+struct xla_stream_args {
+  size_t struct_size;
+  void *extension_start;
+  void *context;
+  void *stream; /* out */
+};
+
+struct xla_device_args {
+  size_t struct_size;
+  void *extension_start;
+  void *context;
+  int32_t ordinal; /* out */
+};
+
+struct xla_allocate_args {
+  size_t struct_size;
+  void *extension_start;
+  void *context;
+  size_t size;
+  size_t alignment;
+  void *data; /* out */
+};
+
+/* Memory that work in the stream still uses may be freed: it is handed out in the stream's order.
+ */
+struct xla_free_args {
+  size_t struct_size;
+  void *extension_start;
+  void *context;
+  size_t size;
+  void *data;
+};
+
 struct xla_api {
   size_t struct_size;
   void *extension_start;
   struct xla_version version;
   const void *internal;
   struct xla_error *(*error_create)(struct xla_error_args *args);
+  const void *errors_and_handlers[3]; /* that nothing here calls, as the ones below */
+  struct xla_error *(*stream_get)(struct xla_stream_args *args);
+  const void *types_and_states[4];
+  struct xla_error *(*device_allocate)(struct xla_allocate_args *args);
+  struct xla_error *(*device_free)(struct xla_free_args *args);
+  const void *threads_and_futures[6];
+  struct xla_error *(*device_get)(struct xla_device_args *args);
 };
 
 struct xla_buffer {
@@ -108,7 +149,7 @@ struct xla_frame {
 
 typedef struct xla_error *xla_handler_function(struct xla_frame *frame);
 
-/* The forward and the backward call; null for the others. */
-extern xla_handler_function *const xla_handlers[NUM_PHASES];
+/* The forward and the backward call, null for the others, on the CPU and on a GPU. */
+extern xla_handler_function *const xla_handlers[NUM_PHASES][2];
 
 #endif

@@ -1,4 +1,4 @@
-"""Attention on JAX arrays, with gradients; on the CPU.
+"""Attention on JAX arrays, with gradients.
 
     import fa3.jax"""
 
@@ -11,12 +11,19 @@ from fa3 import _core
 from fa3.options import lse_shape, options_of
 
 for phase in ("forward", "backward"):
-    jax.ffi.register_ffi_target(f"fa3_{phase}", _core.xla_handler(phase), platform="cpu")
+    for platform in ("cpu", "CUDA"):
+        handler = _core.xla_handler(phase, platform == "CUDA")
+        jax.ffi.register_ffi_target(f"fa3_{phase}", handler, platform=platform)
 
 
-def call(phase, inputs, outputs, options):
+def call(phase, inputs, outputs, options, lengths):
     """The library's call. inputs are arrays, or None, and outputs what results are like, by their
     names in fa3.h; the results come in that order."""
+    # Rows that no sequence uses are not written: there the results' memory begins as zeros.
+    zeros = []
+    if any(array is not None for array in lengths.values()):
+        zeros = [jax.numpy.zeros(like.shape, like.dtype) for like in outputs.values()]
+    inputs = {**inputs, **lengths}
     inputs = {name: array for name, array in inputs.items() if array is not None}
     numbers = {
         name: numpy.float32(number) if isinstance(number, float) else numpy.int64(number)
@@ -26,17 +33,18 @@ def call(phase, inputs, outputs, options):
         f"fa3_{phase}",
         [jax.ShapeDtypeStruct(like.shape, like.dtype) for like in outputs.values()],
         vmap_method="sequential",
+        input_output_aliases={len(inputs) + i: i for i in range(len(zeros))},
     )
     names = {"inputs": " ".join(inputs), "outputs": " ".join(outputs)}
-    return function(*inputs.values(), **names, **numbers)
+    return function(*inputs.values(), *zeros, **names, **numbers)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
 def attend(query, key, value, sink, lengths, options):
     output = jax.ShapeDtypeStruct((*query.shape[:-1], value.shape[-1]), query.dtype)
     lse = jax.ShapeDtypeStruct(lse_shape(query), numpy.float32)
-    inputs = {"query": query, "key": key, "value": value, "sink": sink, **lengths}
-    return tuple(call("forward", inputs, {"output": output, "lse": lse}, options))
+    inputs = {"query": query, "key": key, "value": value, "sink": sink}
+    return tuple(call("forward", inputs, {"output": output, "lse": lse}, options, lengths))
 
 
 def attend_forward(query, key, value, sink, lengths, options):
@@ -48,11 +56,11 @@ def attend_backward(options, saved, gradients):
     query, key, value, sink, lengths, output, lse = saved
     grad_output, grad_lse = gradients
     inputs = {"query": query, "key": key, "value": value, "output": output, "lse": lse}
-    inputs |= {"grad_output": grad_output, "grad_lse": grad_lse, "sink": sink, **lengths}
+    inputs |= {"grad_output": grad_output, "grad_lse": grad_lse, "sink": sink}
     outputs = {"grad_query": query, "grad_key": key, "grad_value": value}
     if sink is not None:
         outputs["grad_sink"] = sink
-    found = call("backward", inputs, outputs, options)
+    found = call("backward", inputs, outputs, options, lengths)
     return *found[:3], found[3] if sink is not None else None, None
 
 
@@ -73,14 +81,19 @@ def attention(
     cu_seqlens_k=None,
     seqused_q=None,
     seqused_k=None,
+    max_seqlen_q=0,
+    max_seqlen_k=0,
     return_lse=False,
 ):
     """softmax(scale * query key^T + mask) value, as fa3.attention: under jit, grad and vmap.
 
     query is (batch, seqlen_q, heads, head_dim), or (total_q, heads, head_dim) with cu_seqlens_q, of
-    float32, float16 or bfloat16; key and value likewise. The scale, the window and the softcap are
-    numbers, not arrays. Output, lse and gradients of rows that no sequence uses are 0."""
+    float16 or bfloat16, on the CPU also float32; key and value likewise. The scale, the window, the
+    softcap and max_seqlen_q and max_seqlen_k, which bound the lengths of packed sequences and are
+    needed on a GPU, are numbers, not arrays. Output, lse and gradients of rows that no sequence
+    uses are 0."""
     options = options_of(query, softmax_scale, causal, window, softcap)
+    options |= {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
     lengths = {
         "cu_seqlens_q": cu_seqlens_q,
         "cu_seqlens_k": cu_seqlens_k,
