@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+
 def heads_first(q, k, v):
     output = F.scaled_dot_product_attention(
         *(t.transpose(1, 2) for t in (q, k, v)), is_causal=True
@@ -69,8 +70,10 @@ class GPT(nn.Module):
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=0.02)
 
-    def forward(self, tokens):
-        x = self.tokens(tokens) + self.positions.weight[: tokens.shape[-1]]
+    def forward(self, tokens, positions=None):
+        """`positions` are the tokens' where they are not the first ones in order."""
+        where = slice(tokens.shape[-1]) if positions is None else positions
+        x = self.tokens(tokens) + self.positions.weight[where]
         for block in self.blocks:
             x = block(x)
         return F.linear(self.last(x), self.tokens.weight)
@@ -159,4 +162,5 @@ def main():
             options.out.write_text(json.dumps(result) + "\n", encoding="utf-8")
 
 
-main()
+if __name__ == "__main__":
+    main()
