@@ -8,6 +8,7 @@
 #include "head_dim.h"
 #include "rotary.h"
 #include "scale.h"
+#include "signs.h"
 #include "threads.h"
 #include "validate.h"
 #include "work.h"
@@ -46,20 +47,15 @@ static int64_t transform_size(int64_t left) {
   return size;
 }
 
-/* fa3.h says which signs; they come with what makes the transform orthonormal. */
+/* The signs come with what makes the transform orthonormal. */
 static void set_factors(const struct problem *problem, float *factors) {
-  uint64_t state = problem->seed, random = 0;
+  uint64_t signs = 0;
   int64_t end = 0, size = 0;
   for (int64_t d = 0; d < problem->head_dim; d++) {
-    if (d % 64 == 0) {
-      random = state += 0x9e3779b97f4a7c15;
-      random = (random ^ random >> 30) * 0xbf58476d1ce4e5b9;
-      random = (random ^ random >> 27) * 0x94d049bb133111eb;
-      random ^= random >> 31;
-    }
+    if (d % 64 == 0) signs = random_signs(problem->seed, (uint64_t)d / 64);
     if (d == end) end += size = transform_size(problem->head_dim - d);
     const float factor = (float)(1 / sqrt((double)size));
-    factors[d] = random >> d % 64 & 1 ? -factor : factor;
+    factors[d] = signs >> d % 64 & 1 ? -factor : factor;
   }
 }
 
