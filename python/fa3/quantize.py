@@ -33,8 +33,8 @@ def quantize(
     mean off, for keys: softmax does not see it, but the lse, a softcap and a sink do. rotary_cos
     and rotary_sin, (positions, rotary_dim / 2), turn rows first, at their index or at `positions`.
 
-    Rows past seqused are 0, and so are codes of no sequence; scales of no row are 1. On the CPU
-    alone so far. No gradient."""
+    max_seqlen is the longest of packed sequences, 0 if that is not known. Rows past seqused are 0,
+    and so are codes of no sequence; scales of no row are 1. No gradient."""
     packed = cu_seqlens is not None
     heads = x.shape[-2]
     batch = cu_seqlens.shape[0] - 1 if packed else x.shape[0]
@@ -47,8 +47,12 @@ def quantize(
         shape = (heads, rows // scale_rows + batch)
     else:
         shape = (batch, heads, -(-rows // scale_rows))
-    codes = x.new_zeros(x.shape, dtype=torch.uint8).view(torch.float8_e4m3fn)
-    scale = x.new_ones(shape, dtype=torch.float32)
+    codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
+    scale = torch.empty(shape, dtype=torch.float32, device=x.device)
+    if packed or seqused is not None or not x.numel():  # what no row writes
+        codes.zero_()
+        scale.fill_(1)
+    codes = codes.view(torch.float8_e4m3fn)
     flags = _core.ROTATE if rotate else 0
     flags |= _core.SUBTRACT_MEAN if subtract_mean else 0
     flags |= _core.ROTARY_INTERLEAVED if rotary_interleaved else 0
@@ -63,7 +67,7 @@ def quantize(
         rotary_sin=rotary_sin,
         positions=positions,
         cu_seqlens_q=cu_seqlens,
-        max_seqlen_q=max_seqlen,
+        max_seqlen_q=max_seqlen or (rows if packed else 0),
         seqused_q=seqused,
     )
     return codes, scale
