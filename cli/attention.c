@@ -44,6 +44,8 @@ static int run_parts(const struct call *call, const struct slice *whole,
 }
 
 static int run_on_cpu(const struct call *call) {
+  struct call whole_call = *call;
+  if (call->phase == FA3_QUANTIZE) return library_run(&whole_call);
   const struct slice whole = slice_whole(call);
   struct progress progress;
   progress_begin(&progress, call->phase == FA3_BACKWARD ? "gradients" : "attention",
@@ -53,7 +55,6 @@ static int run_on_cpu(const struct call *call) {
     progress_clear(&progress);
     return code;
   }
-  struct call whole_call = *call;
   const int code = library_run(&whole_call);
   library_free_workspace(&whole_call);
   return code;

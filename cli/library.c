@@ -41,7 +41,7 @@ const char *library_message(void) {
   return message;
 }
 
-/* Both structs begin with the same fields. */
+/* All structs begin with the same fields. */
 fa3_device call_device(const struct call *call) {
   return call->args.forward.device;
 }
@@ -50,11 +50,26 @@ void call_set_device(struct call *call, fa3_device device, int32_t num_threads) 
   call->args.forward.device = device;
   if (call->phase == FA3_BACKWARD)
     call->args.backward.num_threads = num_threads;
+  else if (call->phase == FA3_QUANTIZE)
+    call->args.quantize.num_threads = num_threads;
   else
     call->args.forward.num_threads = num_threads;
 }
 
+/* It has no workspace to ask for. */
+static fa3_status check_quantize(const fa3_quantize_args *args) {
+  const fa3_capability capability = {.struct_size = sizeof capability,
+                                     .device = args->device,
+                                     .phase = FA3_QUANTIZE,
+                                     .query_dtype = args->input.dtype,
+                                     .output_dtype = args->codes.dtype,
+                                     .head_dim = (int32_t)args->input.shape[args->input.rank - 1]};
+  return fa3_supports(&capability);
+}
+
 fa3_status library_check(const struct call *call, size_t *bytes) {
+  *bytes = 0;
+  if (call->phase == FA3_QUANTIZE) return check_quantize(&call->args.quantize);
   return call->phase == FA3_BACKWARD ? fa3_backward_workspace(&call->args.backward, bytes)
                                      : fa3_forward_workspace(&call->args.forward, bytes);
 }
@@ -80,6 +95,7 @@ int library_run(struct call *call) {
   size_t bytes = 0;
   TRY(check(library_check(call, &bytes)));
   TRY(grow(call, bytes));
+  if (call->phase == FA3_QUANTIZE) return check(fa3_quantize(&call->args.quantize));
   if (call->phase == FA3_BACKWARD) {
     call->args.backward.workspace = call->workspace;
     call->args.backward.workspace_size = call->workspace_size;

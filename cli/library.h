@@ -5,19 +5,20 @@
 #include "fa3.h"
 #include "tensors.h"
 
-/* A call of either pass. Its workspace, in the memory of the arguments' device, is library_run's.
+/* A call of either pass, or of fa3_quantize. Its workspace, in the memory of the arguments' device,
+ * is library_run's.
  */
 struct call {
   fa3_phase phase;
   union {
     fa3_forward_args forward;
     fa3_backward_args backward;
+    fa3_quantize_args quantize;
   } args;
   void *workspace;
   size_t workspace_size;
 };
 
-/* Of either pass. */
 fa3_device call_device(const struct call *call);
 void call_set_device(struct call *call, fa3_device device, int32_t num_threads);
 

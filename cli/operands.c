@@ -97,8 +97,7 @@ static fa3_tensor view_of_scale(const struct loaded_tensor *loaded) {
   return view;
 }
 
-/* Puts the tensor into the arguments of both calls. */
-static int set_view(struct operands *operands, enum tensor tensor) {
+int operands_set_view(struct operands *operands, enum tensor tensor) {
   TRY(check_rank(operands, tensor));
   struct call *const calls[] = {&operands->forward, &operands->backward};
   for (int i = 0; i < 2; i++) {
@@ -187,7 +186,7 @@ static int load_scales(const struct attention_options *options, struct operands 
 int operands_load(const struct attention_options *options, enum tensor tensor, const char *source,
                   struct operands *operands) {
   TRY(load(options, tensor, source, operands));
-  return set_view(operands, tensor);
+  return operands_set_view(operands, tensor);
 }
 
 /* Passes on why the library refused, naming the file that it is about. */
@@ -271,7 +270,7 @@ int operands_read(const struct attention_options *options, struct operands *oper
   }
   TRY(load_scales(options, operands));
   for (enum tensor i = 0; i < TENSORS; i++)
-    if (operands->loaded[i].given) TRY(set_view(operands, i));
+    if (operands->loaded[i].given) TRY(operands_set_view(operands, i));
   TRY(operands_check(operands, &operands->forward));
   TRY(check_lengths(operands));
   SET_LONGEST(operands->forward.args.forward, operands->loaded);
@@ -285,12 +284,12 @@ int operands_make(struct operands *operands, enum tensor tensor, fa3_dtype dtype
   if (dtype) loaded->dtype = dtype;
   (void)snprintf(loaded->origin, sizeof loaded->origin, "the %s", tensor_rows[tensor].name);
   TRY(loaded_tensor_make(loaded, tensor_rows[tensor].name));
-  return set_view(operands, tensor);
+  return operands_set_view(operands, tensor);
 }
 
-/* Whether a device takes the call, and after it the gradients'. */
+/* Whether a device takes the calls, in their order. */
 struct candidates {
-  const struct call *calls[2];
+  struct call *calls[5];
   int count;
 };
 
@@ -308,14 +307,17 @@ static fa3_status takes(fa3_device device, const void *context) {
 
 int operands_choose_device(struct operands *operands, bool gradients,
                            const struct device_options *chosen) {
-  const struct candidates candidates = {{&operands->forward, &operands->backward},
-                                        gradients ? 2 : 1};
+  struct candidates candidates = {0};
   fa3_device device = {0};
-  call_set_device(&operands->forward, device, chosen->num_threads);
-  call_set_device(&operands->backward, device, chosen->num_threads);
+  for (int i = 0; i < operands->quantize_count; i++)
+    candidates.calls[candidates.count++] = &operands->quantize[i];
+  candidates.calls[candidates.count++] = &operands->forward;
+  if (gradients) candidates.calls[candidates.count++] = &operands->backward;
+  for (int i = 0; i < candidates.count; i++)
+    call_set_device(candidates.calls[i], device, chosen->num_threads);
   TRY(device_choose(chosen, takes, &candidates, &device));
-  call_set_device(&operands->forward, device, chosen->num_threads);
-  call_set_device(&operands->backward, device, chosen->num_threads);
+  for (int i = 0; i < candidates.count; i++)
+    call_set_device(candidates.calls[i], device, chosen->num_threads);
   return 0;
 }
 
@@ -357,6 +359,7 @@ int64_t operands_seqlen_k(const struct call *forward, int64_t batch) {
 
 void operands_free(struct operands *operands) {
   for (int i = 0; i < TENSORS; i++) loaded_tensor_free(&operands->loaded[i]);
+  for (int i = 0; i < operands->quantize_count; i++) loaded_tensor_free(&operands->originals[i]);
 }
 
 static const enum tensor quantized[] = {TENSOR_query, TENSOR_key, TENSOR_value};
@@ -372,6 +375,13 @@ int operands_read_originals(const struct attention_options *options, const char 
   fa3_forward_args *args = &operands->forward.args.forward;
   args->query_scale = args->key_scale = args->value_scale = (fa3_tensor){0};
   args->query_scale_rows = args->key_scale_rows = args->value_scale_rows = 0;
+  if (!file) {
+    for (int i = 0; i < QUANTIZED; i++) {
+      operands->loaded[quantized[i]] = operands->originals[i];
+      TRY(operands_set_view(operands, quantized[i]));
+    }
+    return 0;
+  }
   for (int i = 0; i < QUANTIZED; i++) {
     const struct loaded_tensor *loaded = &operands->loaded[quantized[i]];
     TRY(load(options, quantized[i], file, operands));
@@ -379,11 +389,12 @@ int operands_read_originals(const struct attention_options *options, const char 
         memcmp(loaded->shape, shapes[i].shape, sizeof loaded->shape) != 0)
       return fail(EXIT_INPUT, "%s: expected float32, float16 or bfloat16 in the shape of %s",
                   loaded->origin, shapes[i].origin);
-    TRY(set_view(operands, quantized[i]));
+    TRY(operands_set_view(operands, quantized[i]));
   }
   return 0;
 }
 
 void operands_free_originals(struct operands *operands) {
+  if (operands->quantize_count) return; /* they are those of the operands */
   for (int i = 0; i < QUANTIZED; i++) loaded_tensor_free(&operands->loaded[quantized[i]]);
 }

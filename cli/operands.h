@@ -13,6 +13,11 @@ struct operands {
   bool heads_first;
   struct call forward; /* views of the above; the gradients' call has none of its own yet */
   struct call backward;
+
+  /* With --fp8: what makes codes of query, key and value, in this order, and of what. */
+  struct call quantize[3];
+  struct loaded_tensor originals[3];
+  int quantize_count;
 };
 
 /* Reads and checks the inputs of the forward call, the contents of the lengths included. */
@@ -26,6 +31,9 @@ int operands_load(const struct attention_options *options, enum tensor tensor, c
  * follows. */
 int operands_make(struct operands *operands, enum tensor tensor, fa3_dtype dtype);
 
+/* Puts a tensor into the arguments of both passes. */
+int operands_set_view(struct operands *operands, enum tensor tensor);
+
 /* What the library says of a call on the CPU, which takes all that is valid. */
 int operands_check(const struct operands *operands, const struct call *call);
 
@@ -36,13 +44,15 @@ int operands_read_gradients(const struct attention_options *options, struct oper
 int operands_make_gradients(const struct attention_options *options, struct operands *operands);
 int operands_load_gradients(const struct attention_options *options, struct operands *operands);
 
-/* Puts query, key and value of another .safetensors file in the place of those that `operands`, a
- * copy, has; they have their shapes. Whatever comes of it, operands_free_originals frees them. */
+/* Puts query, key and value as they were before they became codes in the place of those that
+ * `operands`, a copy, has: those of a .safetensors file, which have to have their shapes, or with a
+ * null file those of --fp8.
+ * Whatever comes of it, operands_free_originals frees them. */
 int operands_read_originals(const struct attention_options *options, const char *file,
                             struct operands *operands);
 void operands_free_originals(struct operands *operands);
 
-/* The device that takes the call, and with `gradients` theirs too. */
+/* The device that takes the call, what goes before it, and with `gradients` theirs too. */
 int operands_choose_device(struct operands *operands, bool gradients,
                            const struct device_options *chosen);
 

@@ -6,7 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "attention.h"
+#include "coded.h"
 #include "commands.h"
+#include "cuda.h"
+#include "device.h"
 #include "failure.h"
 #include "lengths.h"
 #include "library.h"
@@ -16,7 +20,7 @@
 #include "saved_tensor.h"
 #include "source_options.h"
 
-enum { INPUTS = 3, PER_SEQUENCE = 0, PER_TENSOR = -1 };
+enum { INPUTS = 3 };
 
 /* What may be quantised. */
 static const struct {
@@ -35,8 +39,9 @@ struct quantize_options {
   const char *sources[INPUTS];
   const char *starts[2]; /* of queries; of keys and values */
   struct source_rules rules;
+  struct device_options device;
   const char *out;
-  int64_t rows; /* that share a scale, or PER_SEQUENCE, or PER_TENSOR */
+  int64_t rows; /* that share a scale, or SCALE_PER_SEQUENCE, or SCALE_PER_TENSOR */
   int64_t seed; /* -1: not given */
   bool rotate;
   bool subtract_mean;
@@ -98,9 +103,9 @@ static void check(const struct quantize_options *quantize, struct argp_state *st
 static void parse_rows(const char *text, struct quantize_options *quantize,
                        struct argp_state *state) {
   if (strcmp(text, "all") == 0)
-    quantize->rows = PER_SEQUENCE;
+    quantize->rows = SCALE_PER_SEQUENCE;
   else if (strcmp(text, "tensor") == 0)
-    quantize->rows = PER_TENSOR;
+    quantize->rows = SCALE_PER_TENSOR;
   else if (!parse_integer(text, 1, INT64_MAX, &quantize->rows))
     argp_error(state, "--rows %s: expected a number of 1 or more, all or tensor", text);
 }
@@ -114,6 +119,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
   switch (key) {
     case ARGP_KEY_INIT:
       state->child_inputs[0] = &quantize->rules;
+      state->child_inputs[1] = &quantize->device;
       return 0;
     case KEY_STARTS:
     case KEY_STARTS + 1:
@@ -150,16 +156,27 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
 }
 
 /* One input and what comes of it. */
-struct coded {
-  struct loaded_tensor input;
+struct input {
+  struct loaded_tensor tensor;
   struct loaded_tensor starts;
-  struct loaded_tensor codes;
-  struct loaded_tensor scale;
-  int64_t scale_rows;
-  fa3_quantize_args args;
+  struct coded coded;
 };
 
-static int read_input(const struct quantize_options *quantize, int which, struct coded *coded) {
+/* On a GPU the library does not look at them. */
+static int check_starts(const struct input *input) {
+  const int32_t *starts = input->starts.data;
+  for (int64_t b = 0; b < input->starts.shape[0]; b++)
+    if (starts[b] < (b ? starts[b - 1] : 0) || starts[b] > input->tensor.shape[0] ||
+        (b == 0 && starts[b] > 0))
+      return fail(EXIT_INPUT,
+                  "%s: entry %" PRId64 " is %" PRId32
+                  ": expected 0, and then no less than the one "
+                  "before, and no more than the %" PRId64 " rows of %s",
+                  input->starts.origin, b, starts[b], input->tensor.shape[0], input->tensor.origin);
+  return 0;
+}
+
+static int read_input(const struct quantize_options *quantize, int which, struct input *input) {
   const char *const *names = inputs[which].names;
   const char *source = quantize->sources[which];
   const char *starts = quantize->starts[which > 0];
@@ -167,13 +184,13 @@ static int read_input(const struct quantize_options *quantize, int which, struct
   const char *option = which ? "--cu-seqlens-k" : "--cu-seqlens-q";
   static const char elements[] = "float32, float16 or bfloat16";
   if (source)
-    TRY(loaded_tensor_read(source, &quantize->rules, names, elements, &coded->input));
+    TRY(loaded_tensor_read(source, &quantize->rules, names, elements, &input->tensor));
   else if (quantize->rules.container)
-    TRY(loaded_tensor_read_beside(NULL, &quantize->rules, names, "", elements, &coded->input));
-  if (!coded->input.given || !starts) return 0;
-  TRY(lengths_read(starts, &quantize->rules, starts_names, option, FA3_INT32, &coded->starts));
-  if (coded->starts.rank == 1 && coded->starts.shape[0] > 0) return 0;
-  return fail(EXIT_INPUT, "%s: expected one dimension of batch + 1", coded->starts.origin);
+    TRY(loaded_tensor_read_beside(NULL, &quantize->rules, names, "", elements, &input->tensor));
+  if (!input->tensor.given || !starts) return 0;
+  TRY(lengths_read(starts, &quantize->rules, starts_names, option, FA3_INT32, &input->starts));
+  if (input->starts.rank == 1 && input->starts.shape[0] > 0) return check_starts(input);
+  return fail(EXIT_INPUT, "%s: expected one dimension of batch + 1", input->starts.origin);
 }
 
 /* What the API sees: rows before heads, a sequence without a batch as a batch of one. */
@@ -194,106 +211,85 @@ static fa3_tensor view_of(const struct loaded_tensor *loaded, bool packed, bool 
   return view;
 }
 
-static void set_scale_shape(const fa3_quantize_args *args, int64_t rows, int64_t sequences,
-                            struct loaded_tensor *scale) {
-  const fa3_tensor *input = &args->input;
-  const bool packed = input->rank == 3;
-  const int64_t extent = input->shape[packed ? 0 : 1], heads = input->shape[input->rank - 2];
-  const int64_t blocks = rows <= 0 ? 0
-                         : packed  ? extent / rows + sequences
-                                   : extent / rows + (extent % rows > 0);
-  const int64_t one[] = {1}, by_head[] = {sequences, heads}, of_packed[] = {heads, blocks};
-  const int64_t by_rows[] = {sequences, heads, blocks};
-  const int64_t *shape = rows == PER_TENSOR     ? one
-                         : rows == PER_SEQUENCE ? by_head
-                         : packed               ? of_packed
-                                                : by_rows;
-  scale->dtype = FA3_FLOAT32;
-  scale->rank = rows == PER_TENSOR ? 1 : rows == PER_SEQUENCE || packed ? 2 : 3;
-  memcpy(scale->shape, shape, (size_t)scale->rank * sizeof *shape);
+/* The call, and memory for what it writes. */
+static int prepare_input(const struct quantize_options *quantize, int which, struct input *input) {
+  const struct loaded_tensor *tensor = &input->tensor;
+  const bool packed = input->starts.given;
+  if (tensor->rank != 3 && (packed || tensor->rank != 4))
+    return fail(EXIT_INPUT, "%s: has %d dimensions: expected 3%s", tensor->origin, tensor->rank,
+                packed ? ", because of the packed sequences' starts" : " or 4");
+  const struct coding coding = {.rows = quantize->rows,
+                                .rotate = quantize->rotate && which != VALUE,
+                                .subtract_mean = quantize->subtract_mean && which == KEY,
+                                .seed = quantize->seed < 0 ? 0 : (uint64_t)quantize->seed};
+  const fa3_tensor view = view_of(tensor, packed, quantize->rules.heads_first);
+  const fa3_tensor starts =
+      packed ? fa3_vector(input->starts.data, FA3_INT32, input->starts.shape[0]) : (fa3_tensor){0};
+  return coded_make(tensor, &view, &starts, &coding, &input->coded);
 }
 
-/* The call, and memory for what it writes. */
-static int prepare_input(const struct quantize_options *quantize, int which, struct coded *coded) {
-  const bool packed = coded->starts.given;
-  const struct loaded_tensor *input = &coded->input;
-  if (input->rank != 3 && (packed || input->rank != 4))
-    return fail(EXIT_INPUT, "%s: has %d dimensions: expected 3%s", input->origin, input->rank,
-                packed ? ", because of the packed sequences' starts" : " or 4");
-  fa3_quantize_args args = {.struct_size = sizeof args,
-                            .input = view_of(input, packed, quantize->rules.heads_first)};
-  coded->codes.dtype = FA3_FLOAT8_E4M3;
-  coded->codes.rank = input->rank;
-  memcpy(coded->codes.shape, input->shape, sizeof input->shape);
-  TRY(loaded_tensor_make(&coded->codes, "codes"));
-  args.codes = view_of(&coded->codes, packed, quantize->rules.heads_first);
-  const int64_t sequences = packed ? coded->starts.shape[0] - 1 : args.input.shape[0];
-  set_scale_shape(&args, quantize->rows, sequences, &coded->scale);
-  TRY(loaded_tensor_make(&coded->scale, "scales"));
-  args.codes_scale =
-      (fa3_tensor){.data = coded->scale.data, .dtype = FA3_FLOAT32, .rank = coded->scale.rank};
-  uint64_t stride = 1; /* it may overflow where there are no elements */
-  for (int d = coded->scale.rank - 1; d >= 0; d--) {
-    args.codes_scale.shape[d] = coded->scale.shape[d];
-    args.codes_scale.strides[d] = (int64_t)stride;
-    stride *= (uint64_t)coded->scale.shape[d];
+/* Whether a device takes the calls of all inputs that there are. */
+static fa3_status takes(fa3_device device, const void *context) {
+  const struct input *list = context;
+  for (int i = 0; i < INPUTS; i++) {
+    struct call call = list[i].coded.call;
+    size_t bytes;
+    if (!list[i].tensor.given) continue;
+    call_set_device(&call, device, 0);
+    const fa3_status status = library_check(&call, &bytes);
+    if (status) return status;
   }
-  coded->scale_rows = args.codes_scale_rows = quantize->rows > 0 ? quantize->rows : 0;
-  if (packed) args.cu_seqlens_q = fa3_vector(coded->starts.data, FA3_INT32, sequences + 1);
-  if (quantize->rotate && which != VALUE) {
-    args.flags |= FA3_ROTATE;
-    args.seed = quantize->seed < 0 ? 0 : (uint64_t)quantize->seed;
+  return FA3_OK;
+}
+
+static int quantize_inputs(const struct quantize_options *quantize, struct input *list) {
+  fa3_device device;
+  TRY(device_choose(&quantize->device, takes, list, &device));
+  for (int i = 0; i < INPUTS; i++) {
+    if (!list[i].tensor.given) continue;
+    call_set_device(&list[i].coded.call, device, quantize->device.num_threads);
+    TRY(attention_run(&list[i].coded.call));
   }
-  if (quantize->subtract_mean && which == KEY) args.flags |= FA3_SUBTRACT_MEAN;
-  coded->args = args;
   return 0;
 }
 
-static int quantize_input(const struct coded *coded) {
-  const fa3_status status = fa3_quantize(&coded->args);
-  if (!status) return 0;
-  const bool starts = strncmp(fa3_last_error(), "cu_seqlens", 10) == 0;
-  return fail(library_exit_code(status), "%s: %s",
-              starts ? coded->starts.origin : coded->input.origin, library_message());
-}
-
-static size_t results(const struct coded *coded, struct saved_tensor tensors[SAVED_TENSORS]) {
+static size_t results(const struct input *list, struct saved_tensor tensors[SAVED_TENSORS]) {
   size_t count = 0;
   for (int i = 0; i < INPUTS; i++) {
-    if (!coded[i].input.given) continue;
-    tensors[count++] = saved_tensor_of(inputs[i].name, &coded[i].codes);
-    tensors[count++] = saved_tensor_of(inputs[i].scale, &coded[i].scale);
-    if (coded[i].scale_rows)
-      tensors[count++] =
-          (struct saved_tensor){inputs[i].scale_rows, &coded[i].scale_rows, FA3_INT64, 1, {1}};
+    if (!list[i].tensor.given) continue;
+    tensors[count++] = saved_tensor_of(inputs[i].name, &list[i].coded.codes);
+    tensors[count++] = saved_tensor_of(inputs[i].scale, &list[i].coded.scale);
+    const int64_t *rows = &list[i].coded.call.args.quantize.codes_scale_rows;
+    if (*rows)
+      tensors[count++] = (struct saved_tensor){inputs[i].scale_rows, rows, FA3_INT64, 1, {1}};
   }
   return count;
 }
 
 /* Room in the file is taken before the work. */
-static int quantize_to(const struct quantize_options *quantize, struct coded *coded,
+static int quantize_to(const struct quantize_options *quantize, struct input *list,
                        const struct output_file *file) {
   struct saved_tensor tensors[SAVED_TENSORS];
   for (int i = 0; i < INPUTS; i++)
-    if (coded[i].input.given) TRY(prepare_input(quantize, i, &coded[i]));
-  const size_t count = results(coded, tensors);
+    if (list[i].tensor.given) TRY(prepare_input(quantize, i, &list[i]));
+  const size_t count = results(list, tensors);
   TRY(saved_tensor_reserve(file, tensors, count));
-  for (int i = 0; i < INPUTS; i++)
-    if (coded[i].input.given) TRY(quantize_input(&coded[i]));
+  TRY(quantize_inputs(quantize, list));
   return saved_tensor_write(file, tensors, count);
 }
 
-static void print(const struct coded *coded) {
+static void print(const struct input *list) {
   for (int i = 0; i < INPUTS; i++)
-    if (coded[i].input.given)
+    if (list[i].tensor.given)
       printf("%-8s %" PRId64 " codes, %" PRId64 " scales\n", inputs[i].name,
-             loaded_tensor_elements(&coded[i].codes), loaded_tensor_elements(&coded[i].scale));
+             loaded_tensor_elements(&list[i].coded.codes),
+             loaded_tensor_elements(&list[i].coded.scale));
 }
 
 /* An option that says something of a tensor which is not there. */
-static int check_given(const struct quantize_options *quantize, const struct coded *coded) {
-  const bool query = coded[QUERY].input.given, key = coded[KEY].input.given;
-  const bool value = coded[VALUE].input.given;
+static int check_given(const struct quantize_options *quantize, const struct input *list) {
+  const bool query = list[QUERY].tensor.given, key = list[KEY].tensor.given;
+  const bool value = list[VALUE].tensor.given;
   if (quantize->rotate && !query && !key)
     return fail(EXIT_USAGE, "--rotate: there is no query and no key");
   if (quantize->subtract_mean && !key) return fail(EXIT_USAGE, "--subtract-mean: there is no key");
@@ -303,30 +299,32 @@ static int check_given(const struct quantize_options *quantize, const struct cod
   return 0;
 }
 
-static int quantize_files(const struct quantize_options *quantize, struct coded *coded,
+static int quantize_files(const struct quantize_options *quantize, struct input *list,
                           struct output_file *file) {
   bool any = false;
+  TRY(device_check(&quantize->device));
   for (int i = 0; i < INPUTS; i++) {
-    TRY(read_input(quantize, i, &coded[i]));
-    any = any || coded[i].input.given;
+    TRY(read_input(quantize, i, &list[i]));
+    any = any || list[i].tensor.given;
   }
   if (!any)
     return fail(EXIT_INPUT, "%s: has no tensor 'query', 'key' or 'value'",
                 quantize->rules.container);
-  TRY(check_given(quantize, coded));
+  TRY(check_given(quantize, list));
   TRY(output_file_begin(quantize->out, file));
-  const int code = quantize_to(quantize, coded, file);
+  const int code = quantize_to(quantize, list, file);
   if (code) {
     output_file_discard(file);
     return code;
   }
   TRY(output_file_commit(file));
-  if (!quantize->quiet) print(coded);
+  if (!quantize->quiet) print(list);
   return 0;
 }
 
 int command_quantize(int argc, char **argv) {
-  static const struct argp_child children[] = {{&source_argp, 0, NULL, 0}, {0}};
+  static const struct argp_child children[] = {
+      {&source_argp, 0, NULL, 0}, {&device_argp, 0, NULL, 0}, {0}};
   static const struct argp argp = {
       options,
       parse,
@@ -340,15 +338,16 @@ int command_quantize(int argc, char **argv) {
       NULL,
       NULL};
   struct quantize_options quantize = {.rows = 128, .seed = -1};
-  struct coded coded[INPUTS] = {0};
+  struct input list[INPUTS] = {0};
   static struct output_file file;
   if (argp_parse(&argp, argc, argv, 0, NULL, &quantize)) return fail(EXIT_USAGE, "%m");
-  const int code = quantize_files(&quantize, coded, &file);
+  const int code = quantize_files(&quantize, list, &file);
   for (int i = 0; i < INPUTS; i++) {
-    loaded_tensor_free(&coded[i].input);
-    loaded_tensor_free(&coded[i].starts);
-    loaded_tensor_free(&coded[i].codes);
-    loaded_tensor_free(&coded[i].scale);
+    loaded_tensor_free(&list[i].tensor);
+    loaded_tensor_free(&list[i].starts);
+    loaded_tensor_free(&list[i].coded.codes);
+    loaded_tensor_free(&list[i].coded.scale);
   }
+  cuda_close();
   return code;
 }

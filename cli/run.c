@@ -11,6 +11,7 @@
 #include "device.h"
 #include "dtype.h"
 #include "failure.h"
+#include "fp8.h"
 #include "operands.h"
 #include "outputs.h"
 #include "progress.h"
@@ -23,9 +24,11 @@ struct run_options {
   fa3_dtype output_dtype; /* 0: query's */
   bool accumulate;
   bool quiet;
+  bool fp8;
+  struct coding coding;
 };
 
-enum { KEY_OUT = 0x500, KEY_LSE, KEY_OUT_DTYPE, KEY_ACCUMULATE, KEY_QUIET };
+enum { KEY_OUT = 0x500, KEY_LSE, KEY_OUT_DTYPE, KEY_ACCUMULATE, KEY_QUIET, KEY_FP8 };
 
 static const struct argp_option options[] = {
     {.doc = "Outputs:", .group = 2},
@@ -47,6 +50,12 @@ static const struct argp_option options[] = {
     {.name = "quiet",
      .key = KEY_QUIET,
      .doc = "Print nothing of what was understood and how long it took; which device it was stays"},
+    {.name = "fp8",
+     .key = KEY_FP8,
+     .arg = "rotate",
+     .flags = OPTION_ARG_OPTIONAL,
+     .doc = FP8_HELP,
+     .group = 3},
     {.name = "accumulate",
      .key = KEY_ACCUMULATE,
      .doc = "Add the gradients to those that their files hold",
@@ -89,6 +98,11 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
       return 0;
     case KEY_QUIET:
       run->quiet = true;
+      return 0;
+    case KEY_FP8:
+      run->fp8 = true;
+      if (!fp8_parse(arg, &run->coding))
+        argp_error(state, "--fp8=%s: expected --fp8 or --fp8=rotate", arg);
       return 0;
     case KEY_ACCUMULATE:
       run->accumulate = true;
@@ -158,12 +172,15 @@ static void print_tensors(const struct operands *operands) {
 
 static int compute(const struct run_options *run, const struct operands *operands) {
   const bool gradients = run->attention.gradients_wanted;
+  const double begin = seconds_now();
+  TRY(fp8_quantize(operands));
   const double start = seconds_now();
   TRY(attention_run(&operands->forward));
   const double middle = seconds_now();
   if (gradients) TRY(attention_run(&operands->backward));
   if (run->quiet) return 0;
   print_tensors(operands);
+  if (run->fp8) printf("%-11s %.3g ms\n", "quantize", 1e3 * (start - begin));
   print_time(operands, "attention", 1, middle - start);
   if (gradients) print_time(operands, "gradients", 2.5, seconds_now() - middle);
   return 0;
@@ -175,6 +192,7 @@ static int run_files(const struct run_options *run, struct operands *operands,
   const bool gradients = attention->gradients_wanted;
   TRY(device_check(&run->device));
   TRY(operands_read(attention, operands));
+  if (run->fp8) TRY(fp8_prepare(&run->coding, operands));
   TRY(operands_make(operands, TENSOR_output, run->output_dtype));
   if (attention->files[TENSOR_lse] || gradients) TRY(operands_make(operands, TENSOR_lse, 0));
   if (gradients) TRY(prepare_gradients(run, operands));

@@ -13,6 +13,7 @@
 #include "cuda.h"
 #include "device.h"
 #include "failure.h"
+#include "fp8.h"
 #include "numbers.h"
 #include "operands.h"
 #include "path.h"
@@ -24,12 +25,23 @@ struct verify_options {
   struct device_options device;
   bool backward;
   const char *originals; /* the file of the tensors before they were quantised, or null */
+  bool fp8;
+  struct coding coding;
   int64_t rows;
   uint64_t seed;
   bool json;
 };
 
-enum { KEY_OUT = 0x500, KEY_LSE, KEY_BACKWARD, KEY_ORIGINALS, KEY_ROWS, KEY_SEED, KEY_JSON };
+enum {
+  KEY_OUT = 0x500,
+  KEY_LSE,
+  KEY_BACKWARD,
+  KEY_ORIGINALS,
+  KEY_FP8,
+  KEY_ROWS,
+  KEY_SEED,
+  KEY_JSON
+};
 
 static const struct argp_option options[] = {
     {.doc = "What to verify:", .group = 2},
@@ -48,6 +60,11 @@ static const struct argp_option options[] = {
      .arg = "FILE",
      .doc = "A .safetensors file with query, key and value as they were before fa3 quantize: say "
             "how far the output is from theirs"},
+    {.name = "fp8",
+     .key = KEY_FP8,
+     .arg = "rotate",
+     .flags = OPTION_ARG_OPTIONAL,
+     .doc = FP8_HELP "; also say how far the output is from that of the tensors before"},
     {.name = "rows",
      .key = KEY_ROWS,
      .arg = "N|all",
@@ -63,6 +80,10 @@ static void check(const struct verify_options *verify, struct argp_state *state)
   if (lse && !output) argp_error(state, "--lse needs --out");
   if (verify->device.given && output)
     argp_error(state, "--device and --threads compute the output, and --out has it already");
+  if (verify->fp8 && output)
+    argp_error(state, "--fp8 computes the output of codes made here, and --out has it already");
+  if (verify->fp8 && verify->originals)
+    argp_error(state, "--originals is for codes that were read: --fp8 knows what it made them of");
   if (verify->backward && output)
     argp_error(state, "--backward computes the gradients, from an output computed here, not --out");
   if (verify->backward && gradients)
@@ -100,6 +121,11 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
       if (!path_has_suffix(arg, ".safetensors"))
         argp_error(state, "--originals %s: expected a .safetensors file", arg);
       verify->originals = arg;
+      return 0;
+    case KEY_FP8:
+      verify->fp8 = true;
+      if (!fp8_parse(arg, &verify->coding))
+        argp_error(state, "--fp8=%s: expected --fp8 or --fp8=rotate", arg);
       return 0;
     case KEY_ROWS:
       if (strcmp(arg, "all") == 0)
@@ -185,6 +211,7 @@ static int compute(const struct verify_options *verify, const struct verify_repo
                    struct operands *operands) {
   char name[32];
   fa3_device_info info = {.struct_size = sizeof info};
+  if (verify->fp8) TRY(fp8_prepare(&verify->coding, operands));
   TRY(operands_make(operands, TENSOR_output, 0));
   TRY(operands_make(operands, TENSOR_lse, 0));
   if (verify->backward) {
@@ -192,6 +219,7 @@ static int compute(const struct verify_options *verify, const struct verify_repo
     TRY(operands_make_gradients(&verify->attention, operands));
   }
   TRY(operands_choose_device(operands, verify->backward, &verify->device));
+  TRY(fp8_quantize(operands));
   TRY(attention_run(&operands->forward));
   if (verify->backward) TRY(attention_run(&operands->backward));
   const fa3_device device = call_device(&operands->forward);
@@ -268,7 +296,7 @@ static int verify_files(const struct verify_options *verify, struct operands *op
   comparison_sample(&comparison, verify->rows, verify->seed, "verify");
   verify_report_rows(report, rows, total, verify->seed);
   int code = judge_all(operands, &comparison, report);
-  if (verify->originals) {
+  if (verify->originals || verify->fp8) {
     const int compared = compare_with_originals(verify, operands, report);
     if (!code) code = compared;
   }

@@ -97,6 +97,43 @@ class Quantize(program.ProgramTest):
         self.assertIn("beside that of the originals",
                       self.succeed("verify", "--in", "codes.safetensors", "--originals", "in.safetensors").stdout)
 
+    def test_codes_that_are_made_on_the_way(self):
+        arrays = self.write_inputs()
+        for fp8, options in ("--fp8", ()), ("--fp8=rotate", ("--rotate",)):
+            self.succeed("quantize", "--in", "in.safetensors", *options, "--out", "codes.safetensors")
+            self.succeed("run", "--in", "codes.safetensors", "--causal", "--out", "two.npy")
+            done = self.succeed("run", "--in", "in.safetensors", "--causal", fp8, "--out", "one.npy")
+            self.assertIn("quantize ", done.stdout)
+            np.testing.assert_array_equal(self.load("one.npy"), self.load("two.npy"))
+            with_file, on_the_way = (json.loads(self.succeed("verify", "--json", *given).stdout) for given in (
+                ("--in", "codes.safetensors", "--originals", "in.safetensors"), ("--in", "in.safetensors", fp8)))
+            for name, error in on_the_way["originals"].items():
+                self.assertAlmostEqual(error, with_file["originals"][name])
+        arrays = {name: array.reshape(-1, *array.shape[2:]) for name, array in arrays.items()}
+        save_file(arrays, self.path("packed.safetensors"))
+        starts = ("--cu-seqlens-q", "0,30,30,74", "--cu-seqlens-k", "0,61,70,100")
+        self.succeed("verify", "--in", "packed.safetensors", "--fp8=rotate", *starts, "--seqused-k", "60,9,5")
+        self.succeed("run", "--in", "packed.safetensors", "--fp8", *starts, "--out", "o.npy", "--out-dtype", "bf16")
+
+    def test_fp8_that_can_not_be(self):
+        self.write_inputs()
+        self.refuse(USAGE, ["--fp8=x: expected"], "run", "--in", "in.safetensors", "--fp8=x", "--out", "o.npy")
+        self.refuse(USAGE, ["--fp8", "--out"], "verify", "--in", "in.safetensors", "--fp8", "--out", "o.npy")
+        self.refuse(USAGE, ["--originals", "--fp8"], "verify", "--in", "in.safetensors", "--fp8", "--originals",
+                    "in.safetensors")
+        self.succeed("quantize", "--in", "in.safetensors", "--out", "codes.safetensors")
+        self.refuse(INPUT, ["tensor 'query'", "e4m3 already"], "run", "--in", "codes.safetensors", "--fp8",
+                    "--out", "o.npy")
+        save_file({name: np.zeros((9, 2, 24), np.float32) for name in "qkv"}, self.path("odd.safetensors"))
+        self.refuse(UNSUPPORTED, ["head_dim is 24"], "run", "--in", "odd.safetensors", "--fp8", "--out", "o.npy")
+
+    def test_devices(self):
+        self.write_inputs()
+        for device in ("cpu",), ("auto",), ("cpu", "--threads", 1):
+            self.succeed("quantize", "--in", "in.safetensors", "--device", *device, "--out", "codes.safetensors")
+        self.refuse(UNSUPPORTED, ["--device cuda:7"], "quantize", "--in", "in.safetensors", "--device", "cuda:7",
+                    "--out", "codes.safetensors")
+
     def test_verify_finds_wrong_outputs(self):
         self.write_inputs()
         self.succeed("quantize", "--in", "in.safetensors", "--out", "codes.safetensors")
