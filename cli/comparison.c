@@ -42,13 +42,16 @@ static void take_up(struct error_statistics *statistics, double value, double ex
   const bool inside = error == 0 || error <= bound; /* a bound that is NaN holds nothing */
   const double ratio = error == 0 ? 0 : inside ? error / bound : fmax(error / bound, 1);
   const bool earlier = comes_first(place, statistics);
-  const bool first = statistics->count++ == 0;
+  const bool bounded = error != 0 || isfinite(bound), first = bounded && !statistics->any_bound;
+  statistics->count++;
+  statistics->any_bound |= bounded;
   if (!(error <= statistics->max_error)) statistics->max_error = error;
   statistics->sum_squares += error * error;
   /* Whatever the order in which values come. */
-  if (first || (statistics->outside ? !inside && earlier
-                                    : !inside || ratio > statistics->worst_ratio ||
-                                          (ratio == statistics->worst_ratio && earlier))) {
+  if (first ||
+      (bounded && (statistics->outside ? !inside && earlier
+                                       : !inside || ratio > statistics->worst_ratio ||
+                                             (ratio == statistics->worst_ratio && earlier)))) {
     statistics->worst.batch = place[0];
     statistics->worst.row = place[1];
     statistics->worst.head = place[2];

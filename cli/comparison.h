@@ -20,7 +20,9 @@ struct error_statistics {
   double max_error;
   double sum_squares;
   double worst_ratio;
-  /* The first value outside, if there is one; else the one with the worst ratio, the first such. */
+  /* The first value outside, if there is one; else the one with the worst ratio, the first such. Of
+   * values that have a bound: what is exact may have none. */
+  bool any_bound;
   struct {
     int64_t batch, row, head, column;
     double value, expected, error, bound;

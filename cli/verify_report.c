@@ -44,7 +44,7 @@ void verify_report_rows(const struct verify_report *report, int64_t rows, int64_
 static void print_tensor(const char *name, const struct error_statistics *statistics, double rms) {
   printf("%-8s %" PRId64 " values: max error %.3g, rms %.3g\n", name, statistics->count,
          statistics->max_error, rms);
-  if (statistics->count)
+  if (statistics->any_bound)
     printf("         %s its bound: error %.3g of %.3g at batch %" PRId64 ", row %" PRId64
            ", head %" PRId64 ", column %" PRId64 "\n",
            statistics->outside ? "first beyond" : "closest to", statistics->worst.error,
@@ -82,7 +82,7 @@ void verify_report_tensor(const struct verify_report *report, const char *name,
   yyjson_mut_obj_add_int(document, entry, "nan", statistics->nan);
   add_real(document, entry, "max_error", statistics->max_error);
   add_real(document, entry, "rms_error", rms);
-  if (!statistics->count) return;
+  if (!statistics->any_bound) return;
   yyjson_mut_val *worst = yyjson_mut_obj_add_obj(document, entry, "closest_to_bound");
   yyjson_mut_obj_add_int(document, worst, "batch", statistics->worst.batch);
   yyjson_mut_obj_add_int(document, worst, "row", statistics->worst.row);

@@ -100,6 +100,18 @@ class Verify(program.ProgramTest):
                   s=np.full(4, np.nan, np.float32))
         self.succeed("verify", *INPUTS, "--sink", "s.npy", "--backward", "--grad-output", "do.npy")
 
+    def test_exact_values_without_a_bound(self):
+        """They are right, and no value that is named is as close as NaN to its bound."""
+        self.prepare()
+        query = random_qkv()[0]
+        self.save(huge=np.full(4, -3.4e38, np.float32), do=np.zeros((*query.shape[:3], 24), np.float32),
+                  nan=np.full(4, np.nan, np.float32))
+        for sink in "huge.npy", "nan.npy":
+            done = self.succeed("verify", *INPUTS, "--sink", sink, "--backward", "--grad-output", "do.npy")
+            self.assertNotIn(" of nan", done.stdout)
+            self.assertNotIn(" of -nan", done.stdout)
+            self.assertIn("correct", done.stdout)
+
     def test_wrong_lse(self):
         _, lse = self.prepare()
         lse[0, 3, 1] += 1e-3
