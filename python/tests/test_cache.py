@@ -1,22 +1,9 @@
 """Caches that grow: appended rows, rotary embedding, pages, combined parts."""
 
-import contextlib
-
 import fa3
 import pytest
 import reference
 import torch
-
-
-@contextlib.contextmanager
-def fp8_cache(device):
-    """A GPU has no FP8 caches so far, and says so."""
-    try:
-        yield
-    except NotImplementedError as error:
-        if device == "cpu":
-            raise
-        pytest.skip(str(error))
 
 
 def make(device, *shapes):
@@ -323,7 +310,7 @@ def test_fp8_cache(device, pages, scales):
         return cache[table.clamp(min=0).long()].flatten(1, 2) if pages else cache
 
     before = [rows(cache.float()) for cache in caches]
-    with fp8_cache(device):
+    with reference.fp8_cache(device):
         output = fa3.flash_attn_with_kvcache(
             q,
             *caches,
@@ -362,7 +349,7 @@ def test_fp8_rows_are_turned(device, causal):
     q, k, v = (t.to(torch.float8_e4m3fn) for t in make(device, *[(1, 2, 2, 64)] * 3))
     caches = [torch.zeros(1, 20, 2, 64, device=device).to(q.dtype) for _ in range(2)]
     cos, sin = rotary_tables(device, 20, 32, q.dtype)
-    with fp8_cache(device):
+    with reference.fp8_cache(device):
         output = fa3.flash_attn_with_kvcache(
             q, *caches, k, v, rotary_cos=cos, rotary_sin=sin, cache_seqlens=4, causal=causal
         )
@@ -383,7 +370,7 @@ def test_fp8_rows_are_copied_into_an_fp8_cache(device):
     q, k, v = (t.to(torch.float8_e4m3fn) for t in make(device, *[(2, 3, 2, 64)] * 3))
     caches = [torch.zeros(3, 20, 2, 64, device=device).to(q.dtype) for _ in range(2)]
     descales = [torch.rand(2, 2, device=device) + 0.5 for _ in range(3)]
-    with fp8_cache(device):
+    with reference.fp8_cache(device):
         output = fa3.flash_attn_with_kvcache(
             q,
             *caches,

@@ -1,5 +1,6 @@
 """The drop-in distribution flash-attn-3: what other packages find of the official one."""
 
+import functools
 import importlib.metadata
 import inspect
 
@@ -9,6 +10,7 @@ import pytest
 import reference
 import torch
 from fa3 import operators
+from torch.nn import attention
 
 # Names and defaults of the official functions' parameters (version 3.0.0).
 SIGNATURES = {
@@ -160,12 +162,11 @@ def test_private_functions_under_compile(device):
         assert torch.equal(found, wanted)
 
 
-def test_scaled_dot_product_attention():
-    """PyTorch's own switch to the official package, forward and backward."""
+@pytest.fixture
+def switched():
+    """PyTorch's own switch to the official package; the calls that have come to the library."""
     if not torch.cuda.is_available():
         pytest.skip("no GPU here")
-    from torch.nn import attention
-
     calls = []
     original = operators.call_forward
 
@@ -176,21 +177,66 @@ def test_scaled_dot_product_attention():
     operators.call_forward = counted
     attention.activate_flash_attention_impl("FA3")
     try:
-        q, k, v = (t.transpose(1, 2).detach().requires_grad_() for t in tensors("cuda"))
         with attention.sdpa_kernel(attention.SDPBackend.FLASH_ATTENTION):
-            output = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        grad_output = torch.randn_like(output)
-        output.backward(grad_output)
+            yield calls
     finally:
         attention.restore_flash_attention_impl()
         operators.call_forward = original
-    assert calls
 
-    def plain(q, k, v):
-        return reference.attention(*(t.transpose(1, 2) for t in (q, k, v)), causal=True)
 
-    grad = grad_output.transpose(1, 2)
-    exact = reference.with_gradients(plain, [q, k, v], grad, torch.float64)
-    rounded = reference.with_gradients(plain, [q, k, v], grad)
-    found = [output.detach().transpose(1, 2), q.grad, k.grad, v.grad]
-    reference.check(found, [exact[0], *exact[2:]], [rounded[0], *rounded[2:]])
+def heads_first(function):
+    def of_heads_first(*tensors):
+        output, _ = function(*(t.transpose(1, 2) for t in tensors))
+        return output.transpose(1, 2), output.new_zeros(())
+
+    return of_heads_first
+
+
+@pytest.mark.parametrize("heads_k", [4, 2])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_scaled_dot_product_attention(switched, heads_k, compiled):
+    q, k, v = (t.transpose(1, 2) for t in tensors("cuda"))
+    leaves = [q, k[:, :heads_k], v[:, :heads_k]]
+
+    def ours(q, k, v):
+        output = torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True, enable_gqa=heads_k < 4
+        )
+        return output, output.new_zeros(())
+
+    grad_output = torch.randn_like(q)
+    function = ours
+    if compiled:
+        function = torch.compile(ours, fullgraph=True, backend="aot_eager", dynamic=False)
+    found = reference.with_gradients(function, leaves, grad_output)
+    assert switched
+    plain = heads_first(functools.partial(reference.attention, causal=True))
+    exact = reference.with_gradients(plain, leaves, grad_output, torch.float64)
+    reference.check(found, exact, reference.with_gradients(plain, leaves, grad_output))
+
+
+def test_varlen_attention(switched):
+    """PyTorch's own function of packed sequences, which goes through the switch too."""
+    varlen = pytest.importorskip("torch.nn.attention.varlen")
+    leaves = [t.flatten(0, 1) for t in tensors("cuda")]
+    starts = torch.tensor([0, 17, 60], dtype=torch.int32, device="cuda")
+    causal = {"is_causal": True}
+    if "window_size" in inspect.signature(varlen.varlen_attn).parameters:
+        causal = {"window_size": (-1, 0)}
+
+    def ours(q, k, v):
+        output = varlen.varlen_attn(q, k, v, starts, starts, 43, 43, **causal)
+        return output, output.new_zeros(())
+
+    def each_sequence(q, k, v):
+        parts = [
+            reference.attention(*(t[None, rows] for t in (q, k, v)), causal=True)[0][0]
+            for rows in (slice(0, 17), slice(17, 60))
+        ]
+        return torch.cat(parts), q.new_zeros(())
+
+    grad_output = torch.randn_like(leaves[0])
+    found = reference.with_gradients(ours, leaves, grad_output)
+    assert switched
+    exact = reference.with_gradients(each_sequence, leaves, grad_output, torch.float64)
+    reference.check(found, exact, reference.with_gradients(each_sequence, leaves, grad_output))
