@@ -1,4 +1,5 @@
-"""Small random models from Transformers, with attn_implementation="flash_attention_3"."""
+"""Random models from Transformers, with attn_implementation="flash_attention_3": small ones, and two
+layers of Llama 3 8B's and gpt-oss 20B's sizes."""
 
 import pytest
 import torch
@@ -6,38 +7,67 @@ import torch
 transformers = pytest.importorskip("transformers")
 
 
-def model_of(name, attention):
-    small = {
-        "hidden_size": 256,
-        "intermediate_size": 512,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
+SMALL = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+}
+# Each token has all experts: which ones it has must not depend on a rounding.
+SIZES = {
+    "llama": SMALL,
+    "gpt-oss": SMALL | {"num_local_experts": 4, "num_experts_per_tok": 4, "sliding_window": 32},
+    "llama-8b": {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+    },
+    "gpt-oss-20b": {
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
         "head_dim": 64,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 4,
+        "sliding_window": 128,
+    },
+}
+
+
+def model_of(name, attention):
+    common = {
         "vocab_size": 512,
-        "max_position_embeddings": 512,
+        "max_position_embeddings": 2048,
         "attn_implementation": attention,
     }
-    if name == "gpt-oss":
-        small |= {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 32}
-        config = transformers.GptOssConfig(**small)
+    if name.startswith("gpt-oss"):
+        config = transformers.GptOssConfig(**SIZES[name], **common)
         kind = transformers.GptOssForCausalLM
         # Transformers lists kernels of its hub for this model, and would download one of them.
         transformers.models.gpt_oss.modeling_gpt_oss.GptOssPreTrainedModel._compatible_flash_implementations = None
     else:
-        config = transformers.LlamaConfig(**small)
+        config = transformers.LlamaConfig(**SIZES[name], **common)
         kind = transformers.LlamaForCausalLM
     torch.manual_seed(3)
-    model = kind(config).to("cuda", torch.bfloat16).eval()
+    with torch.device("cuda"):
+        model = kind(config).to(torch.bfloat16).eval()
+    spread = 0.8 / config.hidden_size**0.5
     for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.05) if parameter.dim() > 1 else None
+        torch.nn.init.normal_(parameter, std=spread) if parameter.dim() > 1 else None
     for layer in model.model.layers:
         if hasattr(layer.self_attn, "sinks"):
             torch.nn.init.normal_(layer.self_attn.sinks)
     return model
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt-oss"])
+@pytest.mark.parametrize("name", SIZES)
 def test_model(name):
     if not torch.cuda.is_available():
         pytest.skip("no GPU here")
@@ -46,7 +76,7 @@ def test_model(name):
     ours.load_state_dict(eager.state_dict())
     exact = model_of(name, "eager").float()
     exact.load_state_dict(eager.state_dict())
-    tokens = torch.randint(0, 512, (2, 130), device="cuda")
+    tokens = torch.randint(0, 512, (2, 1000 if eager.config.hidden_size > 1000 else 130), device="cuda")
     with torch.no_grad():
         wanted = exact(tokens).logits
         error = (ours(tokens).logits - wanted).abs().max()
@@ -63,7 +93,7 @@ def test_model(name):
     assert error <= 2 * allowed, f"padded logits: error {error}, eager's {allowed}"
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt-oss"])
+@pytest.mark.parametrize("name", SIZES)
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_greedy_text(name, cache):
     if not torch.cuda.is_available():
