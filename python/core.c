@@ -283,7 +283,7 @@ static PyObject *xla_handler(PyObject *self, PyObject *args) {
   int on_gpu;
   if (!PyArg_ParseTuple(args, "sp", &phase, &on_gpu)) return NULL;
   for (int p = 0; p < NUM_PHASES; p++) {
-    if (strcmp(phase, phases[p].name)) continue;
+    if (strcmp(phase, phases[p].name) != 0) continue;
     xla_handler_function *handler = xla_handlers[p][on_gpu];
     return handler ? PyCapsule_New((void *)(uintptr_t)handler, NULL, NULL)
                    : PyErr_Format(PyExc_NotImplementedError, "%s from XLA", phase);
