@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "cuda/limits.h"
 #include "cuda/plan.h"
 #include "cuda/scales.h"
 #include "integer.h"
@@ -334,6 +335,14 @@ static void test_limits(void **state) {
   problem = make_problem(FA3_FLOAT16, (int64_t)1 << 40, 64, 1, 1, 64, 64);
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_UNSUPPORTED);
   problem = make_problem(FA3_FLOAT16, 1, 1000000, 1, 1, 128, 128);
+  assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+  problem = make_problem(FA3_FLOAT16, MAX_GRID, 1, 1, 1, 64, 64);
+  problem.rows_k = problem.max_seqlen_k = 200;
+  problem.split_keys = 128;
+  assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+  problem.batch++;
+  assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_UNSUPPORTED);
+  problem.split_keys = 0;
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
 }
 

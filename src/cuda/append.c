@@ -13,9 +13,6 @@
 
 const struct kernel_kind append_kind = {.entries = {"append"}};
 
-/* Where a grid's second dimension ends. */
-#define MAX_GRID 65535
-
 fa3_status supports_append(const fa3_capability *capability) {
   const fa3_dtype dtype = capability->query_dtype;
   if (dtype == FA3_FLOAT8_E4M3 || capability->key_dtype != dtype)

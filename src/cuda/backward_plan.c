@@ -13,9 +13,6 @@
  * a kernel with another tile. */
 enum { SMALLEST_TILE_M = 64, MIDDLE_TILE_M = 80, LARGEST_TILE_M = 128 };
 
-/* Where a grid's second and third dimension end. */
-#define MAX_GRID 65535
-
 static int32_t shared_bytes(const struct kernel *kernel) {
   return FA3_BACKWARD_SHARED_BYTES(kernel->head_dim, kernel->value_head_dim, kernel->tile_q,
                                    kernel->tile_k);

@@ -11,9 +11,6 @@
 
 const struct kernel_kind combine_kind = {.entries = {"combine"}};
 
-/* Where a grid's second dimension ends. */
-#define MAX_GRID 65535
-
 fa3_status supports_combine(const fa3_capability *capability) {
   (void)capability; /* any head dim */
   return FA3_OK;

@@ -108,6 +108,10 @@ static fa3_status plan_splits(const struct problem *problem, const char *archite
   if (splits > cluster)
     plan->combine =
         find_kernel(&(struct kernel_need){.kind = &combine_kind, .architecture = architecture});
+  if (plan->combine && problem->batch > MAX_GRID)
+    return set_error(FA3_UNSUPPORTED,
+                     "%" PRId64 " sequences in splits that are combined: the CUDA kernels take %d",
+                     problem->batch, MAX_GRID);
   return FA3_OK;
 }
 

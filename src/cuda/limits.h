@@ -7,6 +7,9 @@
 /* Tiles of a grid; with room for a round of tiles beyond the end. */
 #define MAX_TILES (INT32_MAX / 2)
 
+/* Where a grid's second and third dimension end. */
+#define MAX_GRID 65535
+
 /* That all tensors have one dtype of 16 bits, and head dims are multiples of 8. */
 fa3_status check_half_precision(const fa3_capability *capability);
 

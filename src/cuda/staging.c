@@ -1,6 +1,7 @@
 #include "cuda/staging.h"
 
 #include "cuda/launch.h"
+#include "cuda/limits.h"
 #include "error.h"
 #include "integer.h"
 #include "kernels/strided_params.h"
@@ -94,8 +95,8 @@ static fa3_view make_view(const struct operand *operand, int64_t elements) {
 
 static fa3_status copy(const struct cuda_scope *scope, const fa3_copy_params *params,
                        int64_t batches) {
-  /* A grid's second dimension ends at 65535, so batches beyond it are copied in parts. */
-  const int64_t most = 65535;
+  /* In parts that fit a grid. */
+  const int64_t most = MAX_GRID;
   int64_t elements = params->rows * params->heads * params->dims;
   int64_t blocks = divide_up(elements, FA3_STRIDED_THREADS);
   int64_t enough = 16 * (int64_t)scope->multiprocessors;
