@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "cuda/append.h"
 #include "cuda/limits.h"
 #include "cuda/plan.h"
 #include "cuda/scales.h"
@@ -327,6 +328,23 @@ static void test_staging(void **state) {
   assert_true(is_staged(&plan, TENSOR_query) && plan.staging.tensors[0].demand.form == FORM_MINUS);
 }
 
+/* No stride is more than the copy engine takes: of heads that share tiles, or of a copy. */
+static void test_long_strides(void **state) {
+  (void)state;
+  struct cuda_plan plan;
+  struct problem problem = make_problem(FA3_FLOAT16, 1, 100, 8, 1, 64, 64);
+  assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+  assert_true(!plan.decodes && plan.forward.tile_heads == 8);
+  problem.query.stride_head = (int64_t)1 << 36; /* times 8, and 2 bytes: 2^40 */
+  assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+  assert_int_equal(plan.forward.tile_heads, 1);
+  problem = make_problem(FA3_FLOAT16, 2, 1 << 20, 1, 1, 128, 128);
+  problem.key.heads = problem.heads_q = problem.heads_k = 1 << 13;
+  problem.key.stride_head = 1; /* to be copied */
+  assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_UNSUPPORTED);
+  assert_non_null(strstr(fa3_last_error(), "key"));
+}
+
 static void test_limits(void **state) {
   (void)state;
   struct cuda_plan plan;
@@ -344,6 +362,21 @@ static void test_limits(void **state) {
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_UNSUPPORTED);
   problem.split_keys = 0;
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+  problem = make_problem(FA3_FLOAT16, 1, 1, 1, 1, 64, 64);
+  assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+  assert_true(plan.decodes);
+  problem.batch_k = (int64_t)1 << 32; /* of which 32 bits are 0 */
+  assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_UNSUPPORTED);
+  problem = (struct problem){.phase = FA3_APPEND,
+                             .batch = 1,
+                             .rows_q = 1,
+                             .rows_k = 1,
+                             .heads_k = 1,
+                             .head_dim = 64,
+                             .value_head_dim = 64};
+  assert_int_equal(plan_append(&problem, &facts, &plan), FA3_OK);
+  problem.head_dim = (int64_t)1 << 32;
+  assert_int_equal(plan_append(&problem, &facts, &plan), FA3_UNSUPPORTED);
 }
 
 static fa3_status supports_all(const fa3_capability *capability) {
@@ -415,6 +448,7 @@ int main(void) {
       cmocka_unit_test(test_pages),
       cmocka_unit_test(test_splits),
       cmocka_unit_test(test_staging),
+      cmocka_unit_test(test_long_strides),
       cmocka_unit_test(test_limits),
       cmocka_unit_test(test_a_feature_that_is_lacking),
       cmocka_unit_test(test_codes_in_pages_are_refused),

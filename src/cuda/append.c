@@ -28,9 +28,16 @@ fa3_status plan_append(const struct problem *problem, const struct cuda_facts *f
   *plan = (struct cuda_plan){.helper = find_kernel(&(struct kernel_need){
                                  .kind = &append_kind, .architecture = facts->architecture})};
   TRY(check_lengths(problem));
-  if (problem->batch > MAX_GRID || problem->heads_k > MAX_TILES || problem->query.heads > MAX_TILES)
+  if (problem->batch > MAX_GRID)
     return set_error(FA3_UNSUPPORTED, "%" PRId64 " sequences: the append kernel takes up to %d",
                      problem->batch, MAX_GRID);
+  const int64_t sizes[] = {problem->heads_k, problem->query.heads, problem->head_dim,
+                           problem->value_head_dim};
+  for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+    if (sizes[i] > MAX_TILES)
+      return set_error(FA3_UNSUPPORTED,
+                       "%" PRId64 " heads, or elements of one: the append kernel takes %d",
+                       sizes[i], MAX_TILES);
   return FA3_OK;
 }
 

@@ -61,7 +61,9 @@ static fa3_status plan_tiles(const struct problem *problem, struct forward_plan 
   int64_t blocks = divide_up(longest, blocks_of * ROWS);
   int64_t heads = problem->heads_q;
   plan->tile_heads = 1;
-  if (group > 1 && group <= ROWS) {
+  /* From group to group the copy engine steps by all of its heads, less than 2^40 bytes. */
+  const int64_t step = (INT64_C(1) << 40) / (int64_t)fa3_dtype_size(problem->query.dtype) / group;
+  if (group > 1 && group <= ROWS && problem->query.stride_head < step) {
     int64_t group_blocks = divide_up(longest, blocks_of * (ROWS / group));
     if (group_blocks * problem->heads_k < blocks * heads) {
       plan->tile_heads = (int32_t)group;
@@ -72,7 +74,7 @@ static fa3_status plan_tiles(const struct problem *problem, struct forward_plan 
   int64_t all_heads, tiles;
   if (__builtin_mul_overflow(heads, problem->batch, &all_heads) ||
       __builtin_mul_overflow(blocks, all_heads, &tiles) || all_heads > MAX_TILES ||
-      tiles > MAX_TILES || problem->heads_q > MAX_TILES || problem->batch_k > MAX_TILES)
+      tiles > MAX_TILES || problem->heads_q > MAX_TILES)
     return set_error(FA3_UNSUPPORTED,
                      "%" PRId64 " heads of %" PRId64 " sequences of up to %" PRId64
                      " rows: more tiles than the CUDA kernels count",

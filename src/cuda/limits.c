@@ -93,5 +93,9 @@ fa3_status check_lengths(const struct problem *problem) {
                        "%s has sequences of up to %" PRId64 " rows: the CUDA kernels take %d",
                        sides[i].name, sides[i].longest, FA3_MAX_SEQLEN);
   }
+  if (problem->batch_k > MAX_TILES)
+    return set_error(FA3_UNSUPPORTED,
+                     "key has %" PRId64 " entries or pages: the CUDA kernels take %d",
+                     problem->batch_k, MAX_TILES);
   return FA3_OK;
 }

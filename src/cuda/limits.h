@@ -16,7 +16,8 @@ fa3_status check_half_precision(const fa3_capability *capability);
 /* The same of a call with FP8 inputs: whose output is wider, and head dims are multiples of 16. */
 fa3_status check_fp8(const fa3_capability *capability);
 
-/* That rows and sequences are not too long, and that the caller of a GPU has bounded them. */
+/* That rows and sequences are not too long and a cache's entries not too many, and that the caller
+ * of a GPU has bounded them. */
 fa3_status check_lengths(const struct problem *problem);
 
 /* That the scale is a float in units of the exponents of 2, too. */

@@ -58,22 +58,6 @@ char *align_workspace(void *workspace) {
   return workspace ? (char *)(((uintptr_t)workspace + mask) & ~mask) : NULL;
 }
 
-fa3_status plan_staging(const struct problem *problem, const struct demand *demands, int count,
-                        struct staging *staging, size_t *workspace_size) {
-  for (int d = 0; d < count; d++) {
-    const struct operand *operand = problem_operand(problem, demands[d].tensor);
-    if (!operand->dtype || is_as_demanded(operand, &demands[d])) continue;
-    const int64_t element = demands[d].form == FORM_FLOATS
-                                ? (int64_t)sizeof(float)
-                                : (int64_t)fa3_dtype_size(operand->dtype);
-    struct reservation room;
-    TRY(reserve(workspace_size, &room, tensor_rows[demands[d].tensor].name, operand->batch,
-                operand->rows, element * operand->heads * operand->dim));
-    staging->tensors[staging->count++] = (struct staged){demands[d], room.offset};
-  }
-  return FA3_OK;
-}
-
 /* The view of an operand's copy. */
 static struct operand make_copy(const struct operand *operand, enum form form, char *data) {
   struct operand copy = *operand;
@@ -83,6 +67,26 @@ static struct operand make_copy(const struct operand *operand, enum form form, c
   copy.stride_row = copy.heads * copy.stride_head;
   copy.stride_batch = copy.rows * copy.stride_row;
   return copy;
+}
+
+fa3_status plan_staging(const struct problem *problem, const struct demand *demands, int count,
+                        struct staging *staging, size_t *workspace_size) {
+  for (int d = 0; d < count; d++) {
+    const struct operand *operand = problem_operand(problem, demands[d].tensor);
+    if (!operand->dtype || is_as_demanded(operand, &demands[d])) continue;
+    const int64_t element = demands[d].form == FORM_FLOATS
+                                ? (int64_t)sizeof(float)
+                                : (int64_t)fa3_dtype_size(operand->dtype);
+    const struct operand staged = make_copy(operand, demands[d].form, NULL);
+    if (demands[d].form != FORM_FLOATS && !fits_copy_engine(&staged))
+      return set_error(FA3_UNSUPPORTED, "%s is too large for the copy engine, also contiguous",
+                       tensor_rows[demands[d].tensor].name);
+    struct reservation room;
+    TRY(reserve(workspace_size, &room, tensor_rows[demands[d].tensor].name, operand->batch,
+                operand->rows, element * operand->heads * operand->dim));
+    staging->tensors[staging->count++] = (struct staged){demands[d], room.offset};
+  }
+  return FA3_OK;
 }
 
 /* What a copy moves: a float is two elements of 16 bits. */

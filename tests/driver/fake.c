@@ -220,7 +220,16 @@ static int32_t func_load(void) {
   return fake_failing("cuFuncLoad");
 }
 
-static int32_t tensor_map_encode(void) {
+/* What the driver API demands of a tiled map's arguments. */
+static int32_t tensor_map_encode(void *map, int type, unsigned rank, void *data,
+                                 const uint64_t *extents, const uint64_t *strides,
+                                 const uint32_t *box, const uint32_t *steps) {
+  if ((uintptr_t)map % 64 || (uintptr_t)data % 16 || type < 0 || rank < 3 || rank > 5)
+    return INVALID_VALUE;
+  for (unsigned d = 0; d < rank; d++)
+    if (extents[d] < 1 || extents[d] > UINT64_C(1) << 32 || box[d] < 1 || box[d] > 256 ||
+        steps[d] != 1 || (d > 0 && (strides[d - 1] % 16 || strides[d - 1] >= UINT64_C(1) << 40)))
+      return INVALID_VALUE;
   return fake_failing("cuTensorMapEncodeTiled");
 }
 
