@@ -221,15 +221,16 @@ static size_t distance(const char *a, const char *b) {
   return row[b_length];
 }
 
-/* The name in the file that is nearest, if there is one that could have been meant. */
+/* What name in the file could have been meant, if there is one; one that begins so is nearest. */
 static const char *nearest(const struct table *table, const char *name) {
   const char *best = NULL;
   size_t least = strlen(name) / 2 + 1;
   for (size_t i = 0; i < table->count; i++) {
-    const size_t far = distance(name, table->entries[i].name);
+    const char *other = table->entries[i].name;
+    const size_t far = strncmp(name, other, strlen(name)) ? distance(name, other) : 0;
     if (far > least || (best && far == least)) continue;
     least = far;
-    best = table->entries[i].name;
+    best = other;
   }
   return best;
 }

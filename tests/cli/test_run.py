@@ -74,6 +74,9 @@ class Run(program.ProgramTest):
                                     self.path("in.safetensors"))
         self.refuse(program.INPUT, ["has no tensor 'layer0.query': there is 'layer.0.query'"], "run",
                     "--in", "in.safetensors", "--q", ":layer0.query", "--out", "o.npy")
+        safetensors.numpy.save_file({"layer0.key": key, "layer0.query": query}, self.path("in.safetensors"))
+        self.refuse(program.INPUT, ["has no tensor 'layer0.q': there is 'layer0.query'"], "run",
+                    "--in", "in.safetensors", "--q", ":layer0.q", "--out", "o.npy")
 
     def test_masks_and_scores(self):
         self.check_dense("--causal", causal=True)
