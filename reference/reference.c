@@ -71,13 +71,21 @@ struct scores {
   bool overflow;   /* a product may leave float32's range */
 };
 
-/* How far the engine's score of key j may be off. */
-static double score_error(const struct row *row, const struct scores *scores, double magnitude) {
+/* The largest number that a score is rounded with: itself, or what is subtracted from it, which
+ * lies between it and the top, less what it may lag behind by. */
+static double largest_beside(const struct scores *scores, double score) {
+  const double lag = 4;
+  const double largest = fmax(fabs(score), fabs(scores->top)) + lag;
+  return isfinite(largest) ? fmin(largest, scores->largest) : scores->largest;
+}
+
+/* How far the engine's score of a key may be off. */
+static double score_error(const struct row *row, double magnitude, double largest) {
   const fa3_forward_args *args = row->args;
   const double head_dim = (double)args->query.shape[args->query.rank - 1];
   const double factors = args->key.dtype == FA3_FLOAT8_E4M3 ? 4 : 0;
   return (chain(head_dim) + factors * UNIT_ROUNDOFF) * magnitude +
-         fabs(row->scale) * head_dim * 0x1p-126 + 16 * UNIT_ROUNDOFF * scores->largest +
+         fabs(row->scale) * head_dim * 0x1p-126 + 16 * UNIT_ROUNDOFF * largest +
          8 * UNIT_ROUNDOFF * (double)args->softcap;
 }
 
@@ -97,8 +105,8 @@ static struct scores scores_of(const struct row *row, double sink) {
     s.overflow |= isfinite(magnitude) && magnitude > 0x1p127 * fabs(row->scale);
     s.keys++;
   }
-  s.top_error = score_error(row, &s, top);
-  s.most_error = score_error(row, &s, most);
+  s.top_error = score_error(row, top, largest_beside(&s, s.top));
+  s.most_error = score_error(row, most, s.largest);
   return s;
 }
 
@@ -150,7 +158,7 @@ void reference_bound(const fa3_forward_args *args, int64_t batch, int64_t head, 
     return;
   }
   const double sum = exp(lse - s.top); /* of the weights: the largest is 1 */
-  const double sink_error = 16 * u * s.largest;
+  const double sink_error = 16 * u * largest_beside(&s, sink);
 
   struct bounds b = {0};
   if (s.top_key >= 0) load_key(&r, s.top_key, true, b.top);
@@ -166,7 +174,7 @@ void reference_bound(const fa3_forward_args *args, int64_t batch, int64_t head, 
     if (!row_sees(&r, j)) continue;
     double magnitude, values[MAX_HEAD_DIM];
     const double x = score(&r, j, &magnitude), probability = exp(x - lse);
-    const double error = score_error(&r, &s, magnitude);
+    const double error = score_error(&r, magnitude, largest_beside(&s, x));
     const double off = weight_at_most(x - lse + error, s.keys) - probability;
     const double beside =
         j == s.top_key ? 0 : weight_at_most(x - s.top + error + s.top_error, s.keys);
@@ -188,5 +196,5 @@ void reference_bound(const fa3_forward_args *args, int64_t batch, int64_t head, 
   /* A log-sum-exp moves by no more than the score that moves most. */
   const double moved = fmax(s.most_error, sink_error) + 4 * u + chain(2 * s.keys);
   const double summed = b.denominator < 1 ? -log1p(-b.denominator) : INFINITY;
-  *lse_bound = fmin(moved, summed) + 8 * u * (s.largest + fabs(log(sum)));
+  *lse_bound = fmin(moved, summed) + 8 * u * (largest_beside(&s, s.top) + fabs(log(sum)));
 }

@@ -100,6 +100,17 @@ class Verify(program.ProgramTest):
                   s=np.full(4, np.nan, np.float32))
         self.succeed("verify", *INPUTS, "--sink", "s.npy", "--backward", "--grad-output", "do.npy")
 
+    def test_sink_far_below(self):
+        """It changes nothing, and makes no room for errors either."""
+        output, lse = self.prepare()
+        self.save(s=np.full(4, -3.4e38, np.float32))
+        arguments = ("verify", *INPUTS, "--sink", "s.npy", "--out", "o.npy", "--rows", "all")
+        self.succeed(*arguments, "--lse", "lse.npy")
+        self.save(o=output + np.float32(0.01))
+        self.refuse(DIFFERS, ["o.npy"], *arguments)
+        self.save(o=output, lse=lse + np.float32(0.01))
+        self.refuse(DIFFERS, ["lse.npy"], *arguments, "--lse", "lse.npy")
+
     def test_exact_values_without_a_bound(self):
         """They are right, and no value that is named is as close as NaN to its bound."""
         self.prepare()
