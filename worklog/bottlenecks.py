@@ -11,7 +11,9 @@ import re
 import subprocess
 import sys
 
-STEPS = "k0_naive k1_tiled k2_mma_sync k3_tma k4_wgmma k5_specialised k6_overlap".split()
+STEPS = (
+    "k0_naive k1_tiled k2_mma_sync k3_tma k4_wgmma k5_specialised k6_overlap k7_fp8 k8_incoherent"
+).split()
 SECTIONS = ("SpeedOfLight", "ComputeWorkloadAnalysis", "WarpStateStats")
 STALL = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active\.ratio")
 METRICS = {

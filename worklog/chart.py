@@ -1,4 +1,5 @@
-"""Draws chart.svg from results.json: TFLOP/s per step beside cuDNN and the GEMM."""
+"""Draws chart.svg from results.json: TFLOP/s of each step beside cuDNN and the matrix products, and
+its error."""
 
 import json
 import pathlib
@@ -21,17 +22,16 @@ def rate(entries, key, name, seqlen, causal):
     return None
 
 
-def main():
-    results = json.loads((HERE / "results.json").read_text(encoding="utf-8"))
-    attention = [one for one in results["yardsticks"] if "seqlen" in one]
-    gemm = [one["tflops"] for one in results["yardsticks"] if one["name"] == "gemm"]
-    names = [step["name"] for step in results["steps"]]
-    labels = [
-        step["name"].split("_")[0].upper() + "\n" + textwrap.fill(step["idea"], 16)
+def labels(results):
+    return [
+        step["name"].split("_")[0].upper() + "\n" + textwrap.fill(step["idea"], 14)
         for step in results["steps"]
     ]
 
-    figure, axes = pyplot.subplots(figsize=(10, 5))
+
+def draw_speeds(axes, results):
+    attention = [one for one in results["yardsticks"] if "seqlen" in one]
+    names = [step["name"] for step in results["steps"]]
     for causal, shift, colour in ((False, -0.2, "#2b6cb0"), (True, 0.2, "#90b4d8")):
         rates = [rate(results["results"], "step", name, 4096, causal) for name in names]
         bars = axes.bar(
@@ -48,18 +48,47 @@ def main():
             axes.axhline(cudnn, color=colour, linestyle="--", linewidth=1)
             axes.text(-0.45, cudnn + 6, f"cuDNN, {'causal' if causal else 'full'}: {cudnn:.0f}",
                       fontsize=8, color=colour)
-    if gemm:
-        axes.axhline(gemm[0], color="#444444", linewidth=1)
-        axes.text(-0.45, gemm[0] + 6, f"cuBLAS, 8192 x 8192 x 8192: {gemm[0]:.0f}", fontsize=8,
-                  color="#444444")
-    axes.set_xticks(range(len(names)), labels, fontsize=8)
+    for name, kind in (("gemm", "bf16"), ("gemm_fp8", "E4M3")):
+        for one in results["yardsticks"]:
+            if one["name"] == name:
+                axes.axhline(one["tflops"], color="#444444", linewidth=1)
+                axes.text(-0.45, one["tflops"] + 6,
+                          f"cuBLAS, {kind}, 8192 x 8192 x 8192: {one['tflops']:.0f}",
+                          fontsize=8, color="#444444")
     axes.set_ylabel("TFLOP/s")
     axes.set_title(
-        f"{results['gpu']}: forward, bf16, head dim 128, batch 4, 16 heads, seqlen 4096",
+        f"{results['gpu']}: forward, head dim 128, batch 4, 16 heads, seqlen 4096; "
+        "bf16, K7 and K8 E4M3",
         fontsize=10,
     )
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="center left", frameon=False, fontsize=8)
+    axes.legend(loc=(0.02, 0.72), frameon=False, fontsize=8)
+
+
+def draw_errors(axes, results):
+    outliers = results["outliers"]
+    errors = [one["rms_error"] for one in outliers["results"]]
+    bars = axes.bar(range(len(errors)), errors, width=0.6, color="#b7791f")
+    axes.bar_label(bars, fmt="%.1e", fontsize=8, padding=1)
+    axes.set_yscale("log")
+    axes.set_ylim(1e-4, 1e-1)
+    axes.set_ylabel("rms error")
+    axes.set_title(
+        f"against float64, inputs with outliers, {outliers['heads']} heads, "
+        f"seqlen {outliers['seqlen']}, full",
+        fontsize=10,
+    )
+
+
+def main():
+    results = json.loads((HERE / "results.json").read_text(encoding="utf-8"))
+    figure, (speeds, errors) = pyplot.subplots(
+        2, figsize=(11, 8), height_ratios=(2.2, 1), sharex=True
+    )
+    draw_speeds(speeds, results)
+    draw_errors(errors, results)
+    errors.set_xticks(range(len(results["steps"])), labels(results), fontsize=8)
+    for axes in (speeds, errors):
+        axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     figure.savefig(HERE / "chart.svg", metadata={"Date": None})
 

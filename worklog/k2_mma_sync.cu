@@ -10,7 +10,8 @@
 //   computed, the next keys during softmax and output.
 #include "ladder.cuh"
 #include "mma_sync.cuh"
-#include "softmax.cuh"
+#include "online_softmax.cuh"
+#include "tma.cuh"
 
 constexpr int kQueries = 128;
 constexpr int kKeys = 64;
@@ -43,7 +44,7 @@ static __device__ __forceinline__ void load_tile(uint32_t to, const attention &a
   to = place<kRows>(to, row, column);
 #pragma unroll
   for (int i = 0; i < kRows / row_step; ++i) {
-    copy_async_16(to + i * row_step * kRowBytes, from);
+    copy_async(to + i * row_step * kRowBytes, from, true);
     from += row_step * a.heads * kHeadDim;
   }
 }
@@ -112,7 +113,7 @@ static __global__ void __launch_bounds__(kThreads, 2) k2_kernel(attention a) {
         mask_scores(s[m], seen, n * kKeys + 2 * (lane % 4));
       }
       float factor[2];
-      softmax_scores(s[m], rows[m], kScaleLog2, factor);
+      online_softmax(s[m], rows[m], kScaleLog2, factor);
 #pragma unroll
       for (int i = 0; i < kHeadDim / 2; ++i) o[m][i] *= factor[i / 2 % 2];
     }

@@ -8,7 +8,7 @@
 #include "ladder.cuh"
 #include "mbarrier.cuh"
 #include "mma_sync.cuh"
-#include "softmax.cuh"
+#include "online_softmax.cuh"
 #include "tma.cuh"
 
 constexpr int kQueries = 128;
@@ -120,7 +120,7 @@ static __global__ void __launch_bounds__(kThreads, 2)
         mask_scores(s[m], seen, n * kKeys + 2 * (lane % 4));
       }
       float factor[2];
-      softmax_scores(s[m], rows[m], kScaleLog2, factor);
+      online_softmax(s[m], rows[m], kScaleLog2, factor);
 #pragma unroll
       for (int i = 0; i < kHeadDim / 2; ++i) o[m][i] *= factor[i / 2 % 2];
     }

@@ -8,7 +8,7 @@
 // - wgmma runs asynchronously. Here every product is waited for at once.
 #include "ladder.cuh"
 #include "mbarrier.cuh"
-#include "softmax.cuh"
+#include "online_softmax.cuh"
 #include "tma.cuh"
 #include "wgmma.cuh"
 
@@ -112,7 +112,7 @@ static __global__ void __launch_bounds__(kThreads, 1)
       mask_scores(s, seen, n * kKeys + 2 * (lane % 4));
     }
     float factor[2];
-    softmax_scores(s, rows, kScaleLog2, factor);
+    online_softmax(s, rows, kScaleLog2, factor);
 #pragma unroll
     for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= factor[i / 2 % 2];
     uint32_t p[kKeys / 4];

@@ -9,7 +9,7 @@
 //   (kernels/registers.cuh).
 #include "ladder.cuh"
 #include "mbarrier.cuh"
-#include "softmax.cuh"
+#include "online_softmax.cuh"
 #include "tma.cuh"
 #include "wgmma.cuh"
 
@@ -116,7 +116,7 @@ static __device__ __forceinline__ void consume(const attention &a, uint32_t base
       mask_scores(s, seen, n * kKeys + 2 * (lane % 4));
     }
     float factor[2];
-    softmax_scores(s, rows, kScaleLog2, factor);
+    online_softmax(s, rows, kScaleLog2, factor);
 #pragma unroll
     for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= factor[i / 2 % 2];
     uint32_t p[kKeys / 4];

@@ -7,7 +7,7 @@
 //   its softmax, the other's products have the matrix unit (ping-pong).
 #include "ladder.cuh"
 #include "mbarrier.cuh"
-#include "softmax.cuh"
+#include "online_softmax.cuh"
 #include "tma.cuh"
 #include "wgmma.cuh"
 
@@ -131,7 +131,7 @@ static __device__ __forceinline__ void consume(const attention &a, uint32_t base
     const fa3_range seen[2] = {{0, row + 1}, {0, row + 9}};
     mask_scores(s, seen, last * kKeys + 2 * (lane % 4));
   }
-  softmax_scores(s, rows, kScaleLog2, factor);
+  online_softmax(s, rows, kScaleLog2, factor);
 
   for (int n = last - 1;; --n) {
     // The output before this round is complete; its wait stands here, behind the
@@ -167,7 +167,7 @@ static __device__ __forceinline__ void consume(const attention &a, uint32_t base
     wgmma_wait<1>();  // the scores; the output goes on under the softmax
     registers_touch(s);
     release(base + kKeyEmpty + 8 * key_stage);
-    softmax_scores(s, rows, kScaleLog2, factor);
+    online_softmax(s, rows, kScaleLog2, factor);
   }
   wgmma_wait<0>();
   registers_touch(o);

@@ -22,12 +22,22 @@ constexpr float kScaleLog2 = kScale * 1.44269504089f;  // for exponentials in ba
 
 typedef __nv_bfloat16 bf16;
 
+// E4M3 codes of Q, K and V, laid out as they are, and a scale for each block of
+// kBlockRows rows of a head: a number is its code times its block's scale.
+constexpr int kBlockRows = 128;
+
+struct quantised {
+  uint8_t *query, *key, *value;
+  float *query_scale, *key_scale, *value_scale;  // (batch, heads, blocks)
+};
+
 struct attention {
   int batch, heads, seqlen;
   bool causal;
   const bf16 *query, *key, *value;
   bf16 *out;
-  float *scores;  // batch * heads * seqlen^2, for K0 alone
+  float *scores;    // batch * heads * seqlen^2, for K0 alone
+  quantised codes;  // for K7 and K8 alone
 };
 
 struct step {
@@ -37,17 +47,37 @@ struct step {
   int threads;
   int shared_bytes;  // dynamic shared memory of a block
   void (*launch)(const attention &);
+  void (*quantise)(const attention &);  // before the launch, if it takes codes
+  bool rotates;                         // quantise() turns Q and K first
 };
 
-extern const step k0_naive, k1_tiled, k2_mma_sync, k3_tma, k4_wgmma, k5_specialised, k6_overlap;
+extern const step k0_naive, k1_tiled, k2_mma_sync, k3_tma, k4_wgmma, k5_specialised, k6_overlap,
+    k7_fp8, k8_incoherent;
+
+// K7's kernel, which is K8's, too.
+void attend_to_codes(const attention &a);
 
 // The tensor as the copy engine sees it: tiles of `rows` rows of one head, as two
 // halves of 64 columns each, 128 bytes a row, swizzled. A host function.
 CUtensorMap tile_map(const attention &a, const bf16 *tensor, int rows);
 
+// The same of codes, whose rows of 128 bytes need no halves.
+CUtensorMap code_map(const attention &a, const uint8_t *codes, int rows);
+
 // The element where a head's row begins.
 __host__ __device__ inline int64_t row_at(const attention &a, int batch, int row, int head) {
   return (((int64_t)batch * a.seqlen + row) * a.heads + head) * kHeadDim;
+}
+
+// A block's scale.
+__host__ __device__ inline int64_t scale_at(const attention &a, int batch, int block, int head) {
+  return ((int64_t)batch * a.heads + head) * (a.seqlen / kBlockRows) + block;
+}
+
+// K8's random signs, one for each column: any fixed bits do.
+__host__ __device__ inline float random_sign(int column) {
+  const uint32_t bits[4] = {0x9d2c5680, 0x4f1bbcdc, 0xb5297a4d, 0x68e31da4};
+  return bits[column / 32] >> column % 32 & 1 ? -1.0f : 1.0f;
 }
 
 // Dynamic shared memory, aligned as the 128-byte swizzle needs it. A launch asks

@@ -1,9 +1,12 @@
-"""Runs the ladder and, where PyTorch is installed, its yardsticks; writes results.json.
+"""Runs what `make build` has built: measure.py FOLDER.
+
+The ladder and, where PyTorch is installed, its yardsticks: results.json. Flash decode:
+decode/results.json. The small programs of Hopper's tools: what they print, tools/NAME.txt.
 
 The yardsticks are cuDNN's attention and FlashAttention-2 (both through PyTorch) on
-the ladder's shapes, and a matrix product 8192 x 8192 x 8192 in bf16. They run before
-the ladder and after it, in the ladder's own way: 200 ms of warming up, then ten
-runs, four rounds, the median.
+the ladder's shapes, and a matrix product 8192 x 8192 x 8192 in bf16 and in E4M3. They run
+before the ladder and after it, in the ladder's own way: 200 ms of warming up, then ten
+runs, two rounds, the median.
 """
 
 import datetime
@@ -19,6 +22,8 @@ try:
 except ImportError:
     torch = None
 
+HERE = pathlib.Path(__file__).resolve().parent
+TOOLS = ("tma", "swizzle", "mbarrier", "wgmma", "setmaxnreg")
 HEADS, HEAD_DIM = 16, 128
 SHAPES = [(4, 4096), (1, 16384)]
 
@@ -35,7 +40,7 @@ def milliseconds(call):
         return begin.elapsed_time(end)
 
     times = []
-    for _ in range(4):
+    for _ in range(2):
         spent = 0.0
         while spent < 200.0:
             spent += once()
@@ -47,6 +52,12 @@ def yardsticks():
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     time = milliseconds(lambda: a @ b)
     found = [{"name": "gemm", "ms": time, "tflops": 2 * 8192**3 / time * 1e-9}]
+    a, b = (x.to(torch.float8_e4m3fn) for x in (a, b.t().contiguous()))
+    one = torch.ones(1, device="cuda")
+    time = milliseconds(
+        lambda: torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    )
+    found.append({"name": "gemm_fp8", "ms": time, "tflops": 2 * 8192**3 / time * 1e-9})
     for batch, seqlen in SHAPES:
         q, k, v = (
             torch.randn(batch, seqlen, HEADS, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
@@ -91,13 +102,17 @@ def card():
     return dict(zip(fields.split(","), answer.stdout.strip().split(", ")))
 
 
-def main():
+def output(*command):
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def measure_ladder(program):
     before = yardsticks() if torch else []
     cards = [card()]
-    ladder = subprocess.run([sys.argv[1]], stdout=subprocess.PIPE, text=True, check=True)
+    ladder = output(program)
     cards.append(card())
     after = yardsticks() if torch else []
-    results = {"date": datetime.date.today().isoformat(), **json.loads(ladder.stdout)}
+    results = {"date": datetime.date.today().isoformat(), **json.loads(ladder)}
     results["card_before_and_after"] = cards
     if torch:
         results["pytorch"] = torch.__version__
@@ -107,12 +122,21 @@ def main():
          "tflops_after": other["tflops"], "tflops": (one["tflops"] + other["tflops"]) / 2}
         for one, other in zip(before, after)
     ]
-    path = pathlib.Path(__file__).with_name("results.json")
-    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    text = json.dumps(results, indent=1) + "\n"
+    (HERE / "results.json").write_text(text, encoding="utf-8")
     for one in results["yardsticks"]:
         kind = "causal" if one.get("causal") else "full" if "seqlen" in one else ""
         print(f"{one['name']:16} {one.get('seqlen', ''):>5} {kind:6} {one['tflops']:7.1f} TFLOP/s "
               f"({one['tflops_before']:.1f} before, {one['tflops_after']:.1f} after)")
+
+
+def main():
+    build = pathlib.Path(sys.argv[1])
+    for tool in TOOLS:
+        (HERE / "tools" / f"{tool}.txt").write_text(output(build / "tools" / tool), encoding="utf-8")
+    decode = output(build / "decode" / "decode")
+    (HERE / "decode" / "results.json").write_text(decode, encoding="utf-8")
+    measure_ladder(build / "ladder")
 
 
 if __name__ == "__main__":

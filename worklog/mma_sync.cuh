@@ -34,14 +34,4 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], uint3
                : "memory");
 }
 
-// PTX ISA, "cp.async": 16 bytes from global to shared memory, past the registers.
-__device__ __forceinline__ void copy_async_16(uint32_t to, const void *from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-
-// PTX ISA, "cp.async.wait_all": this thread's copies are done.
-__device__ __forceinline__ void copy_async_wait(void) {
-  asm volatile("cp.async.wait_all;" ::: "memory");
-}
-
 #endif

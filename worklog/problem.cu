@@ -1,12 +1,10 @@
 // Checks: outputs start as NaN between guard zones; no NaN may remain and no guard
-// byte may change. A step's error is compared with that of plain 16-bit attention
-// (scores, probabilities and output rounded to bf16), on the same rows.
+// byte may change; what is right is said in reference.cu.
 #include "problem.cuh"
 
-#include <algorithm>
 #include <string.h>
 
-CUtensorMap tile_map(const attention &a, const bf16 *tensor, int rows) {
+static CUtensorMap make_map(const attention &a, const void *tensor, int rows, bool codes) {
   typedef CUresult encode_function(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
                                    const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
                                    const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
@@ -18,19 +16,30 @@ CUtensorMap tile_map(const attention &a, const bf16 *tensor, int rows) {
                                           cudaEnableDefault, &found));
   }
   const cuuint64_t heads = a.heads, seqlen = a.seqlen, batch = a.batch;
+  const cuuint64_t row_bytes = kHeadDim * (codes ? 1 : 2);
   const cuuint64_t extents[4] = {kHeadDim, seqlen, heads, batch};
-  const cuuint64_t strides[3] = {heads * kHeadDim * 2, kHeadDim * 2, seqlen * heads * kHeadDim * 2};
-  const cuuint32_t box[4] = {64, (cuuint32_t)rows, 1, 1}, every[4] = {1, 1, 1, 1};
+  const cuuint64_t strides[3] = {heads * row_bytes, row_bytes, seqlen * heads * row_bytes};
+  const cuuint32_t columns = codes ? 128 : 64;  // 128 bytes, the swizzle's width
+  const cuuint32_t box[4] = {columns, (cuuint32_t)rows, 1, 1}, every[4] = {1, 1, 1, 1};
   CUtensorMap map;
   const CUresult status =
-      encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, (void *)tensor, extents, strides, box,
-             every, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      encode(&map, codes ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4,
+             (void *)tensor, extents, strides, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS) {
     fprintf(stderr, "cuTensorMapEncodeTiled: error %d\n", status);
     exit(2);
   }
   return map;
+}
+
+CUtensorMap tile_map(const attention &a, const bf16 *tensor, int rows) {
+  return make_map(a, tensor, rows, false);
+}
+
+CUtensorMap code_map(const attention &a, const uint8_t *codes, int rows) {
+  return make_map(a, codes, rows, true);
 }
 
 // Numbers --------------------------------------------------------------------
@@ -58,20 +67,47 @@ static double bf16_value(uint16_t bits) {
   return f;
 }
 
-static double rounded(double x) {
-  return bf16_value(bf16_bits(x));
+// In [0, 1), by 16 of the bits.
+static double uniform(uint64_t bits) {
+  return (double)(bits & 0xffff) * 0x1p-16;
 }
 
 // Sums of four uniform numbers: mean 0, variance 1, normal enough for attention.
-static std::vector<uint16_t> random_values(size_t count, uint64_t seed) {
+static double ordinary_value(uint64_t *state) {
+  const uint64_t bits = random_bits(state);
+  const double sum =
+      uniform(bits) + uniform(bits >> 16) + uniform(bits >> 32) + uniform(bits >> 48);
+  return (sum - 2.0) * sqrt(3.0);
+}
+
+// Normal numbers, by Box and Muller.
+static double normal_value(uint64_t *state) {
+  const double radius = sqrt(-2.0 * log((double)(random_bits(state) >> 11 | 1) * 0x1p-53));
+  return radius * cos(2.0 * M_PI * (double)(random_bits(state) >> 11) * 0x1p-53);
+}
+
+static double value_with_outliers(uint64_t *state) {
+  double x = normal_value(state);
+  if (random_bits(state) % 1000 == 0) x += 10.0 * normal_value(state);
+  return x;
+}
+
+static std::vector<uint16_t> random_values(size_t count, bool outliers, uint64_t seed) {
+  const size_t kRun = 1 << 16;  // numbers that one thread draws
   std::vector<uint16_t> values(count);
-  for (uint16_t &value : values) {
-    const uint64_t bits = random_bits(&seed);
-    const uint64_t sum =
-        (bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) + (bits >> 48);
-    value = bf16_bits(((double)sum * 0x1p-16 - 2.0) * sqrt(3.0));
-  }
+  in_parallel((count + kRun - 1) / kRun, [&](size_t run) {
+    uint64_t state = seed + ((uint64_t)run << 48);
+    state = random_bits(&state);
+    for (size_t i = run * kRun; i < count && i < (run + 1) * kRun; ++i)
+      values[i] = bf16_bits(outliers ? value_with_outliers(&state) : ordinary_value(&state));
+  });
   return values;
+}
+
+static std::vector<float> numbers(const std::vector<uint16_t> &values) {
+  std::vector<float> x(values.size());
+  for (size_t i = 0; i < x.size(); ++i) x[i] = (float)bf16_value(values[i]);
+  return x;
 }
 
 // A problem with its data, on host and device ----------------------------------
@@ -85,70 +121,34 @@ static bf16 *upload(const std::vector<uint16_t> &values) {
   return (bf16 *)p;
 }
 
-// Float64 attention of the chosen rows, and beside it plain 16-bit attention. The
-// bound is what two roundings to bf16, of P and of O, can do at most (2^-8 of
-// sum p |v| each), and a quarter more for the arithmetic in float32.
-static void reference_rows(problem &p) {
-  const attention &a = p.a;
-  p.reference.assign(p.rows.size() * kHeadDim, 0.0);
-  p.bound.assign(p.rows.size() * kHeadDim, 0.0);
-  double squares = 0.0;
-  std::vector<double> score(a.seqlen), plain_score(a.seqlen);
-  std::vector<double> plain(kHeadDim);
-  for (size_t i = 0; i < p.rows.size(); ++i) {
-    const row at = p.rows[i];
-    const int keys = a.causal ? at.row + 1 : a.seqlen;
-    const uint16_t *q = &p.query[row_at(a, at.batch, at.row, at.head)];
-    double top = -INFINITY, plain_top = -INFINITY;
-    for (int j = 0; j < keys; ++j) {
-      const uint16_t *k = &p.key[row_at(a, at.batch, j, at.head)];
-      double sum = 0.0;
-      for (int d = 0; d < kHeadDim; ++d) sum += bf16_value(q[d]) * bf16_value(k[d]);
-      score[j] = sum / sqrt((double)kHeadDim);
-      plain_score[j] = rounded(score[j]);
-      top = fmax(top, score[j]);
-      plain_top = fmax(plain_top, plain_score[j]);
-    }
-    double sum = 0.0, plain_sum = 0.0;
-    for (int j = 0; j < keys; ++j) {
-      sum += score[j] = exp(score[j] - top);
-      plain_sum += plain_score[j] = exp(plain_score[j] - plain_top);
-    }
-    double *out = &p.reference[i * kHeadDim], *bound = &p.bound[i * kHeadDim];
-    std::fill(plain.begin(), plain.end(), 0.0);
-    for (int j = 0; j < keys; ++j) {
-      const uint16_t *v = &p.value[row_at(a, at.batch, j, at.head)];
-      const double weight = score[j] / sum;
-      const double plain_weight = rounded(plain_score[j] / plain_sum);
-      for (int d = 0; d < kHeadDim; ++d) {
-        const double x = bf16_value(v[d]);
-        out[d] += weight * x;
-        bound[d] += weight * fabs(x) * 1.25 * 0x1p-7;
-        plain[d] += plain_weight * x;
-      }
-    }
-    for (int d = 0; d < kHeadDim; ++d) {
-      const double error = rounded(plain[d]) - out[d];
-      squares += error * error;
-    }
-  }
-  p.plain_rms = sqrt(squares / (p.rows.size() * kHeadDim));
+// Random inputs on the device; `x` is what they are.
+static bf16 *random_tensor(size_t count, bool outliers, uint64_t seed, std::vector<float> *x) {
+  const std::vector<uint16_t> values = random_values(count, outliers, seed);
+  *x = numbers(values);
+  return upload(values);
 }
 
-problem make_problem(int batch, int heads, int seqlen, bool causal, int samples) {
+static void allocate_codes(problem &p) {
+  quantised &codes = p.a.codes;
+  const size_t scales = p.count / kHeadDim / kBlockRows;
+  for (uint8_t **tensor : {&codes.query, &codes.key, &codes.value})
+    CUDA(cudaMalloc(tensor, p.count));
+  for (float **tensor : {&codes.query_scale, &codes.key_scale, &codes.value_scale})
+    CUDA(cudaMalloc(tensor, scales * sizeof(float)));
+}
+
+problem make_problem(int batch, int heads, int seqlen, bool causal, bool outliers, int samples) {
   problem p;
-  p.a = {batch, heads, seqlen, causal, NULL, NULL, NULL, NULL, NULL};
+  p.a = {batch, heads, seqlen, causal, NULL, NULL, NULL, NULL, NULL, {}};
   p.count = (size_t)batch * seqlen * heads * kHeadDim;
   const uint64_t seed = (uint64_t)seqlen << 32 | batch << 16 | heads << 8 | (causal ? 4 : 0);
-  p.query = random_values(p.count, seed);
-  p.key = random_values(p.count, seed + 1);
-  p.value = random_values(p.count, seed + 2);
+  p.a.query = random_tensor(p.count, outliers, seed, &p.inputs.query);
+  p.a.key = random_tensor(p.count, outliers, seed + 1, &p.inputs.key);
+  p.a.value = random_tensor(p.count, outliers, seed + 2, &p.inputs.value);
   p.out.resize(p.count + 2 * kGuard);
-  p.a.query = upload(p.query);
-  p.a.key = upload(p.key);
-  p.a.value = upload(p.value);
   p.out_zone = upload(p.out);
   p.a.out = p.out_zone + kGuard;
+  allocate_codes(p);
   if (samples == 0) {
     for (int b = 0; b < batch; ++b)
       for (int h = 0; h < heads; ++h)
@@ -162,7 +162,7 @@ problem make_problem(int batch, int heads, int seqlen, bool causal, int samples)
                         (int)(random_bits(&state) % heads)});
     }
   }
-  reference_rows(p);
+  p.expected = expect_16_bits(p);
   return p;
 }
 
@@ -171,6 +171,10 @@ void free_problem(problem &p) {
   CUDA(cudaFree((void *)p.a.key));
   CUDA(cudaFree((void *)p.a.value));
   CUDA(cudaFree(p.out_zone));
+  quantised &codes = p.a.codes;
+  for (uint8_t *tensor : {codes.query, codes.key, codes.value}) CUDA(cudaFree(tensor));
+  for (float *tensor : {codes.query_scale, codes.key_scale, codes.value_scale})
+    CUDA(cudaFree(tensor));
 }
 
 bool take_scores(const step *s, problem &p) {
@@ -190,16 +194,39 @@ void poison(problem &p) {
   CUDA(cudaMemset(p.out_zone, 0xff, (p.count + 2 * kGuard) * 2));  // NaN, all of it
 }
 
+void quantise(const step *s, const problem &p) {
+  if (s->quantise == NULL) return;
+  s->quantise(p.a);
+  CUDA(cudaGetLastError());
+}
+
 void run(const step *s, const problem &p) {
   s->launch(p.a);
   CUDA(cudaGetLastError());
 }
 
-// Looks at the output as it stands; false, with a line that says why, if it is wrong.
-static bool output_is_right(const step *s, problem &p, double *rms, bool report) {
-  const attention &a = p.a;
+static void download(problem &p) {
   CUDA(cudaDeviceSynchronize());
   CUDA(cudaMemcpy(p.out.data(), p.out_zone, p.out.size() * 2, cudaMemcpyDeviceToHost));
+}
+
+static double rms_error(const problem &p, const expectation &expected) {
+  double squares = 0.0;
+  for (size_t i = 0; i < p.rows.size(); ++i) {
+    const row at = p.rows[i];
+    const uint16_t *out = &p.out[kGuard + row_at(p.a, at.batch, at.row, at.head)];
+    for (int d = 0; d < kHeadDim; ++d) {
+      const double error = bf16_value(out[d]) - expected.out[i * kHeadDim + d];
+      squares += error * error;
+    }
+  }
+  return sqrt(squares / (p.rows.size() * kHeadDim));
+}
+
+// Looks at the output as it stands; false, with a line that says why, if it is wrong.
+static bool output_is_right(const step *s, problem &p, const expectation &expected, bool report) {
+  const attention &a = p.a;
+  download(p);
   char what[128];
   snprintf(what, sizeof(what), "%s, batch %d, heads %d, seqlen %d%s", s->name, a.batch, a.heads,
            a.seqlen, a.causal ? ", causal" : "");
@@ -213,15 +240,12 @@ static bool output_is_right(const step *s, problem &p, double *rms, bool report)
       return false;
     }
   }
-  double squares = 0.0;
   for (size_t i = 0; i < p.rows.size(); ++i) {
     const row at = p.rows[i];
     const uint16_t *out = &p.out[kGuard + row_at(a, at.batch, at.row, at.head)];
     for (int d = 0; d < kHeadDim; ++d) {
-      const double want = p.reference[i * kHeadDim + d];
-      const double error = fabs(bf16_value(out[d]) - want);
-      squares += error * error;
-      if (!(error <= p.bound[i * kHeadDim + d])) {
+      const double want = expected.out[i * kHeadDim + d];
+      if (!(fabs(bf16_value(out[d]) - want) <= expected.bound[i * kHeadDim + d])) {
         if (report)
           fprintf(stderr, "FAILED %s: (%d, %d, %d, %d) is %g, not %g\n", what, at.batch, at.row,
                   at.head, d, bf16_value(out[d]), want);
@@ -229,29 +253,42 @@ static bool output_is_right(const step *s, problem &p, double *rms, bool report)
       }
     }
   }
-  *rms = sqrt(squares / (p.rows.size() * kHeadDim));
-  if (!(*rms <= p.plain_rms)) {
+  const double rms = rms_error(p, expected);
+  if (!(rms <= expected.rms_bound)) {
     if (report)
-      fprintf(stderr, "FAILED %s: rms error %g, plain 16-bit attention has %g\n", what, *rms,
-              p.plain_rms);
+      fprintf(stderr, "FAILED %s: rms error %g, more than %g\n", what, rms, expected.rms_bound);
     return false;
   }
   return true;
 }
 
 bool output_is_the_same(const step *s, problem &p, const std::vector<uint16_t> &checked) {
-  CUDA(cudaMemcpy(p.out.data(), p.out_zone, p.out.size() * 2, cudaMemcpyDeviceToHost));
+  download(p);
   if (p.out == checked) return true;
   fprintf(stderr, "FAILED %s: a timed run computed something else\n", s->name);
   return false;
 }
 
-bool check(const step *s, problem &p, double *rms) {
+bool check(const step *s, problem &p, errors *e) {
   poison(p);
-  if (output_is_right(s, p, rms, false)) {
+  if (output_is_right(s, p, p.expected, false)) {
     fprintf(stderr, "FAILED: the check accepts an output that nothing has written\n");
     return false;
   }
-  run(s, p);
-  return output_is_right(s, p, rms, true);
+  bool right;
+  if (s->quantise == NULL) {
+    run(s, p);
+    right = output_is_right(s, p, p.expected, true);
+    e->own = rms_error(p, p.expected);
+  } else {
+    quantise(s, p);
+    values decoded;
+    if (!codes_are_right(s, p, &decoded)) return false;
+    const expectation expected = expect_codes(p, decoded);
+    run(s, p);
+    right = output_is_right(s, p, expected, true);
+    e->own = rms_error(p, expected);
+  }
+  e->all = rms_error(p, p.expected);
+  return right;
 }
