@@ -6,6 +6,7 @@ What a chapter may say in {{ }}, alone on a line but for the last three:
     code("worklog/k1_tiled.cu", "load_tile")            a listing of that function
     code("kernels/mask.h", begin="...", end="...")      of the lines from one to the other
     run("traffic", "loops")                             what programs/traffic.c prints
+    tool("tma")                                         what worklog/tools/tma.cu printed on a GPU
     picture("tiling")   drawing("causal")   chart("ladder")   toy("softmax")
     row("worklog/README.md", "K3 |")[1]                 a cell of a document's table
     step("k6", 16384, causal=True).tflops | figure      a measured figure: see figures.py
@@ -43,6 +44,8 @@ CHAPTERS = [
     "flash-attention",
     "hopper",
     "ladder",
+    "fp8",
+    "decode",
     "backward",
     "beyond",
 ]
@@ -137,6 +140,7 @@ class Chapter:
             globals={
                 "code": lambda *args, **kwargs: blocks.hold(excerpts.code(*args, **kwargs)),
                 "run": lambda *args: blocks.hold(programs.run(*args)),
+                "tool": lambda *args: blocks.hold(programs.tool(*args)),
                 "row": excerpts.row,
                 "picture": lambda picture_name: blocks.hold(picture(picture_name)),
                 "chart": lambda chart_name: blocks.hold(charts.draw(chart_name)),

@@ -40,23 +40,62 @@ def bars(title, unit, rows, limits, result_file):
     )
 
 
-def ladder():
-    results = figures.ladder()
-    rows = []
-    for one in results["steps"]:
-        short, _, idea = one["name"].partition("_")
-        speed = figures.step(short)["tflops"]
-        rows.append((f"{short.upper()} {idea.split('_')[0]}", speed, "output"))
-    limits = [("cuBLAS’s matrix product", figures.yardstick("gemm")["tflops"])]
-    setting = figures.step("k6")
+def step_label(name):
+    short, _, idea = name.partition("_")
+    return f"{short.upper()} {idea.split('_')[0]}"
+
+
+def ladder_bars(names, what, limits):
+    rows = [
+        (step_label(name), figures.step(name.split("_")[0])["tflops"], "output") for name in names
+    ]
+    setting, gpu = figures.step("k6"), figures.ladder()["gpu"]
     return bars(
-        f"The steps of the ladder: bfloat16, head dim 128, {setting['seqlen']} tokens, "
-        f"no mask, one {results['gpu']}",
+        f"{what}, head dim 128, {setting['seqlen']} tokens, no mask, one {gpu}",
         "TFLOP/s",
         rows,
         limits,
         "worklog/results.json",
     )
+
+
+def ladder():
+    names = [one["name"] for one in figures.ladder()["steps"] if one["name"] < "k7"]
+    limits = [("cuBLAS’s matrix product", figures.yardstick("gemm")["tflops"])]
+    return ladder_bars(names, "The steps of the ladder: bfloat16", limits)
+
+
+def fp8():
+    names = [one["name"] for one in figures.ladder()["steps"] if one["name"] >= "k6"]
+    limits = [
+        ("cuBLAS’s matrix product in E4M3", figures.yardstick("gemm_fp8")["tflops"]),
+        ("in bfloat16", figures.yardstick("gemm")["tflops"]),
+    ]
+    return ladder_bars(names, "K6 in bfloat16, K7 and K8 in E4M3", limits)
+
+
+def errors():
+    rows = [
+        (step_label(one["step"]), one["rms_error"] * 1000, "query")
+        for one in figures.outliers()["results"]
+        if one["step"] >= "k6"
+    ]
+    return bars("Errors on inputs with outliers", "thousandths", rows, [], "worklog/results.json")
+
+
+def decode():
+    results = figures.flash_decode()
+    rows = [
+        (step_label(one["name"]), figures.decode(one["name"][:2])["gb_per_s"], "output")
+        for one in results["steps"]
+    ]
+    setting = figures.decode("d0")
+    title = (
+        f"Flash decode: one sequence of {setting['keys']} keys, {setting['heads_q']} query heads, "
+        f"{setting['heads_k']} heads of keys, one {results['gpu']}"
+    )
+    limits = [("a plain read of memory", results["read_gb_per_s"])]
+    return bars(title, "GB/s of cache", rows, limits, "worklog/decode/results.json")
 
 
 def peers():
@@ -75,7 +114,13 @@ def peers():
     return bars(title, "TFLOP/s", rows, limits, f"bench/results/{card}.json")
 
 
-CHARTS = {"ladder": ladder, "peers": peers}
+CHARTS = {
+    "ladder": ladder,
+    "fp8": fp8,
+    "errors": errors,
+    "decode": decode,
+    "peers": peers,
+}
 
 
 def draw(name):

@@ -43,9 +43,29 @@ def built(short):
 
 
 def yardstick(name, seqlen=4096, causal=False):
-    if name == "gemm":
+    if name in ("gemm", "gemm_fp8"):
         return only(ladder()["yardsticks"], name=name)
     return only(ladder()["yardsticks"], name=name, seqlen=seqlen, causal=causal)
+
+
+def outliers():
+    """The problem whose inputs have outliers."""
+    return ladder()["outliers"]
+
+
+def outlier(short):
+    """A step's errors there."""
+    return only(outliers()["results"], step=full_name(short))
+
+
+def flash_decode():
+    return read("worklog/decode/results.json")
+
+
+def decode(step, batch=1, keys=8192):
+    """How fast a step of flash decode is: d0_block is "d0"."""
+    found = [one for one in flash_decode()["results"] if one["step"].startswith(f"{step}_")]
+    return only(found, batch=batch, keys=keys)
 
 
 def profile(short, kernel=None):
@@ -54,6 +74,12 @@ def profile(short, kernel=None):
     if kernel:
         wanted["kernel"] = kernel
     return only(read("worklog/bottlenecks.json"), **wanted)
+
+
+def profile_ms(short):
+    """All kernels of a step together."""
+    found = [one for one in read("worklog/bottlenecks.json") if one["step"] == full_name(short)]
+    return sum(one["ms"] for one in found)
 
 
 def bench(card):
@@ -93,8 +119,13 @@ LOOKUPS = {
     "bench": bench,
     "built": built,
     "cell": cell,
+    "decode": decode,
+    "flash_decode": flash_decode,
     "ladder": ladder,
+    "outlier": outlier,
+    "outliers": outliers,
     "profile": profile,
+    "profile_ms": profile_ms,
     "step": step,
     "yardstick": yardstick,
 }

@@ -1,4 +1,5 @@
-"""The course's small C programs: compiled and run when it is built, and what they print is shown."""
+"""What programs print. The course's small C programs are compiled and run when it is built; those of
+worklog/tools need a GPU, and what they printed there is kept beside them."""
 
 import functools
 import html
@@ -7,7 +8,10 @@ import pathlib
 import subprocess
 import tempfile
 
+import figures
+
 PROGRAMS = pathlib.Path(__file__).resolve().parent / "programs"
+ROOT = PROGRAMS.parent.parent.parent
 
 
 @functools.cache
@@ -25,10 +29,21 @@ def printed(name, *arguments):
         return done.stdout
 
 
-def run(name, *arguments):
-    command = " ".join([f"programs/{name}.c", *arguments])
+def show(command, text, caption):
     return (
         f'<figure class="code"><pre class="scroll" tabindex="0" role="group" '
-        f'aria-label="Output of {command}"><samp>{html.escape(printed(name, *arguments))}</samp>'
-        f"</pre><figcaption>What docs/site/{command} prints.</figcaption></figure>"
+        f'aria-label="Output of {command}"><samp>{html.escape(text)}</samp>'
+        f"</pre><figcaption>{caption}</figcaption></figure>"
     )
+
+
+def run(name, *arguments):
+    command = " ".join([f"programs/{name}.c", *arguments])
+    return show(command, printed(name, *arguments), f"What docs/site/{command} prints.")
+
+
+def tool(name):
+    """What a program of worklog/tools printed on a GPU."""
+    command = f"worklog/tools/{name}.cu"
+    text = (ROOT / "worklog" / "tools" / f"{name}.txt").read_text(encoding="utf-8")
+    return show(command, text, f"What {command} printed on one {figures.ladder()['gpu']}.")

@@ -229,7 +229,7 @@ def check_timeline_case(toy, native, turns, overlap, numbers):
 
 def check_timeline_sources(toy):
     """The clocks that the page begins with are in the notes that it names."""
-    notes = (ROOT / "docs/notes/hopper-forward.md").read_text(encoding="utf-8")
+    notes = (ROOT / "docs/notes/hopper-forward-clocks.md").read_text(encoding="utf-8")
     stamps = dict(re.findall(r"^\| ([^|]+) \| (\d+) \|$", notes, re.M))
     total = lambda *names: sum(int(stamps[name]) for name in names)
     begins = lambda start: next(name for name in stamps if name.startswith(start))
@@ -240,7 +240,7 @@ def check_timeline_sources(toy):
     }
     for part, wanted in defaults.items():
         expect(part, int(toy.element(part).get_attribute("value")), wanted)
-    assert "600 to 800 clocks" in notes and "-> 79.3% of cycles at d=128 8k" in notes
+    assert "600 to 800 clocks" in notes and "74.6 to 79.3% of the cycles at 8192 tokens" in notes
     expect("load", toy.element("load").get_attribute("value"), "700")
 
 
@@ -257,38 +257,67 @@ def check_timeline(toy, native):
 # The heads.
 
 
-def text_of_model():
-    data = (ROOT / "examples/minilm/layer3.safetensors").read_bytes()
+def safetensors(path):
+    data = (ROOT / path).read_bytes()
     size = struct.unpack("<Q", data[:8])[0]
-    header = json.loads(data[8 : 8 + size])
-    tensors = {name: data[8 + size :][slice(*header[name]["data_offsets"])] for name in "qkv"}
-    return tensors, *header["q"]["shape"][2:]
+    return json.loads(data[8 : 8 + size]), data[8 + size :]
+
+
+def alice(first, count):
+    """Heads, heads_k, head_dim, and query, key and value of these tokens as float32's bytes."""
+    header, data = safetensors("examples/minilm/layer3.safetensors")
+    heads, head_dim = header["q"]["shape"][2:]
+    row, parts = heads * head_dim, []
+    for name in "qkv":
+        begin = header[name]["data_offsets"][0] + 2 * first * row
+        halves = struct.unpack(f"<{count * row}e", data[begin : begin + 2 * count * row])
+        parts.append(struct.pack(f"<{count * row}f", *halves))
+    return heads, heads, head_dim, *parts
+
+
+def own_text(native, text, layer):
+    """The same of a text that the model reads in the page."""
+    return native.read(text, safetensors("examples/generate/jargon.safetensors")[1], layer)
+
+
+def check_heads_rows(toy, native, text, tokens, first, causal, left, head, query, digits=7):
+    """What is shown of one word that asks, in one head."""
+    toy.set(query=first + query)
+    toy.chromium.run(f"document.querySelectorAll('#heads-all button')[{head}].click()")
+    expect("message", toy.message(), "")
+    count = len(tokens)
+    weight, output, lse = native.heads(count, *text, causal, left)
+    rows = toy.rows("rows")
+    order = sorted(range(count), key=lambda j: -weight(head, query, j))[:5]
+    for j, (name, ours, exact) in zip(order, rows):
+        expect("key", name, f"weight of {first + j + 1} {tokens[j]}")
+        expect_number(name, ours, weight(head, query, j), digits)
+        assert abs(number(ours) - number(exact)) <= 3e-6, (name, ours, exact)
+    for column, (name, ours, exact) in enumerate(rows[len(order) : -1]):
+        expect_number(name, ours, output(head, query, column), digits)
+        assert abs(number(ours) - number(exact)) <= 1e-5, (name, ours, exact)
+    expect_number("log-sum-exp", rows[-1][1], lse(head, query), digits)
+    differences = [number(found) for found in re.findall(r"(\d[\d.e−]*) in ", toy.text("errors"))]
+    assert len(differences) == 3 and all(d <= 1e-5 for d in differences), toy.text("errors")
 
 
 def check_heads_case(toy, native, first, count, causal, left, head, query):
     limit = "" if left < 0 else left
     toy.set(first=1, count=1)  # so that no range in between is too long
     toy.set(first=first + 1, count=count, causal=causal, left=limit)
-    toy.set(query=first + query)
-    toy.chromium.run(f"document.querySelectorAll('#heads-all button')[{head}].click()")
-    expect("message", toy.message(), "")
-    tensors, heads, head_dim = text_of_model()
-    row = heads * head_dim * 2
-    parts = [tensors[name][first * row : (first + count) * row] for name in "qkv"]
-    weight, output, lse = native.heads(count, heads, head_dim, *parts, causal, left)
     tokens = (ROOT / "examples/minilm/tokens.txt").read_text(encoding="utf-8").splitlines()
-    rows = toy.rows("rows")
-    order = sorted(range(count), key=lambda j: -weight(head, query, j))[:5]
-    for j, (name, ours, exact) in zip(order, rows):
-        expect("key", name, f"weight of {first + j + 1} {tokens[first + j]}")
-        expect_number(name, ours, weight(head, query, j), 7)
-        assert abs(number(ours) - number(exact)) <= 3e-6, (name, ours, exact)
-    for column, (name, ours, exact) in enumerate(rows[len(order) : -1]):
-        expect_number(name, ours, output(head, query, column), 7)
-        assert abs(number(ours) - number(exact)) <= 1e-5, (name, ours, exact)
-    expect_number("log-sum-exp", rows[-1][1], lse(head, query), 7)
-    differences = [number(found) for found in re.findall(r"(\d[\d.e−]*) in ", toy.text("errors"))]
-    assert len(differences) == 3 and all(d <= 1e-5 for d in differences), toy.text("errors")
+    tokens = tokens[first : first + count]
+    check_heads_rows(toy, native, alice(first, count), tokens, first, causal, left, head, query)
+
+
+def check_own_text(toy, native, text, layer, head, query):
+    toy.set(left="", own=text)
+    toy.wait_for(lambda: toy.element("causal").is_selected())
+    toy.set(layer=layer)
+    tokens = ["␣" if letter == " " else letter for letter in text]
+    read = own_text(native, text.encode(), layer)
+    # The model's own sums are rounded in another order there: no seven digits.
+    check_heads_rows(toy, native, read, tokens, 0, True, -1, head, query, digits=4)
 
 
 def check_heads(toy, native):
@@ -302,6 +331,11 @@ def check_heads(toy, native):
     )
     expect("heads that are painted", pixels, [True] * 12)
     check_bad_inputs(toy, first=["", "0", "65"], count=["0", "65", "1.5"], left=["-2"])
+    check_own_text(toy, native, "A kernel is the heart of a heart.", 0, 3, 30)
+    check_own_text(toy, native, "x", 3, 0, 0)
+    toy.set(own="")
+    toy.wait_for(lambda: not toy.element("causal").is_selected())
+    check_heads_case(toy, native, 1, 38, False, -1, 11, 5)
 
 
 # Without a page: random numbers against the definitions.

@@ -117,12 +117,12 @@ toys.start("timeline", (root, library) => {
       [names[way], grouped(end), round ? grouped(round) : "one tile only", round ? percent(busy) : "one tile only"]), chosen);
   }
 
-  const PRODUCT_KERNEL = 79.3; // docs/notes/hopper-forward.md
+  const PRODUCT_KERNEL = 79.3; // docs/notes/hopper-forward-clocks.md
   const { k4_wgmma: k4, k5_specialised: k5, k6_overlap: k6 } = toys.measured;
   find("measured").textContent =
     `Measured for whole kernels of the ladder, beginnings and ends of blocks included (worklog/bottlenecks.json): ` +
     `the matrix unit was busy for ${k4.toFixed(0)}% of the cycles in K4, whose warpgroups meet at a barrier every round, ` +
     `${k5.toFixed(0)}% in K5, where they drift apart, and ${k6.toFixed(0)}% in K6, with ping-pong and overlap. The product kernel, ` +
-    `when the stamps below were taken, had ${PRODUCT_KERNEL.toFixed(0)}% at 8192 tokens (docs/notes/hopper-forward.md).`;
+    `when the stamps below were taken, had ${PRODUCT_KERNEL.toFixed(0)}% at 8192 tokens (docs/notes/hopper-forward-clocks.md).`;
   return draw;
 });
