@@ -61,14 +61,14 @@ class Native:
         count = self.library.toy_timeline(struct.pack("4i5d", *timeline), spans, most)
         return list(PLACE.iter_unpack(spans.raw[: PLACE.size * count]))
 
-    def heads(self, tokens, heads, head_dim, query, key, value, causal, left):
-        """`query`, `key` and `value` are float16's bytes. Functions of head, query and the third."""
+    def heads(self, tokens, heads, heads_k, head_dim, query, key, value, causal, left):
+        """`query`, `key` and `value` are float32's bytes. Functions of head, query and the third."""
         width = -(-tokens // 8) * 8
         weights = (ctypes.c_float * (tokens * heads * width))()
         output = (ctypes.c_float * (tokens * heads * head_dim))()
         lse = (ctypes.c_float * (heads * tokens))()
         wrong = self.library.toy_heads(
-            tokens, heads, head_dim, query, key, value, causal, left, weights, output, lse
+            tokens, heads, heads_k, head_dim, query, key, value, causal, left, weights, output, lse
         )
         if wrong:
             raise RuntimeError(wrong.decode())
@@ -77,3 +77,13 @@ class Native:
             lambda head, i, column: output[(i * heads + head) * head_dim + column],
             lambda head, i: lse[head * tokens + i],
         )
+
+    def read(self, text, parameters, layer):
+        """What a layer makes of a text: heads, heads_k, head_dim, and three float32's bytes."""
+        sizes = (ctypes.c_int32 * 4)()
+        self.library.toy_read_sizes(sizes)
+        _, heads, heads_k, head_dim = sizes
+        counts = [len(text) * each * head_dim for each in (heads, heads_k, heads_k)]
+        results = [(ctypes.c_float * count)() for count in counts]
+        self.library.toy_read(text, len(text), parameters, layer, *results)
+        return heads, heads_k, head_dim, *map(bytes, results)

@@ -33,6 +33,13 @@ class Toy:
                 value,
             )
 
+    def wait_for(self, condition):
+        for _ in range(100):
+            if condition():
+                return
+            time.sleep(0.1)
+        raise AssertionError(f"in vain: {self.message()}")
+
     def press(self, part):
         """With the keyboard."""
         self.element(part).send_keys(Keys.ENTER)

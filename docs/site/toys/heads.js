@@ -5,8 +5,18 @@ toys.start("heads", (root, library) => {
   const find = (name) => root.querySelector(`#heads-${name}`);
   const { shown } = toys;
   const SHOWN_KEYS = 5, SHOWN_COLUMNS = 3;
-  const script = document.createElement("script"); // the text: only this toy needs it
-  let text, head = 0;
+  let alice, text, parameters, head = 0;
+
+  // Data that only this toy needs.
+  function load(name) {
+    return new Promise((resolve, reject) => {
+      const script = document.createElement("script");
+      script.src = `toys/${name}.js`;
+      script.onload = resolve;
+      script.onerror = () => reject(new Error(`toys/${name}.js is missing.`));
+      document.head.append(script);
+    });
+  }
 
   // float16: not every browser has Float16Array.
   function fromHalf(bits) {
@@ -27,7 +37,7 @@ toys.start("heads", (root, library) => {
   }
 
   function rowsOf(name, p) {
-    const row = text.heads * text.head_dim;
+    const row = (name === "q" ? text.heads : text.heads_k) * text.head_dim;
     return text[name].subarray(p.first * row, (p.first + p.count) * row);
   }
 
@@ -37,7 +47,7 @@ toys.start("heads", (root, library) => {
       const sizes = [p.count * text.heads * width, p.count * text.heads * text.head_dim, p.count * text.heads];
       const results = sizes.map((size) => library.space(4 * size));
       const wrong = library.functions.toy_heads(
-        p.count, text.heads, text.head_dim, ...["q", "k", "v"].map((name) => library.put(rowsOf(name, p))),
+        p.count, text.heads, text.heads_k, text.head_dim, ...["q", "k", "v"].map((name) => library.put(rowsOf(name, p))),
         p.causal, p.left, ...results);
       if (wrong) throw new Error(library.text(wrong));
       const [weights, output, lse] = results.map((at, i) => library.get(Float32Array, at, sizes[i]));
@@ -51,9 +61,10 @@ toys.start("heads", (root, library) => {
 
   // softmax(QK^T / sqrt(d)) V as it is written, in float64.
   function byFormula(p) {
-    const [q, k, v] = ["q", "k", "v"].map((name) => Float64Array.from(rowsOf(name, p), fromHalf));
-    const { heads, head_dim } = text;
+    const [q, k, v] = ["q", "k", "v"].map((name) => Float64Array.from(rowsOf(name, p)));
+    const { heads, heads_k, head_dim } = text;
     const at = (row, h, column) => (row * heads + h) * head_dim + column;
+    const at_k = (row, h, column) => (row * heads_k + Math.floor((h * heads_k) / heads)) * head_dim + column;
     const rows = [];
     for (let h = 0; h < heads; h++) {
       rows.push([]);
@@ -62,14 +73,14 @@ toys.start("heads", (root, library) => {
           const hidden = (p.causal && j > i) || (p.left >= 0 && j < i - p.left);
           if (hidden) return -Infinity;
           let sum = 0;
-          for (let c = 0; c < head_dim; c++) sum += q[at(i, h, c)] * k[at(j, h, c)];
+          for (let c = 0; c < head_dim; c++) sum += q[at(i, h, c)] * k[at_k(j, h, c)];
           return sum / Math.sqrt(head_dim);
         });
         const greatest = Math.max(...scores);
         const sum = scores.reduce((total, score) => total + Math.exp(score - greatest), 0);
         const weights = scores.map((score) => Math.exp(score - greatest) / sum);
         const output = Array.from({ length: head_dim }, (_, c) =>
-          weights.reduce((total, weight, j) => total + weight * v[at(j, h, c)], 0));
+          weights.reduce((total, weight, j) => total + weight * v[at_k(j, h, c)], 0));
         rows[h].push({ weights, output, lse: greatest + Math.log(sum) });
       }
     }
@@ -117,7 +128,7 @@ toys.start("heads", (root, library) => {
   }
 
   function fillQueries(p) {
-    const select = find("query"), range = `${p.first} ${p.count}`;
+    const select = find("query"), range = `${p.first} ${p.count} ${text.tokens.join(" ")}`;
     if (select.dataset.range === range) return;
     const kept = Number(select.value || p.first + Math.min(p.count - 1, 11));
     select.replaceChildren(...Array.from({ length: p.count }, (_, i) =>
@@ -134,7 +145,7 @@ toys.start("heads", (root, library) => {
       const word = toys.html("span", { class: j === query ? "token asks" : "token" },
         joined ? token.slice(2) : token);
       word.style.setProperty("--weight", `${(45 * Math.sqrt(share)).toFixed(1)}%`);
-      return j && !joined ? [" ", word] : [word];
+      return j && !joined && text === alice ? [" ", word] : [word];
     }).flat());
   }
 
@@ -183,16 +194,66 @@ toys.start("heads", (root, library) => {
     }));
   }
 
-  return new Promise((resolve, reject) => {
-    script.src = "toys/text.js";
-    script.onload = () => {
-      text = { ...toys.text };
-      for (const name of ["q", "k", "v"]) text[name] = new Uint16Array(toys.bytes(text[name]).buffer);
+  // The model's queries, keys and values of one's own text; a token is a byte.
+  function ownText(bytes, layer) {
+    return library.scope(() => {
+      const sizes = library.space(16);
+      library.functions.toy_read_sizes(sizes);
+      const [layers, heads, heads_k, head_dim] = library.get(Int32Array, sizes, 4);
+      const counts = [heads, heads_k, heads_k].map((of) => bytes.length * of * head_dim);
+      const results = counts.map((count) => library.space(4 * count));
+      library.functions.toy_read(library.put(bytes), bytes.length, library.put(parameters), layer, ...results);
+      const [q, k, v] = results.map((at, i) => library.get(Float32Array, at, counts[i]));
+      return { tokens: Array.from(bytes, nameOf), layers, heads, heads_k, head_dim, q, k, v };
+    });
+  }
+
+  // A byte as a letter, where it is one.
+  function nameOf(byte) {
+    if (byte === 32) return "␣";
+    return byte > 32 && byte < 127 ? String.fromCharCode(byte) : byte.toString(16).padStart(2, "0");
+  }
+
+  // Takes up the text that is asked for, and shows all of it.
+  function changeText() {
+    const bytes = new TextEncoder().encode(find("own").value).slice(0, 128);
+    const own = bytes.length > 0;
+    const before = text;
+    text = own ? ownText(bytes, Number(find("layer").value || 0)) : alice;
+    find("layer").disabled = !own;
+    if (own && !find("layer").length)
+      find("layer").replaceChildren(...Array.from({ length: text.layers }, (_, i) =>
+        toys.html("option", { value: i }, i + 1)));
+    find("causal").checked = find("causal").disabled = own; // as the model was trained
+    const [first, count] = own ? [1, text.tokens.length] : [2, 38];
+    if (before.tokens.join() !== text.tokens.join()) [find("first").value, find("count").value] = [first, count];
+    if (before.heads !== text.heads) {
+      head = 0;
       makeHeads();
-      resolve(draw);
-    };
-    script.onerror = () => reject(new Error("the text is missing (toys/text.js)."));
-    document.head.append(script);
+    }
+  }
+
+  async function readOwn() {
+    try {
+      if (!parameters) {
+        await load("model");
+        parameters = toys.bytes(toys.parameters);
+      }
+      changeText();
+      root.dispatchEvent(new Event("redraw"));
+    } catch (error) {
+      root.querySelector(".message").textContent = error.message;
+    }
+  }
+
+  return load("text").then(() => {
+    alice = { ...toys.text, heads_k: toys.text.heads };
+    for (const name of ["q", "k", "v"])
+      alice[name] = Float32Array.from(new Uint16Array(toys.bytes(alice[name]).buffer), fromHalf);
+    text = alice;
+    makeHeads();
+    for (const name of ["own", "layer"]) find(name).addEventListener("input", readOwn);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => root.dispatchEvent(new Event("redraw")));
+    return draw;
   });
 });

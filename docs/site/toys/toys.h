@@ -86,12 +86,22 @@ struct span {
 /* Every span, in the order of their ends; returns how many there are, at most `most`. */
 TOY int toy_timeline(const struct timeline *timeline, struct span *spans, int most);
 
-/* heads.c: attention of `tokens` tokens with themselves; query, key and value are float16, (tokens,
- * heads, head_dim). `weights`, (tokens, heads, width) with `width` the tokens rounded up to a
- * multiple of 8, gets the probabilities, `output` is (tokens, heads, head_dim) and `lse` (heads,
- * tokens). `left` is the window, -1 without a limit. Returns null, or what is wrong. */
-TOY const char *toy_heads(int tokens, int heads, int head_dim, const uint16_t *query,
-                          const uint16_t *key, const uint16_t *value, int causal, int left,
+/* heads.c: attention of `tokens` tokens with themselves; query is (tokens, heads, head_dim), key
+ * and value are (tokens, heads_k, head_dim). `weights`, (tokens, heads, width) with `width` the
+ * tokens rounded up to a multiple of 8, gets the probabilities, `output` is as query and `lse`
+ * (heads, tokens). `left` is the window, -1 without a limit. Returns null, or what is wrong. */
+TOY const char *toy_heads(int tokens, int heads, int heads_k, int head_dim, const float *query,
+                          const float *key, const float *value, int causal, int left,
                           float *weights, float *output, float *lse);
+
+/* read.c: the model of examples/generate, its sizes, and what one of its layers makes of a text of
+ * `count` bytes. `parameters` are the data of jargon.safetensors, the same in every call; query is
+ * (count, heads, head_dim), key and value are (count, heads_k, head_dim). */
+struct read_sizes {
+  int32_t layers, heads, heads_k, head_dim;
+};
+TOY void toy_read_sizes(struct read_sizes *sizes);
+TOY void toy_read(const uint8_t *text, int count, const uint16_t *parameters, int layer,
+                  float *query, float *key, float *value);
 
 #endif
