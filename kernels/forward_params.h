@@ -68,7 +68,7 @@ typedef struct {
 } fa3_forward_params;
 
 /* The length of `tile_counters`, an array of each variant's cubin: zeros for next_tile. */
-#define FA3_TILE_COUNTERS 1024
+#define FA3_TILE_COUNTERS 32768
 
 /* What a compiled variant needs of the host, in constants (the kernel asserts the same): the depth
  * of the rings of keys and of values, threads, columns of a tile that lie side by side in shared

@@ -5,6 +5,7 @@
  *   FAKE_CUDA_FAILING   functions that return 999, e.g. "cuDeviceGet cuDeviceGetName"
  *   FAKE_CUDA_GPUS      compute capabilities, e.g. "80 90"
  *   FAKE_CUDA_MEMORY    bytes of memory that all GPUs share
+ *   FAKE_CUDA_CAPTURING 1: every stream is being captured
  * What a program still has when it ends, it is told: memory, events, a context. */
 #include <stdint.h>
 #include <stdio.h>
@@ -233,7 +234,7 @@ static int32_t tensor_map_encode(void *map, int type, unsigned rank, void *data,
   return fake_failing("cuTensorMapEncodeTiled");
 }
 
-static char tile_counters[4096];
+static char tile_counters[1 << 17];
 
 static int32_t library_get_global(uint64_t *address, size_t *bytes) {
   *address = (uint64_t)(uintptr_t)tile_counters;
@@ -243,7 +244,7 @@ static int32_t library_get_global(uint64_t *address, size_t *bytes) {
 
 static int32_t stream_is_capturing(void *stream, int *status) {
   (void)stream;
-  *status = 0;
+  *status = (int)fake_number("FAKE_CUDA_CAPTURING", 0);
   return fake_failing("cuStreamIsCapturing");
 }
 

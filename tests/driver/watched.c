@@ -2,6 +2,7 @@
  * what it is told. The GPU is fake.c's Hopper, of 132 multiprocessors. */
 #include <dlfcn.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "fa3.h"
@@ -161,6 +162,25 @@ static void test_forward(void **state) {
   args = make_forward(0, 8, 64);
   run_forward(&args);
   assert_int_equal(count, 0);
+}
+
+/* The launches of a stream share a counter of tiles. Each call that is captured has its own: its
+ * graph may run beside the stream, and beside other graphs. */
+static void test_tile_counters(void **state) {
+  (void)state;
+  fa3_forward_args args = make_forward(10000, 8, 64);
+  args.flags = FA3_CAUSAL;
+  run_forward(&args);
+  const unsigned *const of_stream = forward_params.next_tile;
+  run_forward(&args);
+  assert_ptr_equal(forward_params.next_tile, of_stream);
+  setenv("FAKE_CUDA_CAPTURING", "1", 1);
+  run_forward(&args);
+  const unsigned *const captured = forward_params.next_tile;
+  run_forward(&args);
+  unsetenv("FAKE_CUDA_CAPTURING");
+  assert_ptr_not_equal(captured, of_stream);
+  assert_int_equal(forward_params.next_tile - captured, 1);
 }
 
 /* One query against many keys: blocks of a cluster share a sequence, and a second kernel puts the
@@ -366,9 +386,13 @@ int main(void) {
   memcpy(&start_watching, &address, sizeof address);
   start_watching(watch);
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_forward),  cmocka_unit_test(test_decode),
-      cmocka_unit_test(test_backward), cmocka_unit_test(test_reserved_multiprocessors),
-      cmocka_unit_test(test_staging),  cmocka_unit_test(test_what_is_refused),
+      cmocka_unit_test(test_forward),
+      cmocka_unit_test(test_tile_counters),
+      cmocka_unit_test(test_decode),
+      cmocka_unit_test(test_backward),
+      cmocka_unit_test(test_reserved_multiprocessors),
+      cmocka_unit_test(test_staging),
+      cmocka_unit_test(test_what_is_refused),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
