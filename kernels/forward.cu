@@ -351,7 +351,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   uint32_t base;
   asm volatile("mov.b32 %0, %1;" : "=r"(base) : "r"((uint32_t)__cvta_generic_to_shared(shared)));
   const layout m = lay_out(base);
-  const bool paged = params.page_size > 0;
+  const bool paged = FA3_PAGES && params.page_size > 0;
   const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
 
   if (threadIdx.x == 0) {

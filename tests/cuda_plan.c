@@ -34,9 +34,9 @@ static void test_every_head_dim(void **state) {
     for (int64_t value_head_dim = 8; value_head_dim <= 256; value_head_dim += 8)
       for (int softcap = 0; softcap < 2; softcap++) {
         const struct kernel *kernel;
-        assert_int_equal(
-            find_forward_kernel(NULL, FA3_BFLOAT16, head_dim, value_head_dim, softcap, &kernel),
-            FA3_OK);
+        assert_int_equal(find_forward_kernel(NULL, FA3_BFLOAT16, head_dim, value_head_dim,
+                                             softcap ? FA3_FEATURE_SOFTCAP : 0, &kernel),
+                         FA3_OK);
         assert_true(kernel->head_dim >= head_dim && kernel->value_head_dim >= value_head_dim);
         assert_true(kernel->softcap || !softcap);
         for (int k = 0; k < KERNELS; k++) {
@@ -49,8 +49,7 @@ static void test_every_head_dim(void **state) {
         }
       }
   const struct kernel *kernel;
-  assert_int_equal(find_forward_kernel(NULL, FA3_FLOAT16, 264, 64, false, &kernel),
-                   FA3_UNSUPPORTED);
+  assert_int_equal(find_forward_kernel(NULL, FA3_FLOAT16, 264, 64, 0, &kernel), FA3_UNSUPPORTED);
 }
 
 /* A block has at most 227 KiB of shared memory. */
@@ -229,6 +228,7 @@ static void test_pages(void **state) {
         (struct operand){.data = (char *)page_table, .dtype = FA3_INT32, .batch = 1, .rows = 1};
     assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
     assert_int_equal(plan.forward.box, cases[i].box);
+    assert_true(plan.forward.kernel->pages);
     problem.leftpad_k = leftpad_k; /* tiles begin anywhere */
     assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
     assert_int_equal(plan.forward.box, 0);

@@ -31,14 +31,16 @@ const struct kernel_kind forward_fp8_kind = {
     .phase = FA3_FORWARD, .entries = {"forward_fp8"}, .shared_bytes = fp8_shared_bytes};
 
 fa3_status find_forward_kernel(const char *architecture, fa3_dtype dtype, int64_t head_dim,
-                               int64_t value_head_dim, bool softcap, const struct kernel **kernel) {
+                               int64_t value_head_dim, fa3_features features,
+                               const struct kernel **kernel) {
   *kernel = find_kernel(
       &(struct kernel_need){.kind = dtype == FA3_FLOAT8_E4M3 ? &forward_fp8_kind : &forward_kind,
                             .architecture = architecture,
                             .dtype = dtype,
                             .head_dim = head_dim,
                             .value_head_dim = value_head_dim,
-                            .softcap = softcap});
+                            .softcap = features & FA3_FEATURE_SOFTCAP,
+                            .pages = features & FA3_FEATURE_PAGE_TABLE});
   return *kernel ? FA3_OK : no_kernel(head_dim, value_head_dim);
 }
 
@@ -49,8 +51,7 @@ fa3_status supports_forward(const fa3_capability *capability) {
   else
     TRY(check_half_precision(capability));
   return find_forward_kernel(NULL, capability->query_dtype, capability->head_dim,
-                             capability->value_head_dim, capability->features & FA3_FEATURE_SOFTCAP,
-                             &kernel);
+                             capability->value_head_dim, capability->features, &kernel);
 }
 
 /* Whether query heads share tiles, and the grid. */
@@ -167,7 +168,7 @@ fa3_status plan_forward(const struct problem *problem, const struct cuda_facts *
   if (!fp8 && decode_takes(problem)) return plan_decode(problem, facts, plan);
   *plan = (struct cuda_plan){.forward = {0}};
   TRY(find_forward_kernel(facts->architecture, problem->query.dtype, problem->head_dim,
-                          problem->value_head_dim, problem->softcap > 0, &forward->kernel));
+                          problem->value_head_dim, problem->features, &forward->kernel));
   TRY(check_lengths(problem));
   TRY(check_scale(problem));
   TRY(plan_tiles(problem, forward));

@@ -21,7 +21,8 @@ struct forward_plan {
 
 /* FA3_UNSUPPORTED if there is none. */
 fa3_status find_forward_kernel(const char *architecture, fa3_dtype dtype, int64_t head_dim,
-                               int64_t value_head_dim, bool softcap, const struct kernel **kernel);
+                               int64_t value_head_dim, fa3_features features,
+                               const struct kernel **kernel);
 
 fa3_status supports_forward(const fa3_capability *capability);
 

@@ -56,6 +56,7 @@ struct kernel_need {
   int64_t head_dim;
   int64_t value_head_dim;
   bool softcap;
+  bool pages;
   int64_t queries; /* of a head, that a tile of keys meets */
 };
 
