@@ -7,7 +7,9 @@
  * the upper half of the row blocks of all heads goes first, section by section and
  * longest first, then the upper half of what is left, and so on down to the first
  * row block. Each time keys and values are read from memory anew, which is dear
- * where heads are short: of up to four row blocks only the first is kept for later.
+ * where heads are short. Those go round in groups: the longest tiles of one group, the second
+ * longest of the group before, and so on, so that what is read from memory is spread evenly. The
+ * last heads come all together, longest first.
  * Where tiles differ in length, workers ask a counter for the next index; else they take turns. */
 #ifndef FA3_SCHEDULER_H
 #define FA3_SCHEDULER_H
@@ -25,6 +27,8 @@ typedef struct {
   int section; /* heads, over all batches, that are in flight together */
   int uneven;  /* tiles of a head differ in length: longest first, as above; else block after block,
                   head after head */
+  int group;   /* heads that are begun together, where heads are short; else 0 */
+  int grouped; /* heads in such groups: whole ones */
 } fa3_tile_space;
 
 typedef struct {
@@ -42,14 +46,25 @@ FA3_SHARED fa3_tile fa3_tile_at(const fa3_tile_space *space, int index) {
   if (!space->uneven) {
     head = index / space->blocks;
     tile.block = index - head * space->blocks;
+  } else if (index < space->grouped * space->blocks) {
+    const int round_tiles = space->group * space->blocks;
+    const int round = index / round_tiles, rest = index - round * round_tiles;
+    const int turn = rest / space->group;
+    int group = round - turn; /* groups go round: the first rounds have the rest of the last ones */
+    while (group < 0) group += space->grouped / space->group;
+    tile.block = space->blocks - 1 - turn;
+    head = group * space->group + rest - turn * space->group;
+  } else if (space->group > 0) {
+    const int rest = index - space->grouped * space->blocks, width = all_heads - space->grouped;
+    tile.block = space->blocks - 1 - rest / width;
+    head = space->grouped + rest % width;
   } else {
-    const int divisor = space->blocks <= 4 ? 4 : 2;
-    int above = space->blocks; /* this phase has the blocks from above / divisor to above - 1 */
-    while (index >= (above - above / divisor) * all_heads) {
-      index -= (above - above / divisor) * all_heads;
-      above /= divisor;
+    int above = space->blocks; /* this phase has the blocks from above / 2 to above - 1 */
+    while (index >= (above - above / 2) * all_heads) {
+      index -= (above - above / 2) * all_heads;
+      above /= 2;
     }
-    const int phase_blocks = above - above / divisor;
+    const int phase_blocks = above - above / 2;
     const int section_tiles = space->section * phase_blocks;
     const int section = index / section_tiles;
     const int first = section * space->section;

@@ -235,6 +235,31 @@ static void test_pages(void **state) {
   }
 }
 
+/* Causal and short: heads go in groups, but for the last, with a tile for each multiprocessor. */
+static void test_short_sequences(void **state) {
+  (void)state;
+  static const struct {
+    int64_t seqlen, batch;
+    bool grouped;
+  } cases[] = {{128, 128, false}, {256, 64, true}, {512, 32, true}, {1000, 16, true},
+               {512, 1, false},   {1024, 1, true}, {2048, 8, false}};
+  struct cuda_plan plan;
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    struct problem problem =
+        make_problem(FA3_BFLOAT16, cases[i].batch, cases[i].seqlen, 32, 32, 128, 128);
+    assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+    assert_int_equal(plan.forward.tiles.group, 0);
+    problem.window_right = 0;
+    assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+    const fa3_tile_space tiles = plan.forward.tiles;
+    assert_int_equal(tiles.grouped > 0, cases[i].grouped);
+    if (!tiles.grouped) continue;
+    assert_int_equal(tiles.grouped % tiles.group, 0);
+    const int last = (tiles.heads * tiles.batches - tiles.grouped) * tiles.blocks;
+    assert_in_range(last, 132 - tiles.blocks, 132 + tiles.group * tiles.blocks);
+  }
+}
+
 /* Few queries: the query heads of a key head share tiles, whatever their number. */
 static void test_tiles_of_groups(void **state) {
   (void)state;
@@ -445,6 +470,7 @@ int main(void) {
       cmocka_unit_test(test_finished_later),
       cmocka_unit_test(test_parts_of_packed_sequences),
       cmocka_unit_test(test_tiles_of_groups),
+      cmocka_unit_test(test_short_sequences),
       cmocka_unit_test(test_pages),
       cmocka_unit_test(test_splits),
       cmocka_unit_test(test_staging),

@@ -8,36 +8,47 @@
 #include "test.h"
 
 /* Each tile has exactly one index. */
+static void expect_every_tile_once(const fa3_tile_space *space) {
+  int total = fa3_tile_count(space);
+  assert_int_equal(total, space->blocks * space->heads * space->batches);
+  char *seen = calloc((size_t)total, 1);
+  assert_non_null(seen);
+  for (int index = 0; index < total; index++) {
+    fa3_tile tile = fa3_tile_at(space, index);
+    assert_in_range(tile.block, 0, space->blocks - 1);
+    assert_in_range(tile.head, 0, space->heads - 1);
+    assert_in_range(tile.batch, 0, space->batches - 1);
+    seen[(tile.batch * space->heads + tile.head) * space->blocks + tile.block]++;
+  }
+  for (int i = 0; i < total; i++) assert_int_equal(seen[i], 1);
+  free(seen);
+}
+
 static void test_every_tile_once(void **state) {
   (void)state;
   for (int blocks = 1; blocks <= 9; blocks++)
-    for (int heads = 1; heads <= 3; heads++)
-      for (int batches = 1; batches <= 3; batches++)
-        for (int section = 1; section <= heads * batches; section++)
-          for (int uneven = 0; uneven < 2; uneven++) {
-            const fa3_tile_space space = {blocks, heads, batches, section, uneven};
-            int total = fa3_tile_count(&space);
-            assert_int_equal(total, blocks * heads * batches);
-            char *seen = calloc((size_t)total, 1);
-            assert_non_null(seen);
-            for (int index = 0; index < total; index++) {
-              fa3_tile tile = fa3_tile_at(&space, index);
-              assert_in_range(tile.block, 0, blocks - 1);
-              assert_in_range(tile.head, 0, heads - 1);
-              assert_in_range(tile.batch, 0, batches - 1);
-              seen[(tile.batch * heads + tile.head) * blocks + tile.block]++;
-            }
-            for (int i = 0; i < total; i++) assert_int_equal(seen[i], 1);
-            free(seen);
-          }
+    for (int heads = 1; heads <= 4; heads++)
+      for (int batches = 1; batches <= 3; batches++) {
+        const int all = heads * batches;
+        for (int section = 1; section <= all; section++)
+          for (int uneven = 0; uneven < 2; uneven++)
+            expect_every_tile_once(
+                &(fa3_tile_space){blocks, heads, batches, section, uneven, 0, 0});
+        for (int group = 1; group <= all; group++)
+          for (int grouped = 0; grouped <= all; grouped += group)
+            expect_every_tile_once(
+                &(fa3_tile_space){blocks, heads, batches, all, 1, group, grouped});
+      }
 }
 
 /* The longest tiles of a causal mask do not come last. */
 static void test_long_tiles_first(void **state) {
   (void)state;
-  const fa3_tile_space space = {16, 4, 2, 8, 1};
-  assert_int_equal(fa3_tile_at(&space, 0).block, 15);
-  assert_true(fa3_tile_at(&space, fa3_tile_count(&space) - 1).block < 2);
+  const fa3_tile_space spaces[] = {{16, 4, 2, 8, 1, 0, 0}, {8, 4, 2, 8, 1, 2, 4}};
+  for (size_t i = 0; i < sizeof spaces / sizeof *spaces; i++) {
+    assert_int_equal(fa3_tile_at(&spaces[i], 0).block, spaces[i].blocks - 1);
+    assert_true(fa3_tile_at(&spaces[i], fa3_tile_count(&spaces[i]) - 1).block < 2);
+  }
 }
 
 /* The kernels' mask, of 32 bits, says what the host's says. */

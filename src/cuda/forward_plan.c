@@ -54,8 +54,25 @@ fa3_status supports_forward(const fa3_capability *capability) {
                              capability->value_head_dim, capability->features, &kernel);
 }
 
+/* Of short sequences the heads of as many groups as they have row blocks are under way together.
+ * The last heads, a tile for each multiprocessor, stand outside, for the end to be even. */
+static void plan_groups(double head_bytes, const struct cuda_facts *facts, fa3_tile_space *tiles) {
+  enum { MOST_BLOCKS = 8 };
+  if (!tiles->uneven || tiles->blocks > MOST_BLOCKS || tiles->blocks < 2) return;
+  const int32_t heads = tiles->heads * tiles->batches;
+  const int32_t last = facts->multiprocessors / tiles->blocks;
+  const double group = cache_bytes / ((head_bytes > 1 ? head_bytes : 1) * tiles->blocks);
+  if (heads <= last) {
+    tiles->group = heads;
+    return;
+  }
+  tiles->group = group >= heads ? heads : (int32_t)larger((int64_t)group, 1);
+  tiles->grouped = (heads - last) / tiles->group * tiles->group;
+}
+
 /* Whether query heads share tiles, and the grid. */
-static fa3_status plan_tiles(const struct problem *problem, struct forward_plan *plan) {
+static fa3_status plan_tiles(const struct problem *problem, const struct cuda_facts *facts,
+                             struct forward_plan *plan) {
   int64_t blocks_of = plan->kernel->tile_q / ROWS;
   int64_t group = problem->heads_q / problem->heads_k;
   int64_t longest = smaller(problem->max_seqlen_q, problem->rows_q);
@@ -91,6 +108,7 @@ static fa3_status plan_tiles(const struct problem *problem, struct forward_plan 
                                                 ? (int32_t)larger(all_heads, 1)
                                                 : (int32_t)larger((int64_t)section, 1),
                                  .uneven = problem->window_right < MASK_UNBOUNDED};
+  plan_groups(head_bytes, facts, &plan->tiles);
   return FA3_OK;
 }
 
@@ -171,7 +189,7 @@ fa3_status plan_forward(const struct problem *problem, const struct cuda_facts *
                           problem->value_head_dim, problem->features, &forward->kernel));
   TRY(check_lengths(problem));
   TRY(check_scale(problem));
-  TRY(plan_tiles(problem, forward));
+  TRY(plan_tiles(problem, facts, forward));
   if (fp8) {
     TRY(check_fp8_operands(problem));
     TRY(plan_fp8_workspace(problem, plan));
