@@ -185,14 +185,14 @@ __device__ __forceinline__ void begin_tile(const fa3_forward_params &params, con
 __device__ __forceinline__ void softmax_lazily(const layout &m, consumer &c,
                                                const fa3_softmax_scale &scale) {
   float top[2], shift[2];
+  bool large[2] = {false, false};
   thread_maxima_by_integers(c.s, top);
   c.grown = false;
-  softmax_set_shift(c.rows, scale.log2, shift);
+  softmax_set_shift(c.rows, scale.log2, large, shift);
   if (softmax_outgrown(top, c.rows)) {
-    correct_maxima(c.s, top);
+    softmax_settle_unusual<true>(c.s, top, c.rows, scale, large);
     c.grown = softmax_follow<true>(top, c.rows, scale.log2, c.factor);
-    softmax_set_shift(c.rows, scale.log2, shift);
-    softmax_subtract_large(c.s, c.rows, scale, shift);
+    softmax_set_shift(c.rows, scale.log2, large, shift);
   }
   softmax_exponents(c.s, shift, scale.log2);
   softmax_exponentials<0, kAhead>(c.s, c.rows);
@@ -213,10 +213,11 @@ __device__ __forceinline__ void softmax_lazily(const layout &m, consumer &c,
 __device__ __forceinline__ void softmax_always(const layout &m, consumer &c,
                                                const fa3_softmax_scale &scale) {
   float top[2], shift[2];
+  const bool large[2] = {false, false};
   thread_maxima_by_integers(c.s, top);
   const bool unusual = correct_unusual_maxima(c.s, top, scale.limit);
   softmax_follow<false>(top, c.rows, scale.log2, c.factor);
-  softmax_set_shift(c.rows, scale.log2, shift);
+  softmax_set_shift(c.rows, scale.log2, large, shift);
   if (unusual) softmax_subtract_large(c.s, c.rows, scale, shift);
   softmax_exponents(c.s, shift, scale.log2);
   softmax_exponentials<0, kTileK / 2>(c.s, c.rows);

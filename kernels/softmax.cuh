@@ -140,21 +140,48 @@ __device__ __forceinline__ void correct_maxima(const float (&s)[kCount], float (
     thread_maxima(s, top);
 }
 
-// The same, and whether a score may be beyond the limit, too: as unsigned integers all negative
-// numbers are greater than any that is not.
-template <int kCount>
-__device__ __forceinline__ bool correct_unusual_maxima(const float (&s)[kCount], float (&top)[2],
-                                                       float limit) {
-  const uint32_t greatest = max(__float_as_uint(top[0]), __float_as_uint(top[1]));
-  const bool unusual = __any_sync(0xffffffff, greatest > __float_as_uint(limit));
-  if (unusual) thread_maxima(s, top);
-  return unusual;
-}
-
 // The greatest of the four threads' that share a row.
 __device__ __forceinline__ float row_maximum(float top) {
   top = max_nan(top, __shfl_xor_sync(0xffffffff, top, 1));
   return max_nan(top, __shfl_xor_sync(0xffffffff, top, 2));
+}
+
+// What a row's reference is next: its maximum `m0` if that is greater, and (lazily) a score is
+// beyond its thread's bound.
+template <bool kLazy>
+__device__ __forceinline__ bool softmax_follows(float m0, float top, const softmax_rows &rows,
+                                                int r) {
+  bool follows = !(m0 <= rows.reference[r]);  // also for NaN
+  if (kLazy) follows &= any_of_quad(!(top <= rows.bound[r]));
+  return follows;
+}
+
+// Makes the maxima by integers the greatest in any case. Rows whose next reference is beyond the
+// limit become `large`: their scores are then less that reference. As unsigned integers all
+// negative numbers are greater than any that is not, so that one comparison finds all this is for.
+// What becomes of a row depends on that row alone: those beyond a tile's heads hold anything.
+template <bool kLazy, int kCount>
+__device__ __forceinline__ void softmax_settle_unusual(float (&s)[kCount], float (&top)[2],
+                                                       const softmax_rows &rows,
+                                                       const fa3_softmax_scale &scale,
+                                                       bool (&large)[2]) {
+  bool unusual[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    large[r] = false;
+    unusual[r] = __float_as_uint(top[r]) > __float_as_uint(scale.limit);
+  }
+  if (!__any_sync(0xffffffff, unusual[0] || unusual[1])) return;
+  thread_maxima(s, top);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float m0 = row_maximum(top[r]);
+    const float next = softmax_follows<kLazy>(m0, top[r], rows, r) ? m0 : rows.reference[r];
+    large[r] = any_of_quad(unusual[r]) && fabsf(next) > scale.limit && next != scale.none;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      if (i / 2 % 2 == r && large[r]) s[i] -= next;
+  }
 }
 
 // The references follow the rows' maxima, of which each thread has those of its own
@@ -168,10 +195,8 @@ __device__ __forceinline__ bool softmax_follow(const float (&top)[2], softmax_ro
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const float m0 = row_maximum(top[r]);
-    bool follows = !(m0 <= rows.reference[r]);  // also for NaN
-    if (kLazy) follows &= any_of_quad(!(top[r] <= rows.bound[r]));
     factor[r] = 1.0f;
-    if (follows) {
+    if (softmax_follows<kLazy>(m0, top[r], rows, r)) {
       factor[r] = exp2_unit((rows.reference[r] - m0) * scale);
       rows.reference[r] = m0;
       grown = true;
@@ -183,13 +208,23 @@ __device__ __forceinline__ bool softmax_follow(const float (&top)[2], softmax_ro
 
 // What is subtracted from scores times the scale.
 __device__ __forceinline__ void softmax_set_shift(const softmax_rows &rows, float scale,
-                                                  float (&shift)[2]) {
+                                                  const bool (&large)[2], float (&shift)[2]) {
 #pragma unroll
-  for (int r = 0; r < 2; ++r) shift[r] = rows.reference[r] * scale;
+  for (int r = 0; r < 2; ++r) shift[r] = large[r] ? 0.0f : rows.reference[r] * scale;
 }
 
-// Of rows whose reference is beyond the limit, the scores less the reference. What becomes of a row
-// depends on that row alone: those beyond a tile's heads hold anything.
+// The same in two parts, which is faster where references always follow: before they do, the maxima
+// alone, and whether this tile may have scores beyond the limit,
+template <int kCount>
+__device__ __forceinline__ bool correct_unusual_maxima(const float (&s)[kCount], float (&top)[2],
+                                                       float limit) {
+  const uint32_t greatest = max(__float_as_uint(top[0]), __float_as_uint(top[1]));
+  const bool unusual = __any_sync(0xffffffff, greatest > __float_as_uint(limit));
+  if (unusual) thread_maxima(s, top);
+  return unusual;
+}
+
+// and behind them the scores less references beyond it.
 template <int kCount>
 __device__ __forceinline__ void softmax_subtract_large(float (&s)[kCount], const softmax_rows &rows,
                                                        const fa3_softmax_scale &scale,
@@ -234,15 +269,15 @@ template <int kCount>
 __device__ __forceinline__ void softmax_begin(float (&s)[kCount], softmax_rows &rows,
                                               const fa3_softmax_scale &scale) {
   float top[2], shift[2];
+  bool large[2];
   thread_maxima_by_integers(s, top);
-  correct_maxima(s, top);
+  softmax_settle_unusual<false>(s, top, rows, scale, large);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     rows.reference[r] = max_nan(row_maximum(top[r]), scale.none);
     rows.sum[r] = 0.0f;
   }
-  softmax_set_shift(rows, scale.log2, shift);
-  softmax_subtract_large(s, rows, scale, shift);
+  softmax_set_shift(rows, scale.log2, large, shift);
   softmax_exponents(s, shift, scale.log2);
   softmax_exponentials<0, kCount>(s, rows);
 }
@@ -252,10 +287,11 @@ __device__ __forceinline__ void softmax_begin(float (&s)[kCount], softmax_rows &
 template <int kCount>
 __device__ __forceinline__ bool softmax_scores(float (&s)[kCount], softmax_rows &rows, float scale,
                                                float (&factor)[2]) {
+  const bool large[2] = {false, false};
   float top[2], shift[2];
   thread_maxima(s, top);
   const bool grown = softmax_follow<false>(top, rows, scale, factor);
-  softmax_set_shift(rows, scale, shift);
+  softmax_set_shift(rows, scale, large, shift);
   softmax_exponents(s, shift, scale);
   softmax_exponentials<0, kCount>(s, rows);
   return grown;
