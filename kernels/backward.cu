@@ -304,8 +304,8 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
           store_rows<kQueryColumns>(p.grad_query, dq, p.scale, w.sequence.query_batch, first, rows,
                                     q.head, column, kOverlap > 0 ? 64 * warpgroup : 0);
       }
-      __syncwarp();
-      mbarrier_arrive_warp(base + kTurnTaken + 8 * ring_stage<kTurns>(use - 1));
+      // Every thread has read the turn.
+      mbarrier_arrive(base + kTurnTaken + 8 * ring_stage<kTurns>(use - 1));
     };
 
     // Block after block, and in each the query heads one after the other: tiles of the same keys'
@@ -497,7 +497,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
     for (int i = 0; i < kTurns; ++i) {
       mbarrier_init(base + kTurnFull + 8 * i, 1);
-      mbarrier_init(base + kTurnTaken + 8 * i, kConsumerWarps);
+      mbarrier_init(base + kTurnTaken + 8 * i, 32 * kConsumerWarps);
       mbarrier_init(base + kTurnEmpty + 8 * i, 1);
     }
     for (int i = 0; i < 2; ++i) {
