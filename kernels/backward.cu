@@ -512,7 +512,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     mbarrier_init_fence();
   }
   __syncthreads();
-  wait_for_prior_grids();
 
   if (warp < 4) {
     registers_give_back<kProducerRegisters>();

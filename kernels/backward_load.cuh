@@ -48,7 +48,8 @@ __device__ __forceinline__ void load(const fa3_backward_params &p, uint32_t base
         const uint32_t full = base + kQueryFull + 8 * stage;
 
         mbarrier_wait(base + kQueryEmpty + 8 * stage, parity);
-        if (leader) bulk_load(base + kRowsAt + stage * kRowsBytes, rows, kRowsBytes, full);
+        if (leader && use > 0)
+          bulk_load(base + kRowsAt + stage * kRowsBytes, rows, kRowsBytes, full);
         load_tile<kTileM>(base, base + kQueryAt + stage * kQueryBytes, p.query, full, row, head,
                           batch, rows_left, p.clear_query, kRowsBytes, landed, leader);
 
@@ -67,6 +68,10 @@ __device__ __forceinline__ void load(const fa3_backward_params &p, uint32_t base
                           w.sequence.key_row + first, w.head, w.sequence.key_batch,
                           w.sequence.mask.keys - first, p.clear_key, 0, landed, leader);
         ++keys;
+        if (use > 0) continue;
+        // All so far was the caller's; this is made by the kernel before.
+        wait_for_prior_grids();
+        if (leader) bulk_load(base + kRowsAt, rows, kRowsBytes, full);
       }
     }
     finish_work(base, t);

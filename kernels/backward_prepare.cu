@@ -35,11 +35,19 @@ __device__ __forceinline__ float sum_of_block(float x) {
 
 extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_PREPARE_THREADS)
     backward_prepare(const __grid_constant__ fa3_backward_prepare_params p) {
-  // The next kernel's blocks may move in as these move out; it waits for their results by itself.
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   wait_for_prior_grids();
   const int block = blockIdx.x, head = blockIdx.y, batch = blockIdx.z;
-  if ((block | head | batch) == 0 && threadIdx.x == 0) *p.next_tile = 0;
+  if ((block | head | batch) == 0) {
+    if (threadIdx.x == 0) {
+      *p.next_tile = 0;
+      __threadfence();
+    }
+    __syncthreads();
+  }
+  // The next kernel's blocks may move in as these move out. They take tiles, for the counter has
+  // been cleared in the L2 cache, where they count, and load what the caller has given. For the
+  // rest they wait until this grid is done.
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   const backward_sequence s = find_sequence(p.sequences, batch);
   const int tile_m = p.sequences.tile_m, first = block * tile_m;
   if (first >= s.mask.queries) return;

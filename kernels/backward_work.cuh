@@ -162,6 +162,7 @@ __device__ __forceinline__ void finish_work(uint32_t base, uint32_t tile) {
 
 // Waits until the tiles before this one have added to a block of dQ, step after step.
 __device__ __forceinline__ void grant_turns(const fa3_backward_params &p, uint32_t base) {
+  wait_for_prior_grids();  // which clear the counters
   uint32_t use = 0;
   for (uint32_t t = 0;; ++t) {
     wait_for_work(base, t);
