@@ -17,9 +17,9 @@
 // registers waits until the matrix unit takes it, so dQ leaves between the parts of such a product.
 //
 // Query blocks are visited from the last to the first: under a causal mask the tiles of one head
-// then all begin at the same block, and each follows the one before it by a step or two. Beside the
-// two consumer warpgroups there is one whose warps load, plan, and keep the order in which dQ is
-// summed.
+// then all begin at the same block, and each follows the one before it by a step or two. Some go
+// the other way (backward_order.h). Beside the two consumer warpgroups there is one whose warps
+// load, plan, and keep the order in which dQ is summed.
 //
 // Compile with what variants.def says; see backward_params.h for what the host prepares.
 #include "backward_load.cuh"
@@ -310,7 +310,7 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
 
     // Block after block, and in each the query heads one after the other: tiles of the same keys'
     // head keep their distance, where they would meet again at the last block of the next head.
-    int m = uniform(w.blocks.end) - 1, group = 0;
+    int m = uniform(w.start), group = 0;
     query_step before;
     for (int step = 0; step < steps; ++step) {
       const uint32_t stage = ring_stage<kStages>(use), parity = ring_parity<kStages>(use);
@@ -420,7 +420,7 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
       ++use;
       if (++group == heads) {
         group = 0;
-        --m;
+        m += uniform(w.step);
       }
     }
     mbarrier_arrive_warp(base + kValueEmpty);
@@ -455,13 +455,16 @@ extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_FINISH_THREADS)
   const fa3_range tiles = fa3_visible_tiles(&s.mask, block * kTileM, (block + 1) * kTileM, kTileN);
   if (tiles.begin >= tiles.end) return;
   const int column = warpgroup * kSecondColumn, skipped = warpgroup * kOverlap;
-  const int64_t slot = (int64_t)head * p.slots + s.slot + block;
-  const float4 *partial =
-      (const float4 *)(p.partial + slot * (kTileM * kHeadDim)) +
-      (kSplitRows || kTransposed ? warpgroup * kQueryColumns : column) / 8 * 128 +
-      (threadIdx.x & 127);
   float dq[kQueryColumns / 2] = {};
-  add_partial(dq, partial, skipped);
+  for (int sum = 0; sum < fa3_sum_count(&p.tiles); ++sum) {
+    if (!fa3_sum_used(&p.tiles, tiles, sum)) continue;
+    const int64_t slot = (int64_t)(sum * p.heads + head) * p.slots + s.slot + block;
+    const float4 *partial =
+        (const float4 *)(p.partial + slot * (kTileM * kHeadDim)) +
+        (kSplitRows || kTransposed ? warpgroup * kQueryColumns : column) / 8 * 128 +
+        (threadIdx.x & 127);
+    add_partial(dq, partial, skipped);
+  }
   const int first_row = block * kTileM + (kSplitRows ? warpgroup * 64 : 0);
   const int first = s.query_row + first_row, rows = s.mask.queries - first_row;
   if (kTransposed)

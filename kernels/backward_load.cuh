@@ -37,7 +37,7 @@ __device__ __forceinline__ void load(const fa3_backward_params &p, uint32_t base
     const work &w = work_of(t);
     if (w.last) break;
     const int first = w.tile * kTileN;
-    for (int m = w.blocks.end - 1; m >= w.blocks.begin; --m) {
+    for (int m = w.start, left = w.blocks.end - w.blocks.begin; left > 0; m += w.step, --left) {
       for (int g = 0; g < w.heads; ++g, ++use) {
         // All that can be found out before the buffer is free.
         const int head = w.query_head + g, batch = w.sequence.query_batch;
@@ -58,7 +58,7 @@ __device__ __forceinline__ void load(const fa3_backward_params &p, uint32_t base
                           base + kDoFull + 8 * stage, row, head, batch, rows_left, p.clear_query, 0,
                           landed, leader);
 
-        if (g > 0 || m < w.blocks.end - 1) continue;
+        if (g > 0 || m != w.start) continue;
         mbarrier_wait(base + kKeyEmpty, (keys & 1) ^ 1);
         load_tile<kTileN>(base, base + kKeyAt, p.key, base + kKeyFull, w.sequence.key_row + first,
                           w.head, w.sequence.key_batch, w.sequence.mask.keys - first, p.clear_key,

@@ -6,10 +6,13 @@
  * has some of the query heads, and some of the blocks. No block of dQ belongs to two parts of a
  * tile, so parts never wait for each other; what they have of dK and dV is summed afterwards.
  *
- * Tiles add to a block of dQ in the order of their numbers, always. So a tile waits only for the
- * same part of tiles with smaller numbers, which are taken before it, and never for one that is
- * taken later: however few workers there are, the one whose tile was taken first of all that are
- * not done can go on. */
+ * Tiles add to a block of dQ in the order in which they are taken, always: that of their numbers,
+ * but for some of a head's first tiles, which may come in reverse. So a tile waits only for the
+ * same part of tiles that are taken before it, and never for one that is taken later: however few
+ * workers there are, the one whose tile was taken first of all that are not done can go on.
+ *
+ * A block of dQ may have several sums, so that tiles of a head which run side by side wait less.
+ * Which tile adds to which is fixed, and so is the order in which the sums are added up. */
 #ifndef FA3_BACKWARD_ORDER_H
 #define FA3_BACKWARD_ORDER_H
 
@@ -23,6 +26,8 @@ typedef struct {
   int section;    /* heads, over all batches, that are in flight together */
   int head_parts; /* by query heads of a group */
   int row_parts;  /* by blocks of queries */
+  int upward;     /* of a head's first tiles: taken in reverse, visiting blocks upwards */
+  int sums_log2;  /* neighbours add to 2^this sums of a block of dQ; upward tiles to others */
 } fa3_key_tiles;
 
 typedef struct {
@@ -42,7 +47,7 @@ FA3_SHARED int fa3_key_tile_count(const fa3_key_tiles *tiles) {
 }
 
 /* Section by section, the first tile of all its heads in all parts, then the second of all, and so
- * on. Under a causal mask the first tiles are the longest. */
+ * on, but the upward ones in reverse. Under a causal mask the first tiles are the longest. */
 FA3_SHARED fa3_key_tile fa3_key_tile_at(const fa3_key_tiles *tiles, int index) {
   const int parts = fa3_key_tile_parts(tiles);
   const int all_heads = tiles->heads * tiles->batches;
@@ -54,6 +59,7 @@ FA3_SHARED fa3_key_tile fa3_key_tile_at(const fa3_key_tiles *tiles, int index) {
   const int head = first + of_tile / parts, part = of_tile % parts;
   fa3_key_tile tile;
   tile.tile = rest / (width * parts);
+  if (tile.tile < tiles->upward) tile.tile = tiles->upward - 1 - tile.tile;
   tile.head = head % tiles->heads;
   tile.batch = head / tiles->heads;
   tile.head_part = part / tiles->row_parts;
@@ -63,7 +69,8 @@ FA3_SHARED fa3_key_tile fa3_key_tile_at(const fa3_key_tiles *tiles, int index) {
 
 /* The blocks of queries that a part of a tile visits, from the last down to the first: under a
  * causal mask the tiles of a head then begin at the same block, and each follows the one before it
- * by a step or two. */
+ * by a step or two. Those that go upwards begin at the diagonal, each at a block of its own; taken
+ * in reverse, none has to wait. */
 FA3_SHARED fa3_range fa3_blocks_of_part(const fa3_key_tiles *tiles, const fa3_key_tile *tile,
                                         const fa3_mask *mask, int tile_q, int tile_k) {
   const int all = (mask->queries + tile_q - 1) / tile_q;
@@ -75,19 +82,39 @@ FA3_SHARED fa3_range fa3_blocks_of_part(const fa3_key_tiles *tiles, const fa3_ke
   return blocks;
 }
 
+FA3_SHARED int fa3_sum_count(const fa3_key_tiles *tiles) {
+  return (tiles->upward > 0 ? 2 : 1) << tiles->sums_log2;
+}
+
 /* When a tile adds to a block of dQ. */
 typedef struct {
+  int sum;    /* to which of the block's sums */
   int before; /* how many tiles add before it */
   int last;   /* none does after it */
 } fa3_turn;
 
-FA3_SHARED fa3_turn fa3_find_turn(const fa3_mask *mask, int tile, int block, int tile_q,
-                                  int tile_k) {
-  const fa3_range tiles = fa3_visible_tiles(mask, block * tile_q, (block + 1) * tile_q, tile_k);
+FA3_SHARED fa3_turn fa3_find_turn(const fa3_key_tiles *tiles, const fa3_mask *mask, int tile,
+                                  int block, int tile_q, int tile_k) {
+  const fa3_range seen = fa3_visible_tiles(mask, block * tile_q, (block + 1) * tile_q, tile_k);
+  const int upward = tiles->upward, log2 = tiles->sums_log2;
   fa3_turn turn;
-  turn.before = tile - tiles.begin;
-  turn.last = tile + 1 == tiles.end;
+  turn.sum = tile & ((1 << log2) - 1);
+  if (tile < upward) {
+    turn.before = ((seen.end < upward ? seen.end : upward) - 1 - tile) >> log2;
+  } else {
+    turn.before = (tile - (seen.begin > upward ? seen.begin : upward)) >> log2;
+    if (upward > 0) turn.sum += 1 << log2;
+  }
+  turn.last = tile + 1 == seen.end;
   return turn;
+}
+
+/* Whether any tile has added to a sum of the block whose visible tiles are these. */
+FA3_SHARED int fa3_sum_used(const fa3_key_tiles *tiles, fa3_range seen, int sum) {
+  const int upward = tiles->upward, last = (1 << tiles->sums_log2) - 1;
+  if (sum > last && seen.begin < upward) seen.begin = upward;
+  if (sum <= last && upward > 0 && seen.end > upward) seen.end = upward;
+  return seen.begin + ((sum - seen.begin) & last) < seen.end;
 }
 
 #endif

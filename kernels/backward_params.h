@@ -12,18 +12,19 @@
  * themselves.
  *
  * dQ is a sum over tiles of keys. Its blocks of tile_m rows collect that sum in `partial`, in the
- * order of the keys: a counter per block tells how many tiles have been added, and whose turn it
- * is. The first tile stores, those between add, the last one adds what is there to its own and
- * writes the gradient (or adds too, where dQ is finished later). So every gradient is bitwise the
- * same from run to run, and nothing is cleared before or converted after.
+ * order in which tiles are taken (backward_order.h): a counter per block tells how many tiles have
+ * been added, and whose turn it is. The first tile stores, those between add, the last one adds
+ * what is there to its own and writes the gradient. Where dQ is finished later, the last one adds
+ * too, and a block may have several such sums. So every gradient is bitwise the same from run to
+ * run, and nothing is cleared before or converted after.
  *
  * Blocks of rows are numbered over the batch, `slot` being this number (fa3_backward_slot); a head
  * has FA3_BACKWARD_SLOTS of them. The workspace, each array aligned to 128 bytes, any content:
- *   counters  int   [heads_q][slots]
+ *   counters  int   [sums][heads_q][slots]
  *   rows      float [heads_q][slots][2][tile_m]: lse * log2(e), or infinity for a row that takes no
  *                   part; then D
- *   partial   float [heads_q][slots][tile_m * head_dim of the variant], laid out as the kernel
- *                   likes
+ *   partial   float [sums][heads_q][slots][tile_m * head_dim of the variant], laid out as the
+ *                   kernel likes
  *   parts     float [batch][heads_k][parts][seqlen_k][head_dim], then the same with head_dim_v,
  *                   where there are parts; grad_key and grad_value of the second launch
  *   sinks     float [heads_q][slots], if the sink's gradient is wanted
@@ -81,7 +82,7 @@ typedef struct {
   int64_t grad_lse_stride_batch, grad_lse_stride_row, grad_lse_stride_head;
   const float *sink; /* one logit per query head; null unless its gradient is wanted */
   fa3_gradient grad_query;
-  int slots;
+  int slots, sums;
   int *counters;
   float *rows, *sinks;
   unsigned *next_tile;
@@ -104,7 +105,7 @@ typedef struct {
   fa3_gradient grad_query, grad_key, grad_value;
   fa3_key_tiles tiles;
   int queries_per_key; /* heads_q / heads_k */
-  int slots;
+  int heads, slots;    /* query heads */
   int *counters;
   const float *rows;
   float *partial;

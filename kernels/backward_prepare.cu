@@ -54,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_PREPARE_THREADS)
   const int64_t slot = (int64_t)head * p.slots + s.slot + block;
   const fa3_range tiles = fa3_visible_tiles(&s.mask, first, first + tile_m, p.sequences.tile_n);
   const bool seen = tiles.begin < tiles.end;
-  if (threadIdx.x == 0) p.counters[slot] = 0;
+  if (threadIdx.x < p.sums) p.counters[(int64_t)threadIdx.x * gridDim.y * p.slots + slot] = 0;
 
   const int lane = threadIdx.x % kLanes;
   const uint16_t *output = (const uint16_t *)p.output + s.query_batch * p.output_stride_batch +

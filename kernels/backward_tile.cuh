@@ -14,11 +14,12 @@ struct __align__(16) work {
   int query_head, heads;  // the first query head, and how many
   int steps;              // blocks of queries, of all these heads
   backward_sequence sequence;
-  fa3_range blocks;    // of queries, visited from the last to the first
+  fa3_range blocks;    // of queries
   fa3_range whole[2];  // those that see all keys of a warpgroup, or of this block of a pair
+  int start, step;     // the block that is visited first, and from one to the next
   int last;            // no tile: the work is done
 };
-constexpr int kWorkBytes = 96;
+constexpr int kWorkBytes = 112;
 static_assert(sizeof(work) <= kWorkBytes, "a work slot");
 
 // Whether there are keys in this tile, and so work to do. For one thread of a warp that has few
@@ -38,6 +39,9 @@ __device__ __forceinline__ bool find_work(const fa3_backward_params &p, int inde
   if (w.tile * tile_k >= w.sequence.mask.keys) return false;
   w.blocks = fa3_blocks_of_part(&p.tiles, &tile, &w.sequence.mask, tile_q, tile_k);
   forget_memory();
+  const bool upward = w.tile < p.tiles.upward;
+  w.start = upward ? w.blocks.begin : w.blocks.end - 1;
+  w.step = upward ? 1 : -1;
   const int blocks = w.blocks.end - w.blocks.begin;
   w.steps = blocks > 0 ? blocks * w.heads : 0;
   return true;

@@ -324,7 +324,7 @@ __device__ __forceinline__ void make_dq(const fa3_backward_params &p, uint32_t b
                                    peer_key + ((k * kRowBytes) >> 4), kDescriptorHigh, true);
       wgmma_commit();
 
-      const fa3_turn mine = fa3_find_turn(&w.sequence.mask, w.tile, i, kRows, kTileN);
+      const fa3_turn mine = fa3_find_turn(&one_sum, &w.sequence.mask, w.tile, i, kRows, kTileN);
       const int64_t slot = (int64_t)head * p.slots + w.sequence.slot + i;
       float *partial = p.partial + slot * (kRows * kHeadDim) + column * kRows + thread * 4;
       if (!mine.last)
@@ -374,7 +374,7 @@ __device__ __forceinline__ void count_additions(const fa3_backward_params &p, ui
     if (w.last) break;
     int head = w.query_head;
     for (int left = w.steps, i = w.blocks.end - 1; left > 0; --left) {
-      if (!fa3_find_turn(&w.sequence.mask, w.tile, i, kRows, kTileN).last) {
+      if (!fa3_find_turn(&one_sum, &w.sequence.mask, w.tile, i, kRows, kTileN).last) {
         const uint32_t stage = ring_stage<2>(added);
         mbarrier_wait(base + kAddedFull + 8 * stage, ring_parity<2>(added));
         ++added;

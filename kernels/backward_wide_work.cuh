@@ -96,6 +96,9 @@ __device__ __forceinline__ void forget(uint32_t &x) {
   asm volatile("" : "+r"(x));
 }
 
+// In this kernel all tiles of a head add to one sum.
+__device__ constexpr fa3_key_tiles one_sum = {};
+
 extern __shared__ __align__(1024) unsigned char shared[];
 
 __device__ __forceinline__ work &work_of(uint32_t tile) {

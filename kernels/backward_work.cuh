@@ -110,8 +110,8 @@ static_assert(sizeof(turn) <= kTurnBytes, "a turn");
 
 __device__ __forceinline__ turn make_turn(const fa3_backward_params &p, const work &w, int head,
                                           int block) {
-  const fa3_turn mine = fa3_find_turn(&w.sequence.mask, w.tile, block, kTileM, kTileN);
-  const int64_t slot = (int64_t)head * p.slots + w.sequence.slot + block;
+  const fa3_turn mine = fa3_find_turn(&p.tiles, &w.sequence.mask, w.tile, block, kTileM, kTileN);
+  const int64_t slot = (int64_t)(mine.sum * p.heads + head) * p.slots + w.sequence.slot + block;
   turn t;
   t.counter = p.counters + slot;
   t.partial = p.partial + slot * (kTileM * kHeadDim);
@@ -168,7 +168,7 @@ __device__ __forceinline__ void grant_turns(const fa3_backward_params &p, uint32
     wait_for_work(base, t);
     const work &w = work_of(t);
     if (w.last) break;
-    for (int m = w.blocks.end - 1; m >= w.blocks.begin; --m) {
+    for (int m = w.start, left = w.blocks.end - w.blocks.begin; left > 0; m += w.step, --left) {
       for (int g = 0; g < w.heads; ++g, ++use) {
         const uint32_t stage = ring_stage<kTurns>(use);
         mbarrier_wait(base + kTurnEmpty + 8 * stage, ring_parity<kTurns>(use) ^ 1);

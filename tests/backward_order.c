@@ -5,7 +5,7 @@
 #include "kernels/backward_params.h"
 #include "test.h"
 
-enum { TILE_M = 3, TILE_N = 4, MOST = 12 };
+enum { TILE_M = 3, TILE_N = 4, MOST = 12, MOST_SUMS = 4 };
 
 static bool sees(const fa3_mask *mask, int query, int key) {
   const fa3_range seen = fa3_visible_keys(mask, query);
@@ -52,7 +52,12 @@ static void test_tiles_and_blocks_agree(void **state) {
           }
 }
 
-/* Every part of every tile comes once, and after the same part of the tiles before it. */
+/* Which tile of a head is taken as number `place`; and where a tile comes. */
+static int in_turn(const fa3_key_tiles *tiles, int place) {
+  return place < tiles->upward ? tiles->upward - 1 - place : place;
+}
+
+/* Every part of every tile comes once, and after the same part of those that come before it. */
 static void test_tile_order(void **state) {
   (void)state;
   enum { HEADS = 3, BATCHES = 3, PARTS = 6 };
@@ -63,6 +68,7 @@ static void test_tile_order(void **state) {
                            .head_parts = 1 + trial / 45 % 2,
                            .row_parts = 1 + trial / 90};
     const int all = tiles.heads * tiles.batches;
+    tiles.upward = trial % 7 % (tiles.tiles + 1);
     for (tiles.section = 1; tiles.section <= all; tiles.section++) {
       int next[HEADS * BATCHES][PARTS] = {{0}};
       for (int index = 0; index < fa3_key_tile_count(&tiles); index++) {
@@ -72,7 +78,8 @@ static void test_tile_order(void **state) {
         assert_in_range(tile.head_part, 0, tiles.head_parts - 1);
         assert_in_range(tile.row_part, 0, tiles.row_parts - 1);
         const int part = tile.head_part * tiles.row_parts + tile.row_part;
-        assert_int_equal(tile.tile, next[tile.batch * tiles.heads + tile.head][part]++);
+        const int place = next[tile.batch * tiles.heads + tile.head][part]++;
+        assert_int_equal(tile.tile, in_turn(&tiles, place));
       }
       for (int head = 0; head < all; head++)
         for (int part = 0; part < fa3_key_tile_parts(&tiles); part++)
@@ -82,28 +89,35 @@ static void test_tile_order(void **state) {
 }
 
 /* The tiles of a head under a mask: each visits the blocks that see it in one part each, and adds
- * to them as the next after tiles with smaller numbers. */
+ * to one of their sums as the next after tiles that are taken before it. */
 static void check_turns(const fa3_key_tiles *tiles, const fa3_mask *mask) {
-  int added[MOST / TILE_M + 1] = {0};
+  int added[MOST_SUMS][MOST / TILE_M + 1] = {{0}};
   bool complete[MOST / TILE_M + 1] = {0};
-  for (int n = 0; n * TILE_N < mask->keys; n++) {
+  for (int place = 0; place < tiles->tiles; place++) {
+    const int n = in_turn(tiles, place);
     const fa3_range seeing = fa3_seeing_tiles(mask, n * TILE_N, (n + 1) * TILE_N, TILE_M);
     int visited = 0;
     for (int part = 0; part < tiles->row_parts; part++) {
       const fa3_key_tile tile = {.tile = n, .row_part = part};
       const fa3_range blocks = fa3_blocks_of_part(tiles, &tile, mask, TILE_M, TILE_N);
       for (int m = blocks.end - 1; m >= blocks.begin; m--) {
-        const fa3_turn turn = fa3_find_turn(mask, n, m, TILE_M, TILE_N);
+        const fa3_turn turn = fa3_find_turn(tiles, mask, n, m, TILE_M, TILE_N);
         assert_true(m >= seeing.begin && m < seeing.end);
-        assert_false(complete[m]);
-        assert_int_equal(turn.before, added[m]++);
+        if (fa3_sum_count(tiles) == 1) assert_false(complete[m]);
+        assert_in_range(turn.sum, 0, fa3_sum_count(tiles) - 1);
+        assert_int_equal(turn.before, added[turn.sum][m]++);
         complete[m] = turn.last;
         visited++;
       }
     }
     assert_int_equal(visited, seeing.end > seeing.begin ? seeing.end - seeing.begin : 0);
   }
-  for (int m = 0; m * TILE_M < mask->queries; m++) assert_int_equal(complete[m], added[m] > 0);
+  for (int m = 0; m * TILE_M < mask->queries; m++) {
+    const fa3_range seen = fa3_visible_tiles(mask, m * TILE_M, (m + 1) * TILE_M, TILE_N);
+    if (fa3_sum_count(tiles) == 1) assert_int_equal(complete[m], added[0][m] > 0);
+    for (int sum = 0; seen.begin < seen.end && sum < fa3_sum_count(tiles); sum++)
+      assert_int_equal(fa3_sum_used(tiles, seen, sum), added[sum][m] > 0);
+  }
 }
 
 static void test_turns(void **state) {
@@ -114,11 +128,13 @@ static void test_turns(void **state) {
         for (int left = -1; left <= 7; left += 4)
           for (int right = -1; right <= 5; right += 3)
             for (int parts = 1; parts <= 5; parts++) {
-              const fa3_key_tiles tiles = {.row_parts = parts};
+              fa3_key_tiles tiles = {.tiles = (keys + TILE_N - 1) / TILE_N, .row_parts = parts};
               const fa3_mask mask =
                   fa3_make_mask(queries, keys, diagonal, left < 0 ? FA3_NO_LIMIT : left,
                                 right < 0 ? FA3_NO_LIMIT : right);
-              check_turns(&tiles, &mask);
+              for (tiles.upward = 0; tiles.upward <= tiles.tiles; tiles.upward++)
+                for (tiles.sums_log2 = 0; fa3_sum_count(&tiles) <= MOST_SUMS; tiles.sums_log2++)
+                  check_turns(&tiles, &mask);
             }
 }
 

@@ -94,9 +94,9 @@ static void test_backward_plans(void **state) {
           assert_true((int64_t)plan.tiles.tiles * kernel->tile_k >= lengths[k]);
           assert_true((int64_t)plan.blocks_q * kernel->tile_q >= lengths[q]);
           assert_true(plan.slots >= 2 * plan.blocks_q);
-          const size_t sums =
-              sizeof(float) * 6 * (size_t)plan.slots * (size_t)(kernel->tile_q * kernel->head_dim);
-          assert_true(plan.partial.offset + sums <= cuda_plan.workspace_size);
+          const size_t sums = (size_t)fa3_sum_count(&plan.tiles) * sizeof(float) * 6 *
+                              (size_t)plan.slots * (size_t)(kernel->tile_q * kernel->head_dim);
+          assert_true(plan.partial.offset + sums <= plan.parts.offset);
           assert_in_range(plan.tiles.section, 1, plan.tiles.heads * plan.tiles.batches);
           assert_in_range(plan.tiles.head_parts, 1, 3);
           assert_in_range(plan.tiles.row_parts, 1, plan.blocks_q > 1 ? plan.blocks_q : 1);
@@ -188,8 +188,35 @@ static void test_finished_later(void **state) {
   assert_true(deal(2, 8192, 8192, 16, 16, 128, false).finished_later);
   assert_false(deal(2, 8192, 8192, 32, 32, 64, false).finished_later); /* many tiles */
   assert_false(deal(32, 512, 512, 16, 16, 128, false).finished_later); /* short ones */
-  assert_false(deal(1, 2048, 2048, 16, 16, 128, true).finished_later);
+  assert_false(deal(8, 2048, 2048, 16, 16, 128, true).finished_later);
   assert_false(deal(1, 2048, 2048, 16, 16, 256, false).finished_later); /* pairs of blocks */
+}
+
+static void check_sums(struct backward_plan plan, int32_t upward, int32_t sums) {
+  assert_int_equal(plan.tiles.upward, upward);
+  assert_int_equal(fa3_sum_count(&plan.tiles), sums);
+  assert_int_equal(plan.finished_later || sums == 1, 1);
+}
+
+/* Where tiles of a head that run side by side would wait for each other. */
+static void test_sums(void **state) {
+  (void)state;
+  check_sums(deal(1, 4096, 4096, 8, 1, 128, true), 16, 2);
+  check_sums(deal(1, 8192, 8192, 8, 1, 128, true), 33, 2);
+  check_sums(deal(1, 2048, 2048, 16, 16, 128, true), 8, 2);
+  check_sums(deal(1, 2048, 2048, 12, 12, 64, true), 11, 2);
+  check_sums(deal(2, 1400, 1400, 8, 8, 128, true), 8, 2);   /* tests/gpu/deterministic.c */
+  check_sums(deal(4, 2048, 2048, 8, 1, 128, true), 0, 1);   /* would take longer to add up */
+  check_sums(deal(1, 16384, 16384, 1, 1, 128, true), 0, 1); /* parts by rows */
+  check_sums(deal(1, 1024, 1024, 8, 8, 128, true), 0, 1);   /* all at the same time */
+  check_sums(deal(4, 4096, 4096, 16, 16, 128, true), 0, 1); /* many tiles */
+  check_sums(deal(1, 16384, 16384, 2, 2, 64, false), 0, 4);
+  check_sums(deal(1, 2048, 32768, 8, 1, 128, true), 0, 4); /* nearly all is seen */
+  check_sums(deal(4, 128, 4096, 16, 16, 128, false), 0, 2);
+  check_sums(deal(2, 0, 4096, 3, 3, 64, true), 0, 1); /* no query */
+  check_sums(deal(1, 2048, 2048, 16, 16, 128, false), 0, 1);
+  check_sums(deal(2, 4096, 4096, 10, 10, 64, false), 0, 1);  /* beyond the cache */
+  check_sums(deal(1, 16384, 16384, 2, 2, 256, false), 0, 1); /* pairs of blocks */
 }
 
 /* As many heads as the cache holds, or as it takes that none waits for another; in equal parts. */
@@ -468,6 +495,7 @@ int main(void) {
       cmocka_unit_test(test_backward_section),
       cmocka_unit_test(test_backward_parts),
       cmocka_unit_test(test_finished_later),
+      cmocka_unit_test(test_sums),
       cmocka_unit_test(test_parts_of_packed_sequences),
       cmocka_unit_test(test_tiles_of_groups),
       cmocka_unit_test(test_short_sequences),

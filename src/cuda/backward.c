@@ -93,6 +93,7 @@ static fa3_status launch_prepare(const struct call *call) {
       .sink = has_elements(&problem->grad_sink) ? (const float *)(void *)problem->sink.data : NULL,
       .grad_query = call->grad_query,
       .slots = plan->slots,
+      .sums = fa3_sum_count(&plan->tiles),
       .counters = in_workspace(call, &plan->counters),
       .rows = in_workspace(call, &plan->rows),
       .sinks = in_workspace(call, &plan->sinks),
@@ -170,6 +171,7 @@ static fa3_status launch_gradients(const struct call *call) {
   if (fa3_key_tile_parts(&plan->tiles) > 1) set_parts(call, &params.grad_key, &params.grad_value);
   params.tiles = plan->tiles;
   params.queries_per_key = (int)(problem->heads_q / problem->heads_k);
+  params.heads = (int)problem->heads_q;
   params.slots = plan->slots;
   params.counters = in_workspace(call, &plan->counters);
   params.rows = in_workspace(call, &plan->rows);

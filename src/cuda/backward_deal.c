@@ -27,10 +27,16 @@ enum { SAMPLES = 64 };
  * that it has whatever their size. */
 enum { CACHE_BYTES = 24 << 20, WHOLE_CACHE_BYTES = 44 << 20, LEAST_HEADS = 4 };
 
+/* Sums of a block of dQ; bytes of all sums that stay in the L2 cache, and of those beyond the first
+ * in the workspace. */
+enum { CACHED_SUMS_BYTES = 34 << 20, MORE_SUMS_BYTES = 40 << 20 };
+
 /* In steps. Measured: docs/notes/hopper-backward.md. */
-static const double boundary_steps = 4.0; /* where a tile begins and ends */
-static const double sum_steps = 4.0;      /* the kernel that sums over parts, */
-static const double part_steps = 0.03;    /* and its share for each tile in each part */
+static const double BYTES_OF_STEP = 8.3e6; /* that a kernel reads or writes in the time of one */
+static const double finish_steps = 1.5;    /* the kernel that stores dQ, beside its bytes */
+static const double boundary_steps = 4.0;  /* where a tile begins and ends */
+static const double sum_steps = 4.0;       /* the kernel that sums over parts, */
+static const double part_steps = 0.03;     /* and its share for each tile in each part */
 
 static int64_t multiply(int64_t a, int64_t b) {
   int64_t product;
@@ -166,10 +172,62 @@ static bool finish_later(const struct problem *problem, const struct backward_pl
          (plan->kernel->tile_q == 80 || fa3_key_tile_count(tiles) <= FEW_TILES);
 }
 
+int64_t bytes_of_more_sums(const struct problem *problem, int64_t bytes_of_sum) {
+  if (problem->cu_seqlens_q || problem->cu_seqlens_k) return 0;
+  return smaller((MOST_SUMS - 1) * bytes_of_sum, MORE_SUMS_BYTES);
+}
+
+/* In how many sums each block of dQ is collected, and which tiles go upwards. Tiles of a head that
+ * run side by side add to a block one after the other, so each begins when the one before it is a
+ * step or two ahead; where tiles are few, that shows. A kernel of its own then adds up the sums.
+ *
+ * Where all tiles begin at the same block, neighbours add to different sums. Under a causal mask of
+ * as many queries as keys, if all tiles are two to a multiprocessor, the first half begins at the
+ * diagonal, each tile at a block of its own, and goes upwards. They keep their distance from the
+ * start. The second half, which is shorter, follows as it comes, and adds to another sum. */
+static void deal_sums(const struct problem *problem, const struct visits *visits,
+                      struct backward_plan *plan) {
+  fa3_key_tiles *tiles = &plan->tiles;
+  const int parts = fa3_key_tile_parts(tiles);
+  const int64_t group = problem->heads_q / larger(problem->heads_k, 1);
+  const int64_t all = (int64_t)tiles->heads * tiles->batches * parts;
+  const double bytes = (double)sizeof(float) * (double)problem->heads_q * plan->slots *
+                       plan->kernel->tile_q * plan->kernel->head_dim;
+  const double steps_of_sum = bytes / BYTES_OF_STEP;
+  if (plan->cluster > 1 || problem->window_left < FA3_NO_LIMIT || problem->cu_seqlens_q ||
+      problem->cu_seqlens_k)
+    return;
+  if (visits->mean > 0.75 * visits->most) {
+    const double beside =
+        (double)smaller(tiles->tiles, MULTIPROCESSORS / larger((int64_t)tiles->section * parts, 1));
+    const double steps = visits->most * (double)group / parts;
+    const double rounds =
+        steps < 1.75 * beside ? (double)divide_up(all * tiles->tiles, MULTIPROCESSORS) : 1;
+    /* More sums than tiles side by side are of no use. */
+    for (int log2 = 1; (1 << log2) <= MOST_SUMS && (1 << log2) < 2 * beside; log2++) {
+      const double sums = 1 << log2;
+      if (sums * bytes > CACHED_SUMS_BYTES) break;
+      const double gain = 1.2 * beside * (1 - 1 / sums) * rounds;
+      if (gain > 3 * (sums - 1) * steps_of_sum + finish_steps) tiles->sums_log2 = log2;
+    }
+  } else if (tiles->row_parts == 1) {
+    const int64_t beside = MULTIPROCESSORS / all;
+    const double gain = (plan->kernel->tile_q == 128 ? 0.35 : 0.95) * (double)beside;
+    if (2 * beside < tiles->tiles || beside >= tiles->tiles || bytes > MORE_SUMS_BYTES ||
+        gain < 1.1 * (finish_steps + 2.5 * steps_of_sum))
+      return;
+    tiles->upward = (int32_t)beside;
+    tiles->section = tiles->heads * tiles->batches;
+  }
+}
+
 void deal_tiles(const struct problem *problem, int64_t workers, struct backward_plan *plan) {
   plan->tiles.head_parts = plan->tiles.row_parts = 1;
   if (fa3_key_tile_count(&plan->tiles) > 0)
     deal_parts(problem, plan->kernel, MULTIPROCESSORS / plan->cluster, &plan->tiles);
   plan->tiles.section = (int32_t)find_section(problem, plan, workers);
-  plan->finished_later = finish_later(problem, plan);
+  const struct visits visits = count_visits(problem, plan->kernel, plan->tiles.tiles);
+  plan->tiles.sums_log2 = plan->tiles.upward = 0;
+  if (fa3_key_tile_count(&plan->tiles) > 0 && plan->blocks_q > 0) deal_sums(problem, &visits, plan);
+  plan->finished_later = fa3_sum_count(&plan->tiles) > 1 || finish_later(problem, plan);
 }

@@ -112,12 +112,15 @@ static fa3_status plan_workspace(const struct problem *problem, struct cuda_plan
   size_t *size = &cuda_plan->workspace_size;
   const struct kernel *kernel = plan->kernel;
   const int64_t heads = problem->heads_q, rows = padded_rows(problem);
+  struct reservation more; /* follows `partial` */
   TRY(reserve(size, &plan->next_tile, "a counter", 1, 1, sizeof(int32_t)));
-  TRY(reserve(size, &plan->counters, "counters", heads, slots(problem, SMALLEST_TILE_M),
+  TRY(reserve(size, &plan->counters, "counters", MOST_SUMS * heads, slots(problem, SMALLEST_TILE_M),
               sizeof(int32_t)));
   TRY(reserve(size, &plan->rows, "a copy of lse", heads, rows, 2 * sizeof(float)));
-  TRY(reserve(size, &plan->partial, "grad_query in float32", heads, rows,
-              (int64_t)sizeof(float) * kernel->head_dim));
+  const int64_t row_bytes = (int64_t)sizeof(float) * kernel->head_dim;
+  TRY(reserve(size, &plan->partial, "grad_query in float32", heads, rows, row_bytes));
+  TRY(reserve(size, &more, "grad_query in more sums", 1, 1,
+              bytes_of_more_sums(problem, heads * rows * row_bytes)));
   TRY(reserve(size, &plan->parts, "grad_key and grad_value in parts", 1, 1,
               bytes_of_parts(problem)));
   const struct demand demands[] = {{TENSOR_query, FORM_TMA},
