@@ -225,127 +225,169 @@ __device__ __forceinline__ partial_fate fate_of_partial(int kind) {
   return kind >= kTurnLast ? kKeepPartial : kind == kTurnFirst ? kStorePartial : kAddPartial;
 }
 
-__device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint32_t base,
+// The queries that see the thread's two keys.
+__device__ __forceinline__ void find_seeing(const work &w, int warpgroup, int lane,
+                                            fa3_range (&seen)[2]) {
+  const int row = (thread_again() & 127) / 32 * 16 + lane / 4;  // and the one eight below
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int key = w.tile * kTileN + warpgroup * kKeys + row + 8 * r;
+    seen[r] = fa3_seeing_queries(&w.sequence.mask, key);
+    if (key >= w.sequence.mask.keys) seen[r].end = 0;
+  }
+}
+
+// The warpgroup's share of dQ.
+struct dq_share {
+  int warpgroup;
+  int column;         // its first
+  int skipped;        // columns of its product that the other has
+  uint32_t all_keys;  // the descriptor of all keys, of these columns
+};
+
+__device__ __forceinline__ dq_share find_share(const layout &m, int warpgroup) {
+  dq_share share;
+  share.warpgroup = warpgroup;
+  share.column = warpgroup * kSecondColumn;
+  share.skipped = warpgroup * kOverlap;
+  share.all_keys = uniform(wgmma_descriptor_low(
+      m.k.data + share.column / kChunk * kTileN * kRowBytes, kTileN * kRowBytes));
+  return share;
+}
+
+// Issues dQ of step `use`; the product runs on.
+__device__ __forceinline__ void issue_query_step(const layout &m, const dq_share &share,
+                                                 uint32_t use, float (&dq)[kQueryColumns / 2]) {
+  const uint32_t ds_at = uniform(wgmma_descriptor_low(
+      ring_tile(m.d_s, use) + (kSplitRows ? share.warpgroup * kDsBlockBytes : 0), 0));
+  wgmma_fence();
+  issue_dq(dq, ds_at, share.all_keys);
+}
+
+// Where the thread's part of a block's sum is.
+__device__ __forceinline__ float4 *partial_of(float *sum, const dq_share &share) {
+  const int first = kSplitRows || kTransposed ? share.warpgroup * kQueryColumns : share.column;
+  return (float4 *)sum + first / 8 * 128 + (thread_again() & 127);
+}
+
+// Waits for the step's turn; says of what kind it is, and where the thread's part of dQ is summed.
+__device__ __forceinline__ int wait_for_turn(const layout &m, const dq_share &share, uint32_t use,
+                                             float4 *&partial) {
+  ring_wait_full(m.turns, use);
+  partial = partial_of(turn_of(use).partial, share);
+  return uniform(turn_of(use).kind);
+}
+
+// Parts `begin` to `end` of dQ leave.
+__device__ __forceinline__ void put_partials(const dq_share &share,
+                                             const float (&dq)[kQueryColumns / 2], float4 *partial,
+                                             partial_fate fate, int begin, int end) {
+#pragma unroll
+  for (int j = begin; j < end; ++j)
+    put_partial(dq, j, partial, kOverlap > 0 && 8 * j < share.skipped ? kKeepPartial : fate);
+}
+
+// Stores the warpgroup's share of a block of dQ.
+__device__ __forceinline__ void store_query_step(const fa3_backward_params &p,
+                                                 const backward_sequence &s, const dq_share &share,
+                                                 const float (&dq)[kQueryColumns / 2],
+                                                 const query_step &q) {
+  const int first_row = q.block * kTileM + (kSplitRows ? share.warpgroup * 64 : 0);
+  const int first = s.query_row + first_row, rows = s.mask.queries - first_row;
+  if (kTransposed)
+    store_columns<kQueryColumns>(p.grad_query, dq, p.scale, s.query_batch, first, rows, q.head,
+                                 share.column);
+  else
+    store_rows<kQueryColumns>(p.grad_query, dq, p.scale, s.query_batch, first, rows, q.head,
+                              share.column, kOverlap > 0 ? 64 * share.warpgroup : 0);
+}
+
+// They have left, or this tile is the last, which stores the sum.
+__device__ __forceinline__ void finish_query_step(const fa3_backward_params &p, const layout &m,
+                                                  const work &w, const dq_share &share,
+                                                  uint32_t use, float (&dq)[kQueryColumns / 2],
+                                                  const query_step &q, int kind,
+                                                  const float4 *partial) {
+  if (kind >= kTurnLast) {
+    if (kind == kTurnLast) add_partial(dq, partial, share.skipped);
+    store_query_step(p, w.sequence, share, dq, q);
+  }
+  // Every thread has read the turn.
+  barrier_arrive(turn_taken(m, use));
+}
+
+// A tile whose keys no query sees.
+__device__ __forceinline__ void skip_tile(const fa3_backward_params &p, const work &w,
+                                          int warpgroup) {
+  const int first_key = w.tile * kTileN + warpgroup * kKeys, thread = thread_again() & 127;
+  const int keys = w.sequence.mask.keys - first_key, key_row = w.sequence.key_row + first_key;
+  store_zeros(p.grad_key, w.sequence.key_batch, key_row, keys, w.part, thread);
+  store_zeros(p.grad_value, w.sequence.key_batch, key_row, keys, w.part, thread);
+}
+
+// dK and dV of the warpgroup's keys.
+__device__ __forceinline__ void store_gradients(const fa3_backward_params &p, const work &w,
+                                                int warpgroup, const float (&dk)[kHeadDim / 2],
+                                                const float (&dv)[kHeadDim / 2]) {
+  const int first_key = w.tile * kTileN + warpgroup * kKeys;
+  const int keys = w.sequence.mask.keys - first_key, key_row = w.sequence.key_row + first_key;
+  store_rows<kHeadDim>(p.grad_key, dk, p.scale, w.sequence.key_batch, key_row, keys, w.part, 0, 0);
+  store_rows<kHeadDim>(p.grad_value, dv, 1.0f, w.sequence.key_batch, key_row, keys, w.part, 0, 0);
+}
+
+__device__ __forceinline__ void differentiate(const fa3_backward_params &p, const layout &m,
                                               int warpgroup) {
-  const uint32_t own_keys = uniform(
-      wgmma_descriptor_low(base + kKeyAt + warpgroup * kKeys * kRowBytes, kTileN * kRowBytes));
-  const uint32_t own_values = own_keys + ((kValueAt - kKeyAt) >> 4);
-  // dQ's share: all keys, and of them the warpgroup's columns.
-  const int column = warpgroup * kSecondColumn;
-  const uint32_t all_keys = uniform(wgmma_descriptor_low(
-      base + kKeyAt + column / kChunk * kTileN * kRowBytes, kTileN * kRowBytes));
-  const int skipped = warpgroup * kOverlap;
+  const uint32_t own_keys =
+      uniform(wgmma_descriptor_low(m.k.data + warpgroup * kKeys * kRowBytes, kTileN * kRowBytes));
+  const uint32_t own_values = own_keys + ((m.v.data - m.k.data) >> 4);
+  const dq_share share = find_share(m, warpgroup);
   const int lane = threadIdx.x & 31;
-  const uint32_t own_ds = row_of_ds(base + kDsAt, warpgroup);
+  const uint32_t own_ds = row_of_ds(m.d_s.data, warpgroup);
 
   if (warpgroup == 0) pass_turn(1);
   float dk[kHeadDim / 2], dv[kHeadDim / 2];
   uint32_t use = 0, keys_use = 0;  // steps begun, tiles of keys loaded
   for (uint32_t t = 0;; ++t) {
-    wait_for_work(base, t);
+    ring_wait_full(m.work, t);
     const work &w = work_of(t);
     if (uniform(w.last)) break;
     const int steps = uniform(w.steps), heads = uniform(w.heads);
     if (steps == 0) {
-      const int first_key = w.tile * kTileN + warpgroup * kKeys;
-      const int keys = w.sequence.mask.keys - first_key, key_row = w.sequence.key_row + first_key;
-      const int thread = thread_again() & 127;
-      store_zeros(p.grad_key, w.sequence.key_batch, key_row, keys, w.part, thread);
-      store_zeros(p.grad_value, w.sequence.key_batch, key_row, keys, w.part, thread);
-      finish_work(base, t);
+      skip_tile(p, w, warpgroup);
+      finish_work(m, t);
       continue;
     }
-    mbarrier_wait(base + kKeyFull, keys_use & 1);
-
-    auto wait_for_ds = [&]() {
-      mbarrier_wait(base + kDsFull + 8 * (use - 1 & 1), use - 1 >> 1 & 1);
-    };
-    auto wait_for_buffer = [&]() {
-      mbarrier_wait(base + kDsEmpty + 8 * (use & 1), (use >> 1 & 1) ^ 1);
-    };
-    // Issues dQ of the step before, the `use - 1`st; the product runs on.
-    auto issue_query_step = [&](float(&dq)[kQueryColumns / 2]) {
-      const uint32_t buffer = use - 1 & 1;
-      const uint32_t ds_at = uniform(wgmma_descriptor_low(
-          base + kDsAt + buffer * kDsBytes + (kSplitRows ? warpgroup * kDsBlockBytes : 0), 0));
-      wgmma_fence();
-      issue_dq(dq, ds_at, all_keys);
-    };
-    // Where the thread's part of dQ is summed.
-    auto partial_of = [&]() {
-      return (float4 *)turn_of(use - 1).partial +
-             (kSplitRows || kTransposed ? warpgroup * kQueryColumns : column) / 8 * 128 +
-             (thread_again() & 127);
-    };
-    auto wait_for_turn = [&]() {  // and says of what kind it is
-      mbarrier_wait(base + kTurnFull + 8 * ring_stage<kTurns>(use - 1),
-                    ring_parity<kTurns>(use - 1));
-      return uniform(turn_of(use - 1).kind);
-    };
-    // Parts `begin` to `end` of dQ leave.
-    auto put_partials = [&](const float(&dq)[kQueryColumns / 2], float4 *partial, partial_fate fate,
-                            int begin, int end) {
-#pragma unroll
-      for (int j = begin; j < end; ++j)
-        put_partial(dq, j, partial, kOverlap > 0 && 8 * j < skipped ? kKeepPartial : fate);
-    };
-    // They have left, or this tile is the last.
-    auto finish_query_step = [&](float(&dq)[kQueryColumns / 2], const query_step &q, int kind,
-                                 const float4 *partial) {
-      if (kind >= kTurnLast) {
-        if (kind == kTurnLast) add_partial(dq, partial, skipped);
-        const int first_row = q.block * kTileM + (kSplitRows ? warpgroup * 64 : 0);
-        const int first = w.sequence.query_row + first_row,
-                  rows = w.sequence.mask.queries - first_row;
-        if (kTransposed)
-          store_columns<kQueryColumns>(p.grad_query, dq, p.scale, w.sequence.query_batch, first,
-                                       rows, q.head, column);
-        else
-          store_rows<kQueryColumns>(p.grad_query, dq, p.scale, w.sequence.query_batch, first, rows,
-                                    q.head, column, kOverlap > 0 ? 64 * warpgroup : 0);
-      }
-      // Every thread has read the turn.
-      mbarrier_arrive(base + kTurnTaken + 8 * ring_stage<kTurns>(use - 1));
-    };
+    ring_wait_full(m.k, keys_use);
 
     // Block after block, and in each the query heads one after the other: tiles of the same keys'
     // head keep their distance, where they would meet again at the last block of the next head.
-    int m = uniform(w.start), group = 0;
+    int block = uniform(w.start), group = 0;
     query_step before;
     for (int step = 0; step < steps; ++step) {
-      const uint32_t stage = ring_stage<kStages>(use), parity = ring_parity<kStages>(use);
       const uint32_t queries =
-          uniform(wgmma_descriptor_low(base + kQueryAt + stage * kQueryBytes, kTileM * kRowBytes));
-      const uint32_t d_o = queries + ((kDoAt - kQueryAt) >> 4);
-      const uint32_t lse = base + kRowsAt + stage * kRowsBytes + 8 * (lane & 3);
+          uniform(wgmma_descriptor_low(ring_tile(m.q, use), kTileM * kRowBytes));
+      const uint32_t d_o = queries + ((m.d_o.data - m.q.data) >> 4);
+      const uint32_t lse = rows_of_step(m, use) + 8 * (lane & 3);
       const uint32_t d = lse + 4 * kTileM;
 
       float s[kTileM / 2], dp[kTileM / 2];
-      if (!kShortStep || step == 0) mbarrier_wait(base + kQueryFull + 8 * stage, parity);
+      if (!kShortStep || step == 0) ring_wait_full(m.q, use);
       take_turn(warpgroup);
       registers_touch(s);
       wgmma_fence();
       issue_scores(s, own_keys, queries);
-      if (step == 0) mbarrier_wait(base + kValueFull, keys_use & 1);
-      mbarrier_wait(base + kDoFull + 8 * stage, parity);
+      if (step == 0) ring_wait_full(m.v, keys_use);
+      ring_wait_full(m.d_o, use);
       registers_touch(dp);
       wgmma_fence();
       issue_scores(dp, own_values, d_o);
 
       const fa3_range whole = w.whole[warpgroup];
-      const bool masked = m < whole.begin || m >= whole.end;
+      const bool masked = block < whole.begin || block >= whole.end;
       fa3_range seen[2] = {{0, FA3_UNBOUNDED}, {0, FA3_UNBOUNDED}};
-      if (masked) {
-        const int row = (thread_again() & 127) / 32 * 16 + lane / 4;  // and the one eight below
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const int key = w.tile * kTileN + warpgroup * kKeys + row + 8 * r;
-          seen[r] = fa3_seeing_queries(&w.sequence.mask, key);
-          if (key >= w.sequence.mask.keys) seen[r].end = 0;
-        }
-      }
-      const int first_query = m * kTileM + 2 * (lane & 3);
-      const query_step now = {m, w.query_head + group};
+      if (masked) find_seeing(w, warpgroup, lane, seen);
+      const int first_query = block * kTileM + 2 * (lane & 3);
+      const query_step now = {block, w.query_head + group};
       uint32_t weights[kTileM / 4], ds[kTileM / 4];
       wgmma_wait<1>();
       pass_turn(warpgroup);
@@ -362,14 +404,14 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
           for (int i = 0; i < kTileM / 2; ++i) s[i] = 0.0f;
         }
         registers_touch(s);
-        wait_for_buffer();
+        ring_wait_empty(m.d_s, use);
         wgmma_wait<0>();
         registers_touch(s);
         registers_touch(dp);
         take_differences(weights, ds, s, dp, d);
       };
       if (FA3_SOFTCAP && p.softcap_log2 != 0.0f) {
-        wait_for_buffer();
+        ring_wait_empty(m.d_s, use);
         wgmma_wait<0>();
         registers_touch(dp);
         take_capped_differences(weights, ds, s, dp, seen, first_query, lse, d, p.scale_log2,
@@ -383,66 +425,57 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, uint
       if (kShortStep) issue_gradient(dv, weights, d_o, step > 0, [](int) {});
       fence_proxy_async();
       __syncwarp();
-      mbarrier_arrive_warp(base + kDsFull + 8 * (use & 1));
+      barrier_arrive_warp(ring_full(m.d_s, use));
 
       // Without a step before, dQ multiplies what is there, and nobody looks.
       float dq[kQueryColumns / 2];
       float4 *partial = nullptr;
       int kind = kTurnAlone;
-      if (step > 0) wait_for_ds();
-      issue_query_step(dq);
-      if (step > 0) {
-        kind = wait_for_turn();
-        partial = partial_of();
-      }
+      if (step > 0) ring_wait_full(m.d_s, use - 1);
+      issue_query_step(m, share, use - 1, dq);
+      if (step > 0) kind = wait_for_turn(m, share, use - 1, partial);
       wgmma_wait<0>();
       registers_touch(dq);
-      if (step > 0) mbarrier_arrive_warp(base + kDsEmpty + 8 * (use - 1 & 1));
+      if (step > 0) ring_release(m.d_s, use - 1);
       constexpr int kProductParts = kTileM / 16 * (kShortStep ? 1 : 2);
       auto put_share = [&](int part) {
         constexpr int kParts = kQueryColumns / 8;
-        put_partials(dq, partial, fate_of_partial(kind), part * kParts / kProductParts,
+        put_partials(share, dq, partial, fate_of_partial(kind), part * kParts / kProductParts,
                      (part + 1) * kParts / kProductParts);
       };
       if (!kShortStep) issue_gradient(dv, weights, d_o, step > 0, put_share);
       issue_gradient(dk, ds, queries, step > 0,
                      [&](int part) { put_share(part + kProductParts - kTileM / 16); });
-      if (step > 0) finish_query_step(dq, before, kind, partial);
-      if (kShortStep && step + 1 < steps)
-        mbarrier_wait(base + kQueryFull + 8 * ring_stage<kStages>(use + 1),
-                      ring_parity<kStages>(use + 1));
+      if (step > 0) finish_query_step(p, m, w, share, use - 1, dq, before, kind, partial);
+      if (kShortStep && step + 1 < steps) ring_wait_full(m.q, use + 1);
       wgmma_wait<0>();
       registers_touch(dk);
       registers_touch(dv);
-      mbarrier_arrive(base + kQueryEmpty + 8 * stage);  // every thread has read statistics
-      mbarrier_arrive_warp(base + kDoEmpty + 8 * stage);
+      barrier_arrive(ring_empty(m.q, use));  // every thread has read statistics
+      ring_release(m.d_o, use);
       before = now;
       ++use;
       if (++group == heads) {
         group = 0;
-        m += uniform(w.step);
+        block += uniform(w.step);
       }
     }
-    mbarrier_arrive_warp(base + kValueEmpty);
+    ring_release(m.v, keys_use);
     float dq[kQueryColumns / 2];
-    wait_for_ds();
-    issue_query_step(dq);
-    const int kind = wait_for_turn();
-    float4 *partial = partial_of();
+    ring_wait_full(m.d_s, use - 1);
+    issue_query_step(m, share, use - 1, dq);
+    float4 *partial;
+    const int kind = wait_for_turn(m, share, use - 1, partial);
     wgmma_wait<0>();
     registers_touch(dq);
-    mbarrier_arrive_warp(base + kKeyEmpty);
-    mbarrier_arrive_warp(base + kDsEmpty + 8 * (use - 1 & 1));
-    put_partials(dq, partial, fate_of_partial(kind), 0, kQueryColumns / 8);
-    finish_query_step(dq, before, kind, partial);
+    ring_release(m.k, keys_use);
+    ring_release(m.d_s, use - 1);
+    put_partials(share, dq, partial, fate_of_partial(kind), 0, kQueryColumns / 8);
+    finish_query_step(p, m, w, share, use - 1, dq, before, kind, partial);
 
     ++keys_use;
-    const int first_key = w.tile * kTileN + warpgroup * kKeys;
-    const int keys = w.sequence.mask.keys - first_key, key_row = w.sequence.key_row + first_key;
-    store_rows<kHeadDim>(p.grad_key, dk, p.scale, w.sequence.key_batch, key_row, keys, w.part, 0,
-                         0);
-    store_rows<kHeadDim>(p.grad_value, dv, 1.0f, w.sequence.key_batch, key_row, keys, w.part, 0, 0);
-    finish_work(base, t);
+    store_gradients(p, w, warpgroup, dk, dv);
+    finish_work(m, t);
   }
 }
 
@@ -454,25 +487,14 @@ extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_FINISH_THREADS)
   const backward_sequence s = find_sequence(p.sequences, blockIdx.z);
   const fa3_range tiles = fa3_visible_tiles(&s.mask, block * kTileM, (block + 1) * kTileM, kTileN);
   if (tiles.begin >= tiles.end) return;
-  const int column = warpgroup * kSecondColumn, skipped = warpgroup * kOverlap;
+  const dq_share share = find_share(lay_out(0), warpgroup);
   float dq[kQueryColumns / 2] = {};
   for (int sum = 0; sum < fa3_sum_count(&p.tiles); ++sum) {
     if (!fa3_sum_used(&p.tiles, tiles, sum)) continue;
     const int64_t slot = (int64_t)(sum * p.heads + head) * p.slots + s.slot + block;
-    const float4 *partial =
-        (const float4 *)(p.partial + slot * (kTileM * kHeadDim)) +
-        (kSplitRows || kTransposed ? warpgroup * kQueryColumns : column) / 8 * 128 +
-        (threadIdx.x & 127);
-    add_partial(dq, partial, skipped);
+    add_partial(dq, partial_of(p.partial + slot * (kTileM * kHeadDim), share), share.skipped);
   }
-  const int first_row = block * kTileM + (kSplitRows ? warpgroup * 64 : 0);
-  const int first = s.query_row + first_row, rows = s.mask.queries - first_row;
-  if (kTransposed)
-    store_columns<kQueryColumns>(p.grad_query, dq, p.scale, s.query_batch, first, rows, head,
-                                 column);
-  else
-    store_rows<kQueryColumns>(p.grad_query, dq, p.scale, s.query_batch, first, rows, head, column,
-                              kOverlap > 0 ? 64 * warpgroup : 0);
+  store_query_step(p, s, share, dq, {block, head});
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
@@ -487,47 +509,22 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     tma_prefetch_map(&p.grad_output);
     tma_prefetch_map(&p.key);
     tma_prefetch_map(&p.value);
-    mbarrier_init(base + kKeyFull, 1);
-    mbarrier_init(base + kKeyEmpty, kConsumerWarps);
-    mbarrier_init(base + kValueFull, 1);
-    mbarrier_init(base + kValueEmpty, kConsumerWarps);
-    mbarrier_init(base + kLanded, 1);
-    for (int i = 0; i < kStages; ++i) {
-      mbarrier_init(base + kQueryFull + 8 * i, 1);
-      mbarrier_init(base + kQueryEmpty + 8 * i, 32 * kConsumerWarps);
-      mbarrier_init(base + kDoFull + 8 * i, 1);
-      mbarrier_init(base + kDoEmpty + 8 * i, kConsumerWarps);
-    }
-    for (int i = 0; i < kTurns; ++i) {
-      mbarrier_init(base + kTurnFull + 8 * i, 1);
-      mbarrier_init(base + kTurnTaken + 8 * i, 32 * kConsumerWarps);
-      mbarrier_init(base + kTurnEmpty + 8 * i, 1);
-    }
-    for (int i = 0; i < 2; ++i) {
-      mbarrier_init(base + kDsFull + 8 * i, kConsumerWarps);
-      mbarrier_init(base + kDsEmpty + 8 * i, kConsumerWarps);
-    }
-    mbarrier_init(base + kWorkWanted, 1);
-    for (int i = 0; i < kWorkSlots; ++i) {
-      mbarrier_init(base + kWorkFull + 8 * i, 1);
-      mbarrier_init(base + kWorkEmpty + 8 * i, 32 * (kConsumerWarps + 3));
-    }
-    mbarrier_init_fence();
+    init_barriers(lay_out(base));
   }
   __syncthreads();
 
   if (warp < 4) {
     registers_give_back<kProducerRegisters>();
     if (warp == 0)
-      load(p, base);
+      load(p, lay_out(base));
     else if (warp == 1)
       schedule(p, base);
     else if (warp == 2)
-      grant_turns(p, base);
+      grant_turns(p, lay_out(base));
     else
-      pass_turns(base);
+      pass_turns(lay_out(base));
   } else {
     registers_take<kConsumerRegisters>();
-    differentiate(p, base, warp / 4 - 1);
+    differentiate(p, lay_out(base), warp / 4 - 1);
   }
 }

@@ -5,7 +5,7 @@
 
 #include "backward_tile.cuh"
 #include "counters.cuh"
-#include "mbarrier.cuh"
+#include "ring.cuh"
 #include "softmax.cuh"
 #include "tma.cuh"
 #include "wgmma.cuh"
@@ -51,45 +51,87 @@ constexpr int kDsBlockBytes = (kTransposed ? kTileM : kTileN) * kDsRowBytes;
 constexpr int kDsBytes = 2 * kTileM * kTileN;
 constexpr int kRowsBytes = 2 * kTileM * 4;  // lse and D
 
-// Shared memory, in bytes from a base aligned to 1024.
-constexpr int kKeyAt = 0;
-constexpr int kValueAt = kKeyAt + kKeyBytes;
-constexpr int kQueryAt = kValueAt + kKeyBytes;
-constexpr int kDoAt = kQueryAt + kStages * kQueryBytes;  // dO
-constexpr int kDsAt = kDoAt + kStages * kQueryBytes;     // dS, two buffers
-constexpr int kRowsAt = kDsAt + 2 * kDsBytes;            // [stage]
-constexpr int kBarriersAt = kRowsAt + kStages * kRowsBytes;
-constexpr int kKeyFull = kBarriersAt;
-constexpr int kKeyEmpty = kKeyFull + 8;
-constexpr int kValueFull = kKeyEmpty + 8;
-constexpr int kValueEmpty = kValueFull + 8;
-constexpr int kLanded = kValueEmpty + 8;
-constexpr int kQueryFull = kLanded + 8;  // [stage]
-constexpr int kQueryEmpty = kQueryFull + 8 * kStages;
-constexpr int kDoFull = kQueryEmpty + 8 * kStages;
-constexpr int kDoEmpty = kDoFull + 8 * kStages;
-constexpr int kDsFull = kDoEmpty + 8 * kStages;  // [buffer]
-constexpr int kDsEmpty = kDsFull + 8 * 2;
-constexpr int kTurnFull = kDsEmpty + 8 * 2;          // [turn]: the step may add to dQ,
-constexpr int kTurnTaken = kTurnFull + 8 * kTurns;   // it has,
-constexpr int kTurnEmpty = kTurnTaken + 8 * kTurns;  // and the next tile of keys knows
-constexpr int kWorkFull = kTurnEmpty + 8 * kTurns;   // [work slot]
-constexpr int kWorkEmpty = kWorkFull + 8 * kWorkSlots;
-constexpr int kWorkWanted = kWorkEmpty + 8 * kWorkSlots;
 constexpr int kTurnBytes = 32;
-constexpr int kTurnsAt = (kWorkWanted + 8 + 31) / 32 * 32;  // [turn]
-constexpr int kWorkAt = kTurnsAt + kTurnBytes * kTurns;
-constexpr int kSharedBytes = kWorkAt + kWorkBytes * kWorkSlots;
+
+// What lies in shared memory.
+struct layout {
+  ring<1, kKeyBytes> k, v;
+  ring<kStages, kQueryBytes> q, d_o;  // Q and dO
+  ring<2, kDsBytes> d_s;              // dS
+  uint32_t rows;                      // lse and D of a block of queries, beside each buffer of Q
+  barrier landed;                     // a tile of which a part is to be cleared
+  ring<kTurns, kTurnBytes> turns;     // full: a step may add to dQ; empty: the next tile knows that
+  barrier turn_taken;                 // it has; those of the other turns follow
+  ring<kWorkSlots, kWorkBytes> work;
+  barrier work_wanted;
+  uint32_t end;
+};
+
+// From a base aligned to 1024, as the copy engine's tiles have to be.
+__host__ __device__ constexpr layout lay_out(uint32_t base) {
+  layout m = {};
+  const uint32_t k = base, v = k + kKeyBytes, q = v + kKeyBytes, d_o = q + kStages * kQueryBytes;
+  const uint32_t d_s = d_o + kStages * kQueryBytes;
+  m.rows = d_s + 2 * kDsBytes;
+  const uint32_t k_barriers = m.rows + kStages * kRowsBytes;
+  const uint32_t v_barriers = k_barriers + kRingBarrierBytes<1>;
+  m.landed = {v_barriers + kRingBarrierBytes<1>};
+  const uint32_t q_barriers = m.landed.address + 8;
+  const uint32_t do_barriers = q_barriers + kRingBarrierBytes<kStages>;
+  const uint32_t ds_barriers = do_barriers + kRingBarrierBytes<kStages>;
+  const uint32_t turn_barriers = ds_barriers + kRingBarrierBytes<2>;
+  m.turn_taken = {turn_barriers + 8 * kTurns};
+  const uint32_t work_barriers = turn_barriers + 24 * kTurns;
+  m.work_wanted = {work_barriers + kRingBarrierBytes<kWorkSlots>};
+  const uint32_t turns = (m.work_wanted.address + 8 + 31) / 32 * 32;
+  const uint32_t work = turns + kTurnBytes * kTurns;
+  m.k = make_ring<1, kKeyBytes>(k, k_barriers);
+  m.v = make_ring<1, kKeyBytes>(v, v_barriers);
+  m.q = make_ring<kStages, kQueryBytes>(q, q_barriers);
+  m.d_o = make_ring<kStages, kQueryBytes>(d_o, do_barriers);
+  m.d_s = make_ring<2, kDsBytes>(d_s, ds_barriers);
+  m.turns = {turns, {turn_barriers}, {turn_barriers + 16 * kTurns}};
+  m.work = make_ring<kWorkSlots, kWorkBytes>(work, work_barriers);
+  m.end = work + kWorkBytes * kWorkSlots;
+  return m;
+}
+
+constexpr int kSharedBytes = lay_out(0).end;
 constexpr int kSharedBytesByHost = FA3_BACKWARD_SHARED_BYTES(kHeadDim, kHeadDim, kTileM, kTileN);
 static_assert(kSharedBytes <= kSharedBytesByHost && kSharedBytesByHost <= 232448, "shared memory");
 static_assert(kThreads == FA3_BACKWARD_THREADS, "threads");
+
+// lse and D of the block of queries of a step.
+__device__ __forceinline__ uint32_t rows_of_step(const layout &m, uint32_t use) {
+  return m.rows + use % kStages * kRowsBytes;
+}
+
+__device__ __forceinline__ barrier turn_taken(const layout &m, uint32_t use) {
+  return {m.turn_taken.address + 8 * (use % kTurns)};
+}
+
+// Its barriers and the initial arrivals at them, by one thread.
+__device__ __forceinline__ void init_barriers(const layout &m) {
+  ring_init(m.k, 1, kConsumerWarps);
+  ring_init(m.v, 1, kConsumerWarps);
+  barrier_init(m.landed, 1);
+  ring_init(m.q, 1, 32 * kConsumerWarps);
+  ring_init(m.d_o, 1, kConsumerWarps);
+  ring_init(m.turns, 1, 1);
+  for (int i = 0; i < kTurns; ++i) barrier_init(turn_taken(m, i), 32 * kConsumerWarps);
+  ring_init(m.d_s, kConsumerWarps, kConsumerWarps);
+  ring_init(m.work, 1, 32 * (kConsumerWarps + 3));
+  barrier_init(m.work_wanted, 1);
+  mbarrier_init_fence();
+}
 
 enum { kBarrierTurn = 1 };  // named barriers kBarrierTurn + warpgroup; 0 is __syncthreads
 
 extern __shared__ __align__(1024) unsigned char shared[];
 
 __device__ __forceinline__ work &work_of(uint32_t tile) {
-  return *(work *)(shared + kWorkAt + kWorkBytes * ring_stage<kWorkSlots>(tile));
+  constexpr layout from_shared = lay_out(0);
+  return *(work *)(shared + ring_tile(from_shared.work, tile));
 }
 
 enum turn_kind {
@@ -122,16 +164,16 @@ __device__ __forceinline__ turn make_turn(const fa3_backward_params &p, const wo
 }
 
 __device__ __forceinline__ turn &turn_of(uint32_t use) {
-  return *(turn *)(shared + kTurnsAt + kTurnBytes * ring_stage<kTurns>(use));
+  constexpr layout from_shared = lay_out(0);
+  return *(turn *)(shared + ring_tile(from_shared.turns, use));
 }
 
 __device__ __forceinline__ void schedule(const fa3_backward_params &p, uint32_t base) {
   const int total = fa3_key_tile_count(&p.tiles);
   for (uint32_t done = 0;; ++done) {
     // A tile that is taken early waits here, and so do those that come after it in its head.
-    if (done > 0) mbarrier_wait(base + kWorkWanted, (done - 1) & 1);
-    const uint32_t stage = ring_stage<kWorkSlots>(done);
-    mbarrier_wait(base + kWorkEmpty + 8 * stage, ring_parity<kWorkSlots>(done) ^ 1);
+    if (done > 0) barrier_wait(lay_out(base).work_wanted, done - 1);
+    ring_wait_empty(lay_out(base).work, done);
     int last = 0;
     if ((threadIdx.x & 31) == 0) {
       work &w = work_of(done);
@@ -146,64 +188,59 @@ __device__ __forceinline__ void schedule(const fa3_backward_params &p, uint32_t 
         const int first = w.first + g * kKeys;
         w.whole[g] = find_whole(w, first, first + kKeys, kTileM);
       }
-      mbarrier_arrive(base + kWorkFull + 8 * stage);
+      barrier_arrive(ring_full(lay_out(base).work, done));
     }
     if (uniform(last)) break;
   }
 }
 
-__device__ __forceinline__ void wait_for_work(uint32_t base, uint32_t tile) {
-  mbarrier_wait(base + kWorkFull + 8 * ring_stage<kWorkSlots>(tile), ring_parity<kWorkSlots>(tile));
-}
-
-__device__ __forceinline__ void finish_work(uint32_t base, uint32_t tile) {
-  mbarrier_arrive(base + kWorkEmpty + 8 * ring_stage<kWorkSlots>(tile));  // every thread that read
+__device__ __forceinline__ void finish_work(const layout &m, uint32_t tile) {
+  barrier_arrive(ring_empty(m.work, tile));  // every thread that read
 }
 
 // Waits until the tiles before this one have added to a block of dQ, step after step.
-__device__ __forceinline__ void grant_turns(const fa3_backward_params &p, uint32_t base) {
+__device__ __forceinline__ void grant_turns(const fa3_backward_params &p, const layout &m) {
   wait_for_prior_grids();  // which clear the counters
   uint32_t use = 0;
   for (uint32_t t = 0;; ++t) {
-    wait_for_work(base, t);
+    ring_wait_full(m.work, t);
     const work &w = work_of(t);
     if (w.last) break;
-    for (int m = w.start, left = w.blocks.end - w.blocks.begin; left > 0; m += w.step, --left) {
+    int block = w.start;
+    for (int left = w.blocks.end - w.blocks.begin; left > 0; --left, block += w.step) {
       for (int g = 0; g < w.heads; ++g, ++use) {
-        const uint32_t stage = ring_stage<kTurns>(use);
-        mbarrier_wait(base + kTurnEmpty + 8 * stage, ring_parity<kTurns>(use) ^ 1);
+        ring_wait_empty(m.turns, use);
         if ((threadIdx.x & 31) == 0) {
-          const turn mine = make_turn(p, w, w.query_head + g, m);
+          const turn mine = make_turn(p, w, w.query_head + g, block);
           turn_of(use) = mine;
           while (mine.before > 0 && load_acquire(mine.counter) < mine.before) {
           }
-          mbarrier_arrive(base + kTurnFull + 8 * stage);
+          barrier_arrive(ring_full(m.turns, use));
         }
         __syncwarp();
       }
     }
-    finish_work(base, t);
+    finish_work(m, t);
   }
 }
 
 // Tells the next tile that this one has added.
-__device__ __forceinline__ void pass_turns(uint32_t base) {
+__device__ __forceinline__ void pass_turns(const layout &m) {
   uint32_t use = 0;
   for (uint32_t t = 0;; ++t) {
-    wait_for_work(base, t);
+    ring_wait_full(m.work, t);
     const work &w = work_of(t);
     if (w.last) break;
     for (int left = w.steps; left > 0; --left, ++use) {
-      const uint32_t stage = ring_stage<kTurns>(use);
-      mbarrier_wait(base + kTurnTaken + 8 * stage, ring_parity<kTurns>(use));
+      barrier_wait(turn_taken(m, use), use / kTurns);
       if ((threadIdx.x & 31) == 0) {
         const turn mine = turn_of(use);
         if (mine.kind < kTurnLast) store_release(mine.counter, mine.before + 1);
-        mbarrier_arrive(base + kTurnEmpty + 8 * stage);
+        barrier_arrive(ring_empty(m.turns, use));
       }
       __syncwarp();
     }
-    finish_work(base, t);
+    finish_work(m, t);
   }
 }
 
