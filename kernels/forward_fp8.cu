@@ -15,10 +15,6 @@
 #include "forward_fp8_store.cuh"
 #include "wgmma_fp8.cuh"
 
-// How many of a thread's scores become exponentials before the wait for the product that runs
-// meanwhile.
-constexpr int kAhead = kTileK / 8;
-
 // Whether O of a tile leaves behind the next one's first scores, where there are registers for
 // both.
 constexpr bool kJoins = kWarpgroups == 2 && kHeadDimV <= 128;
@@ -41,16 +37,15 @@ struct consumer {
   bool kept;        // sums of this tile are kept in memory
   bool grown;       // O is to be multiplied by `factor` before the next product
   float factor[2];
-  float row_scale[2];  // of the scores, less the keys' scale
-  float scale[2];      // of those in hand
-  float unit;          // the greatest of V's scales so far
+  float scale[2];     // of those in hand
+  float value_scale;  // of the tile in hand
+  float unit;         // the greatest of V's scales so far
 
   uint32_t used;            // tiles of K taken; V runs one behind: V of used - 1 is in use
   uint32_t q_at;            // descriptors: of Q,
   uint32_t next_k, next_v;  // of K of `used`, of V of used - 1
   fa3_range tiles;          // of keys, that its rows see
   bool pending;             // the tile before: its last product runs, and O is to be stored
-  int left_over;            // tiles of keys at its end that this consumer does not see
 };
 
 __device__ __forceinline__ void take_turn(int warpgroup) {
@@ -61,10 +56,17 @@ __device__ __forceinline__ void pass_turn(int warpgroup) {
   named_barrier_arrive(kBarrierTurn + (warpgroup + 1 == kWarpgroups ? 0 : warpgroup + 1), 256);
 }
 
-// ring_release, without a register for the lane.
+// ring_release, without a register for the lane. Every lane has read what it reads of the tile.
 template <int kDepth, int kBytes>
 __device__ __forceinline__ void release(const ring<kDepth, kBytes> &r, uint32_t use) {
+  __syncwarp();
   if (elect_one()) barrier_arrive(ring_empty(r, use));
+}
+
+// work_of, without a register for the address.
+__device__ __forceinline__ const work &work_again(uint32_t t) {
+  asm volatile("" : "+r"(t));
+  return work_of(t);
 }
 
 // S = Q K^T, of codes.
@@ -203,16 +205,27 @@ __device__ __forceinline__ uint32_t scales_at(const layout &m, const consumer &c
   return m.scales + (c.used - 1) % kScaleSlots * kScaleBytes;
 }
 
+// Where a thread keeps the scales of its rows, that scores are multiplied by beside the keys'.
+__device__ __forceinline__ uint32_t row_scales_at(const layout &m, int warpgroup) {
+  return m.row_scales + (warpgroup * 128 + (thread_again() & 127)) * 8;
+}
+
+// The scales of the tile in hand, while its scores are computed.
+__device__ __forceinline__ void find_scales(const layout &m, consumer &c) {
+  const float2 scales = load_shared_pair(scales_at(m, c));
+  const float2 row_scale = load_shared_pair(row_scales_at(m, c.warpgroup));
+  // A scale of 0 would make a masked score NaN.
+  c.scale[0] = max_nan(row_scale.x * scales.x, 1e-37f);
+  c.scale[1] = max_nan(row_scale.y * scales.x, 1e-37f);
+  c.value_scale = scales.y;
+}
+
 // The scores of tile n are there.
 __device__ __forceinline__ void take_scores(const layout &m, consumer &c, uint32_t t, int n) {
   pass_turn(c.warpgroup);
   registers_touch(c.s);
   release(m.k, c.used - 1);
   if (n == c.tiles.begin) release(c.q, t);
-  const float key_scale = load_shared_float(scales_at(m, c));
-  // A scale of 0 would make a masked score NaN.
-#pragma unroll
-  for (int r = 0; r < 2; ++r) c.scale[r] = max_nan(c.row_scale[r] * key_scale, 1e-37f);
 }
 
 // Multiplies scores or probabilities by each key's of the two mixed scales.
@@ -246,18 +259,18 @@ __device__ __forceinline__ void adjust_scores(const fa3_forward_fp8_params &fp8,
 
 // P, as it is, becomes P in units of V's greatest scale so far. A greater one changes O's units.
 __device__ __forceinline__ void scale_probabilities(const layout &m, consumer &c, bool mixed) {
-  const float scale = load_shared_float(scales_at(m, c) + 4);
-  if (!(scale <= c.unit)) {
-    const float shrink = c.unit * reciprocal_unit(scale);
+  if (c.value_scale != c.unit) {
+    if (c.value_scale < c.unit) {
+      const float share = c.value_scale * reciprocal_unit(c.unit);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) c.factor[r] = c.grown ? c.factor[r] * shrink : shrink;
-    c.grown = c.accumulate;
-    c.unit = scale;
-  }
-  if (scale != c.unit) {
-    const float share = scale * reciprocal_unit(c.unit);
+      for (int i = 0; i < kTileK / 2; ++i) c.s[i] *= share;
+    } else {
+      const float shrink = c.unit * reciprocal_unit(c.value_scale);
 #pragma unroll
-    for (int i = 0; i < kTileK / 2; ++i) c.s[i] *= share;
+      for (int r = 0; r < 2; ++r) c.factor[r] = c.grown ? c.factor[r] * shrink : shrink;
+      c.grown = c.accumulate;
+      c.unit = c.value_scale;
+    }
   }
   if (mixed) apply_mixed_scales(c, scales_at(m, c) + 12);
 }
@@ -273,17 +286,17 @@ __device__ __forceinline__ void pass_over(const layout &m, consumer &c) {
   pass_turn(c.warpgroup);
 }
 
-// The scales of a thread's rows.
-__device__ __forceinline__ void find_row_scales(const fa3_forward_fp8_params &fp8, const work &w,
-                                                consumer &c) {
+__device__ __forceinline__ void find_row_scales(const fa3_forward_fp8_params &fp8, const layout &m,
+                                                const work &w, int warpgroup) {
   const int *starts = fp8.forward.sequences.cu_seqlens_q;
+  float scale[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const output_row row = find_row(fp8.forward, w, c.warpgroup, r, thread_again());
-    c.row_scale[r] = fp8.forward.scale.log2;
-    if (row.stored)
-      c.row_scale[r] *= scale_of(fp8.query_scale, w.batch, row.head, row.query, starts);
+    const output_row row = find_row(fp8.forward, w, warpgroup, r, thread_again());
+    scale[r] = fp8.forward.scale.log2;
+    if (row.stored) scale[r] *= scale_of(fp8.query_scale, w.batch, row.head, row.query, starts);
   }
+  store_shared_pair(row_scales_at(m, warpgroup), scale[0], scale[1]);
 }
 
 // The scores of tile n of keys, the first, and P from them. O of the tile before leaves meanwhile.
@@ -300,8 +313,9 @@ __device__ __forceinline__ void begin_tile(const fa3_forward_fp8_params &fp8, co
   c.kept = false;
   c.grown = false;
   c.unit = 0.0f;
-  find_row_scales(fp8, w, c);
+  find_row_scales(fp8, m, w, c.warpgroup);
   count_step(m, c);
+  find_scales(m, c);
   wgmma_wait<0>();
   take_scores(m, c, t, n);
   adjust_scores(fp8, m, w, c, n);
@@ -313,7 +327,7 @@ __device__ __forceinline__ void begin_tile(const fa3_forward_fp8_params &fp8, co
 // The scores of tile n of keys, and the product with the values of the tile before. Leaves P.
 template <bool kAdjust>
 __device__ __forceinline__ void step(const fa3_forward_fp8_params &fp8, const layout &m,
-                                     const work &w, consumer &c, uint32_t t, int n) {
+                                     consumer &c, uint32_t t, int n) {
   const uint32_t k_at = uniform(c.next_k), v_at = uniform(c.next_v);
   ring_wait_full(m.k, c.used);
   take_turn(c.warpgroup);
@@ -330,9 +344,10 @@ __device__ __forceinline__ void step(const fa3_forward_fp8_params &fp8, const la
   c.accumulate = true;
   softmax_set_code_bounds(c.rows);
   count_step(m, c);
+  find_scales(m, c);
   wgmma_wait<1>();
   take_scores(m, c, t, n);
-  if (kAdjust) adjust_scores(fp8, m, w, c, n);
+  if (kAdjust) adjust_scores(fp8, m, work_again(t), c, n);
 
   float top[2], shift[2] = {c.rows.reference[0], c.rows.reference[1]};
   thread_maxima_by_integers(c.s, top);
@@ -345,29 +360,31 @@ __device__ __forceinline__ void step(const fa3_forward_fp8_params &fp8, const la
     softmax_subtract_large_codes(c.s, c.rows, c.scale, shift);
   }
   softmax_exponents_of_codes(c.s, shift, c.scale);
-  softmax_exponentials<0, kAhead>(c.s, c.rows);
-  // As in forward.cu: keeps the exponentials above the wait.
+  softmax_exponentials<0, kTileK / 2>(c.s, c.rows);
   registers_touch(c.rows.sum);
   registers_touch(c.s);
-  if (c.grown) ring_wait_full(m.v_transposed, c.used - 2);
+  // A branch on all sums, that changes nothing, keeps the exponentials above the wait and the sums
+  // between them.
+  if (__any_sync(0xffffffff, !(c.rows.sum[0] + c.rows.sum[1] >= 0.0f)))
+    ring_wait_full(m.v_transposed, c.used - 2);
   wgmma_wait<0>();
   registers_touch(c.out.o);
   release(m.v_transposed, c.used - 2);
-  softmax_exponentials<kAhead, kTileK / 2>(c.s, c.rows);
-  if (fp8.value_scale.data != nullptr) scale_probabilities(m, c, kAdjust && mixed_scales(fp8, w));
+  if (fp8.value_scale.data != nullptr)
+    scale_probabilities(m, c, kAdjust && mixed_scales(fp8, work_again(t)));
   pack_probabilities(c);
 }
 
 // The last product is issued. It runs while the next tile is looked up, and O leaves while that
 // one's first scores are computed.
 __device__ __forceinline__ void end_tile(const fa3_forward_fp8_params &fp8, const layout &m,
-                                         const work &w, consumer &c) {
+                                         consumer &c, uint32_t t) {
   ring_wait_full(m.v_transposed, c.used - 1);
   if (c.grown) rescale_output(c);
   registers_touch(c.out.o);
   wgmma_fence();
   issue_output(c, uniform(c.next_v));
-  finish_rows(fp8.forward, w, c.warpgroup, c.rows, kLn2, c.out, thread_again());
+  finish_rows(fp8.forward, work_again(t), c.warpgroup, c.rows, kLn2, c.out, thread_again());
   c.pending = true;
   if (fp8.value_scale.data != nullptr) {
     c.out.average[0] *= c.unit;
@@ -394,7 +411,6 @@ __device__ __forceinline__ void attend(const fa3_forward_fp8_params &fp8, const 
   c.q = ring_beside(m.q, warpgroup);
   c.used = 0;
   c.pending = false;
-  c.left_over = 0;
   if (warpgroup == 0) named_barrier_arrive(kBarrierTurn, 256);
 
   for (uint32_t t = 0;; ++t) {
@@ -410,14 +426,19 @@ __device__ __forceinline__ void attend(const fa3_forward_fp8_params &fp8, const 
     // they come next.
     wgmma_wait<0>();
     registers_touch(c.out.o);
-    if (c.pending) release(m.v_transposed, c.used - 1);
+    int left_over = 0;  // tiles of keys at its end that this consumer does not see
+    if (c.pending) {
+      release(m.v_transposed, c.used - 1);
+      const work &before = work_of(t - 1);
+      left_over = before.warpgroup[warpgroup].tiles.begin - before.tiles.begin;
+    }
     const bool joined =
-        kJoins && !last && c.left_over == 0 && c.tiles.begin < c.tiles.end && n < c.tiles.end;
+        kJoins && !last && left_over == 0 && c.tiles.begin < c.tiles.end && n < c.tiles.end;
     if (c.pending && !joined) {
       store_codes_tile(fp8, m, t - 1, c);
       c.pending = false;
     }
-    for (; c.left_over > 0; --c.left_over) pass_over(m, c);
+    for (; left_over > 0; --left_over) pass_over(m, c);
     if (last) break;
 
     c.q_at = uniform(wgmma_descriptor_low(ring_tile(c.q, t), 0));
@@ -428,22 +449,19 @@ __device__ __forceinline__ void attend(const fa3_forward_fp8_params &fp8, const 
       skip_tile(fp8, m, w, c, t);
       continue;
     }
-    c.left_over = c.tiles.begin - tiles_begin;
-
     begin_tile(fp8, m, w, c, t, n);
     // Most tiles need neither mask nor cap: a loop of their own, without the question.
-    const fa3_range whole = w.warpgroup[warpgroup].whole;
     const bool asks = fp8.forward.softcap_log2 != 0.0f || mixed_scales(fp8, w);
-    const int plain_begin = max(whole.begin, c.tiles.begin);
-    const int plain_end = asks ? plain_begin : min(whole.end, n);
     for (--n; n >= c.tiles.begin; --n) {
-      if (n >= plain_begin && n < plain_end) {
-        for (; n >= plain_begin; --n) step<false>(fp8, m, w, c, t, n);
+      const fa3_range whole = work_again(t).warpgroup[warpgroup].whole;
+      if (!asks && n >= whole.begin && n < whole.end) {
+        const int plain_begin = max(whole.begin, c.tiles.begin);
+        for (; n >= plain_begin; --n) step<false>(fp8, m, c, t, n);
         if (n < c.tiles.begin) break;
       }
-      step<true>(fp8, m, w, c, t, n);
+      step<true>(fp8, m, c, t, n);
     }
-    end_tile(fp8, m, w, c);
+    end_tile(fp8, m, c, t);
   }
   tma_store_wait_read<0>();  // shared memory lives as long as the block
 }

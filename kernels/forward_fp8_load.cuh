@@ -120,35 +120,43 @@ __device__ __forceinline__ uint32_t swizzled_row(int row) {
 // together lie in different banks.
 //
 // `keys` are those of the sequence in this tile: beyond them there may be anything, and 0 * NaN
-// would be NaN.
+// would be NaN, so the transposing warps zero them first.
 __device__ __forceinline__ void transpose_tile(uint32_t to, uint32_t from, int part, int keys) {
   const int lane = threadIdx.x & 31, matrix = lane >> 3, c = lane & 7;
   const uint32_t first_column = lane < 16 ? 0x6420 : 0x7531, second_column = first_column ^ 0x1111;
   const uint32_t read = from + swizzled_row<kCodes>(lane);
   const int column = 2 * c + ((c >> 2) ^ (matrix & 1));
   const uint32_t write = (to + swizzled_row<kKeys>(column)) ^ (matrix >> 1) << 4;
+  if (keys < kTileK) {
 #pragma unroll 1
-  for (int first = part * 16; first < kHeadDimV; first += kTransposers * 16) {
-    const uint32_t chunk = first / kCodes * kTileK * kCodes;
-    for (int row = keys + lane; row < kTileK; row += 32)
-      store_shared_zeros((from + chunk + swizzled_row<kCodes>(row)) ^ first % kCodes);
-    __syncwarp();
-    // Two at once: more would take too many registers.
+    for (int row = keys + part * 32 + (thread_again() & 31); row < kTileK; row += kTransposers * 32)
 #pragma unroll
-    for (int pair = 0; pair < kTileK; pair += 64) {
-      uint32_t x[2][4];
+      for (int first = 0; first < kHeadDimV; first += 16)
+        store_shared_zeros((from + first / kCodes * kTileK * kCodes + swizzled_row<kCodes>(row)) ^
+                           first % kCodes);
+    named_barrier_sync(kBarrierTransposed, 32 * kTransposers);
+  }
+  // Four at once, for speed: more would take too many registers.
+  constexpr int kSteps = kTileK / 32, kAtOnce = 4;
+  static_assert(kAtOnce % kSteps == 0, "keys of a tile");
+#pragma unroll 1
+  for (int group = part; group < kHeadDimV / 16 * kSteps / kAtOnce; group += kTransposers) {
+    const int first = group * (kAtOnce / kSteps) * 16;
+    uint32_t x[kAtOnce][4];
 #pragma unroll
-      for (int i = 0; i < 2; ++i)
-        load_matrices_transposed((read ^ first % kCodes) + chunk + (pair + 32 * i) * kCodes, x[i]);
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int from_column = first + i / kSteps * 16, key = i % kSteps * 32;
+      load_matrices_transposed(
+          (read ^ from_column % kCodes) + (from_column / kCodes * kTileK + key) * kCodes, x[i]);
+    }
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int key = pair + 32 * i;
-        store_matrices((write ^ key % kKeys) + first * kKeys + key / kKeys * kHeadDimV * kKeys,
-                       __byte_perm(x[i][0], x[i][1], first_column),
-                       __byte_perm(x[i][0], x[i][1], second_column),
-                       __byte_perm(x[i][2], x[i][3], first_column),
-                       __byte_perm(x[i][2], x[i][3], second_column));
-      }
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int to_row = first + i / kSteps * 16, key = i % kSteps * 32;
+      store_matrices((write ^ key % kKeys) + (to_row + key / kKeys * kHeadDimV) * kKeys,
+                     __byte_perm(x[i][0], x[i][1], first_column),
+                     __byte_perm(x[i][0], x[i][1], second_column),
+                     __byte_perm(x[i][2], x[i][3], first_column),
+                     __byte_perm(x[i][2], x[i][3], second_column));
     }
   }
 }

@@ -63,6 +63,7 @@ constexpr int kScaleBytes = 8 + 8 * kTileK;
 constexpr bool kSharedSums = FA3_FORWARD_FP8_SUMS(kHeadDim, FA3_TILE_Q) == 0;
 constexpr int kSumBytes = kRows * kHeadDimV * 4;  // of a consumer
 constexpr int kUnitBytes = 128 * 16;              // likewise: what they are counted in
+constexpr int kRowScaleBytes = 128 * 8;           // likewise: scales of a thread's rows
 
 // What lies in shared memory. The rings of Q are one for each consumer, side by side.
 struct layout {
@@ -70,9 +71,10 @@ struct layout {
   ring<kStages, kKBytes> k;
   ring<kStages, kVBytes> v;  // as it comes
   ring<kStages, kVBytes> v_transposed;
-  uint32_t o;      // kOBytes for each consumer warp
-  uint32_t sums;   // kSumBytes for each consumer, or nothing
-  uint32_t units;  // kUnitBytes for each consumer
+  uint32_t o;           // kOBytes for each consumer warp
+  uint32_t sums;        // kSumBytes for each consumer, or nothing
+  uint32_t units;       // kUnitBytes for each consumer
+  uint32_t row_scales;  // kRowScaleBytes for each consumer
   uint32_t scales;
   ring<kWorkSlots, kWorkBytes> work;
   barrier work_wanted;
@@ -87,7 +89,8 @@ __host__ __device__ constexpr layout lay_out(uint32_t base) {
   m.o = v_transposed + kStages * kVBytes;
   m.sums = m.o + kConsumerWarps * kOBytes;
   m.units = m.sums + (kSharedSums ? kWarpgroups * kSumBytes : 0);
-  const uint32_t work = m.units + kWarpgroups * kUnitBytes;
+  m.row_scales = m.units + kWarpgroups * kUnitBytes;
+  const uint32_t work = m.row_scales + kWarpgroups * kRowScaleBytes;
   m.scales = work + kWorkSlots * kWorkBytes;
   const uint32_t q_barriers = m.scales + kScaleSlots * kScaleBytes;
   const uint32_t k_barriers = q_barriers + kWarpgroups * kRingBarrierBytes<1>;
@@ -120,7 +123,8 @@ __device__ __forceinline__ void init_barriers(const layout &m) {
   mbarrier_init_fence();
 }
 
-enum { kBarrierTurn = 1 };  // named barriers kBarrierTurn + warpgroup; 0 is __syncthreads
+// Named barriers kBarrierTurn + warpgroup, and one of the transposing warps; 0 is __syncthreads.
+enum { kBarrierTurn = 1, kBarrierTransposed = kBarrierTurn + kWarpgroups };
 
 #include "forward_tiles.cuh"
 
