@@ -16,6 +16,7 @@ DTYPES = {
     torch.float32: CONSTANTS["FA3_FLOAT32"],
     torch.float16: CONSTANTS["FA3_FLOAT16"],
     torch.bfloat16: CONSTANTS["FA3_BFLOAT16"],
+    torch.float8_e4m3fn: CONSTANTS["FA3_FLOAT8_E4M3"],
     torch.int32: CONSTANTS["FA3_INT32"],
 }
 
@@ -95,22 +96,32 @@ class Library:
         causal=False,
         window=None,
         lengths=None,
+        query_lengths=None,
         lse=None,
         seqused_k=None,
         page_table=None,
+        scales=None,
+        scale_rows=0,
     ):
         """A function that queues the call on the current stream: tensors are (batch, seqlen, heads,
         head_dim), or (total, heads, head_dim) with `lengths`, the cumulative ones as a tensor and
-        the longest. `window` is (left, right). `seqused_k` and `page_table` are the header's."""
+        the longest; with `query_lengths`, likewise, only query and output are packed. `window` is
+        (left, right). `seqused_k` and `page_table` are the header's;
+        `scales` are key_scale and value_scale, each of so many rows."""
         args = ForwardArgs(struct_size=ctypes.sizeof(ForwardArgs))
         args.flags = (CAUSAL if causal else 0) | (WINDOW if window else 0)
         if window:
             args.window_left, args.window_right = window
         tensors = {"query": query, "key": key, "value": value, "output": output, "lse": lse}
         tensors |= {"seqused_k": seqused_k, "page_table": page_table}
+        if scales is not None:
+            tensors["key_scale"], tensors["value_scale"] = scales
+            args.key_scale_rows = args.value_scale_rows = scale_rows
         if lengths:
             tensors["cu_seqlens_q"] = tensors["cu_seqlens_k"] = lengths[0]
             args.max_seqlen_q = args.max_seqlen_k = lengths[1]
+        if query_lengths:
+            tensors["cu_seqlens_q"], args.max_seqlen_q = query_lengths
         return self.gpu_call("forward", args, tensors)
 
     def backward_gpu(

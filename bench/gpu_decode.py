@@ -1,7 +1,9 @@
 """One query token for each sequence and a cache of keys and values: what bench/gpu.py times of it."""
 
 import dataclasses
+import itertools
 import math
+import random
 
 import torch
 
@@ -12,6 +14,7 @@ try:
 except ImportError:
     flash_attn_with_kvcache = None
 
+CHUNK = 512
 L2_BYTES = 64 << 20  # more than any Hopper GPU has
 
 
@@ -24,14 +27,31 @@ class Decode:
     page_size: int = 0  # 0: a dense cache
     queries: int = 1
     head_dim: int = 128
+    codes: str = ""  # E4M3 keys and values, and what has a scale of its own: "head" or "token"
+    skewed: bool = False  # lengths from 1 to `keys`, few of them long
+    chunks: int = 0  # the last so many sequences have 512 queries, packed with the others' one
 
     def name(self):
         pages = f", {self.page_size}" if self.page_size else ""
         queries = f" x{self.queries}" if self.queries > 1 else ""
-        return f"{self.heads}/{self.heads_k}, {self.batch}, {self.keys}{pages}{queries}"
+        queries += f" and {self.chunks} x{CHUNK}" if self.chunks else ""
+        codes = f" e4m3 {self.codes}" if self.codes else ""
+        keys = f"1..{self.keys}" if self.skewed else str(self.keys)
+        return f"{self.heads}/{self.heads_k}, {self.batch}, {keys}{pages}{queries}{codes}"
+
+    def lengths(self):
+        if not self.skewed:
+            return [self.keys] * self.batch
+        draw = random.Random(self.batch)
+        drawn = [int(self.keys * draw.random() ** 3) for _ in range(self.batch)]
+        return [max(*lengths) for lengths in zip(drawn, self.query_lengths())]
+
+    def query_lengths(self):
+        return [self.queries] * (self.batch - self.chunks) + [CHUNK] * self.chunks
 
     def cache_bytes(self):
-        return 2 * 2 * self.batch * self.keys * self.heads_k * self.head_dim
+        row = self.head_dim + 4 * (self.codes == "token") if self.codes else 2 * self.head_dim
+        return 2 * sum(self.lengths()) * self.heads_k * row
 
     def caches_beyond_l2(self):
         return max(1, math.ceil(3 * L2_BYTES / self.cache_bytes()))
@@ -46,66 +66,97 @@ SHAPES = [
     Decode(32, 8, 3, 5000),
     Decode(40, 8, 7, 3333, page_size=16),
     Decode(8, 8, 16, 4096),
+    *[Decode(32, 8, 32, 32768, page_size=size, skewed=True) for size in (16, 64)],
+    *[Decode(32, 8, *batch, codes="head") for batch in BATCHES],
+    Decode(64, 8, 128, 2048, codes="head"),
+    *[Decode(32, 8, 32, 8192, codes="token", page_size=size) for size in (0, 16, 64)],
+    Decode(32, 8, 32, 32768, codes="head", page_size=64, skewed=True),
+    *[
+        Decode(32, 8, 1, keys, page_size=size, queries=queries)
+        for keys, queries in ((8192, 512), (8192, 2048), (131072, 512))
+        for size in (0, 16, 64)
+    ],
+    Decode(32, 8, 32, 32768, page_size=64, skewed=True, chunks=2),
 ]
 
 
-def paged(cache, page_size):
-    """The cache in pages that lie anywhere, and where each page of a sequence is."""
-    batch, rows = cache.shape[:2]
-    pages = batch * rows // page_size
-    order = torch.randperm(pages, device="cuda")
-    memory = torch.empty_like(cache).view(pages, page_size, *cache.shape[2:])
-    memory[order] = cache.reshape(memory.shape)
-    return memory, order
+def page_table(shape):
+    """Where each page of a sequence is: anywhere among as many pages as there are in all."""
+    counts = [math.ceil(length / shape.page_size) for length in shape.lengths()]
+    order = torch.randperm(sum(counts), device="cuda").to(torch.int32)
+    table = torch.zeros(shape.batch, max(counts), dtype=torch.int32, device="cuda")
+    for row, pages in zip(table, order.split(counts)):
+        row[: len(pages)] = pages
+    return table
+
+
+def rows_of(cache, tensor, b, length):
+    """The first rows of a sequence."""
+    if cache["page_table"] is None:
+        return tensor[b, :length]
+    pages = cache["page_table"][b, : math.ceil(length / tensor.shape[1])]
+    return tensor.view(torch.uint8)[pages].view(tensor.dtype).flatten(0, 1)[:length]
 
 
 def one_cache(library, shape, with_fa3):
     """{name: a function that queues the call}, each checked."""
-    rows = shape.keys
-    if shape.page_size:
-        rows = math.ceil(rows / shape.page_size) * shape.page_size
+    causal = max(shape.query_lengths()) > 1
+    starts = [0, *itertools.accumulate(shape.query_lengths())]
     query = gpu_problem.random(shape.batch, shape.queries, shape.heads, shape.head_dim)
-    key, value = (
-        gpu_problem.random(shape.batch, rows, shape.heads_k, shape.head_dim) for _ in range(2)
-    )
-    used = torch.full((shape.batch,), shape.keys, dtype=torch.int32, device="cuda")
-    cache = {"key": key, "value": value, "seqused_k": None, "page_table": None}
+    options = {}
+    if shape.chunks:
+        query = gpu_problem.random(starts[-1], shape.heads, shape.head_dim)
+        cu_seqlens_q = torch.tensor(starts, dtype=torch.int32, device="cuda")
+        options = {"cu_seqlens_q": cu_seqlens_q, "max_seqlen_q": CHUNK}
+    cache = {"seqused_k": None, "page_table": None, "scales": None}
+    entries, rows = shape.batch, shape.keys
     if shape.page_size:
-        torch.manual_seed(7)
-        cache["key"], order = paged(key, shape.page_size)
-        torch.manual_seed(7)
-        cache["value"], order = paged(value, shape.page_size)
-        cache["page_table"] = order.view(shape.batch, -1).to(torch.int32)
-        cache["seqused_k"] = used
+        cache["page_table"] = page_table(shape)
+        entries, rows = int(cache["page_table"].max()) + 1, shape.page_size
+    for name in ("key", "value"):
+        tensor = gpu_problem.random(entries, rows, shape.heads_k, shape.head_dim)
+        cache[name] = tensor.to(torch.float8_e4m3fn) if shape.codes else tensor
+    if shape.page_size or shape.skewed:
+        cache["seqused_k"] = torch.tensor(shape.lengths(), dtype=torch.int32, device="cuda")
+    if shape.codes:  # scales of 1, in memory like any
+        blocks = (rows,) if shape.codes == "token" else ()
+        cache["scales"] = torch.ones(2, entries, shape.heads_k, *blocks, device="cuda")
     output = gpu_problem.unwritten(query)
     ours = library.forward_gpu(
         query,
         cache["key"],
         cache["value"],
         output,
-        causal=shape.queries > 1,
+        causal=causal,
+        query_lengths=tuple(options.values()),
         seqused_k=cache["seqused_k"],
         page_table=cache["page_table"],
+        scales=cache["scales"],
+        scale_rows=int(shape.codes == "token"),
     )
     found = {"libfa3": (ours, lambda: output)}
-    if with_fa3 and flash_attn_with_kvcache:
-        options = {"cache_seqlens": cache["seqused_k"], "page_table": cache["page_table"]}
+    if with_fa3 and flash_attn_with_kvcache and not shape.codes:
+        options |= {"cache_seqlens": cache["seqused_k"], "page_table": cache["page_table"]}
         options = {name: tensor for name, tensor in options.items() if tensor is not None}
         results = []
 
         def official():
             tensors = (query, cache["key"], cache["value"])
-            results[:] = [flash_attn_with_kvcache(*tensors, causal=shape.queries > 1, **options)]
+            results[:] = [flash_attn_with_kvcache(*tensors, causal=causal, **options)]
 
         found["fa3"] = (official, lambda: results[0])
-    for name, (call, result) in found.items():
+    for kernel, (call, result) in found.items():
         call()
         for b, head in ((0, 0), (shape.batch - 1, shape.heads - 1)):
-            k, v = (t[b, : shape.keys, head * shape.heads_k // shape.heads] for t in (key, value))
-            rows = torch.arange(shape.queries, device="cuda")
-            scores = gpu_problem.scores_of(query[b, :, head], k, rows, shape.queries > 1)
-            expected = torch.softmax(scores, dim=1) @ v.double()
-            gpu_problem.compare(name, result()[b, :, head], expected)
+            kv_head, length = head * shape.heads_k // shape.heads, shape.lengths()[b]
+            tensors = (rows_of(cache, cache[name], b, length) for name in ("key", "value"))
+            k, v = (tensor[:, kv_head].double() for tensor in tensors)
+            some = slice(starts[b], starts[b + 1]) if shape.chunks else b
+            queries = query[some][:, head]
+            rows = torch.arange(len(queries), device="cuda")
+            scores = gpu_problem.scores_of(queries, k, rows, causal)
+            expected = torch.softmax(scores, dim=1).nan_to_num(0.0) @ v
+            gpu_problem.compare(kernel, result()[some][:, head], expected)
     return {name: call for name, (call, _) in found.items()}
 
 
