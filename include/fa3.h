@@ -315,8 +315,10 @@ enum {
  * Numerics. Both products and the softmax accumulate in float32. On 16-bit inputs the
  * probabilities may be rounded to the input's dtype before the second product, as every
  * FlashAttention does. On E4M3 inputs a GPU rounds the probabilities to E4M3 too, and sums a few
- * thousand keys at a time with about 13 bits; the CPU computes in float32 throughout. E4M3 keys and
- * values under other queries, or in pages, are taken on the CPU alone so far.
+ * thousand keys at a time with about 13 bits; but not where queries are few, in pages, or have 16
+ * bits: it then rounds probabilities, times the values' scales, to float16, in units of a row's
+ * greatest. The CPU computes in float32 throughout. Under float32 queries E4M3 keys and values are
+ * taken on the CPU alone so far.
  *
  * Edges. A query that sees no key gives output 0 and lse -infinity (without a sink).
  * Empty sequences and an empty batch are not errors. NaN and infinity reach the rows that
@@ -329,7 +331,8 @@ typedef struct fa3_forward_args {
   void *stream;       /* CUstream for a GPU (null: the default stream); null for the CPU */
 
   fa3_tensor query;  /* float32, float16, bfloat16 or E4M3 */
-  fa3_tensor key;    /* query's dtype, or E4M3 (on the CPU alone so far) */
+  fa3_tensor key;    /* query's dtype, or E4M3; on a GPU E4M3 tensors start at a multiple of 16
+                        bytes, and their strides are multiples of it */
   fa3_tensor value;  /* key's dtype */
   fa3_tensor output; /* query's dtype or float32, of E4M3 float32, float16 or bfloat16; written,
                         except rows past seqused_q */

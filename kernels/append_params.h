@@ -6,12 +6,18 @@
 
 #include <stdint.h>
 
+#include "fp8_scales.h"
 #include "sequence.h"
 
 enum { FA3_APPEND_WARPS = 4, FA3_APPEND_THREADS = 32 * FA3_APPEND_WARPS };
 
 /* What elements are. */
-enum { FA3_APPEND_FLOAT32 = 0, FA3_APPEND_FLOAT16 = 1, FA3_APPEND_BFLOAT16 = 2 };
+enum {
+  FA3_APPEND_FLOAT32 = 0,
+  FA3_APPEND_FLOAT16 = 1,
+  FA3_APPEND_BFLOAT16 = 2,
+  FA3_APPEND_E4M3 = 3
+};
 
 /* Strides in elements. */
 typedef struct {
@@ -35,6 +41,10 @@ typedef struct {
   int heads_q, heads_k, head_dim, head_dim_v;
   int pairs, table_rows, interleaved;
   int kind, table_kind;
+  /* With `quantised` the cache is of E4M3 codes, and what goes into it is not. A page, of a cache
+   * in pages, stands for a sequence. Scales of one row are written, others read. */
+  int quantised;
+  fa3_scales key_scale, value_scale;
 } fa3_append_params;
 
 #endif

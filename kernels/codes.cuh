@@ -18,6 +18,38 @@ __device__ __forceinline__ uint32_t pack_codes(float a, float b, float c, float 
   return codes;
 }
 
+// PTX ISA, "cvt": four E4M3 codes to two packed pairs of float16, exactly; NaN stays NaN.
+__device__ __forceinline__ void unpack_codes(uint32_t codes, uint32_t &low, uint32_t &high) {
+  asm("{\n\t.reg .b16 a, b;\n\t"
+      "mov.b32 {a, b}, %2;\n\t"
+      "cvt.rn.f16x2.e4m3x2 %0, a;\n\t"
+      "cvt.rn.f16x2.e4m3x2 %1, b;\n\t}"
+      : "=r"(low), "=r"(high)
+      : "r"(codes));
+}
+
+// PTX ISA, "cvt": two floats to a packed pair of bfloat16, or of float16, the first in the low
+// half.
+__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+__device__ __forceinline__ uint32_t pack_fp16(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// PTX ISA, "cp.async": a float from global to shared memory; 0 if not `valid`, and then nothing is
+// read.
+__device__ __forceinline__ void copy_async_float(uint32_t to, const float *from, bool valid) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
+               "r"(valid ? 4 : 0)
+               : "memory");
+}
+
 // PTX ISA, "ld": a float of shared memory.
 __device__ __forceinline__ float load_shared_float(uint32_t address) {
   float x;
@@ -43,6 +75,12 @@ __device__ __forceinline__ float4 load_shared_floats(uint32_t from) {
 __device__ __forceinline__ void store_shared_floats(uint32_t to, const float *x) {
   asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(x[0]), "f"(x[1]),
                "f"(x[2]), "f"(x[3])
+               : "memory");
+}
+
+__device__ __forceinline__ void store_shared_vector(uint32_t to, const uint32_t (&x)[4]) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x[0]), "r"(x[1]),
+               "r"(x[2]), "r"(x[3])
                : "memory");
 }
 

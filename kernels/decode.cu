@@ -7,21 +7,12 @@
 // sequence is cut into more parts than a cluster has blocks, combine.cu does the rest.
 //
 // Compile with -DFA3_BF16=0|1, FA3_HEAD_DIM and FA3_STAGES.
-#include "cluster.cuh"
 #include "decode_load.cuh"
-#include "mbarrier.cuh"
-#include "softmax.cuh"
+#include "decode_merge.cuh"
 
-// What a warp keeps of its rows: lane l has rows l / 4 and l / 4 + 8, and of eight columns the two
-// from 2 (l % 4) on.
-struct attention {
-  float output[kHeadDim / 8][4];
-  float top[2];  // the rows' maxima, as powers of 2
-  float sum[2];  // of this lane's columns
-};
-
-// Matrices are read several at a time, so that their latencies do not add up.
-constexpr int kTogether = 4;
+// Matrices are read several at a time, so that their latencies do not add up: as many as there are
+// registers for.
+constexpr int kTogether = kHeadDim > 128 ? 2 : 4;
 
 // S = Q K^T of 16 rows and 16 keys.
 __device__ __forceinline__ void multiply_keys(float (&s)[2][4],
@@ -49,6 +40,13 @@ __device__ __forceinline__ void multiply_keys(float (&s)[2][4],
   for (int n = 0; n < 2; ++n)
 #pragma unroll
     for (int e = 0; e < 4; ++e) s[n][e] += second[n][e];
+}
+
+__device__ __forceinline__ void store_columns(const attention &a, int r, float factor, float *row) {
+#pragma unroll
+  for (int n = 0; n < kHeadDim / 8; ++n)
+    *(float2 *)(row + 8 * n + 2 * (threadIdx.x & 3)) =
+        make_float2(a.output[n][2 * r] * factor, a.output[n][2 * r + 1] * factor);
 }
 
 // O += P V of 16 rows and 16 keys.
@@ -120,21 +118,36 @@ __device__ __forceinline__ void exponentiate(attention &a, float (&s)[2][4],
     probabilities[i] = pack_pair(s[i / 2][2 * (i & 1)], s[i / 2][2 * (i & 1) + 1]);
 }
 
+__device__ __forceinline__ void load_queries(const fa3_decode_params &p, const work &w,
+                                             uint32_t tile) {
+  lane_rows places;
+#pragma unroll
+  for (int j = 0; j < kRowsOfLane; ++j) {
+    const int row = (threadIdx.x & 31) / kLanesOfRow + kRowsAtOnce * j;
+    const row_place place = place_of_row(p, w, row);
+    places.rows[j] = {row < w.rows ? place.head : -1, w.sequence.query_row + place.query};
+  }
+  // A head in the place of a page.
+  fa3_decode_input query = p.query;
+  query.stride_batch = p.query.stride_head;
+  query.stride_head = p.query.stride_batch;
+  load_rows(query, w.sequence.query_batch, p.head_dim, places, tile);
+}
+
 // This warp's keys of the block's range. Code that runs once or twice is read from far, so there is
 // one copy of each part.
 __device__ __forceinline__ void attend(const fa3_decode_params &p, const work &w, uint32_t ring,
                                        attention &a) {
   const int lane = threadIdx.x & 31;
   const int units = w.units.end - w.units.begin;
-  int now = w.units.begin * kUnitKeys + threadIdx.x / 32 * kStepKeys;
-  int key = now;  // of the next load
+  int key = w.units.begin * kUnitKeys + threadIdx.x / 32 * kStepKeys;  // of the next load
 
   // The queries pass through what is the last stage.
   const uint32_t queries = ring + (kStages - 1) * kStageBytes;
   load_queries(p, w, queries);
   uint32_t query[kHeadDim / 16][4];
   fa3_range seen[2];
-  uint32_t stage = ring, next = ring;  // to compute with, and to fill
+  uint32_t next = ring;  // to fill; the one behind it is next to compute with
 #pragma unroll 1
   for (int i = 1 - kStages; i < units; ++i) {
     if (i >= 0) {
@@ -151,194 +164,19 @@ __device__ __forceinline__ void attend(const fa3_decode_params &p, const work &w
             fa3_visible_keys(&w.sequence.mask, divide(w.first_row + lane / 4 + 8 * r, p.group));
       __syncwarp();
     }
-    if (i + kStages - 1 < units) {
-      load_step(p, w, find_cache_rows(p, w, key), next);
-      key += kUnitKeys;
-    }
+    if (i + kStages - 1 < units) load_step(p, w, key, next);
+    key += kUnitKeys;
     copy_async_commit();
-    next = next + kStageBytes == ring + kWarpBytes ? ring : next + kStageBytes;
+    next = next + kStageBytes == ring + kRingBytes ? ring : next + kStageBytes;
     if (i < 0) continue;
 
+    const uint32_t stage = next;
     float s[2][4];
     uint32_t probabilities[4];
     multiply_keys(s, query, stage);
-    adjust_scores(p, w, seen, now, s);
+    adjust_scores(p, w, seen, key - kStages * kUnitKeys, s);
     exponentiate(a, s, probabilities);
     multiply_values(a.output, probabilities, stage + kTileBytes);
-    stage = stage + kStageBytes == ring + kWarpBytes ? ring : stage + kStageBytes;
-    now += kUnitKeys;
-  }
-}
-
-// The warps' results become the block's: its output (times the sum) is in the first warp's place,
-// its rows' maxima and sums at kResultAt.
-__device__ __forceinline__ void merge_warps(const work &w, attention &a) {
-  const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
-  float *const tops = (float *)(shared + kTopAt), *const sums = (float *)(shared + kSumAt);
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    a.sum[r] += __shfl_xor_sync(0xffffffff, a.sum[r], 1);
-    a.sum[r] += __shfl_xor_sync(0xffffffff, a.sum[r], 2);
-    if ((lane & 3) == 0) {
-      tops[warp * kRows + lane / 4 + 8 * r] = a.top[r];
-      sums[warp * kRows + lane / 4 + 8 * r] = a.sum[r];
-    }
-  }
-  __syncthreads();  // and nobody uses a ring any more
-  float factor[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int row = lane / 4 + 8 * r;
-    float top = tops[row], sum = 0.0f;
-#pragma unroll
-    for (int i = 1; i < kWarps; ++i) top = max_nan(top, tops[i * kRows + row]);
-#pragma unroll
-    for (int i = 0; i < kWarps; ++i)
-      sum += sums[i * kRows + row] * exp2_unit(tops[i * kRows + row] - top);
-    factor[r] = exp2_unit(a.top[r] - top);
-    if (warp == 0 && (lane & 3) == 0) {
-      float *const result = (float *)(shared + kResultAt) + 2 * row;
-      result[0] = top;
-      result[1] = sum;
-    }
-  }
-  float *const output = (float *)(shared + warp * kWarpBytes);
-#pragma unroll
-  for (int n = 0; n < kHeadDim / 8; ++n)
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int row = lane / 4 + 8 * r;
-      if (row < w.rows)
-        *(float2 *)(output + row * kPitch + 8 * n + 2 * (lane & 3)) =
-            make_float2(a.output[n][2 * r] * factor[r], a.output[n][2 * r + 1] * factor[r]);
-    }
-  __syncthreads();
-}
-
-// Four neighbouring columns of a row.
-__device__ __forceinline__ float4 sum_of_warps(int row, int column) {
-  float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll
-  for (int i = 0; i < kWarps; ++i) {
-    const float4 y = *(const float4 *)(shared + i * kWarpBytes + (row * kPitch + column) * 4);
-    x.x += y.x, x.y += y.y, x.z += y.z, x.w += y.w;
-  }
-  return x;
-}
-
-// Four columns of a row leave, `top` and `sum` being the row's.
-__device__ __forceinline__ void store_result(const fa3_decode_params &p, const work &w, int row,
-                                             int column, float4 x, float top, float sum) {
-  const row_place place = place_of_row(p, w, row);
-  float logit = top * 0.69314718f;
-  if (p.sink != nullptr && p.partial == nullptr) {
-    const float sink = p.sink[place.head];
-    if (sum == 0.0f) logit = -INFINITY;
-    const float higher = max_nan(max_nan(logit, sink), -FLT_MAX);
-    const float shift = exp2_unit((logit - higher) * 1.44269504f);
-    sum = sum * shift + exp2_unit((sink - higher) * 1.44269504f);
-    logit = higher;
-    x.x *= shift, x.y *= shift, x.z *= shift, x.w *= shift;
-  }
-  const float factor = sum == 0.0f ? 0.0f : reciprocal_unit(sum);
-  const float lse = sum == 0.0f ? -INFINITY : fmaf(log2_unit(sum), 0.69314718f, logit);
-  x.x *= factor, x.y *= factor, x.z *= factor, x.w *= factor;
-  if (p.partial != nullptr) {
-    const int64_t row_at =
-        ((int64_t)w.cluster * p.batch + w.batch) * p.sequences.seqlen_q + place.query;
-    const int64_t at = row_at * (int)(p.heads_k.divisor * p.group.divisor) + place.head;
-    if (column == 0) p.partial_lse[at] = lse;
-    if (column < p.head_dim_v && sum != 0.0f)
-      *(float4 *)(p.partial + at * p.head_dim_v + column) = x;
-    return;
-  }
-  if (column == 0 && p.lse != nullptr)
-    p.lse[w.sequence.query_batch * p.lse_stride_batch + place.head * p.lse_stride_head +
-          (w.sequence.query_row + place.query) * p.lse_stride_row] = lse;
-  if (column >= p.head_dim_v) return;
-  const int64_t at = w.sequence.query_batch * p.output_stride_batch +
-                     (w.sequence.query_row + place.query) * p.output_stride_row +
-                     place.head * p.output_stride_head + column;
-  if (p.output_is_float) {
-    float *const to = (float *)p.output + at;
-    if (((uintptr_t)to & 15) == 0)
-      *(float4 *)to = x;
-    else
-      to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w;
-    return;
-  }
-  const uint2 packed = make_uint2(pack_pair(x.x, x.y), pack_pair(x.z, x.w));
-  uint16_t *const to = (uint16_t *)p.output + at;
-  if (((uintptr_t)to & 7) == 0) {
-    *(uint2 *)to = packed;
-  } else {
-    to[0] = (uint16_t)packed.x, to[1] = (uint16_t)(packed.x >> 16);
-    to[2] = (uint16_t)packed.y, to[3] = (uint16_t)(packed.y >> 16);
-  }
-}
-
-// Quads of columns that each block of a cluster puts together.
-__device__ __forceinline__ int quads_of_block(const work &w) {
-  return (w.rows * kQuads + w.active - 1) / w.active;
-}
-
-// Before others send: the barrier that counts what will come.
-__device__ __forceinline__ void expect_results(const work &w, uint32_t base) {
-  mbarrier_init(base + kReceived, 1);
-  mbarrier_init_fence();
-  const int share = quads_of_block(w), first = w.rank * share;
-  const int mine = max(min(share, w.rows * kQuads - first), 0);
-  mbarrier_arrive_expect(base + kReceived, w.active * (mine * 16 + w.rows * 8));
-}
-
-// Each block of the cluster gets its part of this block's result.
-__device__ __forceinline__ void send_results(const work &w, uint32_t base) {
-  const int share = quads_of_block(w);
-#pragma unroll 1
-  for (int i = threadIdx.x; i < w.rows * kQuads; i += FA3_DECODE_THREADS) {
-    const int to = i / share;
-    cluster_store(cluster_map(base + kReceivedAt + (w.rank * share + i - to * share) * 16, to),
-                  sum_of_warps(i / kQuads, i % kQuads * 4), cluster_map(base + kReceived, to));
-  }
-#pragma unroll 1
-  for (int i = threadIdx.x; i < w.active * kRows; i += FA3_DECODE_THREADS) {
-    const int to = i / kRows, row = i % kRows;
-    if (row < w.rows)
-      cluster_store(cluster_map(base + kReceivedResultsAt + (w.rank * kRows + row) * 8, to),
-                    *(const float2 *)(shared + kResultAt + row * 8),
-                    cluster_map(base + kReceived, to));
-  }
-}
-
-// This block's part of the cluster's results becomes one, and leaves.
-__device__ __forceinline__ void store_results(const fa3_decode_params &p, const work &w) {
-  const int share = quads_of_block(w), first = w.rank * share;
-  const int end = min(w.rows * kQuads, first + share);
-#pragma unroll 1
-  for (int i = first + threadIdx.x; i < end; i += FA3_DECODE_THREADS) {
-    const int row = i / kQuads, column = i % kQuads * 4;
-    const float2 *results = (const float2 *)(shared + kResultAt) + row;
-    float2 total = results[0];
-    float4 x;
-    if (w.active == 1) {
-      x = sum_of_warps(row, column);
-    } else {
-      const float4 *const quads = (const float4 *)(shared + kReceivedAt) + i - first;
-      results = (const float2 *)(shared + kReceivedResultsAt) + row;
-      float top = FA3_NO_REFERENCE;
-#pragma unroll 4
-      for (int b = 0; b < w.active; ++b) top = max_nan(top, results[b * kRows].x);
-      total = make_float2(top, 0.0f);
-      x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll 4
-      for (int b = 0; b < w.active; ++b) {
-        const float4 y = quads[b * share];
-        const float factor = exp2_unit(results[b * kRows].x - top);
-        total.y += results[b * kRows].y * factor;
-        x.x += y.x * factor, x.y += y.y * factor, x.z += y.z * factor, x.w += y.w * factor;
-      }
-    }
-    store_result(p, w, row, column, x, total.x, total.y);
   }
 }
 
@@ -347,29 +185,9 @@ extern "C" __global__ void __launch_bounds__(FA3_DECODE_THREADS, 2)
   const uint32_t base = (uint32_t)__cvta_generic_to_shared(shared);
   const work w = find_work(p);
   if (w.rows <= 0) return;  // as all of the cluster
-  if (p.cluster > 1) {
-    if (w.active > 1 && w.rank < w.active && threadIdx.x == 0) expect_results(w, base);
-    __syncwarp();
-    cluster_announce();
-  }
+  begin_block(p, w, base);
   if (w.rank >= w.active) return;
-  attention a;
-#pragma unroll
-  for (int n = 0; n < kHeadDim / 8; ++n)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) a.output[n][e] = 0.0f;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    a.top[r] = FA3_NO_REFERENCE;
-    a.sum[r] = 0.0f;
-  }
+  attention a = no_attention();
   if (w.units.begin < w.units.end) attend(p, w, base + threadIdx.x / 32 * kWarpBytes, a);
-  let_next_grid_launch();
-  merge_warps(w, a);
-  if (p.cluster > 1) cluster_wait_announced();
-  if (w.active > 1) {
-    send_results(w, base);
-    mbarrier_wait(base + kReceived, 0);
-  }
-  store_results(p, w);
+  finish_block(p, w, base, a);
 }

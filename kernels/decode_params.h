@@ -9,6 +9,7 @@
 
 #include <stdint.h>
 
+#include "fp8_scales.h"
 #include "sequence.h"
 
 enum {
@@ -42,9 +43,11 @@ typedef struct {
   const float *sink; /* one logit per query head, or null */
 
   fa3_sequences sequences; /* seqlen_q, seqlen_k: also bounds of the lengths in the arrays */
-  fa3_divisor page_size;
-  int pages;  /* that there are */
-  int rows_k; /* that a sequence, or a packed batch, has in memory: no other is read */
+  fa3_divisor page_size;   /* INT32_MAX: there are no pages */
+  int pages;               /* that there are */
+  int rows_k;              /* that a sequence, or a packed batch, has in memory: no other is read */
+
+  int most_queries; /* of a sequence: those with more are not this kernel's but the forward one's */
 
   fa3_divisor heads_k;
   fa3_divisor group;        /* query heads of a key head */
@@ -56,7 +59,7 @@ typedef struct {
 
   float scale_log2;   /* of the scores, or the cap, times log2(e) */
   float softcap_log2; /* 0: no cap; else scale / cap * 2 log2(e) */
-  int output_is_float;
+  int output_kind;    /* FA3_OUTPUT_... */
 
   /* With more than one cluster for a row: each one's average and log-sum-exp, for combine. Those of
    * cluster c are at index ((c * batch + b) * seqlen_q + query) * heads_q + head. Null: the result
@@ -66,8 +69,23 @@ typedef struct {
   int batch;
 } fa3_decode_params;
 
-/* What a compiled variant needs of the host. */
+/* What queries are where key and value are E4M3 codes. */
+enum { FA3_QUERY_BF16, FA3_QUERY_FP16, FA3_QUERY_E4M3 };
+
+/* The launch contract of the kernel for such a cache. A page, of a cache in pages, stands for a
+ * sequence in its scales. */
+typedef struct {
+  fa3_decode_params decode;
+  fa3_scales query_scale, key_scale, value_scale;
+  int query; /* FA3_QUERY_... */
+} fa3_decode_fp8_params;
+
+/* What a compiled variant needs of the host: rings of steps of 16 keys and values, and of their
+ * scales; and what the blocks of a cluster send each other. */
 #define FA3_DECODE_SHARED_BYTES(head_dim, stages) \
   (FA3_DECODE_WARPS * (stages)*16 * 2 * (head_dim)*2 + FA3_DECODE_ROWS * (head_dim)*4 + 4096)
+#define FA3_DECODE_FP8_SHARED_BYTES(head_dim, stages)                                            \
+  (FA3_DECODE_WARPS * 32 * ((stages) * ((head_dim) + 4) + ((head_dim) > 128 ? (head_dim) : 0)) + \
+   FA3_DECODE_ROWS * (head_dim)*4 + 4096)
 
 #endif

@@ -12,10 +12,21 @@ constexpr int kRows = FA3_DECODE_ROWS;
 constexpr int kWarps = FA3_DECODE_WARPS;
 constexpr int kStepKeys = 16;  // of a warp
 constexpr int kUnitKeys = FA3_DECODE_KEYS;
-constexpr int kRowBytes = kHeadDim * 2;  // in shared memory
+#if FA3_E4M3
+constexpr int kElementBytes = 1;
+constexpr int kScaleBytes = 2 * kStepKeys * 4;  // of a step: its keys' scales, then its values'
+#else
+constexpr int kElementBytes = 2;
+constexpr int kScaleBytes = 0;
+#endif
+constexpr int kRowBytes = kHeadDim * kElementBytes;  // in shared memory
 constexpr int kTileBytes = kStepKeys * kRowBytes;
-constexpr int kStageBytes = 2 * kTileBytes;
-constexpr int kWarpBytes = kStages * kStageBytes;
+constexpr int kScalesAt = 2 * kTileBytes;  // of a stage: keys, values, scales
+constexpr int kStageBytes = kScalesAt + kScaleBytes;
+constexpr int kRingBytes = kStages * kStageBytes;
+// Behind a warp's ring: its queries, where registers have no room for them.
+constexpr bool kSharedQueries = kElementBytes == 1 && kHeadDim > 128;
+constexpr int kWarpBytes = kRingBytes + (kSharedQueries ? kRows * kHeadDim * 2 : 0);
 
 // When its keys are done, a warp's output, in floats, takes the place of its ring. The pitch keeps
 // rows in different banks.
@@ -32,8 +43,15 @@ constexpr int kQuads = kHeadDim / 4;  // of a row
 constexpr int kReceivedAt = kResultAt + kRows * 8;
 constexpr int kReceivedResultsAt = kReceivedAt + (kRows * kQuads + FA3_DECODE_MAX_CLUSTER) * 16;
 constexpr int kReceived = kReceivedResultsAt + FA3_DECODE_MAX_CLUSTER * kRows * 8;  // the barrier
-constexpr int kSharedBytes = kReceived + 8;
-static_assert(kSharedBytes <= FA3_DECODE_SHARED_BYTES(kHeadDim, kStages), "shared memory");
+// What the block does, where registers have no room for it meanwhile.
+constexpr bool kSharedWork = kElementBytes == 1 || kHeadDim > 128;
+constexpr int kWorkAt = kReceived + 8;
+constexpr int kWorkBytes = 80;
+constexpr int kSharedBytes = kWorkAt + kWorkBytes;
+constexpr int kSharedBytesByHost = kElementBytes == 1
+                                       ? FA3_DECODE_FP8_SHARED_BYTES(kHeadDim, kStages)
+                                       : FA3_DECODE_SHARED_BYTES(kHeadDim, kStages);
+static_assert(kSharedBytes <= kSharedBytesByHost, "shared memory");
 
 extern __shared__ __align__(1024) unsigned char shared[];
 
@@ -53,6 +71,8 @@ struct work {
   fa3_range units;  // of kUnitKeys keys, this block's
 };
 
+static_assert(sizeof(work) <= kWorkBytes, "room for it");
+
 __device__ __forceinline__ work find_work(const fa3_decode_params &p) {
   work w;
   const int tile = divide(blockIdx.x, p.splits), above = divide(tile, p.row_tiles);
@@ -66,7 +86,9 @@ __device__ __forceinline__ work find_work(const fa3_decode_params &p) {
 
   w.sequence = fa3_find_sequence(&p.sequences, w.batch);
   const fa3_mask &mask = w.sequence.mask;
-  w.rows = min(kRows, mask.queries * (int)p.group.divisor - w.first_row);
+  w.rows = mask.queries <= p.most_queries
+               ? min(kRows, mask.queries * (int)p.group.divisor - w.first_row)
+               : 0;
   w.seen.begin = w.seen.end = 0;
   if (w.rows > 0) {
     w.seen.begin = fa3_visible_keys(&mask, divide(w.first_row, p.group)).begin;

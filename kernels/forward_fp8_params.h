@@ -4,16 +4,7 @@
 #define FA3_FORWARD_FP8_PARAMS_H
 
 #include "forward_params.h"
-
-/* What the codes of an FP8 operand are multiplied by. */
-typedef struct {
-  const float *data;                               /* or null: 1 */
-  int64_t stride_batch, stride_head, stride_block; /* elements; 0 where they are shared */
-  int rows;                                        /* of a block; 0: all of a sequence */
-  int heads_per_scale;                             /* heads that share them */
-} fa3_scales;
-
-enum { FA3_OUTPUT_BF16, FA3_OUTPUT_FP16, FA3_OUTPUT_FP32 };
+#include "fp8_scales.h"
 
 /* The FP8 forward kernel takes query, key and value in maps of bytes with boxes of
  * FA3_FORWARD_FP8_CHUNK columns, and `output` in one of 16-bit elements with boxes of 64. */

@@ -65,6 +65,7 @@ typedef struct {
                           turns */
   int store_by_tma;    /* whole row groups of a warp may go through the copy engine */
   int clear_value;     /* rows beyond a sequence's end may hold anything: zero V's */
+  int few_queries;     /* sequences of so many, or fewer, are not this kernel's but decode's */
 } fa3_forward_params;
 
 /* The length of `tile_counters`, an array of each variant's cubin: zeros for next_tile. */

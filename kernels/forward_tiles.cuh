@@ -62,7 +62,8 @@ __device__ __forceinline__ work find_work(const fa3_forward_params &params, int 
   const int step = params.queries_per_warpgroup;
   w.first = tile.block * kWarpgroups * step;
   w.tiles = fa3_visible_tiles(mask, w.first, w.first + kWarpgroups * step, kTileK);
-  w.last = w.first >= mask->queries;  // for now: a tile without rows
+  // For now: a tile without rows, or of another kernel's sequence.
+  w.last = w.first >= mask->queries || mask->queries <= params.few_queries;
   for (int i = 0; i < kWarpgroups; ++i) {
     const int begin = w.first + i * step;
     const fa3_range common = fa3_common_keys(mask, begin, begin + step);

@@ -149,7 +149,8 @@ void reference_bound(const fa3_forward_args *args, int64_t batch, int64_t head, 
   const struct row r = row_of(args, batch, head, row);
   const fa3_tensor *value = &args->value;
   const int64_t value_head_dim = value->shape[value->rank - 1];
-  const struct rounding weights = weight_rounding(args->value.dtype);
+  const bool scaled = rounds_scaled_weights(args);
+  const struct rounding weights = scaled ? rounding_of(FA3_FLOAT16) : weight_rounding(value->dtype);
   const struct rounding stored = rounding_of(args->output.dtype);
   const struct scores s = scores_of(&r, sink);
   if (lse == -INFINITY || s.overflow) { /* sees nothing: exactly 0 */
@@ -159,6 +160,9 @@ void reference_bound(const fa3_forward_args *args, int64_t batch, int64_t head, 
   }
   const double sum = exp(lse - s.top); /* of the weights: the largest is 1 */
   const double sink_error = 16 * u * largest_beside(&s, sink);
+  double greatest_scale = 0;
+  for (int64_t j = 0; j < r.seqlen_k && scaled; j++)
+    if (row_sees(&r, j)) greatest_scale = fmax(greatest_scale, value_scale(&r, j));
 
   struct bounds b = {0};
   if (s.top_key >= 0) load_key(&r, s.top_key, true, b.top);
@@ -178,12 +182,14 @@ void reference_bound(const fa3_forward_args *args, int64_t batch, int64_t head, 
     const double off = weight_at_most(x - lse + error, s.keys) - probability;
     const double beside =
         j == s.top_key ? 0 : weight_at_most(x - s.top + error + s.top_error, s.keys);
+    const double scale = scaled ? value_scale(&r, j) : 1;
+    const double absolute = weights.absolute * (scaled && scale > 0 ? greatest_scale / scale : 1);
     load_key(&r, j, true, values);
     b.denominator += off;
     for (int64_t d = 0; d < value_head_dim; d++) {
       const double v = fabs(values[d]);
       b.sums[d] += (off + probability * weights.relative) * v;
-      b.absolute[d] += (weights.absolute + 0x1p-126) / sum * v + 0x1p-126;
+      b.absolute[d] += (absolute + 0x1p-126) / sum * v + 0x1p-126;
       if (beside > 0) b.beside_top[d] += beside * fabs(values[d] - b.top[d]);
       include_value(&b, d, values[d]);
     }

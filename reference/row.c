@@ -133,22 +133,39 @@ struct row row_of(const fa3_forward_args *args, int64_t batch, int64_t head, int
   return row;
 }
 
+/* Where key j is: the entry of the batch, or the page, and the row there. */
+static int64_t find_key(const struct row *row, int64_t j, int64_t *entry) {
+  const fa3_tensor *table = &row->args->page_table;
+  const int64_t at = row->row_k + j, page_size = row->args->key.shape[1];
+  *entry = row->batch_k;
+  if (!table->data) return at;
+  *entry = length_at(table, row->batch * table->strides[0] + at / page_size);
+  return at % page_size;
+}
+
+static double key_scale(const struct row *row, int64_t entry, int64_t at, bool value) {
+  const fa3_forward_args *args = row->args;
+  return scale_of(value ? &args->value_scale : &args->key_scale,
+                  value ? args->value_scale_rows : args->key_scale_rows, &args->cu_seqlens_k,
+                  row->batch, entry, row->head_k, at);
+}
+
 void load_key(const struct row *row, int64_t j, bool value, double *elements) {
   const fa3_forward_args *args = row->args;
   const fa3_tensor *tensor = value ? &args->value : &args->key;
   const int64_t dim = tensor->shape[tensor->rank - 1];
-  int64_t at = row->row_k + j, entry = row->batch_k;
-  if (args->page_table.data) {
-    const int64_t page_size = tensor->shape[1];
-    entry = length_at(&args->page_table, row->batch * args->page_table.strides[0] + at / page_size);
-    at %= page_size;
-  }
+  int64_t entry;
+  const int64_t at = find_key(row, j, &entry);
   load_elements(tensor, sequence_element(tensor, &args->cu_seqlens_k, entry, at, row->head_k), dim,
                 elements);
-  const double scale = scale_of(value ? &args->value_scale : &args->key_scale,
-                                value ? args->value_scale_rows : args->key_scale_rows,
-                                &args->cu_seqlens_k, row->batch, entry, row->head_k, at);
+  const double scale = key_scale(row, entry, at, value);
   for (int64_t d = 0; d < dim; d++) elements[d] *= scale;
+}
+
+double value_scale(const struct row *row, int64_t j) {
+  int64_t entry;
+  const int64_t at = find_key(row, j, &entry);
+  return key_scale(row, entry, at, true);
 }
 
 bool row_sees(const struct row *row, int64_t j) {
@@ -193,6 +210,11 @@ struct rounding rounding_of(fa3_dtype dtype) {
 struct rounding weight_rounding(fa3_dtype dtype) {
   if (dtype == FA3_FLOAT8_E4M3) return (struct rounding){2 * UNIT_ROUNDOFF, 0x1p-150};
   return dtype == FA3_FLOAT32 ? (struct rounding){0, 0} : rounding_of(dtype);
+}
+
+bool rounds_scaled_weights(const fa3_forward_args *args) {
+  return args->device.type == FA3_CUDA && args->value.dtype == FA3_FLOAT8_E4M3 &&
+         args->query.dtype != FA3_FLOAT8_E4M3;
 }
 
 double chain(double n) {

@@ -63,6 +63,10 @@ struct rounding rounding_of(fa3_dtype dtype);
 /* Of probabilities before they enter a product with values of the dtype: none for float32; for
  * codes two factors in float32. */
 struct rounding weight_rounding(fa3_dtype dtype);
+/* Whether a GPU multiplies them by the scales of codes first, and rounds the product to float16: in
+ * units of the row's greatest, which is at most its greatest scale. */
+bool rounds_scaled_weights(const fa3_forward_args *args);
+double value_scale(const struct row *row, int64_t j);
 
 /* Relative error of a chain of n float32 roundings: the smaller of the certain bound and the
  * probabilistic one with lambda = 8 (Higham and Mary, SIAM J. Sci. Comput. 41(5), 2019). */

@@ -357,15 +357,16 @@ static void test_refusals(void **state) {
   const fa3_capability on_gpu = {.struct_size = sizeof on_gpu,
                                  .device = {FA3_CUDA, 0},
                                  .phase = FA3_FORWARD,
-                                 .query_dtype = FA3_BFLOAT16,
+                                 .query_dtype = FA3_FLOAT32,
                                  .key_dtype = FA3_FLOAT8_E4M3,
                                  .value_dtype = FA3_FLOAT8_E4M3,
-                                 .output_dtype = FA3_BFLOAT16,
+                                 .output_dtype = FA3_FLOAT32,
                                  .head_dim = 128,
                                  .value_head_dim = 128};
   assert_int_equal(fa3_supports(&on_gpu), FA3_UNSUPPORTED);
   if (!strstr(fa3_last_error(), "no CUDA kernels")) /* a build without any */
-    assert_non_null(strstr(fa3_last_error(), "key's dtype is FA3_FLOAT8_E4M3"));
+    assert_non_null(
+        strstr(fa3_last_error(), "query's dtype is FA3_FLOAT32 and key's FA3_FLOAT8_E4M3"));
 }
 
 int main(void) {

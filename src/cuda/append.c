@@ -5,22 +5,17 @@
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
 #include "cuda/limits.h"
+#include "cuda/scales.h"
 #include "cuda/sequences.h"
 #include "error.h"
 #include "integer.h"
 #include "kernels/append_params.h"
-#include "validate.h"
 
 const struct kernel_kind append_kind = {.entries = {"append"}};
 
 fa3_status supports_append(const fa3_capability *capability) {
-  const fa3_dtype dtype = capability->query_dtype;
-  if (dtype == FA3_FLOAT8_E4M3 || capability->key_dtype != dtype)
-    return set_error(FA3_UNSUPPORTED,
-                     "new_key's dtype is %s and key's %s: the CUDA engine takes FA3_FLOAT32, "
-                     "FA3_FLOAT16 and FA3_BFLOAT16, the same of both",
-                     dtype_name(dtype), dtype_name(capability->key_dtype));
-  return FA3_OK; /* any head dim */
+  (void)capability;
+  return FA3_OK; /* what the header allows */
 }
 
 fa3_status plan_append(const struct problem *problem, const struct cuda_facts *facts,
@@ -49,9 +44,10 @@ static fa3_append_tensor make_tensor(const struct operand *operand) {
 }
 
 static int element_kind(fa3_dtype dtype) {
-  return dtype == FA3_FLOAT32   ? FA3_APPEND_FLOAT32
-         : dtype == FA3_FLOAT16 ? FA3_APPEND_FLOAT16
-                                : FA3_APPEND_BFLOAT16;
+  return dtype == FA3_FLOAT32       ? FA3_APPEND_FLOAT32
+         : dtype == FA3_FLOAT16     ? FA3_APPEND_FLOAT16
+         : dtype == FA3_FLOAT8_E4M3 ? FA3_APPEND_E4M3
+                                    : FA3_APPEND_BFLOAT16;
 }
 
 fa3_status launch_append(
@@ -87,8 +83,12 @@ fa3_status launch_append(
       .pairs = (int)problem->rotary_cos.dim,
       .table_rows = (int)smaller(problem->rotary_cos.rows, INT32_MAX),
       .interleaved = problem->interleaved,
-      .kind = element_kind(problem->key.dtype),
-      .table_kind = element_kind(problem->rotary_cos.dtype)};
+      .kind = element_kind(problem->new_key.dtype),
+      .table_kind = element_kind(problem->rotary_cos.dtype),
+      .quantised = problem->key.dtype != problem->new_key.dtype,
+      .key_scale = make_fp8_scales(&problem->key_scale, problem->key_scale_rows, problem->heads_k),
+      .value_scale =
+          make_fp8_scales(&problem->value_scale, problem->value_scale_rows, problem->heads_k)};
   if (longest == 0 || problem->batch == 0) return FA3_OK;
   const struct grid grid = {.x = (unsigned)longest,
                             .y = (unsigned)problem->batch,

@@ -19,15 +19,22 @@ static fa3_divisor make_divisor(int64_t divisor) {
 }
 
 /* A single entry's stride counts for nothing. */
-static uint32_t units(int64_t extent, int64_t stride) {
-  return extent > 1 ? (uint32_t)(stride / 8) : 0;
+static uint32_t units(const struct operand *operand, int64_t extent, int64_t stride) {
+  const int64_t unit = 16 / (int64_t)fa3_dtype_size(operand->dtype);
+  return extent > 1 ? (uint32_t)(stride / unit) : 0;
 }
 
 static fa3_decode_input make_input(const struct operand *operand) {
   return (fa3_decode_input){.data = operand->data,
-                            .stride_batch = units(operand->batch, operand->stride_batch),
-                            .stride_row = units(operand->rows, operand->stride_row),
-                            .stride_head = units(operand->heads, operand->stride_head)};
+                            .stride_batch = units(operand, operand->batch, operand->stride_batch),
+                            .stride_row = units(operand, operand->rows, operand->stride_row),
+                            .stride_head = units(operand, operand->heads, operand->stride_head)};
+}
+
+static int output_kind(fa3_dtype dtype) {
+  return dtype == FA3_FLOAT32   ? FA3_OUTPUT_FP32
+         : dtype == FA3_FLOAT16 ? FA3_OUTPUT_FP16
+                                : FA3_OUTPUT_BF16;
 }
 
 int combine_element_kind(fa3_dtype dtype) {
@@ -76,12 +83,21 @@ static fa3_status combine_splits(const struct cuda_scope *scope, const struct pr
 }
 
 fa3_status launch_decode(const struct cuda_scope *scope, const struct problem *problem,
-                         const struct cuda_plan *cuda_plan, char *workspace) {
-  const struct decode_plan *plan = &cuda_plan->decode;
+                         const struct decode_plan *plan, char *workspace) {
   const struct scales scales = make_scales((double)problem->scale, (double)problem->softcap);
   const struct operand *output = &problem->output, *lse = &problem->lse;
   const bool paged = problem->features & FA3_FEATURE_PAGE_TABLE;
-  fa3_decode_params params = {
+  fa3_decode_fp8_params fp8 = {
+      .query_scale =
+          make_fp8_scales(&problem->query_scale, problem->query_scale_rows, problem->heads_q),
+      .key_scale = make_fp8_scales(&problem->key_scale, problem->key_scale_rows, problem->heads_k),
+      .value_scale =
+          make_fp8_scales(&problem->value_scale, problem->value_scale_rows, problem->heads_k),
+      .query = problem->query.dtype == FA3_BFLOAT16  ? FA3_QUERY_BF16
+               : problem->query.dtype == FA3_FLOAT16 ? FA3_QUERY_FP16
+                                                     : FA3_QUERY_E4M3};
+  fa3_decode_params *params = &fp8.decode; /* what the kernel for 16 bits takes */
+  *params = (fa3_decode_params){
       .query = make_input(&problem->query),
       .key = make_input(&problem->key),
       .value = make_input(&problem->value),
@@ -95,9 +111,10 @@ fa3_status launch_decode(const struct cuda_scope *scope, const struct problem *p
       .lse_stride_head = lse->stride_head,
       .sink = (const float *)(void *)problem->sink.data,
       .sequences = make_sequences(problem),
-      .page_size = make_divisor(larger(paged ? problem->key.rows : 1, 1)),
+      .page_size = make_divisor(paged ? larger(problem->key.rows, 1) : INT32_MAX),
       .pages = (int)problem->batch_k,
       .rows_k = (int)problem->rows_k,
+      .most_queries = plan->most_queries,
       .heads_k = make_divisor(problem->heads_k),
       .group = make_divisor(problem->heads_q / problem->heads_k),
       .row_tiles = make_divisor(larger(plan->row_tiles, 1)),
@@ -108,7 +125,7 @@ fa3_status launch_decode(const struct cuda_scope *scope, const struct problem *p
       .head_dim_v = (int)problem->value_head_dim,
       .scale_log2 = scales.scale_log2,
       .softcap_log2 = scales.softcap_log2,
-      .output_is_float = output->dtype == FA3_FLOAT32,
+      .output_kind = output_kind(output->dtype),
       .partial = plan->combine ? (float *)(void *)(workspace + plan->partial.offset) : NULL,
       .partial_lse = plan->combine ? (float *)(void *)(workspace + plan->partial_lse.offset) : NULL,
       .batch = (int)problem->batch};
@@ -122,7 +139,7 @@ fa3_status launch_decode(const struct cuda_scope *scope, const struct problem *p
                             .cluster = (unsigned)plan->cluster,
                             .dependent = true};
   const struct error_message before = error_keep();
-  fa3_status status = launch_kernel(scope, plan->kernel, 0, &grid, &params);
+  fa3_status status = launch_kernel(scope, plan->kernel, 0, &grid, &fp8);
   if (!status) return plan->combine ? combine_splits(scope, problem, plan, workspace) : FA3_OK;
   if (plan->cluster == 1) return status;
   /* A context with few multiprocessors has no room for the cluster: one block does it all. */
@@ -133,9 +150,9 @@ fa3_status launch_decode(const struct cuda_scope *scope, const struct problem *p
                              .threads = FA3_DECODE_THREADS,
                              .cluster = 1,
                              .dependent = true};
-  params.splits = make_divisor(1);
-  params.cluster = 1;
-  params.partial = NULL;
-  params.partial_lse = NULL;
-  return launch_kernel(scope, plan->kernel, 0, &alone, &params);
+  params->splits = make_divisor(1);
+  params->cluster = 1;
+  params->partial = NULL;
+  params->partial_lse = NULL;
+  return launch_kernel(scope, plan->kernel, 0, &alone, &fp8);
 }

@@ -10,6 +10,6 @@ int combine_element_kind(fa3_dtype dtype);
 
 /* In scope; the workspace is aligned. */
 fa3_status launch_decode(const struct cuda_scope *scope, const struct problem *problem,
-                         const struct cuda_plan *plan, char *workspace);
+                         const struct decode_plan *plan, char *workspace);
 
 #endif

@@ -11,14 +11,16 @@
 #include "kernels/decode_params.h"
 
 /* docs/notes/hopper-decode.md says why these. */
-static const int64_t few_rows = 64;        /* with more, the forward kernel's tiles are full */
-static const int64_t full_grid = 64;       /* blocks that keep the memory of a Hopper GPU busy */
+static const int64_t few_rows = 64;  /* with more, the forward kernel's tiles are full */
+static const int64_t full_grid = 64; /* blocks that keep the memory of a Hopper GPU busy */
+static const int64_t full_grid_of_codes = 128; /* a block has arithmetic to wait for */
 static const int64_t many_tiles = 264;     /* row tiles that need no splits, of sequences alike */
 static const int64_t long_keys = 8192;     /* from here on splits may be more than a cluster */
 static const int64_t keys_of_split = 1024; /* with more, they are where the grid is not full */
 static const int64_t largest_cluster = 16;
 static const int64_t large_cluster = 8;  /* larger ones load the GPU unevenly */
 static const int64_t partial_tiles = 32; /* row tiles that have partial results */
+static const int64_t few_keys = 1024;    /* that the forward kernel's tiles hold without loss */
 static const int64_t most_blocks = 1 << 30;
 
 static int32_t shared_bytes(const struct kernel *kernel) {
@@ -30,14 +32,42 @@ const struct kernel_kind decode_kind = {.phase = FA3_FORWARD,
                                         .shared_bytes = shared_bytes,
                                         .large_clusters = true};
 
-static int64_t row_tiles(const struct problem *problem) {
-  const int64_t longest = smaller(problem->max_seqlen_q, problem->rows_q);
-  return divide_up(longest * (problem->heads_q / problem->heads_k), FA3_DECODE_ROWS);
+static int32_t fp8_shared_bytes(const struct kernel *kernel) {
+  return FA3_DECODE_FP8_SHARED_BYTES(kernel->head_dim, kernel->stages);
+}
+
+const struct kernel_kind decode_fp8_kind = {.phase = FA3_FORWARD,
+                                            .entries = {"decode_fp8"},
+                                            .shared_bytes = fp8_shared_bytes,
+                                            .large_clusters = true};
+
+const struct kernel *find_decode_kernel(const char *architecture, fa3_dtype key_dtype,
+                                        int64_t head_dim, int64_t value_head_dim, bool softcap) {
+  return find_kernel(
+      &(struct kernel_need){.kind = key_dtype == FA3_FLOAT8_E4M3 ? &decode_fp8_kind : &decode_kind,
+                            .architecture = architecture,
+                            .dtype = key_dtype,
+                            .head_dim = head_dim,
+                            .value_head_dim = value_head_dim,
+                            .softcap = softcap});
+}
+
+static int64_t longest_query(const struct problem *problem) {
+  return smaller(problem->max_seqlen_q, problem->rows_q);
+}
+
+/* Of that many queries of a sequence. */
+static int64_t row_tiles(const struct problem *problem, int64_t queries) {
+  return divide_up(queries * (problem->heads_q / problem->heads_k), FA3_DECODE_ROWS);
 }
 
 bool decode_takes(const struct problem *problem) {
+  const int64_t tiles = row_tiles(problem, longest_query(problem));
+  /* Of a cache of codes, the forward kernel has none for wider queries, and none for pages. */
+  if (problem->query.dtype == FA3_FLOAT8_E4M3)
+    return problem->split_keys || problem->features & FA3_FEATURE_PAGE_TABLE || tiles <= 1;
+  if (problem->key.dtype == FA3_FLOAT8_E4M3) return true;
   if (problem->split_keys || problem->output.dtype != problem->query.dtype) return true;
-  const int64_t tiles = row_tiles(problem);
   if (tiles <= 1) return true;
   return tiles * FA3_DECODE_ROWS <= few_rows && tiles * problem->batch <= 2 * full_grid &&
          tiles * problem->batch * problem->heads_k <= 2 * full_grid;
@@ -47,13 +77,14 @@ bool decode_takes(const struct problem *problem) {
  * depends on how many multiprocessors the call may use, and so no result does. */
 static int64_t choose_splits(const struct problem *problem, int64_t tiles) {
   const int64_t most = divide_up(larger(problem->max_seqlen_k, 1), FA3_DECODE_KEYS);
+  const int64_t grid = problem->key.dtype == FA3_FLOAT8_E4M3 ? full_grid_of_codes : full_grid;
   int64_t splits = largest_cluster;
-  while (splits > 1 && splits * tiles > full_grid) splits /= 2;
-  if (tiles > full_grid && tiles <= many_tiles) splits = 2;
+  while (splits > 1 && splits * tiles > grid) splits /= 2;
+  if (tiles > grid && tiles <= many_tiles) splits = 2;
   /* Lengths may be far apart: long sequences are cut finely, and blocks without keys leave. */
   if (problem->batch > 1 && (problem->seqused_k || problem->cu_seqlens_k))
     splits = larger(splits, tiles <= 2 * many_tiles ? 8 : 4);
-  while (splits * tiles < full_grid && problem->max_seqlen_k / splits > keys_of_split) splits *= 2;
+  while (splits * tiles < grid && problem->max_seqlen_k / splits > keys_of_split) splits *= 2;
   while (splits > 1 && (splits > most || (problem->num_splits && splits > problem->num_splits)))
     splits /= 2;
   return splits;
@@ -78,7 +109,8 @@ fa3_status reserve_splits(const struct problem *problem, struct decode_plan *pla
 
 static fa3_status plan_splits(const struct problem *problem, const char *architecture,
                               struct decode_plan *plan) {
-  const int64_t tiles = row_tiles(problem);
+  const bool all = plan->most_queries == INT32_MAX;
+  const int64_t tiles = row_tiles(problem, all ? longest_query(problem) : plan->most_queries);
   int64_t all_tiles, grid;
   if (__builtin_mul_overflow(problem->batch, tiles, &all_tiles) ||
       __builtin_mul_overflow(all_tiles, problem->heads_k, &all_tiles) || all_tiles > MAX_TILES)
@@ -90,8 +122,8 @@ static fa3_status plan_splits(const struct problem *problem, const char *archite
   if (splits > large_cluster && (splits > largest_cluster || problem->max_seqlen_k > long_keys ||
                                  plan->kernel->head_dim > 128))
     cluster = large_cluster;
-  /* Without room for partial results, a cluster is all. */
-  if (cluster < splits && problem->max_seqlen_k < long_keys) splits = cluster;
+  /* Without room for partial results, a cluster is all; so it is where others need that room. */
+  if (cluster < splits && (problem->max_seqlen_k < long_keys || !all)) splits = cluster;
   if (problem->split_keys) {
     splits = larger(divide_up(problem->max_seqlen_k, problem->split_keys), 1);
     cluster = 1;
@@ -115,42 +147,73 @@ static fa3_status plan_splits(const struct problem *problem, const char *archite
   return FA3_OK;
 }
 
-/* Strides are counted in 32 bits, as units of 16 bytes. */
-static fa3_status check_strides(const struct problem *problem) {
+/* Codes are taken where they lie: a copy would cost more than the call. Strides are counted in 32
+ * bits, as units of 16 bytes. */
+static fa3_status check_inputs(const struct problem *problem) {
   static const enum tensor inputs[] = {TENSOR_query, TENSOR_key, TENSOR_value};
   for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++) {
     const struct operand *operand = problem_operand(problem, inputs[i]);
     const int64_t extents[] = {operand->batch, operand->rows, operand->heads};
     const int64_t strides[] = {operand->stride_batch, operand->stride_row, operand->stride_head};
+    const int64_t unit = 16 / (int64_t)fa3_dtype_size(operand->dtype);
     for (int d = 0; d < 3; d++)
-      if (extents[d] > 1 && strides[d] / 8 > UINT32_MAX)
+      if (extents[d] > 1 && strides[d] / unit > UINT32_MAX)
         return set_error(FA3_UNSUPPORTED,
-                         "%s.strides[%d] is %" PRId64 ": the decode kernels take less than 2^35",
+                         "%s.strides[%d] is %" PRId64
+                         ": the decode kernels take less than 2^32 "
+                         "times 16 bytes",
                          tensor_rows[inputs[i]].name, d, strides[d]);
+    if (operand->dtype == FA3_FLOAT8_E4M3 && !fits_copy_engine(operand))
+      return set_error(FA3_UNSUPPORTED,
+                       "%s does not start at a multiple of 16 bytes, or has strides that are no "
+                       "multiples of it: the kernel for FP8 caches takes no such tensor of codes",
+                       tensor_rows[inputs[i]].name);
   }
   return FA3_OK;
 }
 
 fa3_status plan_decode(const struct problem *problem, const struct cuda_facts *facts,
                        struct cuda_plan *plan) {
-  static const struct demand demands[] = {{TENSOR_query, FORM_TMA},
+  static const struct demand demands[] = {{TENSOR_sink, FORM_FLOATS},
+                                          {TENSOR_query, FORM_TMA},
                                           {TENSOR_key, FORM_TMA},
-                                          {TENSOR_value, FORM_TMA},
-                                          {TENSOR_sink, FORM_FLOATS}};
+                                          {TENSOR_value, FORM_TMA}};
+  /* Of these, what is no code. */
+  const int count = problem->query.dtype == FA3_FLOAT8_E4M3 ? 1
+                    : problem->key.dtype == FA3_FLOAT8_E4M3 ? 2
+                                                            : 4;
   *plan = (struct cuda_plan){.decodes = true};
   struct decode_plan *decode = &plan->decode;
-  decode->kernel = find_kernel(&(struct kernel_need){.kind = &decode_kind,
-                                                     .architecture = facts->architecture,
-                                                     .dtype = problem->query.dtype,
-                                                     .head_dim = problem->head_dim,
-                                                     .value_head_dim = problem->value_head_dim,
-                                                     .softcap = problem->softcap > 0});
+  decode->most_queries = INT32_MAX;
+  decode->kernel = find_decode_kernel(facts->architecture, problem->key.dtype, problem->head_dim,
+                                      problem->value_head_dim, problem->softcap > 0);
   if (!decode->kernel) return no_kernel(problem->head_dim, problem->value_head_dim);
   TRY(check_lengths(problem));
   TRY(check_scale(problem));
-  TRY(check_strides(problem));
+  TRY(check_inputs(problem));
   TRY(plan_splits(problem, facts->architecture, decode));
   TRY(reserve_splits(problem, decode, &plan->workspace_size));
-  return plan_staging(problem, demands, sizeof demands / sizeof *demands, &plan->staging,
-                      &plan->workspace_size);
+  return plan_staging(problem, demands, count, &plan->staging, &plan->workspace_size);
+}
+
+fa3_status plan_few_queries(const struct problem *problem, const struct cuda_facts *facts,
+                            struct decode_plan *decode) {
+  const bool lengths_differ = problem->cu_seqlens_q || problem->seqused_q;
+  *decode = (struct decode_plan){0};
+  /* Packed keys are prompts' own. Of a negative scale the forward kernel has minus the query. */
+  if (!lengths_differ || problem->cu_seqlens_k || problem->batch < 2 ||
+      problem->max_seqlen_k < few_keys || problem->scale < 0)
+    return FA3_OK;
+  const struct kernel *kernel =
+      find_decode_kernel(facts->architecture, problem->key.dtype, problem->head_dim,
+                         problem->value_head_dim, problem->softcap > 0);
+  const struct error_message before = error_keep();
+  if (!kernel || check_inputs(problem)) {
+    error_put_back(&before);
+    return FA3_OK;
+  }
+  decode->kernel = kernel;
+  decode->most_queries =
+      (int32_t)larger(FA3_DECODE_ROWS / (problem->heads_q / problem->heads_k), 1);
+  return plan_splits(problem, facts->architecture, decode);
 }

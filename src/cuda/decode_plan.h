@@ -10,6 +10,7 @@ struct cuda_plan;
 struct decode_plan {
   const struct kernel *kernel;
   const struct kernel *combine; /* null: each cluster's result is whole */
+  int32_t most_queries;         /* of a sequence: with more it is the forward kernel's */
   int32_t row_tiles;            /* of a key head of the longest sequence */
   int32_t splits;
   int32_t cluster;     /* splits that are put together at once */
@@ -18,8 +19,17 @@ struct decode_plan {
   struct reservation partial_lse;
 };
 
+/* The kernel for keys of that dtype; null if there is none. */
+const struct kernel *find_decode_kernel(const char *architecture, fa3_dtype key_dtype,
+                                        int64_t head_dim, int64_t value_head_dim, bool softcap);
+
 /* Whether the decode kernel is for this call. */
 bool decode_takes(const struct problem *problem);
+
+/* For the sequences with few queries of a call of the forward kernel, whose others may be prompts:
+ * their number is known on the device alone. `decode` gets no kernel where this is no such call. */
+fa3_status plan_few_queries(const struct problem *problem, const struct cuda_facts *facts,
+                            struct decode_plan *decode);
 
 /* Room for the results of splits, in every forward call whose keys can be split: so the workspace
  * does not shrink where more queries need no splits. */

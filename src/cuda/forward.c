@@ -81,15 +81,6 @@ static fa3_paged_tensor make_paged_tensor(const struct operand *operand) {
                             .head_dim = (int)operand->dim};
 }
 
-static fa3_scales make_fp8_scales(const struct operand *scale, int64_t rows, int64_t heads) {
-  return (fa3_scales){.data = (const float *)(const void *)scale->data,
-                      .stride_batch = scale->stride_batch,
-                      .stride_head = scale->stride_head,
-                      .stride_block = scale->stride_row,
-                      .rows = rows < INT32_MAX ? (int)rows : INT32_MAX,
-                      .heads_per_scale = scale->heads ? (int)(heads / scale->heads) : 1};
-}
-
 static fa3_status launch_attention(const struct call *call) {
   const struct problem *problem = call->problem;
   const struct forward_plan *plan = call->plan;
@@ -125,6 +116,7 @@ static fa3_status launch_attention(const struct call *call) {
   params.store_by_tma = plan->tile_heads == 1;
   params.clear_value = problem->cu_seqlens_q || problem->cu_seqlens_k || problem->seqused_q ||
                        problem->seqused_k || problem->page_table.dtype;
+  if (plan->few.kernel) params.few_queries = plan->few.most_queries;
   if (plan->counted) TRY(set_tile_counter(call, &params));
   struct grid grid = {.x = (unsigned)plan->workers,
                       .y = 1,
@@ -149,8 +141,10 @@ static fa3_status launch_attention(const struct call *call) {
 fa3_status launch_forward(const struct cuda_scope *scope, const struct problem *problem,
                           const struct cuda_plan *cuda_plan, char *workspace) {
   const struct forward_plan *plan = &cuda_plan->forward;
-  if (cuda_plan->decodes) return launch_decode(scope, problem, cuda_plan, workspace);
-  struct call call = {.scope = scope, .problem = problem, .plan = plan};
-  call.workspace = workspace;
-  return plan->workers ? launch_attention(&call) : FA3_OK;
+  if (cuda_plan->decodes) return launch_decode(scope, problem, &cuda_plan->decode, workspace);
+  const struct call call = {
+      .scope = scope, .problem = problem, .plan = plan, .workspace = workspace};
+  if (!plan->workers) return FA3_OK;
+  if (plan->few.kernel) TRY(launch_decode(scope, problem, &plan->few, workspace));
+  return launch_attention(&call);
 }

@@ -46,10 +46,18 @@ fa3_status find_forward_kernel(const char *architecture, fa3_dtype dtype, int64_
 
 fa3_status supports_forward(const fa3_capability *capability) {
   const struct kernel *kernel;
-  if (capability->query_dtype == FA3_FLOAT8_E4M3)
+  const bool softcap = capability->features & FA3_FEATURE_SOFTCAP;
+  if (capability->query_dtype == FA3_FLOAT8_E4M3) {
     TRY(check_fp8(capability));
-  else
+  } else if (capability->key_dtype == FA3_FLOAT8_E4M3) {
+    TRY(check_fp8_cache(capability));
+    return find_decode_kernel(NULL, capability->key_dtype, capability->head_dim,
+                              capability->value_head_dim, softcap)
+               ? FA3_OK
+               : no_kernel(capability->head_dim, capability->value_head_dim);
+  } else {
     TRY(check_half_precision(capability));
+  }
   return find_forward_kernel(NULL, capability->query_dtype, capability->head_dim,
                              capability->value_head_dim, capability->features, &kernel);
 }
@@ -166,6 +174,8 @@ static fa3_status plan_fp8_workspace(const struct problem *problem, struct cuda_
   if (forward->tiles.uneven)
     TRY(reserve(size, &forward->next_tile, "a counter", 1, 1, sizeof(uint32_t)));
   const int64_t sums = FA3_FORWARD_FP8_SUMS(kernel->head_dim, kernel->tile_q);
+  struct decode_plan unused;
+  TRY(reserve_splits(problem, &unused, size));
   if (sums && problem->max_seqlen_k > FA3_FORWARD_FP8_PERIOD(kernel->head_dim))
     TRY(reserve(size, &forward->sums, "sums", MOST_MULTIPROCESSORS, sums, sizeof(float)));
   return plan_staging(problem, demands, sizeof demands / sizeof *demands, &plan->staging, size);
@@ -183,7 +193,7 @@ fa3_status plan_forward(const struct problem *problem, const struct cuda_facts *
                         struct cuda_plan *plan) {
   struct forward_plan *forward = &plan->forward;
   const bool fp8 = problem->query.dtype == FA3_FLOAT8_E4M3;
-  if (!fp8 && decode_takes(problem)) return plan_decode(problem, facts, plan);
+  if (decode_takes(problem)) return plan_decode(problem, facts, plan);
   *plan = (struct cuda_plan){.forward = {0}};
   TRY(find_forward_kernel(facts->architecture, problem->query.dtype, problem->head_dim,
                           problem->value_head_dim, problem->features, &forward->kernel));
@@ -195,6 +205,7 @@ fa3_status plan_forward(const struct problem *problem, const struct cuda_facts *
     TRY(plan_fp8_workspace(problem, plan));
   } else {
     plan_pages(problem, forward);
+    TRY(plan_few_queries(problem, facts, &forward->few));
     TRY(plan_workspace(problem, plan));
   }
   plan_grid(facts, forward);

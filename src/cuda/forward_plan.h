@@ -2,6 +2,7 @@
 #ifndef FA3_SRC_CUDA_FORWARD_PLAN_H
 #define FA3_SRC_CUDA_FORWARD_PLAN_H
 
+#include "cuda/decode_plan.h"
 #include "cuda/staging.h"
 #include "kernels/forward_fp8_params.h"
 
@@ -17,6 +18,7 @@ struct forward_plan {
   struct reservation next_tile; /* for a counter that tiles are taken from */
   bool counted;                 /* blocks take them from a counter */
   struct reservation sums;      /* of the FP8 kernel, where shared memory has no room for them */
+  struct decode_plan few; /* of sequences with few queries beside others; without a kernel: none */
 };
 
 /* FA3_UNSUPPORTED if there is none. */

@@ -38,6 +38,16 @@ fa3_status check_half_precision(const fa3_capability *capability) {
   return FA3_OK;
 }
 
+static fa3_status check_code_dims(const fa3_capability *capability) {
+  if (capability->head_dim >= 16 && capability->head_dim % 16 == 0 &&
+      capability->value_head_dim >= 16 && capability->value_head_dim % 16 == 0)
+    return FA3_OK;
+  return set_error(FA3_UNSUPPORTED,
+                   "head dims %" PRId32 " and %" PRId32
+                   " (query and key, value): of FA3_FLOAT8_E4M3 expected multiples of 16",
+                   capability->head_dim, capability->value_head_dim);
+}
+
 fa3_status check_fp8(const fa3_capability *capability) {
   const fa3_dtype dtype = capability->query_dtype, output = capability->output_dtype;
   if (capability->key_dtype != dtype || capability->value_dtype != dtype)
@@ -48,17 +58,23 @@ fa3_status check_fp8(const fa3_capability *capability) {
     return set_error(FA3_UNSUPPORTED,
                      "output's dtype is %s: expected FA3_FLOAT16, FA3_BFLOAT16 or FA3_FLOAT32",
                      dtype_name(output));
-  if (capability->features & FA3_FEATURE_PAGE_TABLE)
+  return check_code_dims(capability);
+}
+
+fa3_status check_fp8_cache(const fa3_capability *capability) {
+  const fa3_dtype dtype = capability->query_dtype, output = capability->output_dtype;
+  if (dtype != FA3_FLOAT16 && dtype != FA3_BFLOAT16)
     return set_error(FA3_UNSUPPORTED,
-                     "page_table is given, and query's dtype is %s: the FP8 kernel reads no pages",
+                     "query's dtype is %s and key's FA3_FLOAT8_E4M3: the CUDA kernels take queries "
+                     "of FA3_FLOAT16, FA3_BFLOAT16 and FA3_FLOAT8_E4M3",
                      dtype_name(dtype));
-  if (capability->head_dim >= 16 && capability->head_dim % 16 == 0 &&
-      capability->value_head_dim >= 16 && capability->value_head_dim % 16 == 0)
-    return FA3_OK;
-  return set_error(FA3_UNSUPPORTED,
-                   "head dims %" PRId32 " and %" PRId32
-                   " (query and key, value): of FA3_FLOAT8_E4M3 expected multiples of 16",
-                   capability->head_dim, capability->value_head_dim);
+  if (capability->value_dtype != FA3_FLOAT8_E4M3)
+    return set_error(FA3_UNSUPPORTED, "value's dtype is %s: expected key's, FA3_FLOAT8_E4M3",
+                     dtype_name(capability->value_dtype));
+  if (output != dtype && output != FA3_FLOAT32)
+    return set_error(FA3_UNSUPPORTED, "output's dtype is %s: expected query's, %s, or FA3_FLOAT32",
+                     dtype_name(output), dtype_name(dtype));
+  return check_code_dims(capability);
 }
 
 fa3_status check_scale(const struct problem *problem) {

@@ -16,6 +16,10 @@ fa3_status check_half_precision(const fa3_capability *capability);
 /* The same of a call with FP8 inputs: whose output is wider, and head dims are multiples of 16. */
 fa3_status check_fp8(const fa3_capability *capability);
 
+/* Of a cache of codes under wider queries: that these have 16 bits, and output their dtype or
+ * float32. */
+fa3_status check_fp8_cache(const fa3_capability *capability);
+
 /* That rows and sequences are not too long and a cache's entries not too many, and that the caller
  * of a GPU has bounded them. */
 fa3_status check_lengths(const struct problem *problem);

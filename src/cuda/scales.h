@@ -1,10 +1,13 @@
-/* The factors that turn a product of query and key into an exponent of 2. */
+/* What kernels multiply by: the factors that turn a product of query and key into an exponent of 2,
+ * and the scales of FP8 operands. */
 #ifndef FA3_SRC_CUDA_SCALES_H
 #define FA3_SRC_CUDA_SCALES_H
 
 #include <float.h>
 
+#include "kernels/fp8_scales.h"
 #include "kernels/softmax_scale.h"
+#include "problem.h"
 
 struct scales {
   float scale_log2;   /* of the scores, or the cap, times log2(e) */
@@ -28,6 +31,16 @@ static inline struct scales make_scales(double scale, double softcap) {
     return (struct scales){.scale_log2 = scales_nonzero(softcap * log2e),
                            .softcap_log2 = scales_nonzero(2 * log2e * scale / softcap)};
   return (struct scales){.scale_log2 = scales_nonzero(scale * log2e)};
+}
+
+/* Of an operand of so many heads. */
+static inline fa3_scales make_fp8_scales(const struct operand *scale, int64_t rows, int64_t heads) {
+  return (fa3_scales){.data = (const float *)(const void *)scale->data,
+                      .stride_batch = scale->stride_batch,
+                      .stride_head = scale->stride_head,
+                      .stride_block = scale->stride_row,
+                      .rows = rows < INT32_MAX ? (int)rows : INT32_MAX,
+                      .heads_per_scale = scale->heads ? (int)(heads / scale->heads) : 1};
 }
 
 /* `factor`, which is not negative, is the scale of the scores, or the cap. */

@@ -28,6 +28,7 @@ static fa3_backward_params backward_params;
 static fa3_copy_params copies[MOST_LAUNCHES];
 static fa3_sink_params sink_params;
 static fa3_decode_params decode_params;
+static fa3_decode_fp8_params decode_fp8_params;
 static fa3_combine_params combine_params;
 
 static void watch(const struct fake_launch *launch) {
@@ -37,6 +38,8 @@ static void watch(const struct fake_launch *launch) {
   if (!strcmp(function, "backward"))
     memcpy(&backward_params, launch->params, sizeof backward_params);
   if (!strcmp(function, "decode")) memcpy(&decode_params, launch->params, sizeof decode_params);
+  if (!strcmp(function, "decode_fp8"))
+    memcpy(&decode_fp8_params, launch->params, sizeof decode_fp8_params);
   if (!strcmp(function, "combine")) memcpy(&combine_params, launch->params, sizeof combine_params);
   if (!strcmp(function, "copy_strided")) memcpy(&copies[count], launch->params, sizeof *copies);
   if (!strcmp(function, "sinks_to_float")) memcpy(&sink_params, launch->params, sizeof sink_params);
@@ -217,6 +220,83 @@ static void test_decode(void **state) {
   assert_int_equal(launches[1].dependent, 1);
 }
 
+/* Codes are taken where they lie, and so are their scales; a page stands for a sequence there. */
+static void test_fp8_cache(void **state) {
+  (void)state;
+  const int64_t pages = 40, page_size = 16, columns = 20;
+  fa3_forward_args args = make_forward(1, 2, 128);
+  args.key = fa3_dense(place(2), FA3_FLOAT8_E4M3, pages, page_size, 2, 128);
+  args.value = fa3_dense(place(3), FA3_FLOAT8_E4M3, pages, page_size, 2, 128);
+  args.page_table = (fa3_tensor){.data = place(5),
+                                 .dtype = FA3_INT32,
+                                 .rank = 2,
+                                 .shape = {2, columns},
+                                 .strides = {columns, 1}};
+  args.seqused_k = fa3_vector(place(6), FA3_INT32, 2);
+  args.value_scale = (fa3_tensor){.data = place(7),
+                                  .dtype = FA3_FLOAT32,
+                                  .rank = 3,
+                                  .shape = {pages, 2, page_size},
+                                  .strides = {2 * page_size, 1, 2}};
+  args.value_scale_rows = 1;
+  /* The forward kernels have no such cache. */
+  for (int queries = 1; queries < 2000; queries += 700) {
+    args.query = tensor(1, queries, 8, 128);
+    args.output = tensor(4, queries, 8, 128);
+    run_forward(&args);
+    ASSERT_LAUNCHES("decode_fp8");
+  }
+  assert_int_equal(decode_fp8_params.query, FA3_QUERY_BF16);
+  assert_int_equal(decode_fp8_params.decode.output_kind, FA3_OUTPUT_BF16);
+  assert_ptr_equal(decode_fp8_params.decode.key.data, place(2));
+  assert_int_equal(decode_fp8_params.decode.key.stride_batch, page_size * 2 * 128 / 16);
+  assert_int_equal(decode_fp8_params.decode.query.stride_row, 8 * 128 * 2 / 16);
+  assert_int_equal(decode_fp8_params.decode.page_size.divisor, page_size);
+  assert_null(decode_fp8_params.key_scale.data);
+  assert_ptr_equal(decode_fp8_params.value_scale.data, place(7));
+  assert_int_equal(decode_fp8_params.value_scale.rows, 1);
+  assert_int_equal(decode_fp8_params.value_scale.stride_batch, 2 * page_size);
+  assert_int_equal(decode_fp8_params.value_scale.stride_block, 2);
+  args.query.dtype = FA3_FLOAT8_E4M3;
+  run_forward(&args);
+  ASSERT_LAUNCHES("decode_fp8");
+  assert_int_equal(decode_fp8_params.query, FA3_QUERY_E4M3);
+  assert_int_equal(decode_fp8_params.decode.query.stride_row, 8 * 128 / 16);
+}
+
+/* A packed batch beside a cache: sequences of one token, or a few, are the decode kernel's,
+ * whatever their number, and prompts the forward kernel's. Prompts alone have packed keys. */
+static void test_mixed_batch(void **state) {
+  (void)state;
+  fa3_forward_args args = make_forward(1, 2, 128);
+  args.query = fa3_packed(place(1), FA3_BFLOAT16, 600, 8, 128);
+  args.output = fa3_packed(place(4), FA3_BFLOAT16, 600, 8, 128);
+  args.cu_seqlens_q = fa3_vector(place(5), FA3_INT32, 3);
+  args.max_seqlen_q = 512;
+  args.key = tensor(2, 5000, 2, 128);
+  args.value = tensor(3, 5000, 2, 128);
+  run_forward(&args);
+  ASSERT_LAUNCHES("decode", "forward");
+  assert_int_equal(decode_params.most_queries, 4);
+  assert_int_equal(forward_params.few_queries, 4);
+  assert_int_equal(decode_params.row_tiles.divisor, 1);
+  assert_int_equal(decode_params.splits.divisor, decode_params.cluster);
+  assert_int_equal(launches[0].grid[0], 2 * 2 * decode_params.splits.divisor);
+  args.max_seqlen_q = 4;
+  run_forward(&args);
+  ASSERT_LAUNCHES("decode");
+  assert_int_equal(decode_params.most_queries, INT32_MAX);
+
+  args.max_seqlen_q = 512;
+  args.key = fa3_packed(place(2), FA3_BFLOAT16, 600, 2, 128);
+  args.value = fa3_packed(place(3), FA3_BFLOAT16, 600, 2, 128);
+  args.cu_seqlens_k = args.cu_seqlens_q;
+  args.max_seqlen_k = 5000;
+  run_forward(&args);
+  ASSERT_LAUNCHES("forward");
+  assert_int_equal(forward_params.few_queries, 0);
+}
+
 static void assert_in_workspace(const void *data, size_t size) {
   assert_true((const char *)data >= workspace && (const char *)data < workspace + size);
 }
@@ -348,30 +428,22 @@ static void test_staging(void **state) {
 /* What kernels do not do is refused by name, and launches nothing. */
 static void test_what_is_refused(void **state) {
   (void)state;
-  fa3_append_args append = {.struct_size = sizeof append,
-                            .device = gpu,
-                            .stream = stream,
-                            .new_key = tensor(1, 4, 2, 64),
-                            .new_value = tensor(2, 4, 2, 64),
-                            .key = tensor(3, 100, 2, 64),
-                            .value = tensor(4, 100, 2, 64),
-                            .seqused_k = fa3_vector(place(5), FA3_INT32, 2)};
   fa3_forward_args forward = make_forward(1, 2, 64);
   count = 0;
-  for (int codes = 0; codes < 2; codes++) {
-    assert_int_equal(fa3_append(&append), codes ? FA3_UNSUPPORTED : FA3_OK);
-    append.key.dtype = append.value.dtype = FA3_FLOAT8_E4M3;
-  }
-  assert_non_null(strstr(fa3_last_error(), "FA3_FLOAT8_E4M3"));
   forward.key.dtype = forward.value.dtype = FA3_FLOAT8_E4M3;
+  forward.query.dtype = forward.output.dtype = FA3_FLOAT32;
   assert_int_equal(fa3_forward(&forward), FA3_UNSUPPORTED);
-  assert_non_null(strstr(fa3_last_error(), "FA3_FLOAT8_E4M3"));
+  assert_non_null(strstr(fa3_last_error(), "query's dtype is FA3_FLOAT32"));
+  forward.query.dtype = forward.output.dtype = FA3_BFLOAT16;
+  forward.value.data = (char *)forward.value.data + 8;
+  assert_int_equal(fa3_forward(&forward), FA3_UNSUPPORTED);
+  assert_non_null(strstr(fa3_last_error(), "value does not start"));
   forward = make_forward(200, 2, 64);
   forward.flags = FA3_SCALE;
   forward.softmax_scale = -3e38f;
   assert_int_equal(fa3_forward(&forward), FA3_UNSUPPORTED);
   assert_non_null(strstr(fa3_last_error(), "softmax_scale is -3e+38"));
-  assert_int_equal(count, 1);
+  assert_int_equal(count, 0);
 }
 
 int main(void) {
@@ -389,6 +461,8 @@ int main(void) {
       cmocka_unit_test(test_forward),
       cmocka_unit_test(test_tile_counters),
       cmocka_unit_test(test_decode),
+      cmocka_unit_test(test_fp8_cache),
+      cmocka_unit_test(test_mixed_batch),
       cmocka_unit_test(test_backward),
       cmocka_unit_test(test_reserved_multiprocessors),
       cmocka_unit_test(test_staging),

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "fa3.h"
+#include "float8.h"
 #include "gpu.h"
 #include "rng.h"
 #include "test.h"
@@ -31,6 +32,10 @@ static const fa3_device cuda = {FA3_CUDA, 0};
 struct cache {
   uint16_t key[ROWS * ROW_K], value[ROWS * ROW_K];
   uint16_t other_key[ROWS * ROW_K], other_value[ROWS * ROW_K];
+  uint8_t key_codes[ROWS * ROW_K], value_codes[ROWS * ROW_K];
+  uint8_t other_key_codes[ROWS * ROW_K], other_value_codes[ROWS * ROW_K];
+  float key_scale[ROWS * HEADS_K], value_scale[ROWS * HEADS_K];
+  float other_key_scale[ROWS * HEADS_K], other_value_scale[ROWS * HEADS_K];
   uint16_t query[BATCH * ROW_Q], output[BATCH * ROW_Q], other_output[BATCH * ROW_Q];
   uint16_t new_key[BATCH * NEW * ROW_K], new_value[BATCH * NEW * ROW_K];
   float cos[LONGEST * HEAD_DIM / 2], sin[LONGEST * HEAD_DIM / 2];
@@ -61,6 +66,12 @@ static void fill(uint16_t *x, size_t bytes, struct rng *rng) {
   for (size_t i = 0; i < bytes / sizeof *x; i++) x[i] = bfloat(rng_normal(rng));
 }
 
+/* Codes, and scales of numbers of about 1. */
+static void fill_codes(uint8_t *codes, float *scales, struct rng *rng) {
+  for (int i = 0; i < ROWS * ROW_K; i++) codes[i] = e4m3_from_float((float)(4 * rng_normal(rng)));
+  for (int i = 0; i < ROWS * HEADS_K; i++) scales[i] = 0.125f + (float)rng_uniform(rng) / 4;
+}
+
 /* Every sequence has pages of its own as long as there are, then shared ones. */
 static void new_lengths(struct rng *rng) {
   for (int b = 0; b < BATCH; b++) {
@@ -80,6 +91,8 @@ static int open_cache(void **state) {
   cache = memory;
   fill(cache->key, sizeof cache->key, &rng);
   fill(cache->value, sizeof cache->value, &rng);
+  fill_codes(cache->key_codes, cache->key_scale, &rng);
+  fill_codes(cache->value_codes, cache->value_scale, &rng);
   fill(cache->query, sizeof cache->query, &rng);
   fill(cache->new_key, sizeof cache->new_key, &rng);
   fill(cache->new_value, sizeof cache->new_value, &rng);
@@ -106,8 +119,21 @@ static fa3_tensor table(int32_t *data, int64_t rows) {
                       .strides = {COLUMNS, 1}};
 }
 
+/* One of each row of a head of a page, heads innermost; with `rows` 0 of each head of a page. */
+static fa3_tensor scales_of(float *data, int64_t rows) {
+  const int64_t blocks = rows ? PAGE_SIZE : 1;
+  return (fa3_tensor){.data = data,
+                      .dtype = FA3_FLOAT32,
+                      .rank = rows ? 3 : 2,
+                      .shape = {PAGES, HEADS_K, rows ? blocks : 0},
+                      .strides = {HEADS_K * blocks, 1, rows ? HEADS_K : 0}};
+}
+
+/* What the calls of the tests attend to: a cache of bfloat16, or of codes with scales. */
+enum { BFLOAT, PAGE_SCALES, ROW_SCALES, KINDS };
+
 /* One token of sequences `first` to `first + batch - 1`. */
-static fa3_forward_args forward_of(int64_t first, int64_t batch, uint16_t *output) {
+static fa3_forward_args forward_of(int kind, int64_t first, int64_t batch, uint16_t *output) {
   fa3_forward_args args = {
       .struct_size = sizeof args,
       .device = cuda,
@@ -119,18 +145,25 @@ static fa3_forward_args forward_of(int64_t first, int64_t batch, uint16_t *outpu
       .seqused_k = fa3_vector(cache->used + first, FA3_INT32, batch),
       .workspace = cache->workspace,
       .workspace_size = sizeof cache->workspace};
+  if (kind == BFLOAT) return args;
+  const int64_t rows = kind == ROW_SCALES;
+  args.key = fa3_dense(cache->key_codes, FA3_FLOAT8_E4M3, PAGES, PAGE_SIZE, HEADS_K, HEAD_DIM);
+  args.value = args.key;
+  args.value.data = cache->value_codes;
+  args.key_scale = scales_of(cache->key_scale, rows);
+  args.value_scale = scales_of(cache->value_scale, rows);
+  args.key_scale_rows = args.value_scale_rows = rows;
   return args;
 }
 
-static void test_lengths_change_between_replays(void **state) {
-  (void)state;
-  const int replays = gpu_trials(1000);
-  struct rng rng = rng_for(1);
+static void replay(int kind) {
+  const int replays = (gpu_trials(10000) + 1) / 2; /* and as many of another kind */
+  struct rng rng = rng_for((uint64_t)kind);
   gpu_stream stream;
   gpu_graph graph;
   gpu_graph_exec exec;
-  const fa3_forward_args direct = forward_of(0, BATCH, cache->other_output);
-  fa3_forward_args captured = forward_of(0, BATCH, cache->output);
+  const fa3_forward_args direct = forward_of(kind, 0, BATCH, cache->other_output);
+  fa3_forward_args captured = forward_of(kind, 0, BATCH, cache->output);
   GPU(cuStreamCreate, &stream, 1);
   captured.stream = stream;
   GPU(cuStreamBeginCapture, stream, 1);
@@ -155,17 +188,23 @@ static void test_lengths_change_between_replays(void **state) {
   GPU(cuStreamDestroy, stream);
 }
 
-static void test_the_batch_changes_no_bit(void **state) {
+static void test_lengths_change_between_replays(void **state) {
   (void)state;
-  struct rng rng = rng_for(2);
+  replay(BFLOAT);
+  replay(ROW_SCALES);
+}
+
+static void compare_batches(int kind) {
+  struct rng rng = rng_for(10 + (uint64_t)kind);
   new_lengths(&rng);
-  fa3_forward_args all = forward_of(0, BATCH, cache->other_output);
+  fa3_forward_args all = forward_of(kind, 0, BATCH, cache->other_output);
   all.split_keys = 128;
   if (fa3_forward(&all)) fail_msg("%s", fa3_last_error());
-  for (int64_t batch = 1; batch < BATCH; batch = batch * 3 / 2 + 1) {
+  for (int64_t batch = 1; batch <= BATCH; batch++) {
     const int64_t first = rng_between(&rng, 0, BATCH - batch);
-    fa3_forward_args part = forward_of(first, batch, cache->output);
+    fa3_forward_args part = forward_of(kind, first, batch, cache->output);
     part.split_keys = 128;
+    memset(cache->output, 0xff, sizeof cache->output);
     if (fa3_forward(&part)) fail_msg("%s", fa3_last_error());
     GPU(cuCtxSynchronize, );
     if (memcmp(cache->output + first * ROW_Q, cache->other_output + first * ROW_Q,
@@ -174,26 +213,96 @@ static void test_the_batch_changes_no_bit(void **state) {
   }
 }
 
+static void test_the_batch_changes_no_bit(void **state) {
+  (void)state;
+  for (int kind = 0; kind < KINDS; kind++) compare_batches(kind);
+}
+
+/* New rows of as many sequences as have pages of their own: one that two write has no one result.
+ */
+static fa3_append_args append_of(struct rng *rng) {
+  const int64_t batch = PAGES / COLUMNS;
+  new_lengths(rng);
+  for (int i = 0; i < BATCH * COLUMNS; i++) cache->page_table[i] = i % PAGES;
+  fa3_append_args args = {
+      .struct_size = sizeof args,
+      .device = cuda,
+      .new_key = fa3_dense(cache->new_key, FA3_BFLOAT16, batch, NEW, HEADS_K, HEAD_DIM),
+      .new_value = fa3_dense(cache->new_value, FA3_BFLOAT16, batch, NEW, HEADS_K, HEAD_DIM),
+      .key = fa3_dense(cache->key, FA3_BFLOAT16, PAGES, PAGE_SIZE, HEADS_K, HEAD_DIM),
+      .value = fa3_dense(cache->value, FA3_BFLOAT16, PAGES, PAGE_SIZE, HEADS_K, HEAD_DIM),
+      .seqused_k = fa3_vector(cache->used, FA3_INT32, batch),
+      .page_table = table(cache->page_table, batch)};
+  return args;
+}
+
+/* Into codes: the same as the CPU's where nothing is turned; else the numbers before may differ in
+ * their last bits. */
+static void test_append_codes(void **state) {
+  (void)state;
+  struct rng rng = rng_for(5);
+  for (int form = 0; form < 6; form++) {
+    const int kind = form % 3, turned = form / 3;
+    fa3_append_args args = append_of(&rng);
+    args.key = fa3_dense(cache->key_codes, FA3_FLOAT8_E4M3, PAGES, PAGE_SIZE, HEADS_K, HEAD_DIM);
+    args.value = args.key;
+    args.value.data = cache->value_codes;
+    if (kind) {
+      args.key_scale = scales_of(cache->key_scale, kind == ROW_SCALES);
+      args.value_scale = scales_of(cache->value_scale, kind == ROW_SCALES);
+      args.key_scale_rows = args.value_scale_rows = kind == ROW_SCALES;
+    }
+    if (turned) {
+      args.rotary_cos = args.rotary_sin =
+          (fa3_tensor){.data = cache->cos,
+                       .dtype = FA3_FLOAT32,
+                       .rank = 2,
+                       .shape = {LONGEST, form == 4 ? HEAD_DIM / 2 : 12},
+                       .strides = {HEAD_DIM / 2, 1}};
+      args.rotary_sin.data = cache->sin;
+      args.flags = form == 5 ? FA3_ROTARY_INTERLEAVED : 0;
+    }
+    memcpy(cache->other_key_codes, cache->key_codes, sizeof cache->key_codes);
+    memcpy(cache->other_value_codes, cache->value_codes, sizeof cache->value_codes);
+    memcpy(cache->other_key_scale, cache->key_scale, sizeof cache->key_scale);
+    memcpy(cache->other_value_scale, cache->value_scale, sizeof cache->value_scale);
+    if (fa3_append(&args)) fail_msg("%s", fa3_last_error());
+    GPU(cuCtxSynchronize, );
+    args.device = (fa3_device){FA3_CPU, 0};
+    args.key.data = cache->other_key_codes;
+    args.value.data = cache->other_value_codes;
+    if (kind) {
+      args.key_scale.data = cache->other_key_scale;
+      args.value_scale.data = cache->other_value_scale;
+    }
+    if (fa3_append(&args)) fail_msg("%s", fa3_last_error());
+    assert_memory_equal(cache->value_codes, cache->other_value_codes, sizeof cache->value_codes);
+    assert_memory_equal(cache->value_scale, cache->other_value_scale, sizeof cache->value_scale);
+    if (!turned) {
+      assert_memory_equal(cache->key_codes, cache->other_key_codes, sizeof cache->key_codes);
+      assert_memory_equal(cache->key_scale, cache->other_key_scale, sizeof cache->key_scale);
+    }
+    for (int i = 0; i < ROWS * HEADS_K; i++)
+      if (!(fabsf(cache->key_scale[i] - cache->other_key_scale[i]) <=
+            0x1p-20f * cache->other_key_scale[i]))
+        fail_msg("form %d: scale %d is %g", form, i, (double)cache->key_scale[i]);
+    for (int i = 0; i < ROWS * ROW_K; i++) {
+      const int got = cache->key_codes[i], expected = cache->other_key_codes[i];
+      /* Neighbours: numbers that lie almost between two codes; of both signs if they are 0. */
+      if (abs(got - expected) > 1 && ((got | expected) & 0x7f) > 1)
+        fail_msg("form %d: code %d is %02x: expected %02x", form, i, got, expected);
+    }
+  }
+}
+
 static void test_append(void **state) {
   (void)state;
   struct rng rng = rng_for(3);
   for (int form = 0; form < 4; form++) {
-    new_lengths(&rng);
-    /* A page that two sequences write has no one result. */
-    for (int i = 0; i < BATCH * COLUMNS; i++) cache->page_table[i] = i % PAGES;
-    const int64_t batch = PAGES / COLUMNS;
     memcpy(cache->other_key, cache->key, sizeof cache->key);
     memcpy(cache->other_value, cache->value, sizeof cache->value);
-    fa3_append_args args = {
-        .struct_size = sizeof args,
-        .device = cuda,
-        .new_key = fa3_dense(cache->new_key, FA3_BFLOAT16, batch, NEW, HEADS_K, HEAD_DIM),
-        .new_value = fa3_dense(cache->new_value, FA3_BFLOAT16, batch, NEW, HEADS_K, HEAD_DIM),
-        .key = fa3_dense(cache->key, FA3_BFLOAT16, PAGES, PAGE_SIZE, HEADS_K, HEAD_DIM),
-        .value = fa3_dense(cache->value, FA3_BFLOAT16, PAGES, PAGE_SIZE, HEADS_K, HEAD_DIM),
-        .seqused_k = fa3_vector(cache->used, FA3_INT32, batch),
-        .page_table = table(cache->page_table, batch),
-        .flags = form & 1 ? FA3_ROTARY_INTERLEAVED : 0};
+    fa3_append_args args = append_of(&rng);
+    args.flags = form & 1 ? FA3_ROTARY_INTERLEAVED : 0;
     args.rotary_cos = (fa3_tensor){.data = cache->cos,
                                    .dtype = FA3_FLOAT32,
                                    .rank = 2,
@@ -258,6 +367,7 @@ int main(void) {
       cmocka_unit_test(test_lengths_change_between_replays),
       cmocka_unit_test(test_the_batch_changes_no_bit),
       cmocka_unit_test(test_append),
+      cmocka_unit_test(test_append_codes),
       cmocka_unit_test(test_combine),
   };
   const int result = cmocka_run_group_tests(tests, open_cache, close_cache);

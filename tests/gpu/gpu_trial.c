@@ -5,13 +5,13 @@
 
 #include "reference.h"
 
-static struct spec random_forward(bool extreme, struct rng *rng) {
+static struct spec random_forward(bool backward, struct rng *rng) {
+  const bool extreme = !backward && rng_chance(rng, 0.1);
   struct spec spec = extreme ? spec_random_extreme(rng) : spec_random(rng);
   spec.dtype = rng_chance(rng, 0.5) ? FA3_FLOAT16 : FA3_BFLOAT16;
   if (spec.dtype == FA3_FLOAT16) spec.spread = fmax(fmin(spec.spread, 1e4), 1e-4);
   spec.scale = fmaxf(fminf(spec.scale, 2e38f), -2e38f); /* more is refused */
   spec.output_dtype = spec.dtype;
-  spec.codes = false;
   if (spec.sink_dtype != 0 && spec.sink_dtype != FA3_FLOAT32) spec.sink_dtype = spec.dtype;
   spec.num_threads = 1; /* of the CPU's forward pass; the trials have the processors */
   /* The pairs of head dims that kernels are made for, more often than chance would. */
@@ -37,23 +37,31 @@ static struct spec random_forward(bool extreme, struct rng *rng) {
     spec.max_seqlen_q = rng_between(rng, 2048, 2300) * (masked ? 4 : 1);
     spec.max_seqlen_k = rng_between(rng, 1, 600);
   }
+  /* Codes have to lie where the copy engine takes them. */
+  spec.codes &= !backward;
+  if (spec.codes) {
+    spec.head_dim = (spec.head_dim + 15) / 16 * 16;
+    spec.value_head_dim = (spec.value_head_dim + 15) / 16 * 16;
+    if (spec.layout > LAYOUT_HEADS_FIRST) spec.layout = LAYOUT_HEADS_FIRST;
+  }
   return spec;
 }
 
 struct gradient_spec gpu_spec_random(bool backward, struct rng *rng) {
-  const struct spec forward = random_forward(!backward && rng_chance(rng, 0.1), rng);
+  const struct spec forward = random_forward(backward, rng);
   return backward ? gradient_spec_random(&forward, rng)
                   : (struct gradient_spec){.forward = forward};
 }
 
 fa3_status gpu_spec_supported(const struct gradient_spec *spec, bool backward) {
   const struct spec *forward = &spec->forward;
+  const fa3_dtype key_dtype = forward->codes ? FA3_FLOAT8_E4M3 : forward->dtype;
   fa3_capability capability = {.struct_size = sizeof capability,
                                .device = {FA3_CUDA, 0},
                                .phase = backward ? FA3_BACKWARD : FA3_FORWARD,
                                .query_dtype = forward->dtype,
-                               .key_dtype = forward->dtype,
-                               .value_dtype = forward->dtype,
+                               .key_dtype = key_dtype,
+                               .value_dtype = key_dtype,
                                .output_dtype = forward->output_dtype,
                                .head_dim = (int32_t)forward->head_dim,
                                .value_head_dim = (int32_t)forward->value_head_dim};
@@ -93,7 +101,7 @@ static void give_bounds(const struct spec *spec, int64_t *max_seqlen_q, int64_t 
 
 void gpu_trial_new(struct gpu_trial *trial, const struct gradient_spec *spec, bool backward,
                    struct gpu_arena *arena, gpu_stream stream, struct rng *rng) {
-  const bool aligned = rng_chance(rng, 0.6);
+  const bool aligned = spec->forward.codes || rng_chance(rng, 0.6);
   /* Up to more than a GPU has; the workspace that was asked for without them is enough. */
   const int32_t reserved = rng_chance(rng, 0.3) ? (int32_t)rng_between(rng, 1, 140) : 0;
   *trial = (struct gpu_trial){.backward = backward};
@@ -106,6 +114,7 @@ void gpu_trial_new(struct gpu_trial *trial, const struct gradient_spec *spec, bo
     fa3_forward_args *args = &trial->gradient.forward.args;
     trial->gradient.spec = *spec;
     trial->gradient.forward = trial_new(&spec->forward, rng);
+    args->device = (fa3_device){FA3_CUDA, 0}; /* the reference's bounds depend on it */
     give_bounds(&spec->forward, &args->max_seqlen_q, &args->max_seqlen_k);
     trial->mirror = mirror_new(&trial->gradient.forward, arena, stream, aligned);
   }

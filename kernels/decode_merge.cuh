@@ -1,0 +1,238 @@
+// A block's end in the decode kernels: the results of its warps, then those of a cluster's blocks,
+// become one and leave.
+#ifndef FA3_DECODE_MERGE_CUH
+#define FA3_DECODE_MERGE_CUH
+
+#include "cluster.cuh"
+#include "decode_work.cuh"
+#include "mbarrier.cuh"
+#include "softmax.cuh"
+
+// What a warp keeps of its rows: lane l has rows l / 4 and l / 4 + 8.
+struct attention {
+  float output[kHeadDim / 8][4];
+  float top[2];  // the rows' maxima, as powers of 2
+  float sum[2];  // of this lane's columns
+};
+
+__device__ __forceinline__ attention no_attention(void) {
+  attention a;
+#pragma unroll
+  for (int n = 0; n < kHeadDim / 8; ++n)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) a.output[n][e] = 0.0f;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    a.top[r] = FA3_NO_REFERENCE;
+    a.sum[r] = 0.0f;
+  }
+  return a;
+}
+
+// The lane's columns of the output of its row number r, times `factor`, go to their places in a row
+// of floats. Each kernel has its own: columns are dealt out as its products take them.
+__device__ __forceinline__ void store_columns(const attention &a, int r, float factor, float *row);
+
+// The warps' results become the block's: its output (times the sum) is in the first warp's place,
+// its rows' maxima and sums at kResultAt.
+__device__ __forceinline__ void merge_warps(const work &w, attention &a) {
+  const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+  float *const tops = (float *)(shared + kTopAt), *const sums = (float *)(shared + kSumAt);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    a.sum[r] += __shfl_xor_sync(0xffffffff, a.sum[r], 1);
+    a.sum[r] += __shfl_xor_sync(0xffffffff, a.sum[r], 2);
+    if ((lane & 3) == 0) {
+      tops[warp * kRows + lane / 4 + 8 * r] = a.top[r];
+      sums[warp * kRows + lane / 4 + 8 * r] = a.sum[r];
+    }
+  }
+  __syncthreads();  // and nobody uses a ring any more
+  float factor[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = lane / 4 + 8 * r;
+    float top = tops[row], sum = 0.0f;
+#pragma unroll
+    for (int i = 1; i < kWarps; ++i) top = max_nan(top, tops[i * kRows + row]);
+#pragma unroll
+    for (int i = 0; i < kWarps; ++i)
+      sum += sums[i * kRows + row] * exp2_unit(tops[i * kRows + row] - top);
+    factor[r] = exp2_unit(a.top[r] - top);
+    if (warp == 0 && (lane & 3) == 0) {
+      float *const result = (float *)(shared + kResultAt) + 2 * row;
+      result[0] = top;
+      result[1] = sum;
+    }
+  }
+  float *const output = (float *)(shared + warp * kWarpBytes);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = lane / 4 + 8 * r;
+    if (row < w.rows) store_columns(a, r, factor[r], output + row * kPitch);
+  }
+  __syncthreads();
+}
+
+// Four neighbouring columns of a row.
+__device__ __forceinline__ float4 sum_of_warps(int row, int column) {
+  float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+  for (int i = 0; i < kWarps; ++i) {
+    const float4 y = *(const float4 *)(shared + i * kWarpBytes + (row * kPitch + column) * 4);
+    x.x += y.x, x.y += y.y, x.z += y.z, x.w += y.w;
+  }
+  return x;
+}
+
+// Two neighbouring numbers of the output, of 16 bits.
+__device__ __forceinline__ uint32_t pack_output(const fa3_decode_params &p, float a, float b) {
+#if FA3_E4M3
+  return p.output_kind == FA3_OUTPUT_BF16 ? pack_bf16(a, b) : pack_fp16(a, b);
+#else
+  return pack_pair(a, b);
+#endif
+}
+
+// Four columns of a row leave, `top` and `sum` being the row's.
+__device__ __forceinline__ void store_result(const fa3_decode_params &p, const work &w, int row,
+                                             int column, float4 x, float top, float sum) {
+  const row_place place = place_of_row(p, w, row);
+  float logit = top * 0.69314718f;
+  if (p.sink != nullptr && p.partial == nullptr) {
+    const float sink = p.sink[place.head];
+    if (sum == 0.0f) logit = -INFINITY;
+    const float higher = max_nan(max_nan(logit, sink), -FLT_MAX);
+    const float shift = exp2_unit((logit - higher) * 1.44269504f);
+    sum = sum * shift + exp2_unit((sink - higher) * 1.44269504f);
+    logit = higher;
+    x.x *= shift, x.y *= shift, x.z *= shift, x.w *= shift;
+  }
+  const float factor = sum == 0.0f ? 0.0f : reciprocal_unit(sum);
+  const float lse = sum == 0.0f ? -INFINITY : fmaf(log2_unit(sum), 0.69314718f, logit);
+  x.x *= factor, x.y *= factor, x.z *= factor, x.w *= factor;
+  if (p.partial != nullptr) {
+    const int64_t row_at =
+        ((int64_t)w.cluster * p.batch + w.batch) * p.sequences.seqlen_q + place.query;
+    const int64_t at = row_at * (int)(p.heads_k.divisor * p.group.divisor) + place.head;
+    if (column == 0) p.partial_lse[at] = lse;
+    if (column < p.head_dim_v && sum != 0.0f)
+      *(float4 *)(p.partial + at * p.head_dim_v + column) = x;
+    return;
+  }
+  if (column == 0 && p.lse != nullptr)
+    p.lse[w.sequence.query_batch * p.lse_stride_batch + place.head * p.lse_stride_head +
+          (w.sequence.query_row + place.query) * p.lse_stride_row] = lse;
+  if (column >= p.head_dim_v) return;
+  const int64_t at = w.sequence.query_batch * p.output_stride_batch +
+                     (w.sequence.query_row + place.query) * p.output_stride_row +
+                     place.head * p.output_stride_head + column;
+  if (p.output_kind == FA3_OUTPUT_FP32) {
+    float *const to = (float *)p.output + at;
+    if (((uintptr_t)to & 15) == 0)
+      *(float4 *)to = x;
+    else
+      to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w;
+    return;
+  }
+  const uint2 packed = make_uint2(pack_output(p, x.x, x.y), pack_output(p, x.z, x.w));
+  uint16_t *const to = (uint16_t *)p.output + at;
+  if (((uintptr_t)to & 7) == 0) {
+    *(uint2 *)to = packed;
+  } else {
+    to[0] = (uint16_t)packed.x, to[1] = (uint16_t)(packed.x >> 16);
+    to[2] = (uint16_t)packed.y, to[3] = (uint16_t)(packed.y >> 16);
+  }
+}
+
+// Quads of columns that each block of a cluster puts together.
+__device__ __forceinline__ int quads_of_block(const work &w) {
+  return (w.rows * kQuads + w.active - 1) / w.active;
+}
+
+// Before others send: the barrier that counts what will come.
+__device__ __forceinline__ void expect_results(const work &w, uint32_t base) {
+  mbarrier_init(base + kReceived, 1);
+  mbarrier_init_fence();
+  const int share = quads_of_block(w), first = w.rank * share;
+  const int mine = max(min(share, w.rows * kQuads - first), 0);
+  mbarrier_arrive_expect(base + kReceived, w.active * (mine * 16 + w.rows * 8));
+}
+
+// Each block of the cluster gets its part of this block's result.
+__device__ __forceinline__ void send_results(const work &w, uint32_t base) {
+  const int share = quads_of_block(w);
+#pragma unroll 1
+  for (int i = threadIdx.x; i < w.rows * kQuads; i += FA3_DECODE_THREADS) {
+    const int to = i / share;
+    cluster_store(cluster_map(base + kReceivedAt + (w.rank * share + i - to * share) * 16, to),
+                  sum_of_warps(i / kQuads, i % kQuads * 4), cluster_map(base + kReceived, to));
+  }
+#pragma unroll 1
+  for (int i = threadIdx.x; i < w.active * kRows; i += FA3_DECODE_THREADS) {
+    const int to = i / kRows, row = i % kRows;
+    if (row < w.rows)
+      cluster_store(cluster_map(base + kReceivedResultsAt + (w.rank * kRows + row) * 8, to),
+                    *(const float2 *)(shared + kResultAt + row * 8),
+                    cluster_map(base + kReceived, to));
+  }
+}
+
+// This block's part of the cluster's results becomes one, and leaves.
+__device__ __forceinline__ void store_results(const fa3_decode_params &p, const work &w) {
+  const int share = quads_of_block(w), first = w.rank * share;
+  const int end = min(w.rows * kQuads, first + share);
+#pragma unroll 1
+  for (int i = first + threadIdx.x; i < end; i += FA3_DECODE_THREADS) {
+    const int row = i / kQuads, column = i % kQuads * 4;
+    const float2 *results = (const float2 *)(shared + kResultAt) + row;
+    float2 total = results[0];
+    float4 x;
+    if (w.active == 1) {
+      x = sum_of_warps(row, column);
+    } else {
+      const float4 *const quads = (const float4 *)(shared + kReceivedAt) + i - first;
+      results = (const float2 *)(shared + kReceivedResultsAt) + row;
+      float top = FA3_NO_REFERENCE;
+#pragma unroll 4
+      for (int b = 0; b < w.active; ++b) top = max_nan(top, results[b * kRows].x);
+      total = make_float2(top, 0.0f);
+      x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 4
+      for (int b = 0; b < w.active; ++b) {
+        const float4 y = quads[b * share];
+        const float factor = exp2_unit(results[b * kRows].x - top);
+        total.y += results[b * kRows].y * factor;
+        x.x += y.x * factor, x.y += y.y * factor, x.z += y.z * factor, x.w += y.w * factor;
+      }
+    }
+    store_result(p, w, row, column, x, total.x, total.y);
+  }
+}
+
+// Before a block attends: what it does may be left in shared memory for its end. Blocks of a
+// cluster must be there when results are sent.
+__device__ __forceinline__ void begin_block(const fa3_decode_params &p, const work &w,
+                                            uint32_t base) {
+  if (kSharedWork && threadIdx.x == 0) *(work *)(shared + kWorkAt) = w;
+  if (p.cluster == 1) return;
+  if (w.active > 1 && w.rank < w.active && threadIdx.x == 0) expect_results(w, base);
+  __syncwarp();
+  cluster_announce();
+}
+
+// When its warps have attended.
+__device__ __forceinline__ void finish_block(const fa3_decode_params &p, const work &begun,
+                                             uint32_t base, attention &a) {
+  const work &w = kSharedWork ? *(const work *)(shared + kWorkAt) : begun;
+  let_next_grid_launch();
+  merge_warps(w, a);
+  if (p.cluster > 1) cluster_wait_announced();
+  if (w.active > 1) {
+    send_results(w, base);
+    mbarrier_wait(base + kReceived, 0);
+  }
+  store_results(p, w);
+}
+
+#endif
