@@ -338,8 +338,11 @@ void quantize_trial_check(const struct quantize_trial *t) {
 }
 
 void quantize_trial_free(struct quantize_trial *t) {
-  struct buffer *buffers[] = {&t->input, &t->codes, &t->scale, &t->cos_table, &t->sin_table};
-  for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) buffer_free(buffers[i]);
+  buffer_free(&t->input);
+  buffer_free(&t->codes);
+  buffer_free(&t->scale);
+  buffer_free(&t->cos_table);
+  buffer_free(&t->sin_table);
   free(t->cos);
   free(t->sin);
   free(t->positions);
