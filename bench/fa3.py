@@ -9,9 +9,11 @@ from header import read_header
 TYPES, CONSTANTS = read_header()
 Device, DeviceInfo = TYPES["fa3_device"], TYPES["fa3_device_info"]
 ForwardArgs, BackwardArgs = TYPES["fa3_forward_args"], TYPES["fa3_backward_args"]
+QuantizeArgs = TYPES["fa3_quantize_args"]
 CPU, CUDA = CONSTANTS["FA3_CPU"], CONSTANTS["FA3_CUDA"]
 CAUSAL, WINDOW = CONSTANTS["FA3_CAUSAL"], CONSTANTS["FA3_WINDOW"]
 DETERMINISTIC = CONSTANTS["FA3_DETERMINISTIC"]
+ROTATE, SUBTRACT_MEAN = CONSTANTS["FA3_ROTATE"], CONSTANTS["FA3_SUBTRACT_MEAN"]
 DTYPES = {
     torch.float32: CONSTANTS["FA3_FLOAT32"],
     torch.float16: CONSTANTS["FA3_FLOAT16"],
@@ -107,7 +109,7 @@ class Library:
         head_dim), or (total, heads, head_dim) with `lengths`, the cumulative ones as a tensor and
         the longest; with `query_lengths`, likewise, only query and output are packed. `window` is
         (left, right). `seqused_k` and `page_table` are the header's;
-        `scales` are key_scale and value_scale, each of so many rows."""
+        `scales` are those of query (None where it has none), key and value, each of so many rows."""
         args = ForwardArgs(struct_size=ctypes.sizeof(ForwardArgs))
         args.flags = (CAUSAL if causal else 0) | (WINDOW if window else 0)
         if window:
@@ -115,8 +117,9 @@ class Library:
         tensors = {"query": query, "key": key, "value": value, "output": output, "lse": lse}
         tensors |= {"seqused_k": seqused_k, "page_table": page_table}
         if scales is not None:
-            tensors["key_scale"], tensors["value_scale"] = scales
-            args.key_scale_rows = args.value_scale_rows = scale_rows
+            for name, scale in zip(("query_scale", "key_scale", "value_scale"), scales):
+                tensors[name] = scale
+                setattr(args, f"{name}_rows", scale_rows if scale is not None else 0)
         if lengths:
             tensors["cu_seqlens_q"] = tensors["cu_seqlens_k"] = lengths[0]
             args.max_seqlen_q = args.max_seqlen_k = lengths[1]
@@ -151,17 +154,24 @@ class Library:
             args.max_seqlen_q = args.max_seqlen_k = lengths[1]
         return self.gpu_call("backward", args, tensors)
 
+    def quantize_gpu(
+        self, tensor, codes, scale, rows, rotate=False, subtract_mean=False, tables=(None, None)
+    ):
+        """A function that queues the call on the current stream; `tables` are those of rotary
+        embedding."""
+        args = QuantizeArgs(struct_size=ctypes.sizeof(QuantizeArgs), codes_scale_rows=rows)
+        args.flags = (ROTATE if rotate else 0) | (SUBTRACT_MEAN if subtract_mean else 0)
+        tensors = {"input": tensor, "codes": codes, "codes_scale": scale}
+        tensors |= {"rotary_cos": tables[0], "rotary_sin": tables[1]}
+        return self.gpu_call("quantize", args, tensors)
+
     def gpu_call(self, phase, args, tensors):
         tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-        device = tensors["query"].device
+        device = next(iter(tensors.values())).device
         args.device = Device(CUDA, device.index)
         for name, tensor in tensors.items():
             describe(getattr(args, name), tensor)
-        size = ctypes.c_size_t()
-        workspace_of = getattr(self.lib, f"fa3_{phase}_workspace")
-        self.check(workspace_of(ctypes.byref(args), ctypes.byref(size)))
-        workspace = torch.empty(max(size.value, 1), dtype=torch.uint8, device=device)
-        args.workspace, args.workspace_size = workspace.data_ptr(), size.value
+        workspace = self.workspace_of(phase, args, device) if phase != "quantize" else None
         run, pointer = getattr(self.lib, f"fa3_{phase}"), ctypes.byref(args)
         keep = (tensors, args, workspace)
 
@@ -171,3 +181,11 @@ class Library:
             self.check(run(pointer))
 
         return call
+
+    def workspace_of(self, phase, args, device):
+        size = ctypes.c_size_t()
+        find = getattr(self.lib, f"fa3_{phase}_workspace")
+        self.check(find(ctypes.byref(args), ctypes.byref(size)))
+        workspace = torch.empty(max(size.value, 1), dtype=torch.uint8, device=device)
+        args.workspace, args.workspace_size = workspace.data_ptr(), size.value
+        return workspace

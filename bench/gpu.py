@@ -3,11 +3,11 @@
 (FlexAttention) and cuBLAS, in one process.
 
     python3 bench/gpu.py [--library build/release/libfa3.so] [--results bench/results/NAME.json]
-                         [--parts forward,backward,shapes,decode,cases] [--peers fa3,cudnn,...]
+                         [--parts forward,backward,shapes,decode,float8,cases] [--peers fa3,cudnn,...]
 
 forward and backward: the FlashAttention-3 paper's setting, bfloat16, 16384 tokens in all, hidden size
 2048. shapes: the problems of bench/gpu_shapes.py, smaller or thinner, both passes. decode: one query
-token and a cache of keys, bench/gpu_decode.py. cases: two head dims, a million tokens.
+token and a cache of keys, bench/gpu_decode.py. float8: bench/gpu_float8.py. cases: two head dims, a million tokens.
 
 Every result is compared with float64 before it is timed. Each kernel's calls are then captured in a
 CUDA graph, as many as fill some milliseconds, so that nothing of the host is in the figures. The
@@ -30,13 +30,14 @@ import torch
 
 import fa3
 import gpu_decode
+import gpu_float8
 import gpu_problem
 import gpu_shapes
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SEQLENS = (512, 1024, 2048, 4096, 8192, 16384)
 HEAD_DIMS = (64, 128, 256)
-PARTS = ("forward", "backward", "shapes", "decode", "cases")
+PARTS = ("forward", "backward", "shapes", "decode", "float8", "cases")
 PEERS = ("fa3", "cudnn", "fa2", "triton", "fa3_deterministic")
 MOST_CALLS = 100  # of a graph
 
@@ -297,6 +298,8 @@ def run(options):
         summaries["decode"] = decode(library, options, lambda cells: save("decode", cells))
         save("summary", summaries)
         print("decode", {k: round(v, 3) for k, v in summaries["decode"].items()}, flush=True)
+    if "float8" in options.parts:
+        save("float8", gpu_float8.measure(library, take_turns, options))
     if "cases" in options.parts:
         for name, case in (
             ("192_128_backward", lambda: two_head_dims(library, options)),

@@ -120,7 +120,8 @@ def one_cache(library, shape, with_fa3):
         cache["seqused_k"] = torch.tensor(shape.lengths(), dtype=torch.int32, device="cuda")
     if shape.codes:  # scales of 1, in memory like any
         blocks = (rows,) if shape.codes == "token" else ()
-        cache["scales"] = torch.ones(2, entries, shape.heads_k, *blocks, device="cuda")
+        ones = torch.ones(entries, shape.heads_k, *blocks, device="cuda")
+        cache["scales"] = (None, ones, ones.clone())
     output = gpu_problem.unwritten(query)
     ours = library.forward_gpu(
         query,
