@@ -683,7 +683,8 @@ typedef struct fa3_quantize_args {
   fa3_tensor rotary_sin;
 
   /* Optional, int32, (batch, seqlen_q) or (total_q): each row's position in rotary_cos; else it is
-   * its index in its sequence. One that is not there is FA3_INVALID_LENGTHS. */
+   * its index in its sequence. One that is not there is FA3_INVALID_LENGTHS on the CPU; on a GPU
+   * its row becomes NaN. */
   fa3_tensor positions;
 
   fa3_tensor cu_seqlens_q;
@@ -697,7 +698,8 @@ typedef struct fa3_quantize_args {
 } fa3_quantize_args;
 
 /* Needs no workspace. Any head dim up to 256, though fa3_forward takes E4M3 in multiples of 16
- * alone. On the CPU alone so far: a GPU is FA3_UNSUPPORTED. */
+ * alone. Both engines give the same bits (any NaN is a NaN), but with FA3_SUBTRACT_MEAN, where sums
+ * have another order; the same call on the same GPU always gives the same. */
 FA3_API fa3_status fa3_quantize(const fa3_quantize_args *args);
 
 #ifdef __cplusplus

@@ -13,6 +13,13 @@ __device__ __forceinline__ uint32_t cluster_rank(void) {
   return rank;
 }
 
+// PTX ISA, "%cluster_nctaid": 1 where the launch has no clusters.
+__device__ __forceinline__ uint32_t cluster_size(void) {
+  uint32_t size;
+  asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(size));
+  return size;
+}
+
 // PTX ISA, "barrier.cluster": all threads of the cluster.
 __device__ __forceinline__ void cluster_sync(void) {
   asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::
@@ -34,6 +41,13 @@ __device__ __forceinline__ uint32_t cluster_map(uint32_t address, uint32_t rank)
   uint32_t mapped;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
   return mapped;
+}
+
+// PTX ISA, "ld" of a mapped address.
+__device__ __forceinline__ double cluster_load_double(uint32_t mapped) {
+  double x;
+  asm volatile("ld.shared::cluster.f64 %0, [%1];" : "=d"(x) : "r"(mapped) : "memory");
+  return x;
 }
 
 // PTX ISA, "mbarrier.arrive" on a mapped address. It orders nothing that other blocks write or

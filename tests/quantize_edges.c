@@ -245,13 +245,12 @@ static void test_support(void **state) {
                                .head_dim = 80,
                                .features = FA3_FEATURE_VARLEN_QUERY | FA3_FEATURE_SEQUSED_QUERY};
   assert_int_equal(fa3_supports(&capability), FA3_OK);
-  capability.device.type = FA3_CUDA;
-  assert_int_equal(fa3_supports(&capability), FA3_UNSUPPORTED);
-  assert_non_null(strstr(fa3_last_error(), "CUDA"));
-  capability.device.type = FA3_CPU;
   capability.output_dtype = FA3_FLOAT16;
-  assert_int_equal(fa3_supports(&capability), FA3_UNSUPPORTED);
-  assert_non_null(strstr(fa3_last_error(), "codes"));
+  for (int device = FA3_CPU; device <= FA3_CUDA; device++) {
+    capability.device.type = device;
+    assert_int_equal(fa3_supports(&capability), FA3_UNSUPPORTED);
+    assert_true(strstr(fa3_last_error(), "codes'") || strstr(fa3_last_error(), "no CUDA kernels"));
+  }
 }
 
 int main(void) {

@@ -11,6 +11,7 @@
 #include "cuda/device.h"
 #include "cuda/forward.h"
 #include "cuda/kernels.h"
+#include "cuda/quantize.h"
 #include "cuda/sequences.h"
 #include "error.h"
 #include "integer.h"
@@ -53,6 +54,7 @@ static const struct phase {
                        const struct cuda_plan *plan, char *workspace);
 } phases[] = {[FA3_FORWARD] = {supports_forward, plan_forward, launch_forward},
               [FA3_BACKWARD] = {supports_backward, plan_backward, launch_backward},
+              [FA3_QUANTIZE] = {supports_quantize, plan_quantize, launch_quantize},
               [FA3_APPEND] = {supports_append, plan_append, launch_append},
               [FA3_COMBINE] = {supports_combine, plan_combine, launch_combine}};
 enum { PHASES = sizeof phases / sizeof *phases };

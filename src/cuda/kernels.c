@@ -38,7 +38,12 @@ int32_t kernels_cuda_version(void) {
 FA3_KINDS(KIND)
 #undef KIND
 
-enum { DTYPE_fp16 = FA3_FLOAT16, DTYPE_bf16 = FA3_BFLOAT16, DTYPE_e4m3 = FA3_FLOAT8_E4M3 };
+enum {
+  DTYPE_fp32 = FA3_FLOAT32,
+  DTYPE_fp16 = FA3_FLOAT16,
+  DTYPE_bf16 = FA3_BFLOAT16,
+  DTYPE_e4m3 = FA3_FLOAT8_E4M3
+};
 
 const struct kernel kernels[KERNELS] = {
 #define ROW(name, kind_, architecture_, ...) \

@@ -6,6 +6,7 @@
 #include "cuda/backward_plan.h"
 #include "cuda/decode_plan.h"
 #include "cuda/forward_plan.h"
+#include "cuda/quantize_plan.h"
 #include "cuda/staging.h"
 
 struct cuda_facts {
@@ -16,12 +17,13 @@ struct cuda_facts {
 struct cuda_plan {
   size_t workspace_size;
   struct staging staging;
-  const struct kernel *helper; /* of a phase that has one kernel and nothing to plan */
+  const struct kernel *helper; /* of a phase that has one kernel */
   bool decodes;
   union { /* by the problem's phase; of a forward call that decodes, decode */
     struct forward_plan forward;
     struct decode_plan decode;
     struct backward_plan backward;
+    struct quantize_plan quantize;
   };
 };
 

@@ -11,6 +11,7 @@
 #include "kernels/combine_params.h"
 #include "kernels/decode_params.h"
 #include "kernels/forward_params.h"
+#include "kernels/quantize_params.h"
 #include "kernels/strided_params.h"
 #include "test.h"
 
@@ -30,6 +31,7 @@ static fa3_sink_params sink_params;
 static fa3_decode_params decode_params;
 static fa3_decode_fp8_params decode_fp8_params;
 static fa3_combine_params combine_params;
+static fa3_quantize_params quantize_params;
 
 static void watch(const struct fake_launch *launch) {
   assert_true(count < MOST_LAUNCHES);
@@ -41,6 +43,8 @@ static void watch(const struct fake_launch *launch) {
   if (!strcmp(function, "decode_fp8"))
     memcpy(&decode_fp8_params, launch->params, sizeof decode_fp8_params);
   if (!strcmp(function, "combine")) memcpy(&combine_params, launch->params, sizeof combine_params);
+  if (!strcmp(function, "quantize"))
+    memcpy(&quantize_params, launch->params, sizeof quantize_params);
   if (!strcmp(function, "copy_strided")) memcpy(&copies[count], launch->params, sizeof *copies);
   if (!strcmp(function, "sinks_to_float")) memcpy(&sink_params, launch->params, sizeof sink_params);
   assert_ptr_equal(launch->stream, stream);
@@ -386,6 +390,89 @@ static void test_reserved_multiprocessors(void **state) {
   }
 }
 
+static fa3_quantize_args make_quantize(int64_t seqlen, int64_t head_dim, int64_t rows) {
+  const int64_t blocks = rows ? (seqlen + rows - 1) / rows : 1;
+  return (fa3_quantize_args){.struct_size = sizeof(fa3_quantize_args),
+                             .device = gpu,
+                             .stream = stream,
+                             .input = tensor(1, seqlen, 8, head_dim),
+                             .codes = fa3_dense(place(2), FA3_FLOAT8_E4M3, 2, seqlen, 8, head_dim),
+                             .codes_scale = {place(3),
+                                             FA3_FLOAT32,
+                                             rows ? 3 : 2,
+                                             {2, 8, rows ? blocks : 0},
+                                             {8 * blocks, blocks, rows ? 1 : 0},
+                                             {0}},
+                             .codes_scale_rows = rows};
+}
+
+static void run_quantize(const fa3_quantize_args *args) {
+  count = 0;
+  if (fa3_quantize(args)) fail_msg("%s", fa3_last_error());
+}
+
+/* One pass where a block holds all rows of a scale, with as many threads as that takes; else the
+ * scales first. With a mean each head of a sequence has a cluster. */
+static void test_quantize(void **state) {
+  (void)state;
+  fa3_quantize_args args = make_quantize(10000, 128, 128);
+  run_quantize(&args);
+  ASSERT_LAUNCHES("quantize");
+  assert_int_equal(launches[0].grid[0], 2 * MULTIPROCESSORS);
+  assert_int_equal(launches[0].block[0], FA3_QUANTIZE_THREADS / 2);
+  assert_int_equal(launches[0].shared_bytes, FA3_QUANTIZE_SHARED_BYTES);
+  assert_int_equal(launches[0].dependent, 1);
+  assert_int_equal(launches[0].cluster, 0);
+  assert_int_equal(quantize_params.from, FA3_QUANTIZE_OF_TILE);
+  assert_int_equal(quantize_params.tile_rows, 128);
+  assert_int_equal(quantize_params.tiles, 79);
+  assert_int_equal(quantize_params.vector_input, 1);
+  assert_int_equal(quantize_params.vector_codes, 1);
+  assert_ptr_equal(quantize_params.scale.data, place(3));
+
+  /* Several scales of a tile; more threads; rows that can't be read 16 bytes at a time. */
+  args = make_quantize(10000, 128, 50);
+  args.input.strides[1] += 1;
+  args.input.strides[0] += 10000;
+  run_quantize(&args);
+  assert_int_equal(quantize_params.tile_rows, 100);
+  assert_int_equal(quantize_params.vector_input, 0);
+  args = make_quantize(10000, 256, 128);
+  run_quantize(&args);
+  ASSERT_LAUNCHES("quantize");
+  assert_int_equal(launches[0].grid[0], MULTIPROCESSORS);
+  assert_int_equal(launches[0].block[0], FA3_QUANTIZE_THREADS);
+  args = make_quantize(100, 64, 0);
+  run_quantize(&args);
+  ASSERT_LAUNCHES("quantize");
+  assert_int_equal(launches[0].grid[0], 2 * 8);
+  assert_int_equal(quantize_params.tile_rows, 100);
+
+  args = make_quantize(10000, 128, 1000);
+  run_quantize(&args);
+  ASSERT_LAUNCHES("quantize_clear", "quantize", "quantize");
+  assert_int_equal(launches[0].grid[0], 1); /* 2 * 8 * 10 scales */
+  assert_int_equal(launches[1].grid[0], launches[2].grid[0]);
+  assert_int_equal(launches[1].dependent && launches[2].dependent, 1);
+  assert_int_equal(quantize_params.from, FA3_QUANTIZE_USE);
+  assert_int_equal(quantize_params.span_tiles, 8);
+  assert_int_equal(quantize_params.tiles, 80);
+  args = make_quantize(10, 128, 0);
+  args.codes_scale = fa3_vector(place(3), FA3_FLOAT32, 1);
+  run_quantize(&args);
+  ASSERT_LAUNCHES("quantize_clear", "quantize", "quantize");
+
+  args = make_quantize(10000, 128, 128);
+  args.flags = FA3_SUBTRACT_MEAN;
+  run_quantize(&args);
+  ASSERT_LAUNCHES("quantize");
+  assert_int_equal(launches[0].cluster, 16);
+  assert_int_equal(launches[0].grid[0], 2 * 8 * 16);
+  args = make_quantize(0, 128, 128);
+  run_quantize(&args);
+  assert_int_equal(count, 0);
+}
+
 static void test_staging(void **state) {
   (void)state;
   /* A key that starts anywhere, an output with an odd stride, a sink of 16 bits, and a negative
@@ -465,6 +552,7 @@ int main(void) {
       cmocka_unit_test(test_mixed_batch),
       cmocka_unit_test(test_backward),
       cmocka_unit_test(test_reserved_multiprocessors),
+      cmocka_unit_test(test_quantize),
       cmocka_unit_test(test_staging),
       cmocka_unit_test(test_what_is_refused),
   };

@@ -22,6 +22,7 @@ NEEDED = {
     "decode": ["differential", "cache"],
     "combine": ["differential", "cache"],
     "append": ["cache"],
+    "quantize": ["quantize"],
     "backward_prepare": GRADIENTS,
     "backward": GRADIENTS,
     "backward_wide": GRADIENTS,

@@ -30,6 +30,7 @@ TESTS = {
     "deterministic": ["test_gpu_deterministic"],
     "capture": ["test_gpu_capture"],
     "float8": ["test_gpu_float8"],
+    "quantize": ["test_gpu_quantize"],
     "refusals": ["test_gpu_refusals"],
     "cache": ["test_gpu_cache"],
     "large": ["test_gpu_large"],
@@ -41,6 +42,7 @@ UNDER_A_TOOL = {
     "backward": ["test_gpu_differential", "backward"],
     "cache": ["test_gpu_cache"],
     "float8": ["test_gpu_float8"],
+    "quantize": ["test_gpu_quantize"],
 }
 SECONDS_UNDER_A_TOOL = int(os.environ.get("FA3_GPU_SANITIZER_SECONDS", 300))
 TRIALS_UNDER_A_TOOL = 15  # fewer than it has processes: one process alone
