@@ -20,7 +20,7 @@ static const int64_t keys_of_split = 1024; /* with more, they are where the grid
 static const int64_t largest_cluster = 16;
 static const int64_t large_cluster = 8;  /* larger ones load the GPU unevenly */
 static const int64_t partial_tiles = 32; /* row tiles that have partial results */
-static const int64_t few_keys = 1024;    /* that the forward kernel's tiles hold without loss */
+static const int64_t few_keys = 512;     /* that the forward kernel's tiles hold without loss */
 static const int64_t most_blocks = 1 << 30;
 
 static int32_t shared_bytes(const struct kernel *kernel) {

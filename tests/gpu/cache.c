@@ -42,7 +42,7 @@ struct cache {
   float partial[4 * BATCH * ROW_Q], partial_lse[4 * BATCH * HEADS_Q];
   float lse[BATCH * HEADS_Q], other_lse[BATCH * HEADS_Q];
   int32_t page_table[BATCH * COLUMNS];
-  int32_t used[BATCH];
+  int32_t used[BATCH], starts[BATCH + 1];
   char workspace[8 << 20];
 };
 
@@ -326,6 +326,40 @@ static void test_append(void **state) {
   }
 }
 
+/* Tokens, parts of prompts and a sequence without queries in one packed batch, against the CPU.
+ * Each engine may round a probability by 2^-9, and an output. */
+static void test_mixed_batch(void **state) {
+  (void)state;
+  static const int queries[] = {1, 37, 0, 2, 1, 4, 5, 14}; /* a group of 4 has 16 rows in 4 */
+  enum { SEQUENCES = sizeof queries / sizeof *queries };
+  struct rng rng = rng_for(6);
+  double largest = 0;
+  for (int i = 0; i < ROWS * ROW_K; i++) largest = fmax(largest, fabs(number(cache->value[i])));
+  for (int trial = 0; trial < 20; trial++) {
+    new_lengths(&rng);
+    cache->starts[0] = 0;
+    for (int b = 0; b < SEQUENCES; b++) cache->starts[b + 1] = cache->starts[b] + queries[b];
+    assert_int_equal(cache->starts[SEQUENCES], BATCH);
+    fa3_forward_args args = forward_of(BFLOAT, 0, SEQUENCES, cache->output);
+    args.query = fa3_packed(cache->query, FA3_BFLOAT16, BATCH, HEADS_Q, HEAD_DIM);
+    args.output = fa3_packed(cache->output, FA3_BFLOAT16, BATCH, HEADS_Q, HEAD_DIM);
+    args.cu_seqlens_q = fa3_vector(cache->starts, FA3_INT32, SEQUENCES + 1);
+    args.max_seqlen_q = 37;
+    args.flags = FA3_CAUSAL;
+    memset(cache->output, 0xff, sizeof cache->output);
+    if (fa3_forward(&args)) fail_msg("%s", fa3_last_error());
+    GPU(cuCtxSynchronize, );
+    args.device = (fa3_device){FA3_CPU, 0};
+    args.output.data = cache->other_output;
+    if (fa3_forward(&args)) fail_msg("%s", fa3_last_error());
+    for (int i = 0; i < BATCH * ROW_Q; i++) {
+      const double got = number(cache->output[i]), expected = number(cache->other_output[i]);
+      if (!(fabs(got - expected) <= 0x1p-8 * (largest + fabs(expected))))
+        fail_msg("output %d is %g: expected %g", i, got, expected);
+    }
+  }
+}
+
 static void test_combine(void **state) {
   (void)state;
   struct rng rng = rng_for(4);
@@ -368,6 +402,7 @@ int main(void) {
       cmocka_unit_test(test_the_batch_changes_no_bit),
       cmocka_unit_test(test_append),
       cmocka_unit_test(test_append_codes),
+      cmocka_unit_test(test_mixed_batch),
       cmocka_unit_test(test_combine),
   };
   const int result = cmocka_run_group_tests(tests, open_cache, close_cache);
