@@ -43,7 +43,7 @@ struct cache {
   float lse[BATCH * HEADS_Q], other_lse[BATCH * HEADS_Q];
   int32_t page_table[BATCH * COLUMNS];
   int32_t used[BATCH], starts[BATCH + 1];
-  char workspace[8 << 20];
+  char workspace[16 << 20];
 };
 
 static struct cache *cache;

@@ -20,6 +20,7 @@ NEEDED = {
     "forward": ["differential", "accuracy"],
     "forward_fp8": ["float8"],
     "decode": ["differential", "cache"],
+    "decode_fp8": ["differential", "cache"],
     "combine": ["differential", "cache"],
     "append": ["cache"],
     "quantize": ["quantize"],
