@@ -448,33 +448,29 @@ static void test_a_feature_that_is_lacking(void **state) {
   assert_non_null(strstr(fa3_last_error(), "small engine does not take leftpad_k"));
 }
 
-/* The FP8 forward kernel reads no pages, and its tiles are large for one query: the decode kernel
- * for codes takes these. */
-static void test_codes_in_pages(void **state) {
+/* The FP8 forward kernel reads no pages. For one query its tiles are large: the decode kernel for
+ * codes takes that. */
+static void test_codes(void **state) {
   (void)state;
-  static int32_t page_table[1];
-  const fa3_capability capability = {.phase = FA3_FORWARD,
-                                     .features = FA3_FEATURE_PAGE_TABLE,
-                                     .query_dtype = FA3_FLOAT8_E4M3,
-                                     .key_dtype = FA3_FLOAT8_E4M3,
-                                     .value_dtype = FA3_FLOAT8_E4M3,
-                                     .output_dtype = FA3_BFLOAT16,
-                                     .head_dim = 128,
-                                     .value_head_dim = 128};
+  fa3_capability capability = {.phase = FA3_FORWARD,
+                               .query_dtype = FA3_FLOAT8_E4M3,
+                               .key_dtype = FA3_FLOAT8_E4M3,
+                               .value_dtype = FA3_FLOAT8_E4M3,
+                               .output_dtype = FA3_BFLOAT16,
+                               .head_dim = 128,
+                               .value_head_dim = 128};
   assert_int_equal(supports_forward(&capability), FA3_OK);
-  for (int i = 0; i < 4; i++) {
-    const bool paged = i & 1;
-    const int64_t queries = i & 2 ? 200 : 1;
+  capability.features = FA3_FEATURE_PAGE_TABLE;
+  assert_int_equal(supports_forward(&capability), FA3_UNSUPPORTED);
+  assert_non_null(strstr(fa3_last_error(), "page_table"));
+  capability.query_dtype = FA3_BFLOAT16;
+  assert_int_equal(supports_forward(&capability), FA3_OK);
+  for (int64_t queries = 1; queries <= 201; queries += 200) {
     struct cuda_plan plan;
     struct problem problem = make_problem(FA3_BFLOAT16, 2, queries, 8, 2, 128, 128);
     problem.query.dtype = problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;
-    if (paged) {
-      problem.features |= FA3_FEATURE_PAGE_TABLE;
-      problem.page_table =
-          (struct operand){.data = (char *)page_table, .dtype = FA3_INT32, .batch = 1, .rows = 1};
-    }
     assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
-    assert_int_equal(plan.decodes, paged || queries == 1);
+    assert_int_equal(plan.decodes, queries == 1);
   }
 }
 
@@ -520,7 +516,7 @@ int main(void) {
       cmocka_unit_test(test_long_strides),
       cmocka_unit_test(test_limits),
       cmocka_unit_test(test_a_feature_that_is_lacking),
-      cmocka_unit_test(test_codes_in_pages),
+      cmocka_unit_test(test_codes),
       cmocka_unit_test(test_scales),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
