@@ -84,7 +84,8 @@ static double score_error(const struct row *row, double magnitude, double larges
   const fa3_forward_args *args = row->args;
   const double head_dim = (double)args->query.shape[args->query.rank - 1];
   const double factors = args->key.dtype == FA3_FLOAT8_E4M3 ? 4 : 0;
-  return (chain(head_dim) + factors * UNIT_ROUNDOFF) * magnitude +
+  const double cut = multiplies_codes(args) ? code_sum_error(head_dim) : 0;
+  return (chain(head_dim) + factors * UNIT_ROUNDOFF + cut) * magnitude +
          fabs(row->scale) * head_dim * 0x1p-126 + 16 * UNIT_ROUNDOFF * largest +
          8 * UNIT_ROUNDOFF * (double)args->softcap;
 }
@@ -143,16 +144,24 @@ static double smallest_bound(const struct bounds *b, int64_t d, double output, d
   return b->denominator < 1 && summed < bound ? summed : bound;
 }
 
+/* Weights of 2^8 at the top become codes, with 4 bits, or of 2^-9. Sums go to float32 after 4096
+ * keys at most. */
+static struct rounding code_rounding(double keys) {
+  return (struct rounding){0x1p-4 + code_sum_error(fmin(keys, 4096)), 0x1p-18};
+}
+
 void reference_bound(const fa3_forward_args *args, int64_t batch, int64_t head, int64_t row,
                      const double *output, double lse, double *output_bound, double *lse_bound) {
   const double u = UNIT_ROUNDOFF, sink = sink_of(args, head);
   const struct row r = row_of(args, batch, head, row);
   const fa3_tensor *value = &args->value;
   const int64_t value_head_dim = value->shape[value->rank - 1];
-  const bool scaled = rounds_scaled_weights(args);
-  const struct rounding weights = scaled ? rounding_of(FA3_FLOAT16) : weight_rounding(value->dtype);
+  const bool codes = multiplies_codes(args), scaled = codes || rounds_scaled_weights(args);
   const struct rounding stored = rounding_of(args->output.dtype);
   const struct scores s = scores_of(&r, sink);
+  const struct rounding weights = codes    ? code_rounding(s.keys)
+                                  : scaled ? rounding_of(FA3_FLOAT16)
+                                           : weight_rounding(value->dtype);
   if (lse == -INFINITY || s.overflow) { /* sees nothing: exactly 0 */
     for (int64_t d = 0; d < value_head_dim; d++) output_bound[d] = s.overflow ? INFINITY : 0;
     *lse_bound = s.overflow ? INFINITY : 0;

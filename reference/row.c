@@ -217,6 +217,14 @@ bool rounds_scaled_weights(const fa3_forward_args *args) {
          args->query.dtype != FA3_FLOAT8_E4M3;
 }
 
+bool multiplies_codes(const fa3_forward_args *args) {
+  return args->device.type == FA3_CUDA && args->query.dtype == FA3_FLOAT8_E4M3;
+}
+
+double code_sum_error(double products) {
+  return products * (1 + 1 / 32.0) * 0x1p-13; /* the sum so far joins every 32 of them */
+}
+
 double chain(double n) {
   double error = fmin(n, 8 * sqrt(n)) * UNIT_ROUNDOFF;
   return error / (1 - error);

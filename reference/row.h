@@ -66,6 +66,11 @@ struct rounding weight_rounding(fa3_dtype dtype);
 /* Whether a GPU multiplies them by the scales of codes first, and rounds the product to float16: in
  * units of the row's greatest, which is at most its greatest scale. */
 bool rounds_scaled_weights(const fa3_forward_args *args);
+/* Whether a GPU's FP8 matrix unit has both products: weights become codes, in the same units, and
+ * sums keep 13 bits. */
+bool multiplies_codes(const fa3_forward_args *args);
+/* Relative error of a sum of that many products there, of the sum of their magnitudes. */
+double code_sum_error(double products);
 double value_scale(const struct row *row, int64_t j);
 
 /* Relative error of a chain of n float32 roundings: the smaller of the certain bound and the

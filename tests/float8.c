@@ -8,6 +8,7 @@
 #include "fa3.h"
 #include "float8.h"
 #include "level.h"
+#include "reference.h"
 #include "rng.h"
 #include "test.h"
 
@@ -348,6 +349,51 @@ static void test_dlpack(void **state) {
   assert_non_null(strstr(fa3_last_error(), "E4M3FNUZ"));
 }
 
+/* What a GPU may do to a row of codes: weights of 2^8 at the top become codes. The reference has
+ * room for that, and for a CPU it has none. */
+static void test_bound_of_a_gpu(void **state) {
+  (void)state;
+  enum { KEYS = 300, DIM = 64 };
+  struct rng rng = rng_for(1);
+  for (int which = 0; which < 3; which++)
+    for (int i = 0; i < KEYS * DIM; i++)
+      codes[which][i] = e4m3_from_float((float)fmin(fmax(rng_normal(&rng), -8), 8));
+  fa3_forward_args args = {.struct_size = sizeof args};
+  args.query = fa3_dense(codes[0], FA3_FLOAT8_E4M3, 1, 8, 1, DIM);
+  args.key = fa3_dense(codes[1], FA3_FLOAT8_E4M3, 1, KEYS, 1, DIM);
+  args.value = fa3_dense(codes[2], FA3_FLOAT8_E4M3, 1, KEYS, 1, DIM);
+  args.output = fa3_dense(outputs[0], FA3_FLOAT32, 1, 8, 1, DIM);
+  int beyond_cpu = 0;
+  for (int row = 0; row < 8; row++) {
+    double exact[DIM], bound[DIM], lse, lse_bound, scores[KEYS], top = -INFINITY, sum = 0;
+    for (int j = 0; j < KEYS; j++) {
+      scores[j] = 0;
+      for (int d = 0; d < DIM; d++)
+        scores[j] += e4m3_value(codes[0][row * DIM + d]) * e4m3_value(codes[1][j * DIM + d]) / 8;
+      top = fmax(top, scores[j]);
+    }
+    double rounded[DIM] = {0};
+    for (int j = 0; j < KEYS; j++) {
+      const double weight = 256 * exp(scores[j] - top);
+      sum += weight;
+      for (int d = 0; d < DIM; d++)
+        rounded[d] +=
+            e4m3_value(e4m3_from_float((float)weight)) * e4m3_value(codes[2][j * DIM + d]);
+    }
+    reference_row(&args, 0, 0, row, exact, &lse);
+    for (int gpu = 0; gpu < 2; gpu++) {
+      args.device.type = gpu ? FA3_CUDA : FA3_CPU;
+      reference_bound(&args, 0, 0, row, exact, lse, bound, &lse_bound);
+      for (int d = 0; d < DIM; d++) {
+        const bool outside = !(fabs(rounded[d] / sum - exact[d]) <= bound[d]);
+        if (gpu) assert_false(outside);
+        beyond_cpu += !gpu && outside;
+      }
+    }
+  }
+  assert_true(beyond_cpu > 100);
+}
+
 int main(void) {
   level_require();
   const struct CMUnitTest tests[] = {
@@ -355,7 +401,7 @@ int main(void) {
       cmocka_unit_test(test_scales),         cmocka_unit_test(test_packed_scales),
       cmocka_unit_test(test_output_dtypes),  cmocka_unit_test(test_nan_code),
       cmocka_unit_test(test_refusals),       cmocka_unit_test(test_dlpack),
-      cmocka_unit_test(test_infinite_scale),
+      cmocka_unit_test(test_infinite_scale), cmocka_unit_test(test_bound_of_a_gpu),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
