@@ -424,8 +424,8 @@ typedef struct fa3_forward_args {
   int32_t num_splits;
 
   /* Parts of so many keys, a multiple of 64, counted from the sequence's first: the output of a
-   * sequence is then bitwise the same whatever else is in the batch. 0: off. Not with num_splits.
-   */
+   * sequence is then bitwise the same whatever else is in the batch. 0: off. Not with
+   * num_splits. */
   int64_t split_keys;
 
   /* Optional, float32, of E4M3 tensors alone: an element's value is its code times a scale; without
