@@ -11,6 +11,16 @@ from fa3.arrays import attention
 __version__ = _core.version()
 __all__ = ["attention"]
 
+OF_PYTORCH = [
+    "flash_attn_combine",
+    "flash_attn_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_with_kvcache",
+    "get_scheduler_metadata",
+    "quantize",
+]
+
 if importlib.util.find_spec("torch"):
     from fa3.cache import flash_attn_combine, flash_attn_with_kvcache, get_scheduler_metadata
     from fa3.flash_attention import (
@@ -20,12 +30,9 @@ if importlib.util.find_spec("torch"):
     )
     from fa3.quantize import quantize
 
-    __all__ += [
-        "flash_attn_combine",
-        "flash_attn_func",
-        "flash_attn_qkvpacked_func",
-        "flash_attn_varlen_func",
-        "flash_attn_with_kvcache",
-        "get_scheduler_metadata",
-        "quantize",
-    ]
+    __all__ += OF_PYTORCH
+else:
+
+    def __getattr__(name):
+        why = ": it needs PyTorch, which is not installed" if name in OF_PYTORCH else ""
+        raise AttributeError(f"module 'fa3' has no attribute {name!r}{why}")
