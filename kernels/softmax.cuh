@@ -282,21 +282,6 @@ __device__ __forceinline__ void softmax_begin(float (&s)[kCount], softmax_rows &
   softmax_exponentials<0, kCount>(s, rows);
 }
 
-// The whole online softmax of a tile, without shortcuts, as the ladder (worklog/) has it. Returns
-// whether what was summed before is to be multiplied by `factor`.
-template <int kCount>
-__device__ __forceinline__ bool softmax_scores(float (&s)[kCount], softmax_rows &rows, float scale,
-                                               float (&factor)[2]) {
-  const bool large[2] = {false, false};
-  float top[2], shift[2];
-  thread_maxima(s, top);
-  const bool grown = softmax_follow<false>(top, rows, scale, factor);
-  softmax_set_shift(rows, scale, large, shift);
-  softmax_exponents(s, shift, scale);
-  softmax_exponentials<0, kCount>(s, rows);
-  return grown;
-}
-
 // One row's columns together: sets the factor that turns the summed output into
 // the average, returns the log-sum-exp. `scale` makes a logit of the reference. The sink is a logit
 // without a value.
