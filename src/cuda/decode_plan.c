@@ -89,20 +89,38 @@ static int64_t choose_splits(const struct problem *problem, int64_t tiles) {
   return splits;
 }
 
-fa3_status reserve_splits(const struct problem *problem, struct decode_plan *plan,
-                          size_t *workspace_size) {
-  if (problem->max_seqlen_k < long_keys && !problem->split_keys) return FA3_OK;
-  int64_t rows = partial_tiles * FA3_DECODE_ROWS;
+/* Rows of partial results; 0: there are none, however many queries these keys have. */
+static fa3_status count_split_rows(const struct problem *problem, int64_t *rows) {
+  *rows = problem->max_seqlen_k < long_keys ? 0 : partial_tiles * FA3_DECODE_ROWS;
   if (problem->split_keys &&
       (__builtin_mul_overflow(smaller(problem->max_seqlen_q, problem->rows_q), problem->batch,
-                              &rows) ||
-       __builtin_mul_overflow(rows, problem->heads_q, &rows) ||
-       __builtin_mul_overflow(rows, divide_up(problem->max_seqlen_k, problem->split_keys), &rows)))
+                              rows) ||
+       __builtin_mul_overflow(*rows, problem->heads_q, rows) ||
+       __builtin_mul_overflow(*rows, divide_up(problem->max_seqlen_k, problem->split_keys), rows)))
     return set_error(FA3_UNSUPPORTED,
                      "split_keys is %" PRId64 ": too many splits for the workspace",
                      problem->split_keys);
-  TRY(reserve(workspace_size, &plan->partial, "the splits' output", 1, rows,
-              (int64_t)sizeof(float) * problem->value_head_dim));
+  if (problem->split_keys) *rows = larger(*rows, 1);
+  return FA3_OK;
+}
+
+fa3_status count_splits(const struct problem *problem, size_t *workspace_size) {
+  int64_t rows;
+  TRY(count_split_rows(problem, &rows));
+  if (!rows) return FA3_OK;
+  const int64_t row_bytes = (int64_t)sizeof(float) * problem->value_head_dim;
+  TRY(make_room(workspace_size, "the splits' output", 1, rows, row_bytes));
+  return make_room(workspace_size, "the splits' lse", 1, rows, sizeof(float));
+}
+
+/* As much, and where it is. */
+static fa3_status reserve_splits(const struct problem *problem, struct decode_plan *plan,
+                                 size_t *workspace_size) {
+  int64_t rows;
+  TRY(count_split_rows(problem, &rows));
+  if (!rows) return FA3_OK;
+  const int64_t row_bytes = (int64_t)sizeof(float) * problem->value_head_dim;
+  TRY(reserve(workspace_size, &plan->partial, "the splits' output", 1, rows, row_bytes));
   return reserve(workspace_size, &plan->partial_lse, "the splits' lse", 1, rows, sizeof(float));
 }
 

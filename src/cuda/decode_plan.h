@@ -31,10 +31,9 @@ bool decode_takes(const struct problem *problem);
 fa3_status plan_few_queries(const struct problem *problem, const struct cuda_facts *facts,
                             struct decode_plan *decode);
 
-/* Room for the results of splits, in every forward call whose keys can be split: so the workspace
- * does not shrink where more queries need no splits. */
-fa3_status reserve_splits(const struct problem *problem, struct decode_plan *plan,
-                          size_t *workspace_size);
+/* Adds the room that splits of such keys take, for a call that has none: so the workspace does not
+ * shrink where more queries need no splits. */
+fa3_status count_splits(const struct problem *problem, size_t *workspace_size);
 
 /* Likewise as plan_forward. */
 fa3_status plan_decode(const struct problem *problem, const struct cuda_facts *facts,

@@ -145,8 +145,7 @@ static fa3_status plan_workspace(const struct problem *problem, struct cuda_plan
   /* Tiles of unequal length go to whoever is free. */
   if (plan->forward.tiles.uneven)
     TRY(reserve(size, &plan->forward.next_tile, "a counter", 1, 1, sizeof(uint32_t)));
-  struct decode_plan unused;
-  TRY(reserve_splits(problem, &unused, size));
+  TRY(count_splits(problem, size));
   return plan_staging(problem, demands, sizeof demands / sizeof *demands, &plan->staging, size);
 }
 
@@ -174,8 +173,7 @@ static fa3_status plan_fp8_workspace(const struct problem *problem, struct cuda_
   if (forward->tiles.uneven)
     TRY(reserve(size, &forward->next_tile, "a counter", 1, 1, sizeof(uint32_t)));
   const int64_t sums = FA3_FORWARD_FP8_SUMS(kernel->head_dim, kernel->tile_q);
-  struct decode_plan unused;
-  TRY(reserve_splits(problem, &unused, size));
+  TRY(count_splits(problem, size));
   if (sums && problem->max_seqlen_k > FA3_FORWARD_FP8_PERIOD(kernel->head_dim))
     TRY(reserve(size, &forward->sums, "sums", MOST_MULTIPROCESSORS, sums, sizeof(float)));
   return plan_staging(problem, demands, sizeof demands / sizeof *demands, &plan->staging, size);
