@@ -153,7 +153,7 @@ static int64_t query_rows(const void *context, int64_t batch) {
 }
 
 static int64_t key_rows(const void *context, int64_t batch) {
-  return reference_seqlen_k(((const struct comparison *)context)->backward, batch);
+  return reference_seqlen_k(((const struct comparison *)context)->forward, batch);
 }
 
 static struct sampling of_queries(struct comparison *comparison,

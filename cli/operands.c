@@ -8,7 +8,6 @@
 #include "dtype.h"
 #include "failure.h"
 #include "lengths.h"
-#include "reference.h"
 
 /* What else a tensor may be called in a .safetensors file. */
 static const char *const other_names[TENSORS][2] = {[TENSOR_query] = {"q"},
@@ -346,15 +345,6 @@ void operands_describe(const struct operands *operands, enum tensor tensor, char
                    loaded->dtype == FA3_INT32   ? "int32"
                    : loaded->dtype == FA3_INT64 ? "int64"
                                                 : dtype_name(loaded->dtype));
-}
-
-int64_t operands_seqlen_k(const struct call *forward, int64_t batch) {
-  const fa3_forward_args *args = &forward->args.forward;
-  const fa3_backward_args same = {.key = args->key,
-                                  .cu_seqlens_k = args->cu_seqlens_k,
-                                  .seqused_k = args->seqused_k,
-                                  .leftpad_k = args->leftpad_k};
-  return reference_seqlen_k(&same, batch);
 }
 
 void operands_free(struct operands *operands) {

@@ -60,9 +60,6 @@ int operands_choose_device(struct operands *operands, bool gradients,
 void operands_describe(const struct operands *operands, enum tensor tensor, char *text,
                        size_t size);
 
-/* Keys of sequence `batch` in a forward call. */
-int64_t operands_seqlen_k(const struct call *forward, int64_t batch);
-
 void operands_free(struct operands *operands);
 
 #endif

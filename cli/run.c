@@ -24,11 +24,10 @@ struct run_options {
   fa3_dtype output_dtype; /* 0: query's */
   bool accumulate;
   bool quiet;
-  bool fp8;
-  struct coding coding;
+  struct fp8_options fp8;
 };
 
-enum { KEY_OUT = 0x500, KEY_LSE, KEY_OUT_DTYPE, KEY_ACCUMULATE, KEY_QUIET, KEY_FP8 };
+enum { KEY_OUT = 0x500, KEY_LSE, KEY_OUT_DTYPE, KEY_ACCUMULATE, KEY_QUIET };
 
 static const struct argp_option options[] = {
     {.doc = "Outputs:", .group = 2},
@@ -50,12 +49,6 @@ static const struct argp_option options[] = {
     {.name = "quiet",
      .key = KEY_QUIET,
      .doc = "Print nothing of what was understood and how long it took; which device it was stays"},
-    {.name = "fp8",
-     .key = KEY_FP8,
-     .arg = "rotate",
-     .flags = OPTION_ARG_OPTIONAL,
-     .doc = FP8_HELP,
-     .group = 3},
     {.name = "accumulate",
      .key = KEY_ACCUMULATE,
      .doc = "Add the gradients to those that their files hold",
@@ -84,6 +77,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     case ARGP_KEY_INIT:
       state->child_inputs[0] = &run->attention;
       state->child_inputs[1] = &run->device;
+      state->child_inputs[2] = &run->fp8;
       return 0;
     case KEY_OUT:
       run->attention.files[TENSOR_output] = arg;
@@ -98,11 +92,6 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
       return 0;
     case KEY_QUIET:
       run->quiet = true;
-      return 0;
-    case KEY_FP8:
-      run->fp8 = true;
-      if (!fp8_parse(arg, &run->coding))
-        argp_error(state, "--fp8=%s: expected --fp8 or --fp8=rotate", arg);
       return 0;
     case KEY_ACCUMULATE:
       run->accumulate = true;
@@ -140,21 +129,20 @@ static int begin_outputs(const struct attention_options *attention, const struct
 
 /* Products of queries and keys, under a causal mask half of them, as their operations are counted.
  */
-static double products(const struct call *call) {
-  const fa3_forward_args *args = &call->args.forward;
+static double products(const fa3_forward_args *args) {
   double sum = 0;
   for (int64_t b = 0; b < reference_batch(args); b++)
-    sum += (double)reference_seqlen_q(args, b) * (double)operands_seqlen_k(call, b);
+    sum += (double)reference_seqlen_q(args, b) * (double)reference_seqlen_k(args, b);
   return args->flags & FA3_CAUSAL ? sum / 2 : sum;
 }
 
 static void print_time(const struct operands *operands, const char *what, double work,
                        double seconds) {
-  const fa3_tensor *query = &operands->forward.args.forward.query;
-  const fa3_tensor *value = &operands->forward.args.forward.value;
+  const fa3_forward_args *args = &operands->forward.args.forward;
+  const fa3_tensor *query = &args->query, *value = &args->value;
   const double heads = (double)query->shape[query->rank - 2];
   const double dims = (double)(query->shape[query->rank - 1] + value->shape[value->rank - 1]);
-  const double operations = 2 * work * heads * dims * products(&operands->forward);
+  const double operations = 2 * work * heads * dims * products(args);
   const bool copied = call_device(&operands->forward).type == FA3_CUDA;
   printf("%-11s %.3g ms, %.3g TFLOP/s%s\n", what, 1e3 * seconds, operations / seconds * 1e-12,
          copied ? ", copies to and from the GPU included" : "");
@@ -180,7 +168,7 @@ static int compute(const struct run_options *run, const struct operands *operand
   if (gradients) TRY(attention_run(&operands->backward));
   if (run->quiet) return 0;
   print_tensors(operands);
-  if (run->fp8) printf("%-11s %.3g ms\n", "quantize", 1e3 * (start - begin));
+  if (run->fp8.given) printf("%-11s %.3g ms\n", "quantize", 1e3 * (start - begin));
   print_time(operands, "attention", 1, middle - start);
   if (gradients) print_time(operands, "gradients", 2.5, seconds_now() - middle);
   return 0;
@@ -192,7 +180,7 @@ static int run_files(const struct run_options *run, struct operands *operands,
   const bool gradients = attention->gradients_wanted;
   TRY(device_check(&run->device));
   TRY(operands_read(attention, operands));
-  if (run->fp8) TRY(fp8_prepare(&run->coding, operands));
+  if (run->fp8.given) TRY(fp8_prepare(&run->fp8.coding, operands));
   TRY(operands_make(operands, TENSOR_output, run->output_dtype));
   if (attention->files[TENSOR_lse] || gradients) TRY(operands_make(operands, TENSOR_lse, 0));
   if (gradients) TRY(prepare_gradients(run, operands));
@@ -204,7 +192,7 @@ static int run_files(const struct run_options *run, struct operands *operands,
 
 int command_run(int argc, char **argv) {
   static const struct argp_child children[] = {
-      {&attention_argp, 0, NULL, 0}, {&device_argp, 0, NULL, 0}, {0}};
+      {&attention_argp, 0, NULL, 0}, {&device_argp, 0, NULL, 0}, {&fp8_argp, 0, NULL, 0}, {0}};
   static const struct argp argp = {
       options,
       parse,

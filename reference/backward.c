@@ -30,12 +30,6 @@ fa3_forward_args reference_forward_args(const fa3_backward_args *args) {
                             .window_right = args->window_right};
 }
 
-int64_t reference_seqlen_k(const fa3_backward_args *args, int64_t batch) {
-  const fa3_forward_args forward = reference_forward_args(args);
-  return sequence_rows(&args->key, &args->cu_seqlens_k, &args->seqused_k, batch) -
-         sequence_leftpad(&forward, batch);
-}
-
 int64_t reference_grad_query_index(const fa3_backward_args *args, int64_t batch, int64_t head,
                                    int64_t row) {
   return sequence_element(&args->grad_query, &args->cu_seqlens_q, batch, row, head);

@@ -8,10 +8,6 @@ int64_t reference_batch(const fa3_forward_args *args) {
   return args->query.rank == 4 ? args->query.shape[0] : args->cu_seqlens_q.shape[0] - 1;
 }
 
-int64_t reference_seqlen_q(const fa3_forward_args *args, int64_t batch) {
-  return sequence_rows(&args->query, &args->cu_seqlens_q, &args->seqused_q, batch);
-}
-
 int64_t reference_output_index(const fa3_forward_args *args, int64_t batch, int64_t head,
                                int64_t row) {
   return sequence_element(&args->output, &args->cu_seqlens_q, batch, row, head);

@@ -11,8 +11,9 @@ double reference_load(const fa3_tensor *tensor, int64_t index);
 /* Sequences of a call. */
 int64_t reference_batch(const fa3_forward_args *args);
 
-/* Rows of query that sequence `batch` has (seqused_q applied). */
+/* Rows of query, and keys, that count of sequence `batch`. */
 int64_t reference_seqlen_q(const fa3_forward_args *args, int64_t batch);
+int64_t reference_seqlen_k(const fa3_forward_args *args, int64_t batch);
 
 /* One output row (value_head_dim doubles) and its lse, for valid args in host memory.
  * `row` counts within the sequence. */
@@ -36,9 +37,6 @@ int64_t reference_lse_index(const fa3_forward_args *args, int64_t batch, int64_t
 
 /* The forward call that gave output and lse: for the functions above. */
 fa3_forward_args reference_forward_args(const fa3_backward_args *args);
-
-/* Keys of sequence `batch` (seqused_k and leftpad_k applied). */
-int64_t reference_seqlen_k(const fa3_backward_args *args, int64_t batch);
 
 /* grad_query: head_dim doubles. */
 void reference_grad_query(const fa3_backward_args *args, int64_t batch, int64_t head, int64_t row,

@@ -96,15 +96,26 @@ static double scale_of(const fa3_tensor *scale, int64_t rows, const fa3_tensor *
   return load_scale(scale, first + (rows ? at / rows * stride[2] : 0));
 }
 
-int64_t sequence_rows(const fa3_tensor *tensor, const fa3_tensor *cu_seqlens,
-                      const fa3_tensor *seqused, int64_t batch) {
+/* Rows of a sequence that count, of those that are allotted to it in a dense batch. */
+static int64_t sequence_rows(const fa3_tensor *cu_seqlens, const fa3_tensor *seqused,
+                             int64_t allotted, int64_t batch) {
   if (seqused->data) return length_at(seqused, batch);
   if (cu_seqlens->data) return length_at(cu_seqlens, batch + 1) - length_at(cu_seqlens, batch);
-  return tensor->shape[1];
+  return allotted;
 }
 
 int64_t sequence_leftpad(const fa3_forward_args *args, int64_t batch) {
   return args->leftpad_k.data ? length_at(&args->leftpad_k, batch) : 0;
+}
+
+int64_t reference_seqlen_q(const fa3_forward_args *args, int64_t batch) {
+  return sequence_rows(&args->cu_seqlens_q, &args->seqused_q, args->query.shape[1], batch);
+}
+
+int64_t reference_seqlen_k(const fa3_forward_args *args, int64_t batch) {
+  const int64_t pages = args->page_table.data ? args->page_table.shape[1] : 1;
+  return sequence_rows(&args->cu_seqlens_k, &args->seqused_k, pages * args->key.shape[1], batch) -
+         sequence_leftpad(args, batch);
 }
 
 struct row row_of(const fa3_forward_args *args, int64_t batch, int64_t head, int64_t i) {
@@ -122,9 +133,7 @@ struct row row_of(const fa3_forward_args *args, int64_t batch, int64_t head, int
   row.query_scale = scale_of(scale, args->query_scale_rows, &args->cu_seqlens_q, batch, batch,
                              scale->shape[scale_heads] == heads_k ? row.head_k : head, i);
   row.row_k = sequence_leftpad(args, batch);
-  row.seqlen_k = sequence_rows(key, &args->cu_seqlens_k, &args->seqused_k, batch) - row.row_k;
-  if (args->page_table.data && !args->seqused_k.data) /* every page is full */
-    row.seqlen_k = args->page_table.shape[1] * key->shape[1] - row.row_k;
+  row.seqlen_k = reference_seqlen_k(args, batch);
   row.center = (long double)i;
   row.center += args->diagonal.data ? ((const int64_t *)args->diagonal.data)[batch]
                                     : row.seqlen_k - reference_seqlen_q(args, batch);

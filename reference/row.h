@@ -35,10 +35,7 @@ double row_cap(const struct row *row, double score);
 /* Key j, or its value: codes times their scale. */
 void load_key(const struct row *row, int64_t j, bool value, double *elements);
 
-/* Rows that a sequence has, and the index of (batch, row, head, 0), where `row` counts from the
- * sequence's first. */
-int64_t sequence_rows(const fa3_tensor *tensor, const fa3_tensor *cu_seqlens,
-                      const fa3_tensor *seqused, int64_t batch);
+/* The index of (batch, row, head, 0), where `row` counts from the sequence's first. */
 int64_t sequence_element(const fa3_tensor *tensor, const fa3_tensor *cu_seqlens, int64_t batch,
                          int64_t row, int64_t head);
 int64_t sequence_leftpad(const fa3_forward_args *args, int64_t batch);

@@ -1,4 +1,6 @@
 """fa3 run: right results from every kind of file, mask and length."""
+import re
+
 import numpy as np
 import safetensors.numpy
 
@@ -67,6 +69,16 @@ class Run(program.ProgramTest):
         said = self.succeed(*inputs, "--layout", "bhsd").stdout
         self.assertIn("query       (batch 1, heads 4, seqlen 5, head dim 16) fp32\n", said)
         self.assertEqual(self.succeed(*inputs, "--layout", "bhsd", "--quiet").stdout, "")
+
+    def test_operations_of_full_pages(self):
+        """Without --seqused-k every page is full, and so the speed that is printed counts."""
+        query, value = np.ones((1, 5, 2, 16), np.float32), np.ones((3, 4, 2, 24), np.float32)
+        self.save(q=query, k=value[..., :16], v=value, table=np.arange(3, dtype=np.int32)[None])
+        said = self.succeed("run", "--q", "q.npy", "--k", "k.npy", "--v", "v.npy", "--out", "o.npy",
+                            "--page-table", "table.npy").stdout
+        milliseconds, speed = re.search(r"attention +(\S+) ms, (\S+) TFLOP/s", said).groups()
+        operations = 2 * 2 * (16 + 24) * 5 * 12  # two heads, five queries, three pages of four keys
+        self.assertAlmostEqual(float(milliseconds) * float(speed) * 1e9 / operations, 1, delta=0.02)
 
     def test_near_names(self):
         query, key, value = random_qkv()
