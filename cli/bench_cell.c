@@ -299,15 +299,16 @@ static int make_tensors(const struct bench_cell *cell, struct calls *host) {
   return attention_run(&host->forward);
 }
 
+/* What the backward call shares with the forward call is that one's. */
 static void free_tensors(const struct calls *host) {
-  const fa3_forward_args *forward = &host->forward.args.forward;
-  const fa3_backward_args *backward = &host->backward.args.backward;
-  void *const data[] = {
-      forward->query.data,       forward->key.data,       forward->value.data,
-      forward->output.data,      forward->lse.data,       backward->grad_output.data,
-      backward->grad_query.data, backward->grad_key.data, backward->grad_value.data,
-      forward->page_table.data,  forward->seqused_k.data};
-  for (size_t i = 0; i < sizeof data / sizeof data[0]; i++) free(data[i]);
+  for (enum tensor i = 0; i < TENSORS; i++) {
+    const struct argument *forward = find_argument(FA3_FORWARD, i);
+    const struct argument *backward = find_argument(FA3_BACKWARD, i);
+    if (forward)
+      free(argument_in(&host->forward.args, forward)->data);
+    else if (backward)
+      free(argument_in(&host->backward.args, backward)->data);
+  }
 }
 
 int bench_run(const struct bench_cell *cell, int64_t repeat, struct progress *progress,

@@ -2,16 +2,18 @@
 #ifndef FA3_CLI_FP8_H
 #define FA3_CLI_FP8_H
 
+#include <argp.h>
+
 #include "coded.h"
 #include "operands.h"
 
-#define FP8_HELP                                                                               \
-  "Make E4M3 codes of query, key and value first, as fa3 quantize does, with a scale for 128 " \
-  "rows "                                                                                      \
-  "of a head; rotate: rotate query and key before that"
+struct fp8_options {
+  bool given;
+  struct coding coding;
+};
 
-/* What --fp8 may be followed by; null is the option alone. False for anything else. */
-bool fp8_parse(const char *text, struct coding *coding);
+/* A child of a command's argp; its input is a struct fp8_options. */
+extern const struct argp fp8_argp;
 
 /* Puts codes and scales, yet to be made, in the place of query, key and value, which become the
  * originals. */

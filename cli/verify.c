@@ -25,23 +25,13 @@ struct verify_options {
   struct device_options device;
   bool backward;
   const char *originals; /* the file of the tensors before they were quantised, or null */
-  bool fp8;
-  struct coding coding;
+  struct fp8_options fp8;
   int64_t rows;
   uint64_t seed;
   bool json;
 };
 
-enum {
-  KEY_OUT = 0x500,
-  KEY_LSE,
-  KEY_BACKWARD,
-  KEY_ORIGINALS,
-  KEY_FP8,
-  KEY_ROWS,
-  KEY_SEED,
-  KEY_JSON
-};
+enum { KEY_OUT = 0x500, KEY_LSE, KEY_BACKWARD, KEY_ORIGINALS, KEY_ROWS, KEY_SEED, KEY_JSON };
 
 static const struct argp_option options[] = {
     {.doc = "What to verify:", .group = 2},
@@ -60,11 +50,6 @@ static const struct argp_option options[] = {
      .arg = "FILE",
      .doc = "A .safetensors file with query, key and value as they were before fa3 quantize: say "
             "how far the output is from theirs"},
-    {.name = "fp8",
-     .key = KEY_FP8,
-     .arg = "rotate",
-     .flags = OPTION_ARG_OPTIONAL,
-     .doc = FP8_HELP "; also say how far the output is from that of the tensors before"},
     {.name = "rows",
      .key = KEY_ROWS,
      .arg = "N|all",
@@ -80,9 +65,9 @@ static void check(const struct verify_options *verify, struct argp_state *state)
   if (lse && !output) argp_error(state, "--lse needs --out");
   if (verify->device.given && output)
     argp_error(state, "--device and --threads compute the output, and --out has it already");
-  if (verify->fp8 && output)
+  if (verify->fp8.given && output)
     argp_error(state, "--fp8 computes the output of codes made here, and --out has it already");
-  if (verify->fp8 && verify->originals)
+  if (verify->fp8.given && verify->originals)
     argp_error(state, "--originals is for codes that were read: --fp8 knows what it made them of");
   if (verify->backward && output)
     argp_error(state, "--backward computes the gradients, from an output computed here, not --out");
@@ -107,6 +92,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     case ARGP_KEY_INIT:
       state->child_inputs[0] = &verify->attention;
       state->child_inputs[1] = &verify->device;
+      state->child_inputs[2] = &verify->fp8;
       return 0;
     case KEY_OUT:
       verify->attention.files[TENSOR_output] = arg;
@@ -121,11 +107,6 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
       if (!path_has_suffix(arg, ".safetensors"))
         argp_error(state, "--originals %s: expected a .safetensors file", arg);
       verify->originals = arg;
-      return 0;
-    case KEY_FP8:
-      verify->fp8 = true;
-      if (!fp8_parse(arg, &verify->coding))
-        argp_error(state, "--fp8=%s: expected --fp8 or --fp8=rotate", arg);
       return 0;
     case KEY_ROWS:
       if (strcmp(arg, "all") == 0)
@@ -211,7 +192,7 @@ static int compute(const struct verify_options *verify, const struct verify_repo
                    struct operands *operands) {
   char name[32];
   fa3_device_info info = {.struct_size = sizeof info};
-  if (verify->fp8) TRY(fp8_prepare(&verify->coding, operands));
+  if (verify->fp8.given) TRY(fp8_prepare(&verify->fp8.coding, operands));
   TRY(operands_make(operands, TENSOR_output, 0));
   TRY(operands_make(operands, TENSOR_lse, 0));
   if (verify->backward) {
@@ -296,7 +277,7 @@ static int verify_files(const struct verify_options *verify, struct operands *op
   comparison_sample(&comparison, verify->rows, verify->seed, "verify");
   verify_report_rows(report, rows, total, verify->seed);
   int code = judge_all(operands, &comparison, report);
-  if (verify->originals || verify->fp8) {
+  if (verify->originals || verify->fp8.given) {
     const int compared = compare_with_originals(verify, operands, report);
     if (!code) code = compared;
   }
@@ -306,7 +287,7 @@ static int verify_files(const struct verify_options *verify, struct operands *op
 
 int command_verify(int argc, char **argv) {
   static const struct argp_child children[] = {
-      {&attention_argp, 0, NULL, 0}, {&device_argp, 0, NULL, 0}, {0}};
+      {&attention_argp, 0, NULL, 0}, {&device_argp, 0, NULL, 0}, {&fp8_argp, 0, NULL, 0}, {0}};
   static const struct argp argp = {
       options,
       parse,
