@@ -57,33 +57,75 @@ static const struct dlpack_exchange *exchange_of(PyObject *object) {
   return found;
 }
 
+/* The capsule that an object's __dlpack__ gives: of DLPack 1, which can say that memory is read-only,
+ * or of an older version where the object knows no other. */
+static PyObject *capsule_of(PyObject *object) {
+  PyObject *method = PyObject_GetAttrString(object, "__dlpack__");
+  if (!method) return NULL;
+  PyObject *none = PyTuple_New(0), *version = Py_BuildValue("{s(ii)}", "max_version", 1, 0);
+  PyObject *capsule = none && version ? PyObject_Call(method, none, version) : NULL;
+  Py_XDECREF(version);
+  Py_XDECREF(none);
+  if (!capsule && PyErr_ExceptionMatches(PyExc_TypeError)) {
+    PyErr_Clear();
+    capsule = PyObject_CallNoArgs(method);
+  }
+  Py_DECREF(method);
+  return capsule;
+}
+
 /* The DLTensor of an object, valid while the call has its capsule, if it needed one. */
-static int view(struct call *call, PyObject *object, const char *name, struct dl_tensor *tensor) {
+static int view(struct call *call, PyObject *object, const struct field *field,
+                struct dl_tensor *tensor) {
   const struct dlpack_exchange *exchange = exchange_of(object);
   if (exchange) {
-    if (exchange->tensor_from_py_object(object, tensor)) return -1;
+    if (exchange->tensor_from_py_object(object, tensor)) {
+      if (PyErr_ExceptionMatches(PyExc_RuntimeError))
+        PyErr_Format(PyExc_ValueError,
+                     "%s is sparse, quantized or without memory: expected a dense tensor on the CPU "
+                     "or on an NVIDIA GPU",
+                     field->name);
+      return -1;
+    }
     if (!call->exchange) call->exchange = exchange;
     return 0;
   }
-  PyObject *capsule = PyObject_CallMethod(object, "__dlpack__", NULL);
+  PyObject *capsule = capsule_of(object);
   if (!capsule) {
     if (PyErr_ExceptionMatches(PyExc_AttributeError))
       PyErr_Format(PyExc_TypeError, "%s is of %R: expected a tensor (an object with __dlpack__)",
-                   name, Py_TYPE(object));
+                   field->name, Py_TYPE(object));
     return -1;
   }
   call->capsules[call->num_capsules++] = capsule;
-  const struct dl_managed_tensor *managed = PyCapsule_GetPointer(capsule, "dltensor");
-  if (!managed) return -1;
+  if (!PyCapsule_IsValid(capsule, "dltensor_versioned")) {
+    const struct dl_managed_tensor *managed = PyCapsule_GetPointer(capsule, "dltensor");
+    if (!managed) return -1;
+    *tensor = managed->tensor;
+    return 0;
+  }
+  const struct dl_managed_tensor_versioned *managed =
+      PyCapsule_GetPointer(capsule, "dltensor_versioned");
+  if (managed->version.major != 1) {
+    PyErr_Format(PyExc_BufferError, "%s is of DLPack %u: expected 1", field->name,
+                 managed->version.major);
+    return -1;
+  }
+  if (field->kind == WRITTEN_TENSOR && managed->flags & DL_READ_ONLY) {
+    PyErr_Format(PyExc_ValueError, "%s is read-only, and is written", field->name);
+    return -1;
+  }
   *tensor = managed->tensor;
   return 0;
 }
 
 /* Sets an argument that is a tensor. */
-static int set_tensor(struct call *call, PyObject *object, const char *name, fa3_tensor *field) {
+static int set_tensor(struct call *call, PyObject *object, const struct field *field) {
+  const char *name = field->name;
   struct dl_tensor tensor;
-  if (view(call, object, name, &tensor)) return -1;
-  fa3_status status = fa3_tensor_from_dlpack(&tensor, field);
+  if (view(call, object, field, &tensor)) return -1;
+  fa3_status status =
+      fa3_tensor_from_dlpack(&tensor, (fa3_tensor *)((char *)&call->args + field->offset));
   if (status) {
     PyObject *type = status == FA3_INVALID_DTYPE ? PyExc_TypeError : PyExc_ValueError;
     PyErr_Format(type, "%s: %s", name, fa3_last_error());
@@ -106,12 +148,11 @@ static int set_tensor(struct call *call, PyObject *object, const char *name, fa3
 }
 
 static int set_field(struct call *call, const struct field *field, PyObject *value) {
-  void *place = (char *)&call->args + field->offset;
   if (value == Py_None) return 0;
-  if (field->kind == TENSOR) return set_tensor(call, value, field->name, place);
+  if (is_tensor(field)) return set_tensor(call, value, field);
   if (field->kind == FLOAT) {
     double number = PyFloat_AsDouble(value);
-    *(float *)place = (float)number;
+    *(float *)((char *)&call->args + field->offset) = (float)number;
     return number == -1 && PyErr_Occurred() ? -1 : 0;
   }
   long long number = PyLong_AsLongLong(value);

@@ -41,6 +41,9 @@ struct dl_version {
   uint32_t minor;
 };
 
+enum { DL_READ_ONLY = 1 }; /* flags */
+
+/* What a capsule named "dltensor_versioned" holds. */
 struct dl_managed_tensor_versioned {
   struct dl_version version;
   void *manager_context;

@@ -1,5 +1,11 @@
 #include "phases.h"
 
+/* tensors.def's words for what a call does with a tensor, as kinds of fields. */
+#define INPUT TENSOR
+#define OPTIONAL_INPUT TENSOR
+#define OUTPUT WRITTEN_TENSOR
+#define OPTIONAL_OUTPUT WRITTEN_TENSOR
+
 #define NUMBERS(args)                                          \
   {"max_seqlen_q", INT64, offsetof(args, max_seqlen_q)},       \
       {"max_seqlen_k", INT64, offsetof(args, max_seqlen_k)},   \
@@ -12,7 +18,7 @@
       {"reserved_multiprocessors", INT32, offsetof(args, reserved_multiprocessors)},
 
 static const struct field forward_fields[] = {
-#define FORWARD(use, name) {#name, TENSOR, offsetof(fa3_forward_args, name)},
+#define FORWARD(use, name) {#name, use, offsetof(fa3_forward_args, name)},
 #include "tensors.def"
     NUMBERS(fa3_forward_args){"num_splits", INT32, offsetof(fa3_forward_args, num_splits)},
     {"split_keys", INT64, offsetof(fa3_forward_args, split_keys)},
@@ -22,12 +28,12 @@ static const struct field forward_fields[] = {
 };
 
 static const struct field backward_fields[] = {
-#define BACKWARD(use, name) {#name, TENSOR, offsetof(fa3_backward_args, name)},
+#define BACKWARD(use, name) {#name, use, offsetof(fa3_backward_args, name)},
 #include "tensors.def"
     NUMBERS(fa3_backward_args)};
 
 static const struct field append_fields[] = {
-#define APPEND(use, name) {#name, TENSOR, offsetof(fa3_append_args, name)},
+#define APPEND(use, name) {#name, use, offsetof(fa3_append_args, name)},
 #include "tensors.def"
     {"max_seqlen_q", INT64, offsetof(fa3_append_args, max_seqlen_q)},
     {"flags", UINT32, offsetof(fa3_append_args, flags)},
@@ -37,13 +43,13 @@ static const struct field append_fields[] = {
 };
 
 static const struct field combine_fields[] = {
-#define COMBINE(use, name) {#name, TENSOR, offsetof(fa3_combine_args, name)},
+#define COMBINE(use, name) {#name, use, offsetof(fa3_combine_args, name)},
 #include "tensors.def"
     {"num_threads", INT32, offsetof(fa3_combine_args, num_threads)},
 };
 
 static const struct field quantize_fields[] = {
-#define QUANTIZE(use, name) {#name, TENSOR, offsetof(fa3_quantize_args, name)},
+#define QUANTIZE(use, name) {#name, use, offsetof(fa3_quantize_args, name)},
 #include "tensors.def"
     {"max_seqlen_q", INT64, offsetof(fa3_quantize_args, max_seqlen_q)},
     {"codes_scale_rows", INT64, offsetof(fa3_quantize_args, codes_scale_rows)},

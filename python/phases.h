@@ -8,7 +8,7 @@
 #include "fa3.h"
 
 /* The fields of the calls' arguments, which are keyword arguments of the same names here. */
-enum kind { TENSOR, INT32, UINT32, INT64, FLOAT };
+enum kind { TENSOR, WRITTEN_TENSOR, INT32, UINT32, INT64, FLOAT };
 
 struct field {
   const char *name;
@@ -29,6 +29,10 @@ union arguments {
   fa3_combine_args combine;
   fa3_quantize_args quantize;
 };
+
+static inline int is_tensor(const struct field *field) {
+  return field->kind == TENSOR || field->kind == WRITTEN_TENSOR;
+}
 
 enum { MAX_FIELDS = 64 };
 

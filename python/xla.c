@@ -58,7 +58,7 @@ static const char *set_tensors(const struct phase *phase, union arguments *args,
     size_t length = 0;
     while (name + length < end && name[length] != ' ') length++;
     const struct field *field = field_of(phase, name, length);
-    if (!field || field->kind != TENSOR) return "inputs or outputs name what is no array";
+    if (!field || !is_tensor(field)) return "inputs or outputs name what is no array";
     const char *problem =
         set_tensor((fa3_tensor *)((char *)args + field->offset), buffers->buffers[i]);
     if (problem) return problem;
@@ -75,7 +75,7 @@ static const char *set_number(const struct phase *phase, union arguments *args,
     return NULL;
   }
   int64_t number;
-  if (!field || field->kind == TENSOR || field->kind == FLOAT || scalar->dtype != XLA_S64)
+  if (!field || is_tensor(field) || field->kind == FLOAT || scalar->dtype != XLA_S64)
     return "an attribute is no number of the call: expected a field's name, of int64 or float32";
   memcpy(&number, scalar->value, sizeof number);
   return set_integer(args, field, number) ? "an attribute does not fit its field" : NULL;

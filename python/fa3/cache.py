@@ -5,7 +5,16 @@ from torch import Tensor
 
 from fa3 import _core
 from fa3.flash_attention import refuse
-from fa3.operators import attention, is_plain, names_of, operator
+from fa3.operators import (
+    attention,
+    contiguous,
+    is_plain,
+    names_of,
+    need_tensors,
+    operator,
+    rows_contiguous,
+    written,
+)
 from fa3.options import options_of, sequences
 
 
@@ -20,6 +29,9 @@ APPEND = (
 )
 
 
+WRITTEN = ("key", "value", "key_scale", "value_scale")
+
+
 def append_kernel(*arguments):
     """Writes new rows into the cache, behind those that it has. Returns the queries, rotated as the
     keys are; an empty tensor where there are none."""
@@ -27,12 +39,11 @@ def append_kernel(*arguments):
     query = named.get("query")
     rotated_query = None if query is None else torch.empty_like(query)
     _core.append(rotated_query=rotated_query, **named)
+    written(*(named.get(name) for name in WRITTEN))
     return named["new_key"].new_empty(0) if rotated_query is None else rotated_query
 
 
-append_operator = operator(
-    "fa3::append", append_kernel, APPEND, ("key", "value", "key_scale", "value_scale")
-)
+append_operator = operator("fa3::append", append_kernel, APPEND, WRITTEN)
 append_names = names_of(append_operator)
 
 
@@ -41,10 +52,28 @@ def fake_append(new_key, new_value, key, value, key_scale, value_scale, query=No
     return new_key.new_empty(0) if query is None else torch.empty_like(query)
 
 
+def chosen(table, index, name, otherwise):
+    """The table's rows of these numbers. One that is not there is an error on the CPU; a GPU's are
+    not looked at, and it is `otherwise` there, as in fa3.h."""
+    there = (index >= 0) & (index < table.shape[0])
+    if index.device.type == "cpu" and not torch.compiler.is_compiling() and not there.all():
+        raise ValueError(f"{name} has a row that is not there: expected 0 to {table.shape[0] - 1}")
+    rows = table[torch.where(there, index, 0).long()]
+    return rows.masked_fill(~there[..., None], otherwise)
+
+
 def rotate(tensor, cos, sin, positions, interleaved):
     """Rotary embedding of (..., heads, head_dim) rows at `positions` (...), in float32."""
-    cos, sin = (table.float()[positions.long()][..., None, :] for table in (cos, sin))
     width = 2 * cos.shape[-1]
+    if cos.dim() != 2 or sin.shape != cos.shape or not cos.shape[0] or width > tensor.shape[-1]:
+        raise ValueError(
+            f"rotary_cos and rotary_sin have the shapes {tuple(cos.shape)} and {tuple(sin.shape)}: "
+            f"expected (positions, half of at most {tensor.shape[-1]})"
+        )
+    cos, sin = (
+        chosen(table.float(), positions, "rotary_cos", float("nan"))[..., None, :]
+        for table in (cos, sin)
+    )
     whole = tensor.float()
     turned, rest = whole[..., :width], whole[..., width:]
     if interleaved:
@@ -155,9 +184,11 @@ def place_scales(options, k_cache, v_cache, lengths):
         elif scale is not None and scale.dim() == 2 and "page_table" in options:
             options[name] = scales_of_pages(scale, cache, options["page_table"], lengths)
         elif scale is not None and scale.dim() == 2 and "cache_batch_index" in options:
-            of_entries = scale.new_ones(cache.shape[0], scale.shape[1])
-            of_entries[options["cache_batch_index"].long()] = scale
-            options[name] = of_entries
+            # What is no entry goes into the row that is left out; the call says that it is none.
+            index, entries = options["cache_batch_index"].long(), cache.shape[0]
+            of_entries = scale.new_ones(entries + 1, scale.shape[1])
+            of_entries[index.masked_fill((index < 0) | (index > entries), entries)] = scale
+            options[name] = of_entries[:entries]
 
 
 def forward(
@@ -203,22 +234,29 @@ def forward(
     refuse(qv=qv, attention_chunk=attention_chunk or None)
     window, scales = (window_size_left, window_size_right), (q_descale, k_descale, v_descale)
     options = options_of(q, softmax_scale, causal, window, softcap, sm_margin, num_splits, *scales)
-    options |= sequences(
-        cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k
+    starts = contiguous(
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        seqused_q=seqused_q,
+        seqused_k=seqused_k,
     )
+    options |= sequences(**starts, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
     if page_table is not None:
         # A cache in pages has no entries but the table's rows.
-        options["page_table"] = page_table if kv_batch_idx is None else page_table[kv_batch_idx]
+        if kv_batch_idx is not None:
+            page_table = chosen(page_table, kv_batch_idx, "kv_batch_idx", -1)
+        options |= contiguous(page_table=page_table)
     elif kv_batch_idx is not None:
-        options["cache_batch_index"] = kv_batch_idx
+        options |= contiguous(cache_batch_index=kv_batch_idx)
     if leftpad_k is not None:
-        options["leftpad_k"] = leftpad_k
+        options |= contiguous(leftpad_k=leftpad_k)
     if k_new is None and (v_new is not None or rotary_cos is not None):
         raise ValueError("v or rotary_cos is given: k, the new rows, is needed too")
     if (rotary_cos is None) != (rotary_sin is None):
         raise ValueError("rotary_cos and rotary_sin: expected both or neither")
+    rotary = contiguous(rotary_cos=rotary_cos, rotary_sin=rotary_sin)
     with torch.no_grad():
-        lengths = seqused_k
+        lengths = starts["seqused_k"]
         if k_new is not None:
             if v_new is None or lengths is None:
                 raise ValueError("k, new rows, is given: v and cache_seqlens are needed too")
@@ -234,8 +272,8 @@ def forward(
                 k_new,
                 v_new,
                 options,
-                cu_seqlens_k_new,
-                (rotary_cos, rotary_sin),
+                contiguous(cu_seqlens_k_new=cu_seqlens_k_new)["cu_seqlens_k_new"],
+                tuple(rotary.values()),
                 seqlens_rotary,
                 rotary_interleaved,
             )
@@ -301,6 +339,7 @@ def flash_attn_with_kvcache(
 
     Returns the output; with return_softmax_lse (output, lse, empty, empty), where the official
     function has its partial results."""
+    need_tensors(q=q, k_cache=k_cache, v_cache=v_cache)
     if k_cache.dim() and v_cache.dim() and (k_cache.stride(-1) != 1 or v_cache.stride(-1) != 1):
         raise ValueError("k_cache and v_cache must be contiguous in their last dimension")
     if isinstance(cache_seqlens, int):
@@ -348,28 +387,58 @@ def flash_attn_with_kvcache(
     return results if return_softmax_lse else results[0]
 
 
+def combine_results(out_partial, out_dtype):
+    """New tensors for the output and the lse of flash_attn_combine."""
+    batch, seqlen, heads, head_dim = out_partial.shape[1:]
+    out = out_partial.new_empty(
+        (batch, seqlen, heads, head_dim), dtype=out_dtype or out_partial.dtype
+    )
+    return out, out_partial.new_empty((batch, heads, seqlen), dtype=torch.float32).transpose(1, 2)
+
+
+def combine_kernel(out_partial, lse_partial, out_dtype=None, out=None):
+    found, lse = combine_results(out_partial, out_dtype)
+    if out is not None:
+        need_tensors(out=out)
+        found = out
+    _core.combine(
+        partial_output=rows_contiguous(out_partial).flatten(0, 1),
+        partial_lse=lse_partial.transpose(-1, -2).contiguous().flatten(0, 1),
+        output=found,
+        lse=lse.transpose(1, 2),
+    )
+    written(out)
+    return found, lse
+
+
+combine_operator = operator(
+    "fa3::combine",
+    combine_kernel,
+    "(Tensor out_partial, Tensor lse_partial, ScalarType? out_dtype=None) -> (Tensor, Tensor)",
+)
+
+
+@combine_operator.register_fake
+def fake_combine(out_partial, lse_partial, out_dtype=None):
+    return combine_results(out_partial, out_dtype)
+
+
 def flash_attn_combine(out_partial, lse_partial, out=None, out_dtype=None):
     """Attention to several sets of keys -> attention to all of them.
 
     out_partial is float32, (sets, batch, seqlen, heads, head_dim), lse_partial (sets, batch, seqlen,
     heads). Returns the output, (batch, seqlen, heads, head_dim) in out_dtype (float32), and its lse,
     (batch, seqlen, heads)."""
+    need_tensors(out_partial=out_partial, lse_partial=lse_partial)
     if out_partial.dim() != 5 or lse_partial.dim() != 4:
         raise ValueError(
             f"out_partial and lse_partial have {out_partial.dim()} and {lse_partial.dim()} dimensions: "
             "expected 5 and 4"
         )
-    shape = out_partial.shape[1:]
-    if out is None:
-        out = out_partial.new_empty(shape, dtype=out_dtype or out_partial.dtype)
-    lse = out_partial.new_empty((shape[0], shape[2], shape[1]))
-    _core.combine(
-        partial_output=out_partial.flatten(0, 1),
-        partial_lse=lse_partial.transpose(-1, -2).contiguous().flatten(0, 1),
-        output=out,
-        lse=lse,
-    )
-    return out, lse.transpose(1, 2)
+    if is_plain(out_partial, lse_partial, lse_partial):
+        return combine_kernel(out_partial, lse_partial, out_dtype, out)
+    found, lse = torch.ops.fa3.combine(out_partial, lse_partial, out_dtype)
+    return (found if out is None else out.copy_(found)), lse
 
 
 def get_scheduler_metadata(

@@ -5,7 +5,7 @@ them and are keywords: `s_aux` (a learnable sink per head, as in gpt-oss), `out`
 `return_softmax_lse`. pack_gqa, which tunes the official kernels, changes nothing here, and results
 are always deterministic."""
 
-from fa3.operators import attention
+from fa3.operators import attention, contiguous, need_tensors
 from fa3.options import options_of, sequences
 
 
@@ -112,11 +112,15 @@ def flash_attn_varlen_func(
     options = options_of(
         q, softmax_scale, causal, window_size, softcap, sm_margin, num_splits, *scales
     )
-    options |= sequences(
-        cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k
+    starts = contiguous(
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        seqused_q=seqused_q,
+        seqused_k=seqused_k,
     )
+    options |= sequences(**starts, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
     if page_table is not None:
-        options["page_table"] = page_table
+        options |= contiguous(page_table=page_table)
     output, lse = attention(q, k, v, s_aux, options, output=out, with_lse=with_lse)
     return (output, lse) if with_lse else output
 
@@ -142,18 +146,19 @@ def flash_attn_qkvpacked_func(
 ):
     """As flash_attn_func, with q, k and v in one tensor: (batch, seqlen, 3, heads, head_dim), or
     (batch, seqlen, num_heads_q + 2 * heads_k, head_dim) with num_heads_q given."""
+    need_tensors(qkv=qkv)
     if qkv.dim() == 5:
         if qkv.shape[-3] != 3:
             raise ValueError(f"qkv has shape {tuple(qkv.shape)}: expected 3 at its third dimension")
         q, k, v = qkv.unbind(dim=-3)
     else:
-        if qkv.dim() != 4 or num_heads_q is None or (qkv.shape[2] - num_heads_q) % 2:
+        heads_kv = qkv.shape[2] - (num_heads_q or 0) if qkv.dim() == 4 else 0
+        if num_heads_q is None or heads_kv <= 0 or heads_kv % 2:
             raise ValueError(
                 f"qkv has shape {tuple(qkv.shape)}, and num_heads_q is {num_heads_q}: expected 5 "
                 "dimensions, or 4 and num_heads_q + 2 * heads_k heads"
             )
-        num_heads_k = (qkv.shape[2] - num_heads_q) // 2
-        q, k, v = qkv.split([num_heads_q, num_heads_k, num_heads_k], dim=-2)
+        q, k, v = qkv.split([num_heads_q, heads_kv // 2, heads_kv // 2], dim=-2)
     return flash_attn_func(
         q,
         k,

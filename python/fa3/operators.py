@@ -6,6 +6,7 @@ are its `options`, named as in fa3.h's argument structs; only those that are giv
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
 from fa3 import _core
@@ -45,7 +46,13 @@ INFERENCE = {"cache_batch_index", "page_table", "query_scale", "key_scale", "val
 
 
 def rows_contiguous(tensor: Tensor) -> Tensor:
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+    """The tensor, or a copy whose last dimension is contiguous."""
+    if tensor.layout is not torch.strided:
+        raise TypeError(f"a tensor has the layout {tensor.layout}: expected torch.strided")
+    if tensor.stride(-1) == 1:
+        return tensor
+    # Of no elements contiguous() takes any strides for its own.
+    return tensor.contiguous() if tensor.numel() else tensor.new_empty(tensor.shape)
 
 
 def new_output(query: Tensor, value: Tensor) -> Tensor:
@@ -74,6 +81,11 @@ def call_forward(query, key, value, sink=None, *, output=None, with_lse=True, **
         query=query, key=key, value=value, output=output, lse=lse, sink=sink, **options
     )
     return output, lse
+
+
+def written(*tensors):
+    """Tells autograd that the library has written to tensors that it was given."""
+    torch.autograd.graph.increment_version([tensor for tensor in tensors if tensor is not None])
 
 
 def call_backward(
@@ -208,6 +220,11 @@ def attention_backward(ctx, grad_output, grad_lse):
     return *backward_of(call_backward, ctx, grad_output, grad_lse), None
 
 
+def is_batched(gradient) -> bool:
+    """Whether it is many gradients that autograd asks for at once (is_grads_batched)."""
+    return gradient is not None and torch._C._functorch.is_legacy_batchedtensor(gradient)
+
+
 class Attention(torch.autograd.Function):
     """What fa3::forward does, without the cost of an operator."""
 
@@ -222,7 +239,75 @@ class Attention(torch.autograd.Function):
         # The gradients have none, which only matters with create_graph, and costs 10 us to say.
         if torch.is_grad_enabled():
             return once_differentiable(attention_backward)(ctx, grad_output, grad_lse)
+        if is_batched(grad_output) or is_batched(grad_lse):
+            return *backward_of(torch.ops.fa3.backward, ctx, grad_output, grad_lse), None
         return attention_backward(ctx, grad_output, grad_lse)
+
+
+class TransformedBackward(torch.autograd.Function):
+    """fa3::backward in the form that torch.func's transforms ask for."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(options, *tensors):
+        return torch.ops.fa3.backward(*tensors, **options)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        raise NotImplementedError("the gradients of attention have none")
+
+
+class TransformedAttention(torch.autograd.Function):
+    """fa3::forward in that form."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(query, key, value, sink, options):
+        return torch.ops.fa3.forward(query, key, value, sink, **options)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        save_for_backward(ctx, *inputs, output)
+
+    @staticmethod
+    def backward(ctx, grad_output, grad_lse):
+        def call(*tensors, **options):
+            return TransformedBackward.apply(options, *tensors)
+
+        return *backward_of(call, ctx, grad_output, grad_lse), None
+
+
+def is_transformed() -> bool:
+    """Whether a transform of torch.func that takes derivatives or many calls at once is at work."""
+    return (
+        torch._C._are_functorch_transforms_active()
+        and torch._C._functorch.peek_interpreter_stack().key()
+        != torch._C._functorch.TransformType.Functionalize
+    )
+
+
+def need_tensors(**arguments):
+    """Raises for what is no tensor."""
+    for name, tensor in arguments.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} is of {type(tensor)}: expected a tensor")
+
+
+def contiguous(**tensors) -> dict:
+    """These tensors, or None, with their last dimensions contiguous."""
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        need_tensors(**{name: tensor})
+        if tensor.dim() and tensor.stride(-1) != 1:
+            tensors[name] = tensor.contiguous()
+    return tensors
 
 
 def is_plain(query, key, value) -> bool:
@@ -237,11 +322,16 @@ def is_plain(query, key, value) -> bool:
 
 
 def needs_gradient(query, key, value, sink) -> bool:
-    return torch.is_grad_enabled() and (
-        query.requires_grad
-        or key.requires_grad
-        or value.requires_grad
-        or (sink is not None and sink.requires_grad)
+    """Or a derivative in forward mode, which autograd.Function refuses."""
+    return (
+        torch.is_grad_enabled()
+        and (
+            query.requires_grad
+            or key.requires_grad
+            or value.requires_grad
+            or (sink is not None and sink.requires_grad)
+        )
+        or forward_ad._current_level >= 0
     )
 
 
@@ -262,20 +352,28 @@ def attention(query, key, value, sink, options, *, output=None, with_lse=True):
     lse may be None."""
     plain = is_plain(query, key, value)
     if not plain:
-        for name, tensor in (("q", query), ("k", key), ("v", value)):
-            if not isinstance(tensor, Tensor):
-                raise TypeError(f"{name} is of {type(tensor)}: expected a tensor")
+        need_tensors(q=query, k=key, v=value)
+    if sink is not None:
+        sink = contiguous(s_aux=sink)["s_aux"]
+    if output is not None:
+        need_tensors(out=output)
     query, key, value = autocast(query, key, value)
     if needs_gradient(query, key, value, sink):
         if output is not None:
             raise ValueError("out is given, and a tensor requires its gradient: out has none")
         if plain:
             return Attention.apply(query, key, value, sink, options)
+    elif output is not None and output.requires_grad and torch.is_grad_enabled():
+        raise ValueError("out requires its gradient, and has none")
     elif plain:
-        return call_forward(
-            query, key, value, sink, output=output, with_lse=with_lse, **options
-        )
-    found, lse = torch.ops.fa3.forward(query, key, value, sink, **options)
+        found = call_forward(query, key, value, sink, output=output, with_lse=with_lse, **options)
+        if output is not None:
+            written(output)
+        return found
+    if not torch.compiler.is_compiling() and is_transformed():
+        found, lse = TransformedAttention.apply(query, key, value, sink, options)
+    else:
+        found, lse = torch.ops.fa3.forward(query, key, value, sink, **options)
     return (found if output is None else output.copy_(found)), lse
 
 
@@ -285,6 +383,7 @@ def gradients_of(grad_output, query, key, value, output, lse, options, gradients
         call_backward(
             grad_output, None, query, key, value, output, lse, gradients=gradients, **options
         )
+        written(*gradients)
         return
     found = torch.ops.fa3.backward(grad_output, None, query, key, value, output, lse, **options)
     for given, gradient in zip(gradients, found):

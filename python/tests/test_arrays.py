@@ -34,6 +34,15 @@ def test_numpy_packed():
     assert found.shape == q.shape and (abs(found - 3) < 1e-6).all()
 
 
+def test_read_only_arrays_are_read():
+    q, k, v = (numpy.full((1, 6, 2, 16), fill, numpy.float32) for fill in (1, 2, 3))
+    for array in (q, k, v):
+        array.flags.writeable = False
+    assert (abs(fa3.attention(q, k, v) - 3) < 1e-6).all()
+    with pytest.raises(ValueError, match="output is read-only"):
+        fa3._core.forward(query=q, key=k, value=v, output=v)
+
+
 def test_without_torch():
     code = """if True:
         import importlib.util, sys

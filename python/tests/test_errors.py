@@ -111,6 +111,93 @@ def test_not_a_tensor():
         fa3._core.forward(q, k, v)
 
 
+def test_what_has_no_plain_memory():
+    q, k, v = tensors()
+    for wrong in (k.to("meta"), k.to_sparse()):
+        with pytest.raises((TypeError, ValueError), match="dense|strided"):
+            fa3.flash_attn_func(q, wrong, v)
+
+
+@pytest.mark.parametrize("wrong", [None, [1.0], 3])
+def test_every_tensor_is_one(wrong):
+    q, k, v = tensors()
+    calls = [
+        lambda: fa3.flash_attn_with_kvcache(q, k, wrong),
+        lambda: fa3.flash_attn_qkvpacked_func(wrong),
+        lambda: fa3.flash_attn_combine(wrong, q),
+        lambda: fa3.quantize(wrong),
+    ]
+    if wrong is not None:
+        calls += [
+            lambda: fa3.flash_attn_func(q, k, v, s_aux=wrong),
+            lambda: fa3.flash_attn_func(q, k, v, out=wrong),
+            lambda: fa3.flash_attn_varlen_func(q[0], k[0], v[0], wrong, None, 8, 8),
+            lambda: fa3.flash_attn_with_kvcache(q, k, v, page_table=wrong),
+            lambda: fa3.quantize(q, positions=wrong),
+        ]
+    for call in calls:
+        with pytest.raises(TypeError, match="expected a tensor"):
+            call()
+
+
+def test_out_takes_no_part_in_autograd():
+    q, k, v = tensors()
+    with pytest.raises(ValueError, match="out requires"):
+        fa3.flash_attn_func(q, k, v, out=torch.empty_like(q, requires_grad=True))
+    # What was saved for a gradient and is then written to is found out.
+    leaf, out = torch.ones_like(q, requires_grad=True), torch.ones_like(q)
+    product = leaf * out
+    fa3.flash_attn_func(q, k, v, out=out)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
+    cache = torch.ones_like(q)
+    product = leaf * cache
+    fa3.flash_attn_with_kvcache(q, cache, v, k[:, :1], v[:, :1], cache_seqlens=3)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
+
+
+def test_rows_of_tables_are_there(device):
+    """A number that is none of a table's rows: an error, and on a GPU no harm."""
+    q, k, v = tensors(device)
+    new, far = [t[:, :1] for t in (k, v)], torch.tensor([7], dtype=torch.int32, device=device)
+    short = torch.ones(2, 16, device=device)
+    table = torch.zeros(1, 1, dtype=torch.int32, device=device)
+    codes = [t.to(torch.float8_e4m3fn) for t in (k, v)]
+    scale = torch.ones(1, 2, device=device)
+    calls = [
+        lambda: fa3.flash_attn_with_kvcache(
+            q, k, v, *new, rotary_cos=short, rotary_sin=short, cache_seqlens=4
+        ),
+        lambda: fa3.flash_attn_with_kvcache(
+            q, k, v, page_table=table, cache_batch_idx=far, cache_seqlens=4
+        ),
+        lambda: fa3.flash_attn_with_kvcache(
+            q.bfloat16(), *codes, cache_batch_idx=far, cache_seqlens=4, k_descale=scale
+        ),
+    ]
+    for call in calls:
+        if device == "cuda":
+            call()
+            torch.cuda.synchronize()
+        else:
+            with pytest.raises(ValueError):
+                call()
+    with pytest.raises(ValueError, match="rotary_cos"):
+        wide = torch.ones(8, 64, device=device)
+        fa3.flash_attn_with_kvcache(
+            q, k, v, *new, rotary_cos=wide, rotary_sin=wide, cache_seqlens=4
+        )
+
+
+def test_forward_mode_is_refused(device):
+    q, k, v = tensors(device)
+    with pytest.raises(NotImplementedError, match="jvp"):
+        torch.func.jvp(lambda q: fa3.flash_attn_func(q, k, v), (q,), (q,))
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(NotImplementedError, match="jvp"):
+        fa3.flash_attn_func(torch.autograd.forward_ad.make_dual(q, q), k, v)
+
+
 def test_mixed_devices():
     if not torch.cuda.is_available():
         pytest.skip("no GPU here")

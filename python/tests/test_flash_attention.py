@@ -236,6 +236,29 @@ def test_empty(device):
     assert not q.grad.any()
 
 
+@pytest.mark.parametrize("shape", [(0, 5, 2, 64), (2, 0, 2, 64)])
+def test_gradients_of_nothing(device, shape):
+    tensors = [t.requires_grad_() for t in make(device, DTYPES[device][0], *[shape] * 3)]
+    fa3.flash_attn_func(*tensors, causal=True).sum().backward()
+    assert all(t.grad.shape == t.shape for t in tensors)
+
+
+def test_strided_lengths(device):
+    """Lengths, tables and sinks need not be contiguous."""
+    dtype = DTYPES[device][0]
+    q, k, v = make(device, dtype, (8, 2, 64), (8, 2, 64), (8, 2, 64))
+    sink = torch.randn(2, 3, device=device, dtype=dtype)
+    starts = torch.tensor([[0, 9], [5, 9], [8, 9]], dtype=torch.int32, device=device)
+    found = fa3.flash_attn_varlen_func(
+        q, k, v, starts[:, 0], starts[:, 0], 5, 5, s_aux=sink[:, 1]
+    )
+    starts = starts[:, 0].contiguous()
+    wanted = fa3.flash_attn_varlen_func(
+        q, k, v, starts, starts, 5, 5, s_aux=sink[:, 1].contiguous()
+    )
+    assert torch.equal(found, wanted)
+
+
 def test_deterministic(device):
     dtype = DTYPES[device][0]
     tensors = make(device, dtype, (1, 300, 4, 64), (1, 300, 2, 64), (1, 300, 2, 64))

@@ -96,6 +96,45 @@ def test_parameters_and_subclasses(device):
     assert parameter.grad is not None
 
 
+def test_transforms(device):
+    """torch.func's grad and vmap, and autograd's many gradients at once."""
+    q, k, v, sink = tensors(device)
+    options = {"causal": True, "s_aux": sink.detach()}
+
+    def loss(q, k, v):
+        return fa3.flash_attn_func(q, k, v, **options).square().sum()
+
+    plain = [t.detach() for t in (q, k, v)]
+    wanted = torch.autograd.grad(loss(q, k, v), (q, k, v))
+    for a, b in zip(torch.func.grad(loss, argnums=(0, 1, 2))(*plain), wanted):
+        torch.testing.assert_close(a, b)
+    per_entry = torch.vmap(torch.func.grad(lambda *t: loss(*(x[None] for x in t))))(*plain)
+    torch.testing.assert_close(per_entry, wanted[0])
+    output = fa3.flash_attn_func(q, k, v, **options)
+    many = torch.randn(3, *output.shape, device=device, dtype=output.dtype)
+    found = torch.autograd.grad(output, (q, v), many, is_grads_batched=True, retain_graph=True)
+    for i, one in enumerate(many):
+        wanted = torch.autograd.grad(output, (q, v), one, retain_graph=True)
+        for a, b in zip(found, wanted):
+            torch.testing.assert_close(a[i], b)
+
+
+def test_compile_of_what_is_beside_attention(device):
+    """fa3.quantize and flash_attn_combine have fakes, so whole graphs may hold them."""
+    x = torch.randn(2, 20, 3, 32, device=device)
+    partial = torch.randn(3, 2, 5, 4, 64, device=device), torch.randn(3, 2, 5, 4, device=device)
+
+    def run(x, output, lse):
+        codes, scale = fa3.quantize(x * 2, 8, rotate=True, seed=2**64 - 1)
+        return codes.float(), scale, *fa3.flash_attn_combine(output, lse)
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    for found, wanted in zip(compiled(x, *partial), run(x, *partial)):
+        assert torch.equal(found, wanted) and found.stride() == wanted.stride()
+    torch.library.opcheck(torch.ops.fa3.quantize.default, (x, 8))
+    torch.library.opcheck(torch.ops.fa3.combine.default, partial)
+
+
 def test_checkpoint(device):
     from torch.utils.checkpoint import checkpoint
 

@@ -96,6 +96,10 @@ def test_refusals(device):
     x = torch.randn(1, 4, 2, 16, device=device)
     with pytest.raises(ValueError, match="seed is 3"):
         fa3.quantize(x, seed=3)
+    with pytest.raises(ValueError, match="seed is -1"):
+        fa3.quantize(x, rotate=True, seed=-1)
+    with pytest.raises(ValueError, match="dimensions"):
+        fa3.quantize(x[0])
     with pytest.raises(ValueError, match="codes_scale_rows is -1"):
         fa3.quantize(x, -1)
     with pytest.raises(TypeError, match="FA3_FLOAT8_E4M3"):
