@@ -6,6 +6,9 @@
 
 static const double u = UNIT_ROUNDOFF;
 static const double flushed = 0x1p-126; /* what float32 loses below its normal numbers */
+static const double most_exponent = 88; /* of e, in float32 */
+/* Beyond it an engine rounds a score's product with the scale before it subtracts lse. */
+static const double large_lse = 4096;
 
 fa3_forward_args reference_forward_args(const fa3_backward_args *args) {
   return (fa3_forward_args){.struct_size = sizeof(fa3_forward_args),
@@ -94,6 +97,22 @@ struct pair {
   double grad_score_error;
 };
 
+/* Error of a score's sum of products before the scale. One product of 16-bit numbers is exact. */
+static double sum_error(const double *query, const double *key, int64_t count, double magnitude,
+                        fa3_dtype dtype) {
+  int64_t terms = 0;
+  for (int64_t i = 0; i < count; i++) terms += query[i] * key[i] != 0;
+  if (terms == 0 || (terms == 1 && dtype != FA3_FLOAT32 && magnitude >= flushed)) return 0;
+  return chain((double)count) * magnitude + (double)terms * flushed;
+}
+
+/* The greatest that exp(exponent) may be, where the exponent is off by so much: infinity where it
+ * may be no number of the dtype any more. Nothing bounds it then, nor what it enters. */
+static double largest_power(double exponent, double error, fa3_dtype dtype) {
+  const double most = dtype == FA3_FLOAT16 ? 11 : most_exponent;
+  return exponent + error > most ? INFINITY : exp(exponent + error) * (1 + 4 * u);
+}
+
 static void load_pair(const struct query *query, int64_t j, struct pair *pair) {
   const struct row *row = &query->row;
   const fa3_forward_args *args = row->args;
@@ -107,12 +126,19 @@ static void load_pair(const struct query *query, int64_t j, struct pair *pair) {
       &args->key,
       sequence_element(&args->key, &args->cu_seqlens_k, row->batch_k, row->row_k + j, row->head_k),
       head_dim, pair->key);
-  const double raw = row->scale * dot(query->query, pair->key, head_dim, &magnitude);
-  const double raw_error = chain((double)head_dim) * magnitude * fabs(row->scale);
-  const double score = row_cap(row, raw);
-  const double score_error = raw_error + 16 * u * fmax(fabs(score), fabs(query->lse)) + 8 * u * cap;
-  const double probability = exp(score - query->lse);
-  const double relative = exp(score_error) * (1 + 4 * u) - 1;
+  const double product = dot(query->query, pair->key, head_dim, &magnitude);
+  const double raw = row->scale * product;
+  const double raw_error =
+      fabs(row->scale) * sum_error(query->query, pair->key, head_dim, magnitude, args->query.dtype);
+  double score = row_cap(row, raw);
+  double score_error = raw_error + 16 * u * fmax(fabs(score), fabs(query->lse)) + 8 * u * cap;
+  if (raw_error == 0 && cap == 0 && fabs(query->lse) > large_lse) {
+    score = (double)(float)((double)(float)row->scale * product);
+    score_error = 4 * u * fabs(score - query->lse);
+  }
+  const double exponent = score - query->lse;
+  const double probability = exp(exponent > most_exponent ? most_exponent : exponent);
+  const double largest_probability = largest_power(exponent, score_error, args->query.dtype);
 
   load_elements(&args->value,
                 sequence_element(&args->value, &args->cu_seqlens_k, row->batch_k, row->row_k + j,
@@ -126,7 +152,7 @@ static void load_pair(const struct query *query, int64_t j, struct pair *pair) {
   /* The cap's derivative, 1 - tanh^2. */
   double slope = 1, slope_error = 0;
   if (cap > 0) {
-    const double bent = score / cap, bent_error = raw_error / cap + 24 * u;
+    const double bent = score / cap, bent_error = fmin(raw_error / cap + 24 * u, 2);
     slope = 1 - bent * bent;
     slope_error = 2 * fabs(bent) * bent_error + bent_error * bent_error + 4 * u;
   }
@@ -134,13 +160,13 @@ static void load_pair(const struct query *query, int64_t j, struct pair *pair) {
   const double largest = fabs(difference) + difference_error;
   pair->probability = probability;
   pair->probability_error =
-      probability * ((1 + relative) * (1 + rounding.relative) - 1) + rounding.absolute + flushed;
+      largest_probability * (1 + rounding.relative) - probability + rounding.absolute + flushed;
   pair->grad_score = probability * difference * slope;
-  const double error =
-      probability * (1 + relative) * largest * (slope + slope_error) * (1 + 4 * u) -
-      probability * fabs(difference) * slope + flushed * (largest + 1);
+  const double error = largest_probability * (largest * (slope + slope_error) * (1 + 4 * u)) -
+                       probability * fabs(difference) * slope + flushed * (largest + 1);
   pair->grad_score_error =
       error + rounding.relative * (fabs(pair->grad_score) + error) + rounding.absolute;
+  if (isinf(largest_probability)) pair->probability_error = pair->grad_score_error = INFINITY;
 }
 
 /* A sum of weight * vector, its terms' magnitudes, and what the weights' errors make of it. */
@@ -161,7 +187,7 @@ static struct sum sum_new(double *result, double *bound, int64_t count) {
 static void sum_add(struct sum *sum, double weight, double error, const double *vector) {
   for (int64_t d = 0; d < sum->count; d++) {
     sum->value[d] += weight * vector[d];
-    sum->error[d] += error * fabs(vector[d]);
+    sum->error[d] += isinf(error) ? error : error * fabs(vector[d]);
     sum->magnitude[d] += fabs(weight * vector[d]);
   }
   sum->terms++;
@@ -174,7 +200,9 @@ static void sum_finish(struct sum *sum, double factor) {
     double error = sum->error[d] + chain(sum->terms + 1) * (sum->magnitude[d] + sum->error[d]) +
                    sum->terms * flushed;
     sum->value[d] *= factor;
-    sum->error[d] = fabs(factor) * error + 4 * u * (fabs(sum->value[d]) + fabs(factor) * error);
+    if (isinf(error)) continue;
+    sum->error[d] =
+        fabs(factor) * error + 4 * u * (fabs(sum->value[d]) + fabs(factor) * error) + flushed;
   }
 }
 
@@ -229,11 +257,11 @@ void reference_grad_sink(const fa3_backward_args *args, int64_t head, double *gr
     for (int64_t i = 0; i < reference_seqlen_q(&forward, b); i++) {
       struct query query;
       load_query(args, &forward, b, head, i, &query);
-      const double weight = exp(sink - query.lse);
-      const double relative = exp(16 * u * fmax(fabs(sink), fabs(query.lse))) * (1 + 4 * u) - 1;
-      const double error =
-          weight * (relative * fabs(query.delta) + (1 + relative) * query.delta_error) +
-          flushed * (1 + fabs(query.delta));
+      const double exponent = sink - query.lse;
+      const double weight = exp(exponent > most_exponent ? most_exponent : exponent);
+      const double largest = largest_power(exponent, 4 * u * fabs(exponent), FA3_FLOAT32);
+      const double error = largest * (fabs(query.delta) + query.delta_error) -
+                           weight * fabs(query.delta) + flushed * (1 + fabs(query.delta));
       sum_add(&sum, weight * query.delta, error, (const double[]){1});
     }
   sum_finish(&sum, -1);

@@ -13,7 +13,8 @@ static const double pairs = SANITIZED ? 1000 : 10000;
 
 static void run(uint64_t number) {
   struct rng rng = rng_for(number);
-  const struct spec forward = spec_random(&rng);
+  const bool extreme = rng_chance(&rng, 0.2);
+  const struct spec forward = extreme ? spec_random_extreme(&rng) : spec_random(&rng);
   const struct gradient_spec spec = gradient_spec_random(&forward, &rng);
   gradient_spec_print(&spec, trials_begin(number), TRIALS_TEXT);
   struct gradient_trial trial = gradient_trial_new(&spec, &rng);

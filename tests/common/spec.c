@@ -95,9 +95,10 @@ struct spec spec_random_extreme(struct rng *rng) {
     scale = (double)RNG_PICK(rng, -37, -30, -10, -1, 0, 10, 25, 38);
     spec.scale = (float)((rng_chance(rng, 0.5) ? 1 : -1) * (scale == 38 ? 3.4e38 : pow(10, scale)));
   }
-  const double most = spec.dtype == FA3_FLOAT16 ? 4 : 17;
+  const double most = spec.dtype == FA3_FLOAT16 ? 3.7 : 17; /* none is infinite */
   spec.spread = pow(10, fmax(fmin((score - scale) / 2, most), -most));
   if (rng_chance(rng, 0.1)) spec.softcap = 1.2e-38f;
+  spec.one_hot = rng_chance(rng, 0.5);
   spec.sink =
       pow(10, (double)RNG_PICK(rng, -30, 0, 5, 30, spec.sink_dtype == FA3_FLOAT16 ? 4 : 38));
   return spec;
@@ -105,18 +106,18 @@ struct spec spec_random_extreme(struct rng *rng) {
 
 void spec_print(const struct spec *spec, char *text, size_t size) {
   static const char *const layouts[] = {"contiguous", "heads first", "padded", "expanded"};
-  snprintf(text, size,
-           "dtype %d codes %d scales %d/%d of %" PRId64 " output %d sink %d batch %" PRId64
-           " heads %" PRId64 "x%" PRId64 " head_dim %" PRId64 "/%" PRId64 " seqlen %" PRId64
-           "/%" PRId64 " packed %d/%d seqused %d/%d leftpad %d index %d pages of %" PRId64
-           " splits %d split_keys %" PRId64 " diagonal %d lse %d flags 0x%" PRIx32
-           " window %" PRId64 "/%" PRId64 " scale %g softcap %g threads %d %s spread %g sink %g",
-           spec->dtype, spec->codes, (int)spec->key_scale, (int)spec->value_scale, spec->scale_rows,
-           spec->output_dtype, spec->sink_dtype, spec->batch, spec->heads_k, spec->group,
-           spec->head_dim, spec->value_head_dim, spec->max_seqlen_q, spec->max_seqlen_k,
-           spec->packed_q, spec->packed_k, spec->seqused_q, spec->seqused_k, spec->leftpad_k,
-           spec->batch_index, spec->page_size, spec->num_splits, spec->split_keys, spec->diagonal,
-           spec->lse, spec->flags, spec->window_left, spec->window_right, (double)spec->scale,
-           (double)spec->softcap, spec->num_threads, layouts[spec->layout], spec->spread,
-           spec->sink);
+  snprintf(
+      text, size,
+      "dtype %d codes %d scales %d/%d of %" PRId64 " output %d sink %d batch %" PRId64
+      " heads %" PRId64 "x%" PRId64 " head_dim %" PRId64 "/%" PRId64 " seqlen %" PRId64 "/%" PRId64
+      " packed %d/%d seqused %d/%d leftpad %d index %d pages of %" PRId64
+      " splits %d split_keys %" PRId64 " diagonal %d lse %d flags 0x%" PRIx32 " window %" PRId64
+      "/%" PRId64 " scale %g softcap %g threads %d %s spread %g one_hot %d sink %g",
+      spec->dtype, spec->codes, (int)spec->key_scale, (int)spec->value_scale, spec->scale_rows,
+      spec->output_dtype, spec->sink_dtype, spec->batch, spec->heads_k, spec->group, spec->head_dim,
+      spec->value_head_dim, spec->max_seqlen_q, spec->max_seqlen_k, spec->packed_q, spec->packed_k,
+      spec->seqused_q, spec->seqused_k, spec->leftpad_k, spec->batch_index, spec->page_size,
+      spec->num_splits, spec->split_keys, spec->diagonal, spec->lse, spec->flags, spec->window_left,
+      spec->window_right, (double)spec->scale, (double)spec->softcap, spec->num_threads,
+      layouts[spec->layout], spec->spread, spec->one_hot, spec->sink);
 }

@@ -54,6 +54,7 @@ struct spec {
   int32_t num_threads;
   enum layout layout;
   double spread; /* standard deviation of query's and key's elements */
+  bool one_hot;  /* all of a query but one element is 0: its scores are exact */
   double sink;   /* and of sinks, a tenth of which are -infinity */
 };
 

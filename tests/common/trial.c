@@ -137,6 +137,19 @@ void trial_fill_rows(const fa3_tensor *tensor, struct rows rows, double spread, 
   }
 }
 
+/* Rows that lie in the same place keep the same element. */
+static void keep_one_element(const fa3_tensor *tensor, struct rows rows) {
+  const int64_t *shape = tensor->shape + tensor->rank - 3;
+  const int64_t *strides = tensor->strides + tensor->rank - 3;
+  for (int64_t row = rows.first; row < rows.first + rows.count; row++)
+    for (int64_t head = 0; head < shape[1]; head++) {
+      const int64_t first = (tensor->rank == 4 ? rows.batch * tensor->strides[0] : 0) +
+                            row * strides[0] + head * strides[1];
+      for (int64_t d = 0; d < shape[2]; d++)
+        if (d != first / shape[2] * 7 % shape[2]) tensor_store(tensor, first + d, 0);
+    }
+}
+
 /* A sequence's rows of key or value, which may be in pages. */
 static void fill_cache(const struct trial *trial, const fa3_tensor *tensor, int64_t batch,
                        double spread, double trend, struct rng *rng) {
@@ -264,6 +277,7 @@ static void fill(struct trial *trial, struct rng *rng) {
   double trend = (double)rng_between(rng, -1, 1) * 1.8;
   for (int64_t b = 0; b < spec->batch; b++) {
     trial_fill_rows(&trial->args.query, trial_query_rows(trial, b), spec->spread, 0, rng);
+    if (spec->one_hot) keep_one_element(&trial->args.query, trial_query_rows(trial, b));
     fill_cache(trial, &trial->args.key, b, code_spread(&trial->args.key_scale, spec->spread), trend,
                rng);
     fill_cache(trial, &trial->args.value, b, code_spread(&trial->args.value_scale, 1), 0, rng);
