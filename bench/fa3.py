@@ -9,7 +9,7 @@ from header import read_header
 TYPES, CONSTANTS = read_header()
 Device, DeviceInfo = TYPES["fa3_device"], TYPES["fa3_device_info"]
 ForwardArgs, BackwardArgs = TYPES["fa3_forward_args"], TYPES["fa3_backward_args"]
-QuantizeArgs = TYPES["fa3_quantize_args"]
+AppendArgs, QuantizeArgs = TYPES["fa3_append_args"], TYPES["fa3_quantize_args"]
 CPU, CUDA = CONSTANTS["FA3_CPU"], CONSTANTS["FA3_CUDA"]
 CAUSAL, WINDOW = CONSTANTS["FA3_CAUSAL"], CONSTANTS["FA3_WINDOW"]
 DETERMINISTIC = CONSTANTS["FA3_DETERMINISTIC"]
@@ -165,13 +165,33 @@ class Library:
         tensors |= {"rotary_cos": tables[0], "rotary_sin": tables[1]}
         return self.gpu_call("quantize", args, tensors)
 
+    def append_gpu(
+        self,
+        new_key,
+        new_value,
+        key,
+        value,
+        seqused_k,
+        query=None,
+        rotated_query=None,
+        tables=(None, None),
+        page_table=None,
+    ):
+        """A function that queues the call on the current stream; `tables` as above."""
+        args = AppendArgs(struct_size=ctypes.sizeof(AppendArgs))
+        tensors = {"new_key": new_key, "new_value": new_value, "key": key, "value": value}
+        tensors |= {"query": query, "rotated_query": rotated_query, "seqused_k": seqused_k}
+        tensors |= {"rotary_cos": tables[0], "rotary_sin": tables[1], "page_table": page_table}
+        return self.gpu_call("append", args, tensors)
+
     def gpu_call(self, phase, args, tensors):
         tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         device = next(iter(tensors.values())).device
         args.device = Device(CUDA, device.index)
         for name, tensor in tensors.items():
             describe(getattr(args, name), tensor)
-        workspace = self.workspace_of(phase, args, device) if phase != "quantize" else None
+        needs_none = phase in ("append", "quantize")
+        workspace = None if needs_none else self.workspace_of(phase, args, device)
         run, pointer = getattr(self.lib, f"fa3_{phase}"), ctypes.byref(args)
         keep = (tensors, args, workspace)
 

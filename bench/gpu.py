@@ -182,12 +182,13 @@ def decode(library, options, save):
             cell[name] = times
         cells.append(cell)
         save(cells)
-        hot, cold = cell["hot"], cell["cold"]
+        hot, cold, peers = cell["hot"], cell["cold"], {"libfa3", "fa3"}
         rate_cold = cell["bytes"] / cold["libfa3"] * 1e6
         print(
             f"{cell['shape']:30}{hot['libfa3']:8.1f}{hot.get('fa3', 0):8.1f}"
             f"{hot.get('fa3', 0) / hot['libfa3']:8.2f}{cold['libfa3']:8.1f}{cold.get('fa3', 0):8.1f}"
-            f"{rate_cold * 1e-9:7.0f} {rate_cold / read:.2f}",
+            f"{rate_cold * 1e-9:7.0f} {rate_cold / read:.2f}"
+            + "".join(f"  {name} {hot[name]:.1f}, {cold[name]:.1f}" for name in hot.keys() - peers),
             flush=True,
         )
     ratios = [c["hot"]["fa3"] / c["hot"]["libfa3"] for c in cells if "fa3" in c["hot"]]

@@ -30,12 +30,14 @@ class Decode:
     codes: str = ""  # E4M3 keys and values, and what has a scale of its own: "head" or "token"
     skewed: bool = False  # lengths from 1 to `keys`, few of them long
     chunks: int = 0  # the last so many sequences have 512 queries, packed with the others' one
+    appended: bool = False  # the last key and value are put there first, turned by rotary embedding
 
     def name(self):
         pages = f", {self.page_size}" if self.page_size else ""
         queries = f" x{self.queries}" if self.queries > 1 else ""
         queries += f" and {self.chunks} x{CHUNK}" if self.chunks else ""
         codes = f" e4m3 {self.codes}" if self.codes else ""
+        codes += " appended" if self.appended else ""
         keys = f"1..{self.keys}" if self.skewed else str(self.keys)
         return f"{self.heads}/{self.heads_k}, {self.batch}, {keys}{pages}{queries}{codes}"
 
@@ -77,6 +79,7 @@ SHAPES = [
         for size in (0, 16, 64)
     ],
     Decode(32, 8, 32, 32768, page_size=64, skewed=True, chunks=2),
+    *[Decode(32, 8, *batch, page_size=64, appended=True) for batch in ((1, 1024), (1, 8192), (32, 8192))],
 ]
 
 
@@ -96,6 +99,23 @@ def rows_of(cache, tensor, b, length):
         return tensor[b, :length]
     pages = cache["page_table"][b, : math.ceil(length / tensor.shape[1])]
     return tensor.view(torch.uint8)[pages].view(tensor.dtype).flatten(0, 1)[:length]
+
+
+def append_call(library, shape, cache, query):
+    """A function that queues the append of each sequence's last row; `query` becomes another one,
+    turned as the keys are."""
+    new = [gpu_problem.random(shape.batch, 1, shape.heads_k, shape.head_dim) for _ in range(2)]
+    angles = torch.rand(shape.keys, shape.head_dim // 2, device="cuda")
+    return library.append_gpu(
+        *new,
+        cache["key"],
+        cache["value"],
+        cache["seqused_k"] - 1,
+        query=gpu_problem.random(*query.shape),
+        rotated_query=query,
+        tables=(angles.cos().bfloat16(), angles.sin().bfloat16()),
+        page_table=cache["page_table"],
+    )
 
 
 def one_cache(library, shape, with_fa3):
@@ -136,7 +156,16 @@ def one_cache(library, shape, with_fa3):
         scale_rows=int(shape.codes == "token"),
     )
     found = {"libfa3": (ours, lambda: output)}
-    if with_fa3 and flash_attn_with_kvcache and not shape.codes:
+    if shape.appended:
+        append = append_call(library, shape, cache, query)
+
+        def append_and_attend():
+            append()
+            ours()
+
+        found["append and attend"] = (append_and_attend, lambda: output)
+    # The official function takes no packed queries beside a cache.
+    if with_fa3 and flash_attn_with_kvcache and not (shape.codes or shape.chunks or shape.appended):
         options |= {"cache_seqlens": cache["seqused_k"], "page_table": cache["page_table"]}
         options = {name: tensor for name, tensor in options.items() if tensor is not None}
         results = []

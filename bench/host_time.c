@@ -1,7 +1,7 @@
-/* How long fa3_forward and fa3_backward keep the calling thread on a GPU, with everything loaded:
- * the median over many calls of a small problem, queued without waiting. Other work on the host
- * only adds to it, so that of several rounds the shortest is what the calls cost; the longest is
- * printed beside it. */
+/* How long calls keep the calling thread on a GPU, with everything loaded: both passes, one token
+ * of each sequence with a cache in pages, and the append before it. The median over many calls of a
+ * small problem, queued without waiting. Other work on the host only adds to it, so that of several
+ * rounds the shortest is what the calls cost; the longest is printed beside it. */
 #include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -30,17 +30,18 @@ static void *function(const char *name) {
   return library ? dlsym(library, name) : NULL;
 }
 
-/* One call of either pass. */
+/* A call of one of these. */
 struct call {
   const char *name;
-  fa3_forward_args forward;
-  fa3_backward_args backward;
-  int is_backward;
+  const fa3_forward_args *forward;
+  const fa3_backward_args *backward;
+  const fa3_append_args *append;
 };
 
 static int run(const struct call *call) {
-  fa3_status status =
-      call->is_backward ? fa3_backward(&call->backward) : fa3_forward(&call->forward);
+  fa3_status status = call->forward    ? fa3_forward(call->forward)
+                      : call->backward ? fa3_backward(call->backward)
+                                       : fa3_append(call->append);
   if (status) printf("%s: %s\n", call->name, fa3_last_error());
   return status;
 }
@@ -69,11 +70,13 @@ static int measure(const struct call *call, int (*synchronize)(void)) {
   return 0;
 }
 
-/* Of the problem, which is small, but has more tiles than a GPU has multiprocessors. */
+/* Of the problem of both passes, which is small, but has more tiles than a GPU has multiprocessors;
+ * and of the cache. */
 enum { SEQLEN = 128, HEADS = 160, HEAD_DIM = 128 };
+enum { BATCH = 4, HEADS_Q = 32, HEADS_K = 8, PAGE_SIZE = 64, PAGES = 16 };
 
 /* Memory in places that hold a tensor each; the workspace has what follows them. */
-enum { PLACE_BYTES = 1 << 23, PLACES = 9, WORKSPACE_BYTES = 1 << 25 };
+enum { PLACE_BYTES = 1 << 23, PLACES = 9, WORKSPACE_BYTES = 1 << 27 };
 
 static char *place(char *memory, size_t number) {
   return memory + number * PLACE_BYTES;
@@ -83,6 +86,89 @@ static fa3_tensor tensor(char *memory, size_t number) {
   return fa3_dense(place(memory, number), FA3_BFLOAT16, 1, SEQLEN, HEADS, HEAD_DIM);
 }
 
+static fa3_tensor tokens(char *memory, size_t number, int64_t heads) {
+  return fa3_dense(place(memory, number), FA3_BFLOAT16, BATCH, 1, heads, HEAD_DIM);
+}
+
+static fa3_tensor pages(char *memory, size_t number) {
+  return fa3_dense(place(memory, number), FA3_BFLOAT16, BATCH * PAGES, PAGE_SIZE, HEADS_K,
+                   HEAD_DIM);
+}
+
+static fa3_tensor matrix(void *data, fa3_dtype dtype, int64_t rows, int64_t columns) {
+  return (fa3_tensor){
+      .data = data, .dtype = dtype, .rank = 2, .shape = {rows, columns}, .strides = {columns, 1}};
+}
+
+static int measure_passes(fa3_device device, void *stream, char *at, int (*synchronize)(void)) {
+  fa3_forward_args forward = {.struct_size = sizeof forward,
+                              .device = device,
+                              .stream = stream,
+                              .query = tensor(at, 0),
+                              .key = tensor(at, 1),
+                              .value = tensor(at, 2),
+                              .output = tensor(at, 3),
+                              .workspace = place(at, PLACES),
+                              .workspace_size = WORKSPACE_BYTES};
+  fa3_backward_args backward = {.struct_size = sizeof backward,
+                                .device = device,
+                                .stream = stream,
+                                .query = tensor(at, 0),
+                                .key = tensor(at, 1),
+                                .value = tensor(at, 2),
+                                .output = tensor(at, 3),
+                                .lse = fa3_lse(place(at, 4), 1, HEADS, SEQLEN),
+                                .grad_output = tensor(at, 5),
+                                .grad_query = tensor(at, 6),
+                                .grad_key = tensor(at, 7),
+                                .grad_value = tensor(at, 8),
+                                .workspace = place(at, PLACES),
+                                .workspace_size = WORKSPACE_BYTES};
+  for (int causal = 0; causal < 2; causal++) {
+    forward.flags = backward.flags = causal ? FA3_CAUSAL : 0;
+    const struct call calls[] = {
+        {.name = causal ? "forward, causal" : "forward, full", .forward = &forward},
+        {.name = causal ? "backward, causal" : "backward, full", .backward = &backward}};
+    for (int i = 0; i < 2; i++)
+      if (measure(&calls[i], synchronize)) return 1;
+  }
+  return 0;
+}
+
+/* Memory is zeros: every page is the first one, and nothing is in the cache yet. */
+static int measure_cache(fa3_device device, void *stream, char *at, int (*synchronize)(void)) {
+  const fa3_tensor used = fa3_vector(place(at, 5), FA3_INT32, BATCH);
+  const fa3_tensor table = matrix(place(at, 6), FA3_INT32, BATCH, PAGES);
+  const fa3_forward_args forward = {.struct_size = sizeof forward,
+                                    .device = device,
+                                    .stream = stream,
+                                    .query = tokens(at, 0, HEADS_Q),
+                                    .key = pages(at, 1),
+                                    .value = pages(at, 2),
+                                    .output = tokens(at, 3, HEADS_Q),
+                                    .seqused_k = used,
+                                    .page_table = table,
+                                    .workspace = place(at, PLACES),
+                                    .workspace_size = WORKSPACE_BYTES};
+  const fa3_append_args append = {
+      .struct_size = sizeof append,
+      .device = device,
+      .stream = stream,
+      .new_key = tokens(at, 4, HEADS_K),
+      .new_value = tokens(at, 4, HEADS_K),
+      .key = pages(at, 1),
+      .value = pages(at, 2),
+      .query = tokens(at, 0, HEADS_Q),
+      .rotated_query = tokens(at, 7, HEADS_Q),
+      .rotary_cos = matrix(place(at, 8), FA3_BFLOAT16, 1024, HEAD_DIM / 2),
+      .rotary_sin = matrix(place(at, 8), FA3_BFLOAT16, 1024, HEAD_DIM / 2),
+      .seqused_k = used,
+      .page_table = table};
+  const struct call calls[] = {{.name = "one token, a cache in pages", .forward = &forward},
+                               {.name = "append", .append = &append}};
+  return measure(&calls[0], synchronize) || measure(&calls[1], synchronize);
+}
+
 int main(void) {
   const fa3_device device = {FA3_CUDA, 0};
   if (fa3_prepare(device)) {
@@ -90,48 +176,20 @@ int main(void) {
     return 1;
   }
   int (*retain)(void **, int), (*set_current)(void *), (*allocate)(uint64_t *, size_t),
-      (*synchronize)(void), (*create)(void **, unsigned);
+      (*clear)(uint64_t, unsigned char, size_t), (*synchronize)(void), (*create)(void **, unsigned);
   *(void **)&retain = function("cuDevicePrimaryCtxRetain");
   *(void **)&set_current = function("cuCtxSetCurrent");
   *(void **)&allocate = function("cuMemAlloc_v2");
+  *(void **)&clear = function("cuMemsetD8_v2");
   *(void **)&synchronize = function("cuCtxSynchronize");
   *(void **)&create = function("cuStreamCreate");
+  const size_t bytes = (size_t)PLACES * PLACE_BYTES + WORKSPACE_BYTES;
   void *context, *stream;
   uint64_t memory;
-  if (retain(&context, 0) || set_current(context) ||
-      allocate(&memory, (size_t)PLACES * PLACE_BYTES + WORKSPACE_BYTES) || create(&stream, 1))
+  if (retain(&context, 0) || set_current(context) || allocate(&memory, bytes) ||
+      clear(memory, 0, bytes) || create(&stream, 1))
     return 1;
   char *at = (char *)memory;
-  struct call call = {.forward = {.struct_size = sizeof call.forward,
-                                  .device = device,
-                                  .stream = stream,
-                                  .query = tensor(at, 0),
-                                  .key = tensor(at, 1),
-                                  .value = tensor(at, 2),
-                                  .output = tensor(at, 3),
-                                  .workspace = place(at, PLACES),
-                                  .workspace_size = WORKSPACE_BYTES},
-                      .backward = {.struct_size = sizeof call.backward,
-                                   .device = device,
-                                   .stream = stream,
-                                   .query = tensor(at, 0),
-                                   .key = tensor(at, 1),
-                                   .value = tensor(at, 2),
-                                   .output = tensor(at, 3),
-                                   .lse = fa3_lse(place(at, 4), 1, HEADS, SEQLEN),
-                                   .grad_output = tensor(at, 5),
-                                   .grad_query = tensor(at, 6),
-                                   .grad_key = tensor(at, 7),
-                                   .grad_value = tensor(at, 8),
-                                   .workspace = place(at, PLACES),
-                                   .workspace_size = WORKSPACE_BYTES}};
-  static const char *const names[] = {"forward, full", "forward, causal", "backward, full",
-                                      "backward, causal"};
-  for (int kind = 0; kind < 4; kind++) {
-    call.name = names[kind];
-    call.is_backward = kind / 2;
-    call.forward.flags = call.backward.flags = kind % 2 ? FA3_CAUSAL : 0;
-    if (measure(&call, synchronize)) return 1;
-  }
-  return 0;
+  return measure_cache(device, stream, at, synchronize) ||
+         measure_passes(device, stream, at, synchronize);
 }

@@ -96,7 +96,8 @@ enum {
   FA3_INVALID_STREAM = 13,      /* a stream with a device that has none */
   FA3_INVALID_THREADS = 14,     /* num_threads, reserved_multiprocessors: negative, wrong device */
   FA3_INVALID_RESERVED = 15,    /* a reserved field is not zero */
-  FA3_INVALID_ENVIRONMENT = 16, /* FA3_CPU_LEVEL names no level, or one that is not here */
+  FA3_INVALID_ENVIRONMENT = 16, /* FA3_CPU_LEVEL names no level, or one that is not here;
+                                   FA3_CHECK_DEVICE is not 0 or 1 */
   FA3_INVALID_INDEX = 17,       /* an index past the end of a table */
   FA3_INVALID_SPLITS = 18,      /* num_splits or split_keys is negative, or both are set */
 
@@ -189,7 +190,13 @@ typedef struct fa3_device {
 /* Loads and configures everything that calls on the device need, once, so that the first
  * call is as fast as the next. Optional. Where the device can't be used the status and the
  * message say why: FA3_NO_DRIVER, FA3_DRIVER_TOO_OLD, FA3_NO_HOPPER_GPU, FA3_INVALID_DEVICE,
- * FA3_UNSUPPORTED (this build has no kernels for it), FA3_INVALID_ENVIRONMENT. */
+ * FA3_UNSUPPORTED (this build has no kernels for it), FA3_INVALID_ENVIRONMENT.
+ *
+ * With FA3_CHECK_DEVICE=1 in the environment, as it is when a GPU is prepared or first used, every
+ * call there waits for its stream, reads what is in the tensors of lengths, pages, indices and
+ * positions, and refuses what the CPU would refuse (FA3_INVALID_LENGTHS, the message names the
+ * tensor and the element) before it queues anything. For finding mistakes: it takes the time of a
+ * copy, and a stream that is being captured is refused. */
 FA3_API fa3_status fa3_prepare(fa3_device device);
 
 typedef struct fa3_device_info {
@@ -316,9 +323,9 @@ enum {
  * probabilities may be rounded to the input's dtype before the second product, as every
  * FlashAttention does. On E4M3 inputs a GPU rounds the probabilities to E4M3 too, and sums a few
  * thousand keys at a time with about 13 bits; but not where queries are few or have 16
- * bits: it then rounds probabilities, times the values' scales, to float16, in units of a row's
- * greatest. The CPU computes in float32 throughout. Under float32 queries, and in pages under E4M3
- * queries, E4M3 keys and values are taken on the CPU alone so far.
+ * bits, or keys lie in pages: it then rounds probabilities, times the values' scales, to float16,
+ * in units of a row's greatest. The CPU computes in float32 throughout. Under float32 queries,
+ * E4M3 keys and values are taken on the CPU alone so far.
  *
  * Edges. A query that sees no key gives output 0 and lse -infinity (without a sink).
  * Empty sequences and an empty batch are not errors. NaN and infinity reach the rows that
@@ -348,7 +355,8 @@ typedef struct fa3_forward_args {
   /* Optional, int32, (batch + 1): where each packed sequence starts, and at the end where the
    * last one ends: from 0, never falling, at most the packed rows. For the CPU their contents
    * are checked on every call; on a GPU they are what they are when the work runs, and nothing
-   * checks them. */
+   * checks them, but where FA3_CHECK_DEVICE asks for it (fa3_prepare). The same holds for all
+   * lengths, pages, indices and positions below. */
   fa3_tensor cu_seqlens_q;
   fa3_tensor cu_seqlens_k;
 

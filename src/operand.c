@@ -213,6 +213,13 @@ struct operand *problem_operand(const struct problem *problem, enum tensor tenso
   return (struct operand *)((uintptr_t)problem + places[tensor]);
 }
 
+void problem_set_data(struct problem *problem, enum tensor tensor, void *data) {
+  if (tensor_rows[tensor].vector)
+    *(void **)((char *)problem + places[tensor]) = data;
+  else
+    problem_operand(problem, tensor)->data = data;
+}
+
 struct tensor_data problem_tensor(const struct problem *problem, enum tensor tensor) {
   const struct tensor_row *row = &tensor_rows[tensor];
   const void *place = (const char *)problem + places[tensor];

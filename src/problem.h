@@ -84,6 +84,7 @@ struct tensor_data {
   bool empty; /* there is nothing to read or write: it was not given, or has no elements */
 };
 struct tensor_data problem_tensor(const struct problem *problem, enum tensor tensor);
+void problem_set_data(struct problem *problem, enum tensor tensor, void *data);
 
 /* The operand of a tensor that is no vector; const if the problem is. */
 struct operand *problem_operand(const struct problem *problem, enum tensor tensor);
@@ -96,6 +97,9 @@ fa3_status problem_from_args(fa3_phase phase, const void *args, struct problem *
 /* The checks that need the data: pointers present and aligned; for the CPU also the contents of
  * the lengths. */
 fa3_status problem_check_data(const struct problem *problem);
+
+/* The contents of lengths, pages and positions, which have to be the host's. */
+fa3_status problem_check_lengths(const struct problem *problem);
 
 /* What the problem asks of an engine. */
 fa3_capability problem_capability(const struct problem *problem);

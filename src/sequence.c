@@ -86,7 +86,7 @@ static fa3_status check_positions(const struct problem *problem, int64_t b) {
   return FA3_OK;
 }
 
-static fa3_status check_lengths(const struct problem *problem) {
+fa3_status problem_check_lengths(const struct problem *problem) {
   const bool turned =
       problem->phase == FA3_QUANTIZE && problem->rotary_cos.dtype && has_elements(&problem->input);
   if (problem->cu_seqlens_q)
@@ -136,7 +136,7 @@ fa3_status problem_check_data(const struct problem *problem) {
     TRY(check_pointer(tensor.name, tensor.data, tensor.dtype, tensor.empty));
   }
   /* A GPU's lengths live where the host can't read them. */
-  return problem->device.type == FA3_CPU ? check_lengths(problem) : FA3_OK;
+  return problem->device.type == FA3_CPU ? problem_check_lengths(problem) : FA3_OK;
 }
 
 bool problem_sequences_alike(const struct problem *problem) {

@@ -63,8 +63,9 @@ static int64_t row_tiles(const struct problem *problem, int64_t queries) {
 
 bool decode_takes(const struct problem *problem) {
   const int64_t tiles = row_tiles(problem, longest_query(problem));
-  /* There is no forward kernel for a cache of codes under wider queries. */
-  if (problem->query.dtype == FA3_FLOAT8_E4M3) return problem->split_keys || tiles <= 1;
+  const bool paged = problem->features & FA3_FEATURE_PAGE_TABLE;
+  /* There is no forward kernel for codes in pages, nor for codes under wider queries. */
+  if (problem->query.dtype == FA3_FLOAT8_E4M3) return paged || problem->split_keys || tiles <= 1;
   if (problem->key.dtype == FA3_FLOAT8_E4M3) return true;
   if (problem->split_keys || problem->output.dtype != problem->query.dtype) return true;
   if (tiles <= 1) return true;

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "cuda/check.h"
 #include "error.h"
 
 enum { MAX_DEVICES = 64 };
@@ -144,6 +145,7 @@ static fa3_status load_device(int32_t index, struct cuda_device *device) {
   TRY(find_device(index, &device->driver, &device->device));
   TRY(cuda_device_info(index, &info));
   TRY(cuda_device_check(index));
+  TRY(cuda_check_wanted(&device->checks));
   device->multiprocessors = info.units;
   memcpy(device->architecture, info.level, sizeof device->architecture);
   /* Kept: the kernels stay loaded until the process ends. */

@@ -2,6 +2,8 @@
 #ifndef FA3_SRC_CUDA_DEVICE_H
 #define FA3_SRC_CUDA_DEVICE_H
 
+#include <stdbool.h>
+
 #include "cuda/driver.h"
 #include "cuda/kernels.h"
 
@@ -11,6 +13,7 @@ struct cuda_device {
   CUkernel entries[KERNELS][KERNEL_ENTRIES]; /* of the kernels of its architecture */
   CUdevice device;
   int multiprocessors;
+  bool checks;           /* lengths and pages before every call: FA3_CHECK_DEVICE */
   char architecture[32]; /* as variants.def has it */
 };
 

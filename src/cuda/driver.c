@@ -94,6 +94,7 @@ static void load(void) {
       {"cuStreamGetCtx", &the_driver.cuStreamGetCtx},
       {"cuStreamIsCapturing", &the_driver.cuStreamIsCapturing},
       {"cuStreamGetId", &the_driver.cuStreamGetId},
+      {"cuStreamSynchronize", &the_driver.cuStreamSynchronize},
       {"cuThreadExchangeStreamCaptureMode", &the_driver.cuThreadExchangeStreamCaptureMode},
       {"cuPointerGetAttributes", &the_driver.cuPointerGetAttributes},
       {"cuLibraryLoadData", &the_driver.cuLibraryLoadData},
@@ -103,6 +104,7 @@ static void load(void) {
       {"cuKernelGetFunction", &the_driver.cuKernelGetFunction},
       {"cuLaunchKernelEx", &the_driver.cuLaunchKernelEx},
       {"cuMemsetD32Async", &the_driver.cuMemsetD32Async},
+      {"cuMemcpyDtoHAsync", &the_driver.cuMemcpyDtoHAsync},
       {"cuTensorMapEncodeTiled", &the_driver.cuTensorMapEncodeTiled},
   };
   for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {

@@ -95,6 +95,7 @@ struct cuda_driver {
   CUresult (*cuStreamGetCtx)(CUstream stream, CUcontext *context);
   CUresult (*cuStreamIsCapturing)(CUstream stream, int *status);
   CUresult (*cuStreamGetId)(CUstream stream, uint64_t *id);
+  CUresult (*cuStreamSynchronize)(CUstream stream);
   CUresult (*cuThreadExchangeStreamCaptureMode)(int *mode);
   CUresult (*cuPointerGetAttributes)(unsigned count, int *attributes, void **values,
                                      CUdeviceptr pointer);
@@ -113,6 +114,7 @@ struct cuda_driver {
   CUresult (*cuLaunchKernelEx)(const struct CUlaunchConfig *config, CUkernel kernel,
                                void **parameters, void **extra);
   CUresult (*cuMemsetD32Async)(CUdeviceptr to, unsigned value, size_t count, CUstream stream);
+  CUresult (*cuMemcpyDtoHAsync)(void *to, CUdeviceptr from, size_t bytes, CUstream stream);
   CUresult (*cuTensorMapEncodeTiled)(void *map, int type, unsigned rank, void *data,
                                      const uint64_t *extents, const uint64_t *strides,
                                      const uint32_t *box, const uint32_t *steps, int interleave,

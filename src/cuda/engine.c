@@ -7,6 +7,7 @@
 
 #include "cuda/append.h"
 #include "cuda/backward.h"
+#include "cuda/check.h"
 #include "cuda/context.h"
 #include "cuda/device.h"
 #include "cuda/forward.h"
@@ -94,6 +95,7 @@ static fa3_status plan(const struct problem *problem, struct plan *plan) {
 static fa3_status launch(const struct problem *problem, const struct engine_plan *ours) {
   char *workspace = ours->plan.workspace_size ? problem->workspace : NULL;
   TRY(cuda_check_memory(&ours->scope, problem, workspace));
+  if (ours->scope.device->checks) TRY(cuda_check_contents(&ours->scope, problem));
   workspace = align_workspace(workspace);
   const struct staging *staging = &ours->plan.staging;
   struct problem staged;

@@ -47,17 +47,19 @@ fa3_status find_forward_kernel(const char *architecture, fa3_dtype dtype, int64_
 fa3_status supports_forward(const fa3_capability *capability) {
   const struct kernel *kernel;
   const bool softcap = capability->features & FA3_FEATURE_SOFTCAP;
-  if (capability->query_dtype == FA3_FLOAT8_E4M3) {
+  const bool paged = capability->features & FA3_FEATURE_PAGE_TABLE;
+  const bool codes = capability->query_dtype == FA3_FLOAT8_E4M3;
+  if (codes)
     TRY(check_fp8(capability));
-  } else if (capability->key_dtype == FA3_FLOAT8_E4M3) {
+  else if (capability->key_dtype == FA3_FLOAT8_E4M3)
     TRY(check_fp8_cache(capability));
+  else
+    TRY(check_half_precision(capability));
+  if (capability->key_dtype == FA3_FLOAT8_E4M3 && (paged || !codes))
     return find_decode_kernel(NULL, capability->key_dtype, capability->head_dim,
                               capability->value_head_dim, softcap)
                ? FA3_OK
                : no_kernel(capability->head_dim, capability->value_head_dim);
-  } else {
-    TRY(check_half_precision(capability));
-  }
   return find_forward_kernel(NULL, capability->query_dtype, capability->head_dim,
                              capability->value_head_dim, capability->features, &kernel);
 }

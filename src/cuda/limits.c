@@ -58,11 +58,6 @@ fa3_status check_fp8(const fa3_capability *capability) {
     return set_error(FA3_UNSUPPORTED,
                      "output's dtype is %s: expected FA3_FLOAT16, FA3_BFLOAT16 or FA3_FLOAT32",
                      dtype_name(output));
-  if (capability->features & FA3_FEATURE_PAGE_TABLE)
-    return set_error(FA3_UNSUPPORTED,
-                     "page_table is given, and query's dtype is %s: the CUDA kernels read pages of "
-                     "codes for queries of FA3_FLOAT16 and FA3_BFLOAT16",
-                     dtype_name(dtype));
   return check_code_dims(capability);
 }
 

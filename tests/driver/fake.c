@@ -257,6 +257,16 @@ static int32_t memset_async(void) {
   return fake_failing("cuMemsetD32Async");
 }
 
+/* Tensors that a test lays out are in its own memory. */
+static int32_t copy_to_host_async(void *to, uint64_t from, size_t bytes) {
+  memcpy(to, (const void *)(uintptr_t)from, bytes);
+  return fake_failing("cuMemcpyDtoHAsync");
+}
+
+static int32_t stream_synchronize(void) {
+  return fake_failing("cuStreamSynchronize");
+}
+
 static fake_watcher *watcher;
 
 void fake_watch(fake_watcher *its_watcher) {
@@ -340,11 +350,13 @@ int32_t cuGetProcAddress_v2(const char *symbol, void **function, int version, ui
       {"cuFuncLoad", (fake_function)func_load},
       {"cuTensorMapEncodeTiled", (fake_function)tensor_map_encode},
       {"cuMemsetD32Async", (fake_function)memset_async},
+      {"cuMemcpyDtoHAsync", (fake_function)copy_to_host_async},
       {"cuLaunchKernelEx", (fake_function)launch},
       {"cuCtxGetDevice", not_there_address},
       {"cuStreamGetCtx", not_there_address},
       {"cuStreamIsCapturing", (fake_function)stream_is_capturing},
       {"cuStreamGetId", (fake_function)stream_get_id},
+      {"cuStreamSynchronize", (fake_function)stream_synchronize},
       {"cuLibraryGetGlobal", (fake_function)library_get_global},
   };
   const char *missing = getenv("FAKE_CUDA_MISSING");

@@ -36,6 +36,8 @@ struct cache {
   uint8_t other_key_codes[ROWS * ROW_K], other_value_codes[ROWS * ROW_K];
   float key_scale[ROWS * HEADS_K], value_scale[ROWS * HEADS_K];
   float other_key_scale[ROWS * HEADS_K], other_value_scale[ROWS * HEADS_K];
+  uint8_t query_codes[BATCH * ROW_Q];
+  float query_scale[BATCH * HEADS_Q];
   uint16_t query[BATCH * ROW_Q], output[BATCH * ROW_Q], other_output[BATCH * ROW_Q];
   uint16_t new_key[BATCH * NEW * ROW_K], new_value[BATCH * NEW * ROW_K];
   float cos[LONGEST * HEAD_DIM / 2], sin[LONGEST * HEAD_DIM / 2];
@@ -66,10 +68,11 @@ static void fill(uint16_t *x, size_t bytes, struct rng *rng) {
   for (size_t i = 0; i < bytes / sizeof *x; i++) x[i] = bfloat(rng_normal(rng));
 }
 
-/* Codes, and scales of numbers of about 1. */
-static void fill_codes(uint8_t *codes, float *scales, struct rng *rng) {
-  for (int i = 0; i < ROWS * ROW_K; i++) codes[i] = e4m3_from_float((float)(4 * rng_normal(rng)));
-  for (int i = 0; i < ROWS * HEADS_K; i++) scales[i] = 0.125f + (float)rng_uniform(rng) / 4;
+/* Codes, and a scale for each head, of numbers of about 1. */
+static void fill_codes(uint8_t *codes, float *scales, int heads, struct rng *rng) {
+  for (int i = 0; i < heads * HEAD_DIM; i++)
+    codes[i] = e4m3_from_float((float)(4 * rng_normal(rng)));
+  for (int i = 0; i < heads; i++) scales[i] = 0.125f + (float)rng_uniform(rng) / 4;
 }
 
 /* Every sequence has pages of its own as long as there are, then shared ones. */
@@ -91,8 +94,9 @@ static int open_cache(void **state) {
   cache = memory;
   fill(cache->key, sizeof cache->key, &rng);
   fill(cache->value, sizeof cache->value, &rng);
-  fill_codes(cache->key_codes, cache->key_scale, &rng);
-  fill_codes(cache->value_codes, cache->value_scale, &rng);
+  fill_codes(cache->key_codes, cache->key_scale, ROWS * HEADS_K, &rng);
+  fill_codes(cache->value_codes, cache->value_scale, ROWS * HEADS_K, &rng);
+  fill_codes(cache->query_codes, cache->query_scale, BATCH * HEADS_Q, &rng);
   fill(cache->query, sizeof cache->query, &rng);
   fill(cache->new_key, sizeof cache->new_key, &rng);
   fill(cache->new_value, sizeof cache->new_value, &rng);
@@ -326,8 +330,23 @@ static void test_append(void **state) {
   }
 }
 
-/* Tokens, parts of prompts and a sequence without queries in one packed batch, against the CPU.
- * Each engine may round a probability by 2^-9, and an output. */
+/* The same call on the GPU and on the CPU. Each engine may round a probability by 2^-9 (times a
+ * value of at most `largest`), and an output. */
+static void compare_with_cpu(fa3_forward_args *args, double largest) {
+  memset(cache->output, 0xff, sizeof cache->output);
+  if (fa3_forward(args)) fail_msg("%s", fa3_last_error());
+  GPU(cuCtxSynchronize, );
+  args->device = (fa3_device){FA3_CPU, 0};
+  args->output.data = cache->other_output;
+  if (fa3_forward(args)) fail_msg("%s", fa3_last_error());
+  for (int i = 0; i < BATCH * ROW_Q; i++) {
+    const double got = number(cache->output[i]), expected = number(cache->other_output[i]);
+    if (!(fabs(got - expected) <= 0x1p-8 * (largest + fabs(expected))))
+      fail_msg("output %d is %g: expected %g", i, got, expected);
+  }
+}
+
+/* Tokens, parts of prompts and a sequence without queries in one packed batch. */
 static void test_mixed_batch(void **state) {
   (void)state;
   static const int queries[] = {1, 37, 0, 2, 1, 4, 5, 14}; /* a group of 4 has 16 rows in 4 */
@@ -346,17 +365,31 @@ static void test_mixed_batch(void **state) {
     args.cu_seqlens_q = fa3_vector(cache->starts, FA3_INT32, SEQUENCES + 1);
     args.max_seqlen_q = 37;
     args.flags = FA3_CAUSAL;
-    memset(cache->output, 0xff, sizeof cache->output);
-    if (fa3_forward(&args)) fail_msg("%s", fa3_last_error());
-    GPU(cuCtxSynchronize, );
-    args.device = (fa3_device){FA3_CPU, 0};
-    args.output.data = cache->other_output;
-    if (fa3_forward(&args)) fail_msg("%s", fa3_last_error());
-    for (int i = 0; i < BATCH * ROW_Q; i++) {
-      const double got = number(cache->output[i]), expected = number(cache->other_output[i]);
-      if (!(fabs(got - expected) <= 0x1p-8 * (largest + fabs(expected))))
-        fail_msg("output %d is %g: expected %g", i, got, expected);
-    }
+    compare_with_cpu(&args, largest);
+  }
+}
+
+/* Queries that are codes themselves: a token, a few, a part of a prompt; in pages. */
+static void test_queries_of_codes(void **state) {
+  (void)state;
+  struct rng rng = rng_for(7);
+  double largest = 0;
+  for (int i = 0; i < ROWS * ROW_K; i++)
+    largest = fmax(largest, fabs((double)float_from_e4m3(cache->value_codes[i]) *
+                                 (double)cache->value_scale[i / HEAD_DIM]));
+  for (int trial = 0; trial < 20; trial++) {
+    const int64_t queries = INT64_C(1) << trial % 5, batch = BATCH / queries;
+    new_lengths(&rng);
+    fa3_forward_args args = forward_of(ROW_SCALES, 0, batch, cache->output);
+    args.query = fa3_dense(cache->query_codes, FA3_FLOAT8_E4M3, batch, queries, HEADS_Q, HEAD_DIM);
+    args.output = fa3_dense(cache->output, FA3_BFLOAT16, batch, queries, HEADS_Q, HEAD_DIM);
+    args.query_scale = (fa3_tensor){.data = cache->query_scale,
+                                    .dtype = FA3_FLOAT32,
+                                    .rank = 2,
+                                    .shape = {batch, HEADS_Q},
+                                    .strides = {HEADS_Q, 1}};
+    args.flags = FA3_CAUSAL;
+    compare_with_cpu(&args, largest);
   }
 }
 
@@ -403,6 +436,7 @@ int main(void) {
       cmocka_unit_test(test_append),
       cmocka_unit_test(test_append_codes),
       cmocka_unit_test(test_mixed_batch),
+      cmocka_unit_test(test_queries_of_codes),
       cmocka_unit_test(test_combine),
   };
   const int result = cmocka_run_group_tests(tests, open_cache, close_cache);
