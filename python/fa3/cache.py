@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from fa3 import _core
+from fa3.chunks import attention_in_chunks
 from fa3.flash_attention import refuse
 from fa3.operators import (
-    attention,
     contiguous,
     is_plain,
     names_of,
@@ -102,13 +102,13 @@ def positions_of(rows, first, cu_seqlens, advance):
     return (at + steps if advance else at).to(torch.int32)
 
 
-def append(q, k_cache, v_cache, k, v, options, cu_seqlens_new, rotary, rotary_seqlens, interleaved):
+def append(
+    q, k_cache, v_cache, k, v, options, cu_seqlens_new, rotary, rotary_seqlens, interleaved, advance
+):
     """Appends k and v behind the first options["seqused_k"] rows. Returns q, rotated where that is
-    asked for."""
+    asked for: each row by its own position, or, without `advance`, all by the first new row's."""
     lengths = options["seqused_k"]
     cu_seqlens_q = options["cu_seqlens_q"]
-    # Without a mask all queries are at the first new row's position.
-    advance = bool(options["flags"] & (_core.CAUSAL | _core.WINDOW))
     cos, sin = rotary
     # Rows that are codes go in as they are, under the cache's scales; they are turned here.
     codes = k.dtype is torch.float8_e4m3fn
@@ -231,7 +231,7 @@ def forward(
 ):
     """All that a forward call can do, with the names and defaults of the official package's private
     `_flash_attn_forward`. Returns (output, lse, empty, empty), where that has its partial results."""
-    refuse(qv=qv, attention_chunk=attention_chunk or None)
+    refuse(qv=qv)
     window, scales = (window_size_left, window_size_right), (q_descale, k_descale, v_descale)
     options = options_of(q, softmax_scale, causal, window, softcap, sm_margin, num_splits, *scales)
     starts = contiguous(
@@ -276,9 +276,13 @@ def forward(
                 tuple(rotary.values()),
                 seqlens_rotary,
                 rotary_interleaved,
+                # Without a mask all queries are at the first new row's position.
+                bool(options["flags"] & (_core.CAUSAL | _core.WINDOW) or attention_chunk),
             )
             options["seqused_k"] = lengths
-    output, lse = attention(q, k, v, s_aux, options, output=out_)
+    output, lse = attention_in_chunks(
+        q, k, v, s_aux, options, attention_chunk, output=out_, cache=True
+    )
     return output, lse, lse.new_empty(0), lse.new_empty(0)
 
 

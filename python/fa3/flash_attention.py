@@ -5,7 +5,8 @@ them and are keywords: `s_aux` (a learnable sink per head, as in gpt-oss), `out`
 `return_softmax_lse`. pack_gqa, which tunes the official kernels, changes nothing here, and results
 are always deterministic."""
 
-from fa3.operators import attention, contiguous, need_tensors
+from fa3.chunks import attention_in_chunks
+from fa3.operators import contiguous, need_tensors
 from fa3.options import options_of, sequences
 
 
@@ -53,15 +54,20 @@ def flash_attn_func(
     q, k and v may be float8_e4m3fn: the output is then bfloat16, and q_descale, k_descale and v_descale,
     float32 (batch, heads_k), are what each head's codes are multiplied with.
 
+    attention_chunk, where it is not 0, counts keys off in chunks of so many, from the first one: a
+    query sees those of the chunk that its own position, i + seqlen_k - seqlen_q, is in.
+
     softcap caps the scaled scores, softcap * tanh(score / softcap). s_aux, (heads), joins the
     softmax's denominator. out is written in place of a new tensor, where no gradient is needed."""
-    refuse(qv=qv, attention_chunk=attention_chunk or None)
+    refuse(qv=qv)
     with_lse = return_attn_probs or return_softmax_lse
     scales = q_descale, k_descale, v_descale
     options = options_of(
         q, softmax_scale, causal, window_size, softcap, sm_margin, num_splits, *scales
     )
-    output, lse = attention(q, k, v, s_aux, options, output=out, with_lse=with_lse)
+    output, lse = attention_in_chunks(
+        q, k, v, s_aux, options, attention_chunk, output=out, with_lse=with_lse
+    )
     return (output, lse) if with_lse else output
 
 
@@ -106,7 +112,7 @@ def flash_attn_varlen_func(
     r of a sequence in its page r / page_size; that has no gradient.
 
     Rows past the last sequence's end are neither read nor written."""
-    refuse(qv=qv, attention_chunk=attention_chunk or None)
+    refuse(qv=qv)
     with_lse = return_attn_probs or return_softmax_lse
     scales = q_descale, k_descale, v_descale
     options = options_of(
@@ -121,7 +127,9 @@ def flash_attn_varlen_func(
     options |= sequences(**starts, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
     if page_table is not None:
         options |= contiguous(page_table=page_table)
-    output, lse = attention(q, k, v, s_aux, options, output=out, with_lse=with_lse)
+    output, lse = attention_in_chunks(
+        q, k, v, s_aux, options, attention_chunk, output=out, with_lse=with_lse
+    )
     return (output, lse) if with_lse else output
 
 

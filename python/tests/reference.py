@@ -6,7 +6,7 @@ import pytest
 import torch
 
 
-def visible(seqlen_q, seqlen_k, causal, window, device=None):
+def visible(seqlen_q, seqlen_k, causal, window, device=None, chunk=0):
     """Which keys a query sees, (seqlen_q, seqlen_k)."""
     diagonal = seqlen_k - seqlen_q
     offset = torch.arange(seqlen_k, device=device) - torch.arange(seqlen_q, device=device)[:, None]
@@ -16,17 +16,22 @@ def visible(seqlen_q, seqlen_k, causal, window, device=None):
         mask &= offset <= diagonal + (0 if causal else right)
     if left >= 0:
         mask &= offset >= diagonal - left
+    if chunk:
+        position = torch.arange(seqlen_q, device=device)[:, None] + diagonal
+        mask &= position // chunk == torch.arange(seqlen_k, device=device) // chunk
     return mask
 
 
-def attention(q, k, v, causal=False, window=(-1, -1), scale=None, softcap=0.0, sink=None):
+def attention(
+    q, k, v, causal=False, window=(-1, -1), scale=None, softcap=0.0, sink=None, chunk=0
+):
     """(batch, seqlen, heads, head_dim) tensors -> (output, lse), in the tensors' dtype."""
     group = q.shape[2] // k.shape[2]
     k, v = k.repeat_interleave(group, 2), v.repeat_interleave(group, 2)
     scores = torch.einsum("bihd,bjhd->bhij", q, k) * (scale or q.shape[-1] ** -0.5)
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
-    mask = visible(q.shape[1], k.shape[1], causal, window, q.device)
+    mask = visible(q.shape[1], k.shape[1], causal, window, q.device, chunk)
     scores = scores.masked_fill(~mask, float("-inf"))
     if sink is not None:
         column = sink.to(scores.dtype)[None, :, None, None].expand(*scores.shape[:3], 1)

@@ -52,8 +52,8 @@ def test_options(device):
         fa3.flash_attn_func(q, k, v, softcap=-1.0)
     with pytest.raises(ValueError, match="softmax_scale"):
         fa3.flash_attn_func(q, k, v, softmax_scale=float("inf"))
-    with pytest.raises(NotImplementedError, match="attention_chunk"):
-        fa3.flash_attn_func(q, k, v, attention_chunk=4)
+    with pytest.raises(ValueError, match="attention_chunk"):
+        fa3.flash_attn_func(q, k, v, attention_chunk=-4)
     with pytest.raises(NotImplementedError, match="qv"):
         fa3.flash_attn_func(q, k, v, qv=q)
 

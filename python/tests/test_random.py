@@ -42,7 +42,10 @@ def draw_options(r, device, heads, longest):
         ours["softmax_scale"] = theirs["scale"] = r.uniform(0.02, 0.3)
     if r.random() < 0.3:
         ours["num_splits"] = r.randrange(5)
-    return ours, theirs, torch.randn(heads, device=device) if r.random() < 0.2 else None
+    sink = torch.randn(heads, device=device) if r.random() < 0.2 else None
+    if r.random() < 0.25:
+        ours["attention_chunk"] = theirs["chunk"] = r.randint(1, 2 * longest)
+    return ours, theirs, sink
 
 
 def dense(r, device, dtype, heads, heads_k, dims, most):
