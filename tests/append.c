@@ -1,5 +1,4 @@
-/* fa3_append against rows turned in double precision, and fa3_combine against attention to all keys
- * at once. */
+/* fa3_append against rows turned in double precision. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -241,84 +240,11 @@ static void test_refusals(void **state) {
   free(a);
 }
 
-/* A sequence's keys in three sets, one of which some rows do not see. */
-static void test_combine(void **state) {
-  (void)state;
-  enum { SETS = 3, QUERIES = 20, KEYS = 90, DIM = 72, HEADS = 3, B = 2 };
-  static float query[B * QUERIES * HEADS * DIM], key[B * KEYS * HEADS * DIM];
-  static float value[B * KEYS * HEADS * DIM], output[B * QUERIES * HEADS * DIM];
-  static float whole[B * QUERIES * HEADS * DIM], lse[B * HEADS * QUERIES];
-  static float whole_lse[B * HEADS * QUERIES], workspace[1 << 21];
-  static float partial[SETS * B * QUERIES * HEADS * DIM], partial_lse[SETS * B * HEADS * QUERIES];
-  struct rng rng = rng_for(2);
-  fill(&rng, query, sizeof query);
-  fill(&rng, key, sizeof key);
-  fill(&rng, value, sizeof value);
-  int64_t diagonal[B];
-  fa3_forward_args args = {.struct_size = sizeof args,
-                           .query = fa3_dense(query, FA3_FLOAT32, B, QUERIES, HEADS, DIM),
-                           .key = fa3_dense(key, FA3_FLOAT32, B, KEYS, HEADS, DIM),
-                           .value = fa3_dense(value, FA3_FLOAT32, B, KEYS, HEADS, DIM),
-                           .output = fa3_dense(whole, FA3_FLOAT32, B, QUERIES, HEADS, DIM),
-                           .lse = fa3_lse(whole_lse, B, HEADS, QUERIES),
-                           .diagonal = fa3_vector(diagonal, FA3_INT64, B),
-                           .flags = FA3_CAUSAL,
-                           .num_threads = 1,
-                           .workspace = workspace,
-                           .workspace_size = sizeof workspace};
-  diagonal[0] = diagonal[1] = 50;
-  if (fa3_forward(&args)) fail_msg("%s", fa3_last_error());
-  for (int set = 0; set < SETS; set++) {
-    const int64_t first = (int64_t)set * KEYS / SETS;
-    args.key.shape[1] = args.value.shape[1] = KEYS / SETS;
-    args.key.data = key + first * HEADS * DIM;
-    args.value.data = value + first * HEADS * DIM;
-    args.output.data = partial + (size_t)set * B * QUERIES * HEADS * DIM;
-    args.lse.data = partial_lse + (size_t)set * B * HEADS * QUERIES;
-    diagonal[0] = diagonal[1] = 50 - first;
-    if (fa3_forward(&args)) fail_msg("%s", fa3_last_error());
-  }
-  /* What has seen no key is not read. */
-  for (int i = 0; i < SETS * B * QUERIES * HEADS * DIM; i++) {
-    const int at = i / DIM, head = at % HEADS, row = at / HEADS % QUERIES, b = at / HEADS / QUERIES;
-    if (partial_lse[(b * HEADS + head) * QUERIES + row] == -INFINITY) partial[i] = NAN;
-  }
-  memset(output, 0xff, sizeof output);
-  memset(lse, 0xff, sizeof lse);
-  const fa3_combine_args combine = {
-      .struct_size = sizeof combine,
-      .partial_output = fa3_dense(partial, FA3_FLOAT32, (int64_t)SETS * B, QUERIES, HEADS, DIM),
-      .partial_lse = fa3_lse(partial_lse, (int64_t)SETS * B, HEADS, QUERIES),
-      .output = fa3_dense(output, FA3_FLOAT32, B, QUERIES, HEADS, DIM),
-      .lse = fa3_lse(lse, B, HEADS, QUERIES)};
-  if (fa3_combine(&combine)) fail_msg("%s", fa3_last_error());
-  /* Both ways sum fewer than 128 products of numbers below 8, in float32. */
-  const double bound = 2 * 128 * 8 * 0x1p-24;
-  for (int i = 0; i < B * QUERIES * HEADS * DIM; i++)
-    if (!(fabs((double)output[i] - (double)whole[i]) <= bound))
-      fail_msg("output %d is %g: expected %g", i, (double)output[i], (double)whole[i]);
-  for (int i = 0; i < B * HEADS * QUERIES; i++)
-    if (!(fabs((double)lse[i] - (double)whole_lse[i]) <= bound))
-      fail_msg("lse %d is %g: expected %g", i, (double)lse[i], (double)whole_lse[i]);
-  /* No set at all. */
-  fa3_combine_args none = combine;
-  none.partial_output.shape[0] = none.partial_lse.shape[0] = 0;
-  if (fa3_combine(&none)) fail_msg("%s", fa3_last_error());
-  assert_true(output[0] == 0 && lse[0] == -INFINITY);
-  none.partial_output.shape[0] = none.partial_lse.shape[0] = 3;
-  assert_int_equal(fa3_combine(&none), FA3_INVALID_SHAPE);
-  fa3_combine_args codes = combine;
-  codes.output.dtype = FA3_FLOAT8_E4M3;
-  assert_int_equal(fa3_combine(&codes), FA3_INVALID_DTYPE);
-  assert_non_null(strstr(fa3_last_error(), "output.dtype is 4 (FA3_FLOAT8_E4M3)"));
-}
-
 int main(void) {
   rng_run_seed();
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_append),
       cmocka_unit_test(test_refusals),
-      cmocka_unit_test(test_combine),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
