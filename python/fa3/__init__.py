@@ -4,6 +4,7 @@
 there where PyTorch is installed; `attention` takes NumPy arrays and whatever else has DLPack."""
 
 import importlib.util
+from typing import TYPE_CHECKING
 
 from fa3 import _core
 from fa3.arrays import attention
@@ -11,17 +12,7 @@ from fa3.arrays import attention
 __version__ = _core.version()
 __all__ = ["attention"]
 
-OF_PYTORCH = [
-    "flash_attn_combine",
-    "flash_attn_func",
-    "flash_attn_qkvpacked_func",
-    "flash_attn_varlen_func",
-    "flash_attn_with_kvcache",
-    "get_scheduler_metadata",
-    "quantize",
-]
-
-if importlib.util.find_spec("torch"):
+if TYPE_CHECKING or importlib.util.find_spec("torch"):
     from fa3.cache import flash_attn_combine, flash_attn_with_kvcache, get_scheduler_metadata
     from fa3.flash_attention import (
         flash_attn_func,
@@ -30,9 +21,19 @@ if importlib.util.find_spec("torch"):
     )
     from fa3.quantize import quantize
 
-    __all__ += OF_PYTORCH
+    __all__ += [
+        "flash_attn_combine",
+        "flash_attn_func",
+        "flash_attn_qkvpacked_func",
+        "flash_attn_varlen_func",
+        "flash_attn_with_kvcache",
+        "get_scheduler_metadata",
+        "quantize",
+    ]
 else:
 
     def __getattr__(name):
-        why = ": it needs PyTorch, which is not installed" if name in OF_PYTORCH else ""
-        raise AttributeError(f"module 'fa3' has no attribute {name!r}{why}")
+        raise AttributeError(
+            f"module 'fa3' has no attribute {name!r}: PyTorch, which all but fa3.attention needs, "
+            "is not installed"
+        )

@@ -1,29 +1,31 @@
 """Attention on NumPy arrays, and on whatever else has DLPack and Python's array API."""
 
+from typing import Any
+
 from fa3 import _core
 from fa3.options import lse_shape, options_of, sequences
 
 
 def attention(
-    query,
-    key,
-    value,
+    query: Any,
+    key: Any,
+    value: Any,
     *,
-    causal=False,
-    window=(-1, -1),
-    softmax_scale=None,
-    softcap=0.0,
-    sink=None,
-    cu_seqlens_q=None,
-    cu_seqlens_k=None,
-    seqused_q=None,
-    seqused_k=None,
-    max_seqlen_q=0,
-    max_seqlen_k=0,
-    stream=None,
-    num_threads=0,
-    return_lse=False,
-):
+    causal: bool = False,
+    window: tuple[int, int] = (-1, -1),
+    softmax_scale: float | None = None,
+    softcap: float = 0.0,
+    sink: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    seqused_q: Any = None,
+    seqused_k: Any = None,
+    max_seqlen_q: int = 0,
+    max_seqlen_k: int = 0,
+    stream: int | None = None,
+    num_threads: int = 0,
+    return_lse: bool = False,
+) -> Any:
     """softmax(scale * query key^T + mask) value, in a new array of query's kind.
 
     Shapes are fa3.h's: query (batch, seqlen_q, heads, head_dim), or (total_q, heads, head_dim) with

@@ -1,158 +1,23 @@
 """The official FlashAttention-3's functions of a cache of keys and values, on PyTorch tensors."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from fa3 import _core
+from fa3.append import append, chosen
 from fa3.chunks import attention_in_chunks
 from fa3.flash_attention import refuse
 from fa3.operators import (
     contiguous,
     is_plain,
-    names_of,
     need_tensors,
     operator,
     rows_contiguous,
     written,
 )
 from fa3.options import options_of, sequences
-
-
-# What is written has no default: PyTorch 2.11 looks for it among the arguments that were given.
-APPEND = (
-    "(Tensor new_key, Tensor new_value, Tensor(a!) key, Tensor(b!) value, Tensor(c!)? key_scale, "
-    "Tensor(d!)? value_scale, Tensor? query=None, Tensor? rotary_cos=None, "
-    "Tensor? rotary_sin=None, Tensor? positions=None, Tensor? cu_seqlens_q=None, "
-    "Tensor? seqused_k=None, Tensor? cache_batch_index=None, Tensor? page_table=None, "
-    "SymInt key_scale_rows=0, SymInt value_scale_rows=0, SymInt max_seqlen_q=0, SymInt flags=0) "
-    "-> Tensor"
-)
-
-
-WRITTEN = ("key", "value", "key_scale", "value_scale")
-
-
-def append_kernel(*arguments):
-    """Writes new rows into the cache, behind those that it has. Returns the queries, rotated as the
-    keys are; an empty tensor where there are none."""
-    named = dict(zip(append_names, arguments))
-    query = named.get("query")
-    rotated_query = None if query is None else torch.empty_like(query)
-    _core.append(rotated_query=rotated_query, **named)
-    written(*(named.get(name) for name in WRITTEN))
-    return named["new_key"].new_empty(0) if rotated_query is None else rotated_query
-
-
-append_operator = operator("fa3::append", append_kernel, APPEND, WRITTEN)
-append_names = names_of(append_operator)
-
-
-@append_operator.register_fake
-def fake_append(new_key, new_value, key, value, key_scale, value_scale, query=None, *options):
-    return new_key.new_empty(0) if query is None else torch.empty_like(query)
-
-
-def chosen(table, index, name, otherwise):
-    """The table's rows of these numbers. One that is not there is an error on the CPU; a GPU's are
-    not looked at, and it is `otherwise` there, as in fa3.h."""
-    there = (index >= 0) & (index < table.shape[0])
-    if index.device.type == "cpu" and not torch.compiler.is_compiling() and not there.all():
-        raise ValueError(f"{name} has a row that is not there: expected 0 to {table.shape[0] - 1}")
-    rows = table[torch.where(there, index, 0).long()]
-    return rows.masked_fill(~there[..., None], otherwise)
-
-
-def rotate(tensor, cos, sin, positions, interleaved):
-    """Rotary embedding of (..., heads, head_dim) rows at `positions` (...), in float32."""
-    width = 2 * cos.shape[-1]
-    if cos.dim() != 2 or sin.shape != cos.shape or not cos.shape[0] or width > tensor.shape[-1]:
-        raise ValueError(
-            f"rotary_cos and rotary_sin have the shapes {tuple(cos.shape)} and {tuple(sin.shape)}: "
-            f"expected (positions, half of at most {tensor.shape[-1]})"
-        )
-    cos, sin = (
-        chosen(table.float(), positions, "rotary_cos", float("nan"))[..., None, :]
-        for table in (cos, sin)
-    )
-    whole = tensor.float()
-    turned, rest = whole[..., :width], whole[..., width:]
-    if interleaved:
-        x, y = turned[..., ::2], turned[..., 1::2]
-        turned = torch.stack((x * cos - y * sin, x * sin + y * cos), -1).flatten(-2)
-    else:
-        x, y = turned.chunk(2, -1)
-        turned = torch.cat((x * cos - y * sin, x * sin + y * cos), -1)
-    if tensor.dtype is torch.float8_e4m3fn:
-        turned = turned.clamp(-448, 448)  # the largest code
-    return torch.cat((turned, rest), -1).to(tensor.dtype)
-
-
-def positions_of(rows, first, cu_seqlens, advance):
-    """The positions of tensors' rows: (batch, seqlen), or (total) with cu_seqlens; from first[b],
-    or all there if they don't advance."""
-    if cu_seqlens is None:
-        steps = torch.arange(rows.shape[1], dtype=torch.int32, device=rows.device)
-        return first[:, None] + (steps if advance else torch.zeros_like(steps))
-    total = rows.shape[0]
-    lengths = cu_seqlens.diff()
-    at = (first - cu_seqlens[:-1] if advance else first).repeat_interleave(
-        lengths, output_size=total
-    )
-    steps = torch.arange(total, dtype=torch.int32, device=rows.device)
-    return (at + steps if advance else at).to(torch.int32)
-
-
-def append(
-    q, k_cache, v_cache, k, v, options, cu_seqlens_new, rotary, rotary_seqlens, interleaved, advance
-):
-    """Appends k and v behind the first options["seqused_k"] rows. Returns q, rotated where that is
-    asked for: each row by its own position, or, without `advance`, all by the first new row's."""
-    lengths = options["seqused_k"]
-    cu_seqlens_q = options["cu_seqlens_q"]
-    cos, sin = rotary
-    # Rows that are codes go in as they are, under the cache's scales; they are turned here.
-    codes = k.dtype is torch.float8_e4m3fn
-    # The queries are turned by the same call where they are the new rows' own.
-    together = (
-        cos is not None
-        and advance
-        and not codes
-        and q.shape[:2] == k.shape[:2]
-        and cu_seqlens_q is None
-        and cu_seqlens_new is None
-    )
-    first = lengths if rotary_seqlens is None else rotary_seqlens
-    positions = None
-    if cos is not None and (codes or rotary_seqlens is not None):
-        positions = positions_of(k, first, cu_seqlens_new, True)
-    if cos is not None and not together:
-        q = rotate(q, cos, sin, positions_of(q, first, cu_seqlens_q, advance), interleaved)
-    if cos is not None and codes:
-        k = rotate(k, cos, sin, positions, interleaved)
-        cos = sin = positions = None
-    arguments = (
-        k,
-        v,
-        k_cache,
-        v_cache,
-        None if codes else options.get("key_scale"),
-        None if codes else options.get("value_scale"),
-        q if together else None,
-        cos,
-        sin,
-        positions,
-        cu_seqlens_new,
-        lengths,
-        options.get("cache_batch_index"),
-        options.get("page_table"),
-        0 if codes else options.get("key_scale_rows", 0),
-        0 if codes else options.get("value_scale_rows", 0),
-        0 if cu_seqlens_new is None else k.shape[0],
-        _core.ROTARY_INTERLEAVED if interleaved and cos is not None else 0,
-    )
-    call = append_kernel if is_plain(q, k, k_cache) else torch.ops.fa3.append
-    rotated = call(*arguments)
-    return rotated if together else q
 
 
 def scales_of_pages(scale, cache, page_table, lengths):
@@ -192,43 +57,43 @@ def place_scales(options, k_cache, v_cache, lengths):
 
 
 def forward(
-    q,
-    k,
-    v,
-    k_new=None,
-    v_new=None,
-    qv=None,
-    out_=None,
-    cu_seqlens_q=None,
-    cu_seqlens_k=None,
-    cu_seqlens_k_new=None,
-    seqused_q=None,
-    seqused_k=None,
-    max_seqlen_q=None,
-    max_seqlen_k=None,
-    page_table=None,
-    kv_batch_idx=None,
-    leftpad_k=None,
-    rotary_cos=None,
-    rotary_sin=None,
-    seqlens_rotary=None,
-    q_descale=None,
-    k_descale=None,
-    v_descale=None,
-    softmax_scale=None,
-    causal=False,
-    window_size_left=-1,
-    window_size_right=-1,
-    attention_chunk=0,
-    softcap=0.0,
-    rotary_interleaved=True,
-    scheduler_metadata=None,
-    num_splits=1,
-    pack_gqa=None,
-    sm_margin=0,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_new: Tensor | None = None,
+    v_new: Tensor | None = None,
+    qv: Tensor | None = None,
+    out_: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    cu_seqlens_k_new: Tensor | None = None,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    max_seqlen_q: int | Tensor | None = None,
+    max_seqlen_k: int | Tensor | None = None,
+    page_table: Tensor | None = None,
+    kv_batch_idx: Tensor | None = None,
+    leftpad_k: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    seqlens_rotary: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size_left: int = -1,
+    window_size_right: int = -1,
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    scheduler_metadata: Tensor | None = None,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
     *,
-    s_aux=None,
-):
+    s_aux: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """All that a forward call can do, with the names and defaults of the official package's private
     `_flash_attn_forward`. Returns (output, lse, empty, empty), where that has its partial results."""
     refuse(qv=qv)
@@ -287,40 +152,40 @@ def forward(
 
 
 def flash_attn_with_kvcache(
-    q,
-    k_cache,
-    v_cache,
-    k=None,
-    v=None,
-    qv=None,
-    rotary_cos=None,
-    rotary_sin=None,
-    cache_seqlens=None,
-    cache_batch_idx=None,
-    cache_leftpad=None,
-    page_table=None,
-    cu_seqlens_q=None,
-    cu_seqlens_k_new=None,
-    max_seqlen_q=None,
-    rotary_seqlens=None,
-    q_descale=None,
-    k_descale=None,
-    v_descale=None,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    attention_chunk=0,
-    softcap=0.0,
-    rotary_interleaved=True,
-    scheduler_metadata=None,
-    num_splits=0,
-    pack_gqa=None,
-    sm_margin=0,
-    return_softmax_lse=False,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    qv: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: Tensor | int | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    page_table: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k_new: Tensor | None = None,
+    max_seqlen_q: int | Tensor | None = None,
+    rotary_seqlens: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    scheduler_metadata: Tensor | None = None,
+    num_splits: int = 0,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+    return_softmax_lse: bool = False,
     *,
-    s_aux=None,
-    out=None,
-):
+    s_aux: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Any:
     """Attention of a few new queries with a cache of keys and values; no gradient.
 
     q is (batch, seqlen_q, heads, head_dim), or (total_q, heads, head_dim) with cu_seqlens_q and
@@ -427,7 +292,12 @@ def fake_combine(out_partial, lse_partial, out_dtype=None):
     return combine_results(out_partial, out_dtype)
 
 
-def flash_attn_combine(out_partial, lse_partial, out=None, out_dtype=None):
+def flash_attn_combine(
+    out_partial: Tensor,
+    lse_partial: Tensor,
+    out: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
     """Attention to several sets of keys -> attention to all of them.
 
     out_partial is float32, (sets, batch, seqlen, heads, head_dim), lse_partial (sets, batch, seqlen,
@@ -446,28 +316,28 @@ def flash_attn_combine(out_partial, lse_partial, out=None, out_dtype=None):
 
 
 def get_scheduler_metadata(
-    batch_size,
-    max_seqlen_q,
-    max_seqlen_k,
-    num_heads_q,
-    num_heads_kv,
-    headdim,
-    cache_seqlens,
-    qkv_dtype=torch.bfloat16,
-    headdim_v=None,
-    cu_seqlens_q=None,
-    cu_seqlens_k_new=None,
-    cache_leftpad=None,
-    page_size=None,
-    max_seqlen_k_new=0,
-    causal=False,
-    window_size=(-1, -1),
-    attention_chunk=0,
-    has_softcap=False,
-    num_splits=0,
-    pack_gqa=None,
-    sm_margin=0,
-):
+    batch_size: int,
+    max_seqlen_q: int | Tensor,
+    max_seqlen_k: int | Tensor,
+    num_heads_q: int,
+    num_heads_kv: int,
+    headdim: int,
+    cache_seqlens: Tensor,
+    qkv_dtype: torch.dtype = torch.bfloat16,
+    headdim_v: int | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k_new: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    page_size: int | None = None,
+    max_seqlen_k_new: int = 0,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
+    has_softcap: bool = False,
+    num_splits: int = 0,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+) -> Tensor:
     """What the official function plans ahead for flash_attn_with_kvcache's scheduler_metadata. A
     call plans for itself here, so the plan is an empty tensor."""
     return cache_seqlens.new_empty(0)

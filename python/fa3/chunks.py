@@ -73,35 +73,32 @@ def cut_chunks(query, key, value, options, chunk):
         raise ValueError(f"q has {len(first_q)} sequences and k {len(first_k)}: expected as many")
     most_q, most_k = (
         tensor.shape[1] if start is None else options.get(name) or tensor.shape[0]
-        for tensor, start, name in zip(
-            (query, key), starts, ("max_seqlen_q", "max_seqlen_k")
-        )
+        for tensor, start, name in zip((query, key), starts, ("max_seqlen_q", "max_seqlen_k"))
     )
     chunk = min(chunk, max(most_k, 1))
     ends = torch.arange(-(-most_k // chunk) + 1, dtype=torch.int32, device=key.device) * chunk
     # First come queries before all keys. The query at position p is row p - (used_k - used_q).
     ends_q = torch.minimum((ends - (used_k - used_q)[:, None]).clamp(min=0), used_q[:, None])
     ends_k = torch.minimum(ends, used_k[:, None])
-    if used != [None, None]:  # rows that don't count
+    all_count = used[0] is None and used[1] is None
+    if not all_count:
         ends_q = torch.cat((ends_q, rows_q[:, None]), 1)
         ends_k = torch.cat((ends_k, rows_k[:, None]), 1)
     for side, first, inner in (("q", first_q, ends_q), ("k", first_k, ends_k)):
         starts_of_chunks = torch.nn.functional.pad((first[:, None] + inner).flatten(), (1, 0))
         options[f"cu_seqlens_{side}"] = starts_of_chunks
-        if used != [None, None]:
+        if not all_count:
             used_of_chunks = torch.nn.functional.pad(inner.diff(dim=1)[:, :-1], (0, 1))
             options[f"seqused_{side}"] = torch.cat((inner[:, :1], used_of_chunks), 1).flatten()
-    aligned = starts == [None, None] and most_q <= most_k
-    options["max_seqlen_q"] = min(chunk, most_q) if aligned and used == [None, None] else most_q
+    # No queries before all keys.
+    none_before = all_count and query.dim() == key.dim() == 4 and most_q <= most_k
+    options["max_seqlen_q"] = min(chunk, most_q) if none_before else most_q
     options["max_seqlen_k"] = chunk if used[1] is None else most_k
     for name in ("query_scale", "key_scale", "value_scale"):
         scale = options.get(name)
         if scale is not None and scale.dim() == 2:
             options[name] = scale.repeat_interleave(ends_q.shape[1], 0)
-    packed = (t if start is not None else t.flatten(0, 1) for t, start in (
-        (query, starts[0]), (key, starts[1]), (value, starts[1])
-    ))  # fmt: skip
-    return tuple(packed)
+    return tuple(t if t.dim() == 3 else t.flatten(0, 1) for t in (query, key, value))
 
 
 def cut_queries(query, key, options, chunk):

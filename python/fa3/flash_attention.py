@@ -5,6 +5,10 @@ them and are keywords: `s_aux` (a learnable sink per head, as in gpt-oss), `out`
 `return_softmax_lse`. pack_gqa, which tunes the official kernels, changes nothing here, and results
 are always deterministic."""
 
+from typing import Any
+
+from torch import Tensor
+
 from fa3.chunks import attention_in_chunks
 from fa3.operators import contiguous, need_tensors
 from fa3.options import options_of, sequences
@@ -18,28 +22,28 @@ def refuse(**arguments):
 
 
 def flash_attn_func(
-    q,
-    k,
-    v,
-    softmax_scale=None,
-    causal=False,
-    qv=None,
-    q_descale=None,
-    k_descale=None,
-    v_descale=None,
-    window_size=(-1, -1),
-    attention_chunk=0,
-    softcap=0.0,
-    num_splits=1,
-    pack_gqa=None,
-    deterministic=False,
-    sm_margin=0,
-    return_attn_probs=False,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    qv: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
     *,
-    s_aux=None,
-    out=None,
-    return_softmax_lse=False,
-):
+    s_aux: Tensor | None = None,
+    out: Tensor | None = None,
+    return_softmax_lse: bool = False,
+) -> Any:
     """Attention of a dense batch.
 
     q is (batch, seqlen_q, heads, head_dim), k (batch, seqlen_k, heads_k, head_dim) and v (batch,
@@ -72,35 +76,35 @@ def flash_attn_func(
 
 
 def flash_attn_varlen_func(
-    q,
-    k,
-    v,
-    cu_seqlens_q,
-    cu_seqlens_k,
-    max_seqlen_q,
-    max_seqlen_k,
-    seqused_q=None,
-    seqused_k=None,
-    softmax_scale=None,
-    causal=False,
-    qv=None,
-    q_descale=None,
-    k_descale=None,
-    v_descale=None,
-    window_size=(-1, -1),
-    attention_chunk=0,
-    softcap=0.0,
-    num_splits=1,
-    pack_gqa=None,
-    deterministic=False,
-    sm_margin=0,
-    return_attn_probs=False,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    max_seqlen_q: int | Tensor,
+    max_seqlen_k: int | Tensor,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    qv: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
     *,
-    s_aux=None,
-    out=None,
-    return_softmax_lse=False,
-    page_table=None,
-):
+    s_aux: Tensor | None = None,
+    out: Tensor | None = None,
+    return_softmax_lse: bool = False,
+    page_table: Tensor | None = None,
+) -> Any:
     """As flash_attn_func, on sequences of different lengths, packed one after the other.
 
     q is (total_q, heads, head_dim), k and v (total_k, heads_k, ...). cu_seqlens_q and cu_seqlens_k,
@@ -134,24 +138,24 @@ def flash_attn_varlen_func(
 
 
 def flash_attn_qkvpacked_func(
-    qkv,
-    softmax_scale=None,
-    causal=False,
-    q_descale=None,
-    k_descale=None,
-    v_descale=None,
-    window_size=(-1, -1),
-    attention_chunk=0,
-    softcap=0.0,
-    deterministic=False,
-    num_heads_q=None,
-    sm_margin=0,
-    return_attn_probs=False,
+    qkv: Tensor,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    deterministic: bool = False,
+    num_heads_q: int | None = None,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
     *,
-    s_aux=None,
-    out=None,
-    return_softmax_lse=False,
-):
+    s_aux: Tensor | None = None,
+    out: Tensor | None = None,
+    return_softmax_lse: bool = False,
+) -> Any:
     """As flash_attn_func, with q, k and v in one tensor: (batch, seqlen, 3, heads, head_dim), or
     (batch, seqlen, num_heads_q + 2 * heads_k, head_dim) with num_heads_q given."""
     need_tensors(qkv=qkv)

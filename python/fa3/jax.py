@@ -3,6 +3,7 @@
     import fa3.jax"""
 
 import functools
+from typing import Any
 
 import jax
 import numpy
@@ -68,23 +69,23 @@ attend.defvjp(attend_forward, attend_backward)
 
 
 def attention(
-    query,
-    key,
-    value,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
     *,
-    causal=False,
-    window=(-1, -1),
-    softmax_scale=None,
-    softcap=0.0,
-    sink=None,
-    cu_seqlens_q=None,
-    cu_seqlens_k=None,
-    seqused_q=None,
-    seqused_k=None,
-    max_seqlen_q=0,
-    max_seqlen_k=0,
-    return_lse=False,
-):
+    causal: bool = False,
+    window: tuple[int, int] = (-1, -1),
+    softmax_scale: float | None = None,
+    softcap: float = 0.0,
+    sink: jax.Array | None = None,
+    cu_seqlens_q: jax.Array | None = None,
+    cu_seqlens_k: jax.Array | None = None,
+    seqused_q: jax.Array | None = None,
+    seqused_k: jax.Array | None = None,
+    max_seqlen_q: int = 0,
+    max_seqlen_k: int = 0,
+    return_lse: bool = False,
+) -> Any:
     """softmax(scale * query key^T + mask) value, as fa3.attention: under jit, grad and vmap.
 
     query is (batch, seqlen_q, heads, head_dim), or (total_q, heads, head_dim) with cu_seqlens_q, of

@@ -1,6 +1,7 @@
 """Queries, keys and values in FP8, on PyTorch tensors."""
 
 import torch
+from torch import Tensor
 
 from fa3 import _core
 from fa3.operators import contiguous, is_plain, need_tensors, operator, rows_contiguous
@@ -73,20 +74,20 @@ def fake_quantize(x, scale_rows=0, flags=0, seed=0, cos=None, sin=None, at=None,
 
 
 def quantize(
-    x,
-    scale_rows=0,
+    x: Tensor,
+    scale_rows: int | None = 0,
     *,
-    rotate=False,
-    seed=0,
-    subtract_mean=False,
-    rotary_cos=None,
-    rotary_sin=None,
-    rotary_interleaved=False,
-    positions=None,
-    cu_seqlens=None,
-    max_seqlen=0,
-    seqused=None,
-):
+    rotate: bool = False,
+    seed: int = 0,
+    subtract_mean: bool = False,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    rotary_interleaved: bool = False,
+    positions: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    max_seqlen: int = 0,
+    seqused: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """x as float8_e4m3fn codes, and the float32 scales that they are multiplied with.
 
     x is (batch, seqlen, heads, head_dim), or (total, heads, head_dim) with cu_seqlens; of float32,

@@ -1,5 +1,8 @@
 """NumPy arrays, and the package from outside."""
 
+import ast
+import inspect
+import pathlib
 import subprocess
 import sys
 
@@ -57,7 +60,22 @@ def test_without_torch():
             print(error)"""
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert output.stdout.startswith("['attention']\n")
-    assert "flash_attn_func" in output.stdout and "needs PyTorch" in output.stdout
+    assert "flash_attn_func" in output.stdout and "PyTorch, which all" in output.stdout
+
+
+@pytest.mark.parametrize("name", fa3.__all__)
+def test_types(name):
+    signature = inspect.signature(getattr(fa3, name))
+    for parameter in signature.parameters.values():
+        assert parameter.annotation is not parameter.empty, parameter
+    assert signature.return_annotation is not signature.empty
+
+
+def test_stub_of_the_extension():
+    stub = ast.parse(pathlib.Path(fa3.__file__).with_name("_core.pyi").read_text()).body
+    named = {node.target.id for node in stub if isinstance(node, ast.AnnAssign)}
+    named |= {node.name for node in stub if isinstance(node, ast.FunctionDef)}
+    assert named == {name for name in dir(fa3._core) if not name.startswith("_")}
 
 
 def test_module_prints_what_the_program_does():

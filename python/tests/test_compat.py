@@ -146,6 +146,39 @@ def test_private_functions(device):
         assert torch.equal(found, leaf.grad)
 
 
+@pytest.mark.parametrize("padded", [False, True])
+def test_calls_of_transformer_engine(device, padded):
+    """Its ring of packed sequences (cp_p2p_fwd_flash_attn and its kin of version 2.20): lengths by
+    position, the rest by name, gradients into tensors that are given."""
+    q, k, v = (t.flatten(0, 1) for t in tensors(device))
+    k, v = k[:, :2].contiguous(), v[:, :2].contiguous()
+    starts = torch.tensor([0, 30, 60], dtype=torch.int32, device=device)
+    counted = [24, 27] if padded else [30, 30]
+    used = torch.tensor(counted, dtype=torch.int32, device=device) if padded else None
+    options = {"softmax_scale": 0.11, "window_size_left": -1, "window_size_right": 0}
+    output, lse, *_ = interface._flash_attn_forward(
+        q, k, v, None, None, None, None, starts, starts, None, used, used, 30, 30,
+        *[None] * 9, causal=True, **options,
+    )  # fmt: skip
+    grad_output = torch.randn_like(output)
+    gradients = [torch.zeros_like(t) for t in (q, k, v)]
+    interface._flash_attn_backward(
+        grad_output, q, k, v, output, lse, starts, starts, used, used, 30, 30, *gradients,
+        is_causal=True, deterministic=True, **options,
+    )  # fmt: skip
+    run = functools.partial(reference.attention, causal=True, scale=0.11)
+    for first, count in zip((0, 30), counted):
+        rows = slice(first, first + count)
+        part = [t[None, rows] for t in (q, k, v)]
+        found = [t[None, rows] for t in (output, lse.T, *gradients)]
+        found[1] = found[1].transpose(1, 2)
+        one = grad_output[None, rows]
+        exact = reference.with_gradients(run, part, one, torch.float64)
+        reference.check(found, exact, reference.with_gradients(run, part, one))
+        for rest in gradients:
+            assert not rest[first + count : first + 30].any()
+
+
 def test_private_functions_under_compile(device):
     q, k, v = tensors(device)
 
