@@ -6,7 +6,15 @@
  * seqlen_q x seqlen_k matrix (FlashAttention, arXiv 2205.14135; FlashAttention-2,
  * arXiv 2307.08691; FlashAttention-3, arXiv 2407.08608).
  *
- * How to call it:
+ * The calls, in this order below, each with a struct of its arguments:
+ *
+ *   fa3_forward    attention, also of few queries against a cache (decoding)
+ *   fa3_backward   its gradients
+ *   fa3_append     new keys and values go into a cache
+ *   fa3_combine    attention to several sets of keys becomes attention to all
+ *   fa3_quantize   numbers become E4M3 codes and scales, which fa3_forward reads
+ *
+ * How to make one:
  *
  *   fa3_forward_args args = {.struct_size = sizeof args};
  *   args.query = fa3_dense(query, FA3_BFLOAT16, batch, seqlen, heads, head_dim);
@@ -281,7 +289,7 @@ typedef struct fa3_kernel_info {
 FA3_API int32_t fa3_kernel_count(void);
 FA3_API fa3_status fa3_get_kernel_info(int32_t index, fa3_kernel_info *info);
 
-/* Forward. */
+/* Flags of the calls; what says no more is of forward and backward. */
 
 enum {
   /* Query i sees key j only if j <= i + diagonal, where diagonal = seqlen_k - seqlen_q
@@ -304,6 +312,8 @@ enum {
   FA3_SUBTRACT_MEAN = 1 << 6, /* each head's mean row is taken off first */
   FA3_ROTATE = 1 << 7         /* heads are rotated first, by seed */
 };
+
+/* Forward. */
 
 /* Arguments of fa3_forward.
  *
