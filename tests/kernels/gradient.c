@@ -71,13 +71,6 @@ static void strip_free(struct strip *s) {
   free(s->gradients_before);
 }
 
-static bool near(const struct run *run, const char *what, int64_t row, int64_t column, double value,
-                 double expected, double bound) {
-  if (value == expected || fabs(value - expected) <= bound) return true;
-  return wrong(run, "%s of row %d, column %d is %.9g: expected %.9g within %.2g", what, (int)row,
-               (int)column, value, expected, bound);
-}
-
 /* As softmax.c counts what 2^x loses; exp's argument is a product, a difference and a product with
  * log2(e), rounded itself. The products and the derivative of the cap lose some units more. */
 static bool check_score(const struct run *run, const struct strip *s, int64_t r, int64_t c) {

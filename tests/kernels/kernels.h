@@ -46,6 +46,10 @@ extern const struct subject backward_subject;
 /* Says what is wrong with this run, and returns false. */
 bool wrong(const struct run *run, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* Whether a value is as expected, or within its bound; if not, says so. */
+bool near(const struct run *run, const char *what, int64_t row, int64_t column, double value,
+          double expected, double bound);
+
 /* Times call(argument) and prints the median, the spread, and the rate for `work` units of
  * `unit` in each call. */
 void report(const struct run *run, const char *what, void (*call)(void *), void *argument,

@@ -70,6 +70,13 @@ bool wrong(const struct run *run, const char *format, ...) {
   return false;
 }
 
+bool near(const struct run *run, const char *what, int64_t row, int64_t column, double value,
+          double expected, double bound) {
+  if (value == expected || fabs(value - expected) <= bound) return true;
+  return wrong(run, "%s of row %d, column %d is %.9g: expected %.9g within %.2g", what, (int)row,
+               (int)column, value, expected, bound);
+}
+
 static double now(void) {
   struct timespec time;
   clock_gettime(CLOCK_MONOTONIC, &time);

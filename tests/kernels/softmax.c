@@ -71,13 +71,6 @@ static void state_free(struct state *s) {
   free(s->sum_before);
 }
 
-static bool near(const struct run *run, const char *what, int64_t row, int64_t column, double value,
-                 double expected, double bound) {
-  if (value == expected || fabs(value - expected) <= bound) return true;
-  return wrong(run, "%s of row %d, column %d is %.9g: expected %.9g within %.2g", what, (int)row,
-               (int)column, value, expected, bound);
-}
-
 static bool check_row(const struct run *run, const struct state *s, int64_t r) {
   const struct softmax_step *step = &s->step;
   const float *scores = s->before + r * STRIDE;
