@@ -302,11 +302,10 @@ def need_tensors(**arguments):
 def contiguous(**tensors) -> dict:
     """These tensors, or None, with their last dimensions contiguous."""
     for name, tensor in tensors.items():
-        if tensor is None:
-            continue
-        need_tensors(**{name: tensor})
-        if tensor.dim() and tensor.stride(-1) != 1:
-            tensors[name] = tensor.contiguous()
+        if tensor is not None and (type(tensor) is not Tensor or not tensor.is_contiguous()):
+            need_tensors(**{name: tensor})
+            if tensor.dim() and tensor.stride(-1) != 1:
+                tensors[name] = tensor.contiguous()
     return tensors
 
 
