@@ -27,6 +27,9 @@ enum { SAMPLES = 64 };
  * that it has whatever their size. */
 enum { CACHE_BYTES = 24 << 20, WHOLE_CACHE_BYTES = 44 << 20, LEAST_HEADS = 4 };
 
+/* What a section has at most under a causal mask. Measured: docs/notes/hopper-backward.md. */
+enum { TOGETHER_BYTES = 512 << 20 };
+
 /* Sums of a block of dQ; bytes of all sums that stay in the L2 cache, and of those beyond the first
  * in the workspace. */
 enum { CACHED_SUMS_BYTES = 34 << 20, MORE_SUMS_BYTES = 40 << 20 };
@@ -133,16 +136,18 @@ static void deal_parts(const struct problem *problem, const struct kernel *kerne
  * any distance from each other, so all of it is in use at a time. Under a causal mask they all
  * begin at the same block and follow each other closely; there it takes so many heads that a tile
  * does not wait for the one before, fewer where a block of queries is a step for each head of a
- * group. Sections are equal, or the last one would have too few. */
+ * group; and fewer where heads are long, for on a long way tiles drift apart, and what one of them
+ * reads is no longer in the L2 cache when the others come. Sections are equal, or the last one would
+ * have too few. */
 static int64_t find_section(const struct problem *problem, const struct backward_plan *plan,
                             int64_t workers) {
   const struct kernel *kernel = plan->kernel;
   const int64_t all = (int64_t)plan->tiles.heads * plan->tiles.batches;
   const int64_t group = problem->heads_q / larger(problem->heads_k, 1);
   const int64_t queries = larger(smaller(problem->max_seqlen_q, problem->rows_q), 1);
-  const int64_t bytes_per_head =
-      queries * group *
-      (2 * (problem->head_dim + problem->value_head_dim) + 4 * (int64_t)kernel->head_dim);
+  const int64_t bytes_per_query =
+      group * (2 * (problem->head_dim + problem->value_head_dim) + 4 * (int64_t)kernel->head_dim);
+  const int64_t bytes_per_head = queries * bytes_per_query;
   int64_t most = CACHE_BYTES / bytes_per_head;
   if (problem->window_right < FA3_NO_LIMIT) {
     /* The kernel for pairs of blocks is done with a query head before it takes the next. */
@@ -151,6 +156,12 @@ static int64_t find_section(const struct problem *problem, const struct backward
     const double chain = 3.0 * (double)(workers * kernel->tile_q) /
                          ((double)(tiles_in_chain * kernel->tile_k) * sqrt((double)in_turn));
     most = larger(most, (int64_t)chain / fa3_key_tile_parts(&plan->tiles));
+    /* A window's tiles have a shorter way. */
+    const int64_t way =
+        problem->window_left < FA3_NO_LIMIT
+            ? smaller(queries, problem->window_left + problem->window_right + kernel->tile_k)
+            : queries;
+    most = smaller(most, larger(TOGETHER_BYTES / (way * bytes_per_query), 1));
   } else if (all * bytes_per_head > WHOLE_CACHE_BYTES) {
     most = larger(most, LEAST_HEADS);
   } else {
