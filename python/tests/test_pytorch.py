@@ -86,6 +86,29 @@ def test_autocast(device):
     assert q.grad.dtype == torch.float32
 
 
+def test_modes(device):
+    """Autocast in autocast, inference mode, deterministic algorithms."""
+    q, k, v, sink = tensors(device, torch.float32)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        with torch.autocast(device, dtype=torch.float16):
+            assert fa3.flash_attn_func(q, k, v).dtype == torch.float16
+        with torch.autocast(device, enabled=False):
+            half = [t.half() for t in (q, k, v)]
+            assert fa3.flash_attn_func(*half, s_aux=sink).dtype == torch.float16
+        assert fa3.flash_attn_func(q, k, v, s_aux=sink).dtype == torch.bfloat16
+    q, k, v, sink = tensors(device)
+    wanted = fa3.flash_attn_func(q, k, v, s_aux=sink)
+    with torch.inference_mode():
+        found = fa3.flash_attn_func(q, k, v, s_aux=sink, out=torch.empty_like(q))
+        assert found.is_inference() and torch.equal(found, wanted)
+    torch.use_deterministic_algorithms(True)
+    try:
+        fa3.flash_attn_func(q, k, v, s_aux=sink).sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert q.grad is not None and sink.grad is not None
+
+
 def test_parameters_and_subclasses(device):
     q, k, v, _ = tensors(device)
     wanted = fa3.flash_attn_func(q, k, v)
@@ -264,6 +287,52 @@ def test_streams():
             found = fa3.flash_attn_func(late, k, v)
         side.synchronize()
         assert torch.equal(found, wanted)
+
+
+def test_memory_of_streams():
+    """A block that a call works in is no other stream's before the call is done with it."""
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU here")
+    q, k, v, _ = tensors("cuda", seqlen=2000)
+
+    def run():
+        output = fa3.flash_attn_func(q, k, v, causal=True)
+        return [output, *torch.autograd.grad(output, (q, k, v), output.detach())]
+
+    wanted = run()
+    first, second = torch.cuda.Stream(), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    results = []
+    for _ in range(10):
+        with torch.cuda.stream(first):
+            torch.cuda._sleep(1_000_000)
+            results.append(run())
+        with torch.cuda.stream(second):
+            for size in (1 << 16, 1 << 20, 1 << 24):
+                torch.full((size,), float("nan"), device="cuda")
+    torch.cuda.synchronize()
+    for found in results:
+        for a, b in zip(found, wanted):
+            assert torch.equal(a, b)
+
+
+def test_cuda_graph_of_two_streams():
+    """Two calls beside each other in one graph do not share what they work in."""
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU here")
+    calls = [[t.detach() for t in tensors("cuda", seqlen=900 + i)[:3]] for i in range(2)]
+    wanted = [fa3.flash_attn_func(*call, causal=True, num_splits=4) for call in calls]
+    side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            second = fa3.flash_attn_func(*calls[1], causal=True, num_splits=4)
+        first = fa3.flash_attn_func(*calls[0], causal=True, num_splits=4)
+        torch.cuda.current_stream().wait_stream(side)
+    for _ in range(5):
+        first.zero_(), second.zero_()
+        graph.replay()
+        assert torch.equal(first, wanted[0]) and torch.equal(second, wanted[1])
 
 
 def test_second_gpu():
