@@ -137,8 +137,8 @@ static void deal_parts(const struct problem *problem, const struct kernel *kerne
  * begin at the same block and follow each other closely; there it takes so many heads that a tile
  * does not wait for the one before, fewer where a block of queries is a step for each head of a
  * group; and fewer where heads are long, for on a long way tiles drift apart, and what one of them
- * reads is no longer in the L2 cache when the others come. Sections are equal, or the last one would
- * have too few. */
+ * reads is no longer in the L2 cache when the others come. Sections are equal, or the last one
+ * would have too few. */
 static int64_t find_section(const struct problem *problem, const struct backward_plan *plan,
                             int64_t workers) {
   const struct kernel *kernel = plan->kernel;
