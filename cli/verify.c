@@ -246,7 +246,8 @@ static int judge_all(const struct operands *operands, const struct comparison *c
 static int compare_with_originals(const struct verify_options *verify,
                                   const struct operands *operands,
                                   const struct verify_report *report) {
-  struct operands originals = *operands;
+  static struct operands originals;
+  originals = *operands;
   const int code = operands_read_originals(&verify->attention, verify->originals, &originals);
   if (!code) {
     fa3_forward_args args = originals.forward.args.forward;
@@ -304,7 +305,7 @@ int command_verify(int argc, char **argv) {
       NULL,
       NULL};
   struct verify_options verify = {.rows = 128, .seed = 1};
-  struct operands operands = {0};
+  static struct operands operands;
   if (argp_parse(&argp, argc, argv, 0, NULL, &verify)) return fail(EXIT_USAGE, "%m");
   struct verify_report report = verify_report_begin(verify.json);
   int code = verify_files(&verify, &operands, &report);
