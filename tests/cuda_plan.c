@@ -229,6 +229,7 @@ static void test_backward_section(void **state) {
   assert_int_equal(deal(1, 16384, 16384, 16, 16, 128, true).tiles.section, 16); /* 24 at most */
   assert_int_equal(deal(2, 8192, 8192, 32, 32, 64, true).tiles.section, 32);    /* 49 at most */
   assert_int_equal(deal(1, 131072, 131072, 16, 16, 128, true).tiles.section, 4);
+  assert_int_equal(deal(1, 32768, 65536, 16, 16, 128, true).tiles.section, 8);
   assert_int_equal(deal(2, 8192, 8192, 8, 8, 256, true).tiles.section, 8);
   assert_int_equal(deal(2, 4096, 4096, 48, 6, 128, true).tiles.section, 6); /* groups of eight */
 }

@@ -156,11 +156,13 @@ static int64_t find_section(const struct problem *problem, const struct backward
     const double chain = 3.0 * (double)(workers * kernel->tile_q) /
                          ((double)(tiles_in_chain * kernel->tile_k) * sqrt((double)in_turn));
     most = larger(most, (int64_t)chain / fa3_key_tile_parts(&plan->tiles));
-    /* A window's tiles have a shorter way. */
+    /* More keys are more rounds of tiles; a window's tiles have a short way. */
+    const int64_t keys = smaller(problem->max_seqlen_k, problem->rows_k);
+    const int64_t length = larger(queries, smaller(keys, 4 * queries));
     const int64_t way =
         problem->window_left < FA3_NO_LIMIT
-            ? smaller(queries, problem->window_left + problem->window_right + kernel->tile_k)
-            : queries;
+            ? smaller(length, problem->window_left + problem->window_right + kernel->tile_k)
+            : length;
     most = smaller(most, larger(TOGETHER_BYTES / (way * bytes_per_query), 1));
   } else if (all * bytes_per_head > WHOLE_CACHE_BYTES) {
     most = larger(most, LEAST_HEADS);
