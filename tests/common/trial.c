@@ -328,11 +328,11 @@ struct trial trial_new(const struct spec *spec, struct rng *rng) {
   if (spec->sink_dtype) {
     args->sink = fa3_vector(NULL, spec->sink_dtype, heads_q);
     tensor_allocate(&trial.buffers[TENSOR_sink], &args->sink, rng);
+    const double most = spec->sink_dtype == FA3_FLOAT16 ? 65504 : 3.38e38; /* and bfloat16 */
     for (int64_t h = 0; h < heads_q; h++)
-      tensor_store(&args->sink, h,
-                   rng_chance(rng, 0.1)
-                       ? -INFINITY
-                       : fmax(fmin(spec->sink * rng_normal(rng), 3.4e38), -3.4e38));
+      tensor_store(
+          &args->sink, h,
+          rng_chance(rng, 0.1) ? -INFINITY : fmax(fmin(spec->sink * rng_normal(rng), most), -most));
   }
   make_lengths(&trial, rng);
   if (spec->page_size) make_page_table(&trial, rng);
