@@ -312,6 +312,8 @@ static PyObject *prepare(PyObject *self, PyObject *index) {
   (void)self;
   long number = PyLong_AsLong(index);
   if (number == -1 && PyErr_Occurred()) return NULL;
+  if (number != (int32_t)number)
+    return PyErr_Format(PyExc_OverflowError, "a device's index is %ld", number);
   fa3_status status;
   Py_BEGIN_ALLOW_THREADS status = fa3_prepare((fa3_device){FA3_CUDA, (int32_t)number});
   Py_END_ALLOW_THREADS if (status) return raise_status(status);

@@ -32,15 +32,16 @@ def attention(
     cu_seqlens_q; key and value likewise. window is (left, right), -1 unbounded. With return_lse
     also the float32 logarithm of the softmax's denominator. Arrays on a GPU whose type has no
     __dlpack_c_exchange_api__ need `stream`, the address of the CUDA stream to run on."""
-    if not hasattr(query, "__array_namespace__"):
-        raise TypeError(
-            f"query is of {type(query)}: expected an array with __array_namespace__, as NumPy's have "
-            "from 2.0 on; for PyTorch's tensors there is flash_attn_func"
-        )
+    for name, array in (("query", query), ("key", key), ("value", value)):
+        if not hasattr(array, "__array_namespace__"):
+            raise TypeError(
+                f"{name} is of {type(array)}: expected an array with __array_namespace__, as NumPy's "
+                "have from 2.0 on; for PyTorch's tensors there is flash_attn_func"
+            )
     namespace = query.__array_namespace__()
     device = query.device
     # Rows that no sequence uses are not written, so they are made zero.
-    output = namespace.zeros((*query.shape[:-1], value.shape[-1]), dtype=query.dtype, device=device)
+    output = namespace.zeros((*query.shape[:-1], *value.shape[-1:]), dtype=query.dtype, device=device)
     lse = None
     if return_lse:
         lse = namespace.zeros(lse_shape(query), dtype=namespace.float32, device=device)

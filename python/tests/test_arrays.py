@@ -26,8 +26,13 @@ def test_numpy():
         fa3.attention(q.astype(numpy.float64), k, v)
     with pytest.raises(TypeError, match="query is of .*Tensor.*flash_attn_func"):
         fa3.attention(*tensors)
-    with pytest.raises(TypeError, match="query is of .*list"):
-        fa3.attention(q.tolist(), k, v)
+    for wrong, name in (((q.tolist(), k, v), "query"), ((q, k, [1.0]), "value")):
+        with pytest.raises(TypeError, match=f"{name} is of .*list"):
+            fa3.attention(*wrong)
+    with pytest.raises(ValueError, match="value: dl_tensor has 0 dimensions"):
+        fa3.attention(q, k, numpy.zeros((), numpy.float32))
+    with pytest.raises(OverflowError, match="index"):
+        fa3._core.prepare(2**40)
 
 
 def test_numpy_packed():
