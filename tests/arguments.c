@@ -33,7 +33,6 @@ enum { PASSES = 2 };
     REFUSED_PASS(backward, __VA_ARGS__); \
   } while (0)
 #define REFUSED(statement, ...) REFUSED_CALL(false, true, statement, __VA_ARGS__)
-#define REFUSED_DATA(statement, ...) REFUSED_CALL(false, false, statement, __VA_ARGS__)
 #define REFUSED_PACKED(statement, ...) REFUSED_CALL(true, true, statement, __VA_ARGS__)
 #define REFUSED_PACKED_DATA(statement, ...) REFUSED_CALL(true, false, statement, __VA_ARGS__)
 
