@@ -10,8 +10,9 @@ alone, ours and PyTorch's own by turns, and in each round ours with nothing of P
 well, after a pause in which its threads have gone to sleep. What the slowest calls take says more
 than the median: a thread that has to wait for a processor waits for milliseconds.
 
-The check: several threads must not make a call slower than one. The share of calls within the bound,
-which is what 99 of 100 calls on one thread stay under at that place, is to be 0.99 at least.
+The check: a thread that has lost its processor gets it back after 3 ms or more, and a call with several
+threads must not wait for one. So 99 of 100 calls are to be within 2 ms, or twice the median of calls on
+one thread where that is more; or as many as of the calls on one thread, which lose theirs too.
 """
 
 import argparse
@@ -78,9 +79,10 @@ def times(library, options, shape):
             torch.mm(weight, weight)
             samples[name].append(seconds_of(call))
     row = {name: summary(values) for name, values in samples.items()}
-    bound = row["one thread"]["p99_ms"]
-    within = sum(1e3 * seconds <= bound for seconds in samples["beside"]) / options.calls
-    return row | {"bound_ms": bound, "within_bound": within}
+    bound = max(2, 2 * row["one thread"]["median_ms"])
+    for name, values in samples.items():
+        row[name]["within_bound"] = sum(1e3 * value <= bound for value in values) / len(values)
+    return row | {"bound_ms": bound}
 
 
 def main():
@@ -99,7 +101,7 @@ def main():
     }
     print(f"{name}, {level}, {options.threads} threads of each; torch {torch.__version__}", end=", ")
     print(f"OMP_WAIT_POLICY {results['wait_policy']}; ms")
-    print("shape              attention     median     90%      99%  longest")
+    print("shape              attention     median     90%      99%  longest   within")
     for shape in SHAPES:
         row = times(library, options, shape)
         results["shapes"].append({"shape": shape, **row})
@@ -107,10 +109,12 @@ def main():
             values = row[kind]
             print(
                 f"{str(shape):18} {kind:11} {values['median_ms']:8.3f} {values['p90_ms']:8.3f}"
-                f" {values['p99_ms']:8.3f} {values['longest_ms']:8.2f}",
+                f" {values['p99_ms']:8.3f} {values['longest_ms']:8.2f} {values['within_bound']:8.2%}",
                 flush=True,
             )
-        print(f"{str(shape):18} {row['within_bound']:.2%} within {row['bound_ms']:.3f} ms")
+        share = row["beside"]["within_bound"]
+        good = share >= min(0.99, row["one thread"]["within_bound"])
+        print(f"{str(shape):18} {'good' if good else 'SLOW'}: the bound is {row['bound_ms']:.2f} ms")
     if options.results:
         options.results.write_text(json.dumps(results, indent=1) + "\n")
 

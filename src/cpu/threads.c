@@ -18,10 +18,11 @@
 enum {
   LOOK_OUT_NANOSECONDS = 200000, /* a few times what it takes to wake a thread */
   NAP_NANOSECONDS = 50000,
-  ALONE_NANOSECONDS = 1000000, /* of work; a turn on a processor takes several times that */
+  SHORT_NANOSECONDS = 4000000, /* of work; who loses a processor waits about as long for it */
   SHORTEST_CROWD_NANOSECONDS = 20000000,
   LONGEST_CROWD_NANOSECONDS = 1280000000,
-  STACK_BYTES = 1 << 20, /* the tasks' needs are small, address space may be short */
+  CALLS_WITHOUT_CROWD = 16, /* after so many with helpers it is gone */
+  STACK_BYTES = 1 << 20,    /* the tasks' needs are small, address space may be short */
   CACHE_LINE = 64,
   WOKEN_BY_ONE = 2 /* whoever is woken wakes others: many are up soon */
 };
@@ -47,6 +48,7 @@ static struct {
   atomic_int callers; /* that sleep until their helpers have left */
   _Atomic int64_t crowded_until;
   int64_t crowd_nanoseconds; /* how long that was */
+  int64_t calls;             /* with helpers since then */
 } pool = {.lock = PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP,
           .published = PTHREAD_COND_INITIALIZER,
           .left = PTHREAD_COND_INITIALIZER};
@@ -94,27 +96,34 @@ static void do_tasks(struct job *job, int32_t place) {
 
 /* A crowd: other threads want the processors too, as those of an OpenMP runtime that spin after
  * their work. A helper may then lose its processor in the middle of a task, for milliseconds, and
- * its caller waits. So calls begin alone, and have helpers only for what is not done soon; idle
- * helpers sleep at once. A crowd is seen by such a wait, and believed in for a time that doubles
- * while it is seen again. */
+ * its caller waits; or the caller loses its own to a helper. So calls begin alone, and have helpers
+ * only if they are long; idle helpers sleep at once. A crowd is seen where a call takes more than
+ * twice the processor time of its caller, and believed in for a time that grows while the first
+ * calls after it see it again. */
 static bool is_crowded(int64_t now) {
   return now < atomic_load_explicit(&pool.crowded_until, memory_order_relaxed);
 }
 
-/* The pool is locked. */
 static void see_crowd(int64_t now) {
-  const bool again = now < pool.crowded_until + LONGEST_CROWD_NANOSECONDS;
-  const int64_t longer = again ? 2 * pool.crowd_nanoseconds : 0;
+  pthread_mutex_lock(&pool.lock);
+  const bool again = pool.calls <= CALLS_WITHOUT_CROWD;
+  const int64_t longer = again ? 4 * pool.crowd_nanoseconds : 0;
   pool.crowd_nanoseconds =
       smaller(larger(longer, SHORTEST_CROWD_NANOSECONDS), LONGEST_CROWD_NANOSECONDS);
   pool.crowded_until = now + pool.crowd_nanoseconds;
+  pool.calls = 0;
+  pthread_mutex_unlock(&pool.lock);
 }
 
-/* False if tasks may be left. Time in which the caller has no processor either does not count. */
+/* False as soon as the tasks done say that all of them would take long; some may then be left. Time
+ * in which the caller has no processor either does not count. */
 static bool do_short_work(struct job *job) {
-  const int64_t end = nanoseconds_of(CLOCK_THREAD_CPUTIME_ID) + ALONE_NANOSECONDS;
-  while (do_task(job, 0))
-    if (nanoseconds_of(CLOCK_THREAD_CPUTIME_ID) > end) return false;
+  const int64_t start = nanoseconds_of(CLOCK_THREAD_CPUTIME_ID);
+  for (int64_t done = 1; do_task(job, 0); done++) {
+    const int64_t worked = nanoseconds_of(CLOCK_THREAD_CPUTIME_ID) - start;
+    if ((double)worked * (double)job->tasks > (double)SHORT_NANOSECONDS * (double)done)
+      return false;
+  }
   return true;
 }
 
@@ -234,6 +243,7 @@ static void publish(struct job *job) {
   if (!follows_fork) return; /* a child could hang */
   pthread_mutex_lock(&pool.lock);
   create_helpers(job->threads - 1);
+  if (!is_crowded(nanoseconds())) pool.calls++;
   if (pool.helpers) {
     job->next = pool.jobs;
     pool.jobs = job;
@@ -247,20 +257,15 @@ static bool no_helper(const void *argument) {
   return atomic_load(&job->helpers) == 0;
 }
 
-/* `worked`: nanoseconds of the caller's own tasks, among them some as long as a helper's last. */
-static void withdraw_and_wait(struct job *job, int64_t worked) {
+static void withdraw_and_wait(struct job *job) {
   pthread_mutex_lock(&pool.lock);
   withdraw(job);
   pthread_mutex_unlock(&pool.lock);
-  if (no_helper(job)) return;
-  const int64_t start = nanoseconds();
   if (look_out(no_helper, job)) return;
   pthread_mutex_lock(&pool.lock);
   pool.callers++;
   while (!no_helper(job)) pthread_cond_wait(&pool.left, &pool.lock);
   pool.callers--;
-  const int64_t now = nanoseconds();
-  if (now - start > worked) see_crowd(now);
   pthread_mutex_unlock(&pool.lock);
 }
 
@@ -271,13 +276,17 @@ void threads_for(int32_t threads, int64_t tasks, task_work *work, void *argument
     do_tasks(&job, 0);
     return;
   }
-  const int64_t start = nanoseconds();
-  if (is_crowded(start) && do_short_work(&job)) return;
+  if (is_crowded(nanoseconds()) && do_short_work(&job)) return;
   int cancel; /* a caller that is cancelled now is so when its helpers have left */
   (void)pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
+  const int64_t start = nanoseconds(), processor = nanoseconds_of(CLOCK_THREAD_CPUTIME_ID);
   publish(&job);
   do_tasks(&job, 0);
-  withdraw_and_wait(&job, nanoseconds() - start);
+  withdraw_and_wait(&job);
+  const int64_t end = nanoseconds();
+  if (end - start > LOOK_OUT_NANOSECONDS &&
+      end - start > 2 * (nanoseconds_of(CLOCK_THREAD_CPUTIME_ID) - processor))
+    see_crowd(end);
   (void)pthread_setcancelstate(cancel, NULL);
 }
 
