@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "failure.h"
+#include "lengths.h"
 
 static void set_scale_shape(const fa3_tensor *input, int64_t rows, int64_t sequences,
                             struct loaded_tensor *scale) {
@@ -22,26 +23,6 @@ static void set_scale_shape(const fa3_tensor *input, int64_t rows, int64_t seque
   memcpy(scale->shape, shape, (size_t)scale->rank * sizeof *shape);
 }
 
-static fa3_tensor view_of_scale(const struct loaded_tensor *scale) {
-  fa3_tensor view = {.data = scale->data, .dtype = scale->dtype, .rank = scale->rank};
-  uint64_t stride = 1; /* it may overflow where there are no elements */
-  for (int d = scale->rank - 1; d >= 0; d--) {
-    view.shape[d] = scale->shape[d];
-    view.strides[d] = (int64_t)stride;
-    stride *= (uint64_t)scale->shape[d];
-  }
-  return view;
-}
-
-/* Of packed sequences, 1 at least. */
-static int64_t longest_of(const fa3_tensor *starts) {
-  const int32_t *start = starts->data;
-  int64_t longest = 1;
-  for (int64_t b = 1; b < starts->shape[0]; b++)
-    if (start[b] - start[b - 1] > longest) longest = start[b] - start[b - 1];
-  return longest;
-}
-
 int coded_make(const struct loaded_tensor *tensor, const fa3_tensor *view, const fa3_tensor *starts,
                const struct coding *coding, struct coded *coded) {
   const bool packed = starts->rank > 0;
@@ -58,11 +39,11 @@ int coded_make(const struct loaded_tensor *tensor, const fa3_tensor *view, const
   const int64_t sequences = packed ? starts->shape[0] - 1 : view->shape[0];
   set_scale_shape(view, coding->rows, sequences, &coded->scale);
   TRY(loaded_tensor_make(&coded->scale, "scales"));
-  args->codes_scale = view_of_scale(&coded->scale);
+  args->codes_scale = loaded_tensor_view(&coded->scale);
   args->codes_scale_rows = coding->rows > 0 ? coding->rows : 0;
   if (packed) {
     args->cu_seqlens_q = *starts;
-    args->max_seqlen_q = longest_of(starts);
+    args->max_seqlen_q = lengths_longest(starts);
   }
   if (coding->rotate) {
     args->flags |= FA3_ROTATE;

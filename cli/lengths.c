@@ -25,39 +25,30 @@ static int read_list(const char *list, const char *option, struct loaded_tensor 
   return 0;
 }
 
-/* int64, which is what NumPy makes, to int32. */
-static int narrow(struct loaded_tensor *lengths) {
-  const int64_t *wide = lengths->data;
-  int64_t count = loaded_tensor_elements(lengths);
-  int32_t *narrowed = malloc((size_t)count * sizeof *narrowed + 1);
-  if (!narrowed)
-    return fail(EXIT_FAILED, "%s: no memory for it: %zu bytes", lengths->origin,
-                (size_t)count * sizeof *narrowed);
+/* From one integer type to the other; NumPy makes int64. */
+static int convert(fa3_dtype dtype, struct loaded_tensor *lengths) {
+  const bool narrow = dtype == FA3_INT32;
+  const int64_t count = loaded_tensor_elements(lengths);
+  const size_t bytes = (size_t)count * fa3_dtype_size(dtype);
+  void *converted = malloc(bytes + 1);
+  if (!converted)
+    return fail(EXIT_FAILED, "%s: no memory for it: %zu bytes", lengths->origin, bytes);
   for (int64_t i = 0; i < count; i++) {
-    if (wide[i] < INT32_MIN || wide[i] > INT32_MAX) {
-      free(narrowed);
+    const int64_t value =
+        narrow ? ((const int64_t *)lengths->data)[i] : ((const int32_t *)lengths->data)[i];
+    if (value < INT32_MIN || value > INT32_MAX) {
+      free(converted);
       return fail(EXIT_INPUT, "%s: element %" PRId64 " is %" PRId64 ": expected less than 2^31",
-                  lengths->origin, i, wide[i]);
+                  lengths->origin, i, value);
     }
-    narrowed[i] = (int32_t)wide[i];
+    if (narrow)
+      ((int32_t *)converted)[i] = (int32_t)value;
+    else
+      ((int64_t *)converted)[i] = value;
   }
   free(lengths->data);
-  lengths->data = narrowed;
-  lengths->dtype = FA3_INT32;
-  return 0;
-}
-
-static int widen(struct loaded_tensor *lengths) {
-  const int32_t *narrow_data = lengths->data;
-  int64_t count = loaded_tensor_elements(lengths);
-  int64_t *widened = malloc((size_t)count * sizeof *widened + 1);
-  if (!widened)
-    return fail(EXIT_FAILED, "%s: no memory for it: %zu bytes", lengths->origin,
-                (size_t)count * sizeof *widened);
-  for (int64_t i = 0; i < count; i++) widened[i] = narrow_data[i];
-  free(lengths->data);
-  lengths->data = widened;
-  lengths->dtype = FA3_INT64;
+  lengths->data = converted;
+  lengths->dtype = dtype;
   return 0;
 }
 
@@ -70,16 +61,15 @@ int lengths_read(const char *source, const struct source_rules *rules, const cha
   else
     TRY(loaded_tensor_read(source, rules, names, integers, lengths));
   if (lengths->dtype == dtype) return 0;
-  if (lengths->dtype == FA3_INT64) return narrow(lengths);
-  if (lengths->dtype == FA3_INT32) return widen(lengths);
+  if (lengths->dtype == FA3_INT64 || lengths->dtype == FA3_INT32) return convert(dtype, lengths);
   return fail(EXIT_INPUT, "%s: its elements are floating point: expected %s", lengths->origin,
               integers);
 }
 
-int64_t lengths_longest(const struct loaded_tensor *starts) {
+int64_t lengths_longest(const fa3_tensor *starts) {
   const int32_t *values = starts->data;
   int64_t longest = 1;
-  if (!starts->given) return 0;
+  if (!starts->rank) return 0;
   for (int64_t b = 1; b < starts->shape[0]; b++)
     if (values[b] - values[b - 1] > longest) longest = values[b] - values[b - 1];
   return longest;

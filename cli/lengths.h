@@ -11,6 +11,6 @@ int lengths_read(const char *source, const struct source_rules *rules, const cha
 
 /* The longest of the packed sequences, but 1 at least: what fa3_forward_args has no other way to
  * know on a GPU. 0 if there are no starts. They have been checked. */
-int64_t lengths_longest(const struct loaded_tensor *starts);
+int64_t lengths_longest(const fa3_tensor *starts);
 
 #endif

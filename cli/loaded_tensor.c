@@ -151,6 +151,19 @@ int64_t loaded_tensor_elements(const struct loaded_tensor *tensor) {
   return count;
 }
 
+fa3_tensor loaded_tensor_view(const struct loaded_tensor *tensor) {
+  static _Alignas(8) char nothing[8]; /* where there are no elements; null would be no pointer */
+  fa3_tensor view = {
+      .data = tensor->data ? tensor->data : nothing, .dtype = tensor->dtype, .rank = tensor->rank};
+  uint64_t stride = 1; /* it may overflow where there are no elements; the library refuses it */
+  for (int d = tensor->rank - 1; d >= 0; d--) {
+    view.shape[d] = tensor->shape[d];
+    view.strides[d] = (int64_t)stride;
+    stride *= (uint64_t)tensor->shape[d];
+  }
+  return view;
+}
+
 void loaded_tensor_free(struct loaded_tensor *tensor) {
   free(tensor->data);
   memset(tensor, 0, sizeof *tensor);

@@ -45,6 +45,9 @@ int loaded_tensor_read_data(const struct input_file *file, const struct stored_t
 int loaded_tensor_make(struct loaded_tensor *tensor, const char *what);
 
 int64_t loaded_tensor_elements(const struct loaded_tensor *tensor);
+
+/* As the library takes it, its axes in the file's order; of 4 dimensions at most. */
+fa3_tensor loaded_tensor_view(const struct loaded_tensor *tensor);
 void loaded_tensor_free(struct loaded_tensor *tensor);
 
 #endif

@@ -61,21 +61,18 @@ static int check_rank(const struct operands *operands, enum tensor tensor) {
 /* What the API sees: the axes in its order, a sequence without a batch as a batch of one. */
 static fa3_tensor view_of(const struct operands *operands, enum tensor tensor,
                           const struct loaded_tensor *loaded) {
-  static _Alignas(8) char nothing[8]; /* where there are no elements; null would be no pointer */
   const struct shape *shape = tensor_rows[tensor].shape;
   const bool batch = loaded->rank == shape->rank, packed = is_packed(operands, tensor);
   enum axis axes[4];
   file_axes(operands, tensor, batch, axes);
-  fa3_tensor view = {.data = loaded->data ? loaded->data : nothing,
-                     .dtype = loaded->dtype,
-                     .rank = shape->rank - packed};
-  uint64_t stride = 1; /* it may overflow where there are no elements; the library refuses it */
-  for (int d = loaded->rank - 1; d >= 0; d--) {
+  const fa3_tensor as_stored = loaded_tensor_view(loaded);
+  fa3_tensor view = {
+      .data = as_stored.data, .dtype = as_stored.dtype, .rank = shape->rank - packed};
+  for (int d = 0; d < loaded->rank; d++) {
     int place = 0;
     while (shape->axes[place + packed] != axes[d]) place++;
-    view.shape[place] = loaded->shape[d];
-    view.strides[place] = (int64_t)stride;
-    stride *= (uint64_t)loaded->shape[d];
+    view.shape[place] = as_stored.shape[d];
+    view.strides[place] = as_stored.strides[d];
   }
   if (!batch && !packed) view.shape[0] = 1;
   return view;
@@ -83,13 +80,7 @@ static fa3_tensor view_of(const struct operands *operands, enum tensor tensor,
 
 /* A scale is in the API's order, whatever the layout; a single number may have no dimension. */
 static fa3_tensor view_of_scale(const struct loaded_tensor *loaded) {
-  fa3_tensor view = {.data = loaded->data, .dtype = loaded->dtype, .rank = loaded->rank};
-  uint64_t stride = 1; /* as in view_of */
-  for (int d = loaded->rank - 1; d >= 0; d--) {
-    view.shape[d] = loaded->shape[d];
-    view.strides[d] = (int64_t)stride;
-    stride *= (uint64_t)loaded->shape[d];
-  }
+  fa3_tensor view = loaded_tensor_view(loaded);
   if (loaded->rank) return view;
   view.rank = 1;
   view.shape[0] = view.strides[0] = 1;
@@ -246,10 +237,10 @@ static int check_lengths(const struct operands *operands) {
     (args).window_left = (options)->window_left;     \
     (args).window_right = (options)->window_right;   \
   } while (0)
-#define SET_LONGEST(args, loaded)                                          \
-  do {                                                                     \
-    (args).max_seqlen_q = lengths_longest(&(loaded)[TENSOR_cu_seqlens_q]); \
-    (args).max_seqlen_k = lengths_longest(&(loaded)[TENSOR_cu_seqlens_k]); \
+#define SET_LONGEST(args)                                        \
+  do {                                                           \
+    (args).max_seqlen_q = lengths_longest(&(args).cu_seqlens_q); \
+    (args).max_seqlen_k = lengths_longest(&(args).cu_seqlens_k); \
   } while (0)
 
 int operands_read(const struct attention_options *options, struct operands *operands) {
@@ -272,8 +263,8 @@ int operands_read(const struct attention_options *options, struct operands *oper
     if (operands->loaded[i].given) TRY(operands_set_view(operands, i));
   TRY(operands_check(operands, &operands->forward));
   TRY(check_lengths(operands));
-  SET_LONGEST(operands->forward.args.forward, operands->loaded);
-  SET_LONGEST(operands->backward.args.backward, operands->loaded);
+  SET_LONGEST(operands->forward.args.forward);
+  SET_LONGEST(operands->backward.args.backward);
   return 0;
 }
 

@@ -195,18 +195,16 @@ static int read_input(const struct quantize_options *quantize, int which, struct
 
 /* What the API sees: rows before heads, a sequence without a batch as a batch of one. */
 static fa3_tensor view_of(const struct loaded_tensor *loaded, bool packed, bool heads_first) {
-  static _Alignas(8) char nothing[8]; /* where there are no elements; null would be no pointer */
-  const int batch = loaded->rank == 3 && !packed;
-  fa3_tensor view = {.data = loaded->data ? loaded->data : nothing,
-                     .dtype = loaded->dtype,
-                     .rank = loaded->rank + batch};
-  uint64_t stride = 1; /* it may overflow where there are no elements; the library refuses it */
-  for (int d = view.rank - 1; d >= 0; d--) {
-    const int rows = view.rank - 3;
-    const int place = !heads_first ? d : d == rows ? rows + 1 : d == rows + 1 ? rows : d;
-    view.shape[place] = d < batch ? 1 : loaded->shape[d - batch];
-    view.strides[place] = (int64_t)stride;
-    stride *= (uint64_t)view.shape[place];
+  const fa3_tensor as_stored = loaded_tensor_view(loaded);
+  const int batch = loaded->rank == 3 && !packed, rows = loaded->rank - 3;
+  fa3_tensor view = as_stored;
+  view.rank += batch;
+  view.shape[0] = view.strides[0] = 1;
+  for (int d = 0; d < loaded->rank; d++) {
+    const int swapped = d == rows ? rows + 1 : d == rows + 1 ? rows : d;
+    const int place = batch + (heads_first ? swapped : d);
+    view.shape[place] = as_stored.shape[d];
+    view.strides[place] = as_stored.strides[d];
   }
   return view;
 }
