@@ -91,7 +91,7 @@ static fa3_tensor tokens(char *memory, size_t number, int64_t heads) {
 }
 
 static fa3_tensor pages(char *memory, size_t number) {
-  return fa3_dense(place(memory, number), FA3_BFLOAT16, BATCH * PAGES, PAGE_SIZE, HEADS_K,
+  return fa3_dense(place(memory, number), FA3_BFLOAT16, (int64_t)BATCH * PAGES, PAGE_SIZE, HEADS_K,
                    HEAD_DIM);
 }
 
