@@ -79,7 +79,10 @@ SHAPES = [
         for size in (0, 16, 64)
     ],
     Decode(32, 8, 32, 32768, page_size=64, skewed=True, chunks=2),
-    *[Decode(32, 8, *batch, page_size=64, appended=True) for batch in ((1, 1024), (1, 8192), (32, 8192))],
+    *[
+        Decode(32, 8, *batch, page_size=64, appended=True)
+        for batch in ((1, 1024), (1, 8192), (32, 8192))
+    ],
 ]
 
 
