@@ -1,5 +1,6 @@
 // New keys and values go into a cache, behind what each sequence has there; keys, and queries
-// beside them, are turned by rotary embedding. A warp has a head of a row.
+// beside them, are turned by rotary embedding. A warp has a head of a row, 128 pairs at a time:
+// what it reads of them is under way before it knows where they go.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -7,70 +8,125 @@
 #include "codes.cuh"
 #include "registers.cuh"
 
-__device__ __forceinline__ float load(const void *data, int64_t i, int kind) {
-  return kind == FA3_APPEND_FLOAT32   ? ((const float *)data)[i]
-         : kind == FA3_APPEND_FLOAT16 ? __half2float(((const __half *)data)[i])
-                                      : __bfloat162float(((const __nv_bfloat16 *)data)[i]);
+enum { kPairs = 4, kChunk = 32 * kPairs }; /* of a lane, 32 apart; of a warp */
+
+__device__ __forceinline__ uint32_t load_bits(const void *data, int64_t i, int kind) {
+  return kind == FA3_APPEND_FLOAT32 ? ((const uint32_t *)data)[i]
+         : kind == FA3_APPEND_E4M3  ? ((const uint8_t *)data)[i]
+                                    : ((const uint16_t *)data)[i];
 }
 
-__device__ __forceinline__ void store(void *data, int64_t i, int kind, float x) {
+__device__ __forceinline__ void store_bits(void *data, int64_t i, int kind, uint32_t bits) {
   if (kind == FA3_APPEND_FLOAT32)
-    ((float *)data)[i] = x;
-  else if (kind == FA3_APPEND_FLOAT16)
-    ((__half *)data)[i] = __float2half_rn(x);
+    ((uint32_t *)data)[i] = bits;
+  else if (kind == FA3_APPEND_E4M3)
+    ((uint8_t *)data)[i] = (uint8_t)bits;
   else
-    ((__nv_bfloat16 *)data)[i] = __float2bfloat16_rn(x);
+    ((uint16_t *)data)[i] = (uint16_t)bits;
 }
 
-__device__ __forceinline__ int64_t offset(const fa3_append_tensor &tensor, int batch, int row,
-                                          int head) {
+__device__ __forceinline__ float number_of(uint32_t bits, int kind) {
+  return kind == FA3_APPEND_FLOAT32   ? __uint_as_float(bits)
+         : kind == FA3_APPEND_FLOAT16 ? __half2float(__ushort_as_half((unsigned short)bits))
+                                      : __uint_as_float(bits << 16);
+}
+
+__device__ __forceinline__ uint32_t bits_of(float x, int kind) {
+  return kind == FA3_APPEND_FLOAT32   ? __float_as_uint(x)
+         : kind == FA3_APPEND_FLOAT16 ? __half_as_ushort(__float2half_rn(x))
+                                      : __bfloat16_as_ushort(__float2bfloat16_rn(x));
+}
+
+__device__ __forceinline__ int64_t offset(const fa3_operand &tensor, int batch, int row, int head) {
   return batch * tensor.stride_batch + row * tensor.stride_row + head * tensor.stride_head;
 }
 
-// Elements from `first` on, as they are.
-__device__ __forceinline__ void copy(const fa3_append_params &p, const void *from, int64_t from_at,
-                                     void *to, int64_t to_at, int first, int dim) {
-#pragma unroll 1
-  for (int i = first + (threadIdx.x & 31); i < dim; i += 32)
-    if (p.kind == FA3_APPEND_FLOAT32)
-      ((uint32_t *)to)[to_at + i] = ((const uint32_t *)from)[from_at + i];
-    else if (p.kind == FA3_APPEND_E4M3)
-      ((uint8_t *)to)[to_at + i] = ((const uint8_t *)from)[from_at + i];
-    else
-      ((uint16_t *)to)[to_at + i] = ((const uint16_t *)from)[from_at + i];
+// A head of a row.
+struct head {
+  const void *from;
+  int64_t at;
+  int dim, pairs;  // elements, and pairs of them that are turned
+};
+
+// Two elements: of those that are turned a pair, then neighbours. Nobody else reads or writes them.
+struct pair {
+  int first, second;  // elements
+  bool turned;
+};
+
+__device__ __forceinline__ pair find_pair(const fa3_append_params &p, const head &h, int i) {
+  const bool turned = i < h.pairs, halves = turned && !p.interleaved;
+  return {halves ? i : 2 * i, halves ? i + h.pairs : 2 * i + 1, turned};
 }
 
-// The angle's cosine and sine for a pair of elements at a position; NaN where the tables have none.
-__device__ __forceinline__ float2 find_angle(const fa3_append_params &p, int position, int pair) {
-  if (position < 0 || position >= p.table_rows) return make_float2(NAN, NAN);
-  return make_float2(load(p.cos.data, position * p.cos.stride_row + pair, p.table_kind),
-                     load(p.sin.data, position * p.sin.stride_row + pair, p.table_kind));
+__device__ __forceinline__ int index_of(int begin, int n) {
+  return begin + 32 * n + (threadIdx.x & 31);
 }
 
-// A head, its first elements turned by the angles of the position.
-__device__ __forceinline__ void turn(const fa3_append_params &p, const void *from, int64_t from_at,
-                                     void *to, int64_t to_at, int pairs, int dim, int position) {
-#pragma unroll 1
-  for (int i = threadIdx.x & 31; i < pairs; i += 32) {
-    const int first = p.interleaved ? 2 * i : i, second = p.interleaved ? first + 1 : i + pairs;
-    const float x = load(from, from_at + first, p.kind), y = load(from, from_at + second, p.kind);
-    const float2 angle = find_angle(p, position, i);
-    store(to, to_at + first, p.kind, x * angle.x - y * angle.y);
-    store(to, to_at + second, p.kind, x * angle.y + y * angle.x);
+// A lane's pairs of a chunk, as they are.
+struct chunk {
+  uint32_t bits[kPairs][2];
+};
+
+__device__ __forceinline__ void load_chunk(const fa3_append_params &p, const head &h, int begin,
+                                           chunk &c) {
+#pragma unroll
+  for (int n = 0; n < kPairs; ++n) {
+    const pair at = find_pair(p, h, index_of(begin, n));
+    c.bits[n][0] = at.first < h.dim ? load_bits(h.from, h.at + at.first, p.kind) : 0;
+    c.bits[n][1] = at.second < h.dim ? load_bits(h.from, h.at + at.second, p.kind) : 0;
   }
-  copy(p, from, from_at, to, to_at, 2 * pairs, dim);
 }
 
-// An element of a head, turned.
-__device__ __forceinline__ float turned(const fa3_append_params &p, const void *from, int64_t at,
-                                        int pairs, int position, int i) {
-  if (i >= 2 * pairs) return load(from, at + i, p.kind);
-  const int pair = p.interleaved ? i / 2 : i % pairs;
-  const int first = p.interleaved ? 2 * pair : pair,
-            second = p.interleaved ? first + 1 : i % pairs + pairs;
-  const float x = load(from, at + first, p.kind), y = load(from, at + second, p.kind);
-  const float2 angle = find_angle(p, position, pair);
-  return i == first ? x * angle.x - y * angle.y : x * angle.y + y * angle.x;
+// The chunk's numbers, turned by the angles of the position: NaN where the tables have none.
+__device__ __forceinline__ void turn_chunk(const fa3_append_params &p, const head &h, int begin,
+                                           int position, const chunk &c, float (&x)[kPairs][2]) {
+  const bool known = position >= 0 && position < p.table_rows;
+  const int64_t cos_at = position * p.cos.stride_row, sin_at = position * p.sin.stride_row;
+  float cos[kPairs], sin[kPairs];
+#pragma unroll
+  for (int n = 0; n < kPairs; ++n) {
+    const int i = index_of(begin, n);
+    const bool there = known && i < h.pairs;
+    cos[n] = there ? number_of(load_bits(p.cos.data, cos_at + i, p.table_kind), p.table_kind) : NAN;
+    sin[n] = there ? number_of(load_bits(p.sin.data, sin_at + i, p.table_kind), p.table_kind) : NAN;
+  }
+#pragma unroll
+  for (int n = 0; n < kPairs; ++n) {
+    const float first = number_of(c.bits[n][0], p.kind), second = number_of(c.bits[n][1], p.kind);
+    const bool turned = index_of(begin, n) < h.pairs;
+    x[n][0] = turned ? first * cos[n] - second * sin[n] : first;
+    x[n][1] = turned ? first * sin[n] + second * cos[n] : second;
+  }
+}
+
+// The largest finite magnitude of a lane's elements, or what was found before.
+__device__ __forceinline__ float largest_of(const float (&x)[kPairs][2], float largest) {
+#pragma unroll
+  for (int n = 0; n < kPairs; ++n)
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      if (fabsf(x[n][half]) < INFINITY) largest = fmaxf(largest, fabsf(x[n][half]));
+  return largest;
+}
+
+// Of a whole head, of which x is the first chunk: a normal number that the head's largest finite
+// magnitude fits into.
+__device__ __forceinline__ float make_scale(const fa3_append_params &p, const head &h, int position,
+                                            const float (&x)[kPairs][2]) {
+  float largest = largest_of(x, 0.0f);
+#pragma unroll 1
+  for (int begin = kChunk; 2 * begin < h.dim; begin += kChunk) {
+    chunk c;
+    float more[kPairs][2];
+    load_chunk(p, h, begin, c);
+    turn_chunk(p, h, begin, position, c, more);
+    largest = largest_of(more, largest);
+  }
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2)
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, step));
+  return fmaxf(largest / 448.0f, 0x1p-126f);
 }
 
 // Where the scale of a head of a cache's row is.
@@ -81,70 +137,87 @@ __device__ __forceinline__ float *find_scale(const fa3_scales &scales, int page,
          head / scales.heads_per_scale * scales.stride_head + block * scales.stride_block;
 }
 
-// A head, turned, becomes codes: of the scale that is there, or of one of its own, which is
-// written: a normal number that its largest finite magnitude fits into.
-__device__ __forceinline__ void quantise(const fa3_append_params &p, const fa3_scales &scales,
-                                         float *scale, const void *from, int64_t from_at,
-                                         uint8_t *to, int pairs, int dim, int position) {
-  float divisor = scales.data == nullptr ? 1.0f : *scale;
-  if (scales.rows == 1) {
-    float largest = 0.0f;
-#pragma unroll 1
-    for (int i = threadIdx.x & 31; i < dim; i += 32) {
-      const float x = fabsf(turned(p, from, from_at, pairs, position, i));
-      if (x < INFINITY) largest = fmaxf(largest, x);
-    }
+// What becomes of a number in a cache of codes.
+__device__ __forceinline__ uint8_t code_of(float x, float divisor) {
+  return fabsf(x) == INFINITY ? 0x7f : (uint8_t)pack_codes(x / divisor, 0.0f, 0.0f, 0.0f);
+}
+
+// To a place of the same kind, or, with a divisor, of codes.
+__device__ __forceinline__ void store_chunk(const fa3_append_params &p, const head &h, int begin,
+                                            const chunk &c, const float (&x)[kPairs][2], void *to,
+                                            int64_t to_at, bool coded, float divisor) {
 #pragma unroll
-    for (int step = 16; step > 0; step /= 2)
-      largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, step));
-    divisor = fmaxf(largest / 448.0f, 0x1p-126f);
-    if ((threadIdx.x & 31) == 0) *scale = divisor;
-  }
-  if (divisor == 0.0f) divisor = 1.0f;  // times 0 every code is 0
-#pragma unroll 1
-  for (int i = threadIdx.x & 31; i < dim; i += 32) {
-    const float x = turned(p, from, from_at, pairs, position, i);
-    to[i] = fabsf(x) == INFINITY ? 0x7f : (uint8_t)pack_codes(x / divisor, 0.0f, 0.0f, 0.0f);
+  for (int n = 0; n < kPairs; ++n) {
+    const pair at = find_pair(p, h, index_of(begin, n));
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int i = half ? at.second : at.first;
+      if (i >= h.dim) continue;
+      if (coded)
+        ((uint8_t *)to)[to_at + i] = code_of(x[n][half], divisor);
+      else
+        store_bits(to, to_at + i, p.kind,
+                   at.turned ? bits_of(x[n][half], p.kind) : c.bits[n][half]);
+    }
   }
 }
 
 extern "C" __global__ void __launch_bounds__(FA3_APPEND_THREADS)
     append(const __grid_constant__ fa3_append_params p) {
   const int batch = blockIdx.y, row = blockIdx.x;
+  const int number = blockIdx.z * FA3_APPEND_WARPS + threadIdx.x / 32;
+  let_next_grid_launch();
   wait_for_prior_grids();
+  if (number >= 2 * p.heads_k + p.heads_q) return;
+  const bool value = number >= p.heads_k && number < 2 * p.heads_k;
+  const bool query = number >= 2 * p.heads_k;
+  const int head_number = query ? number - 2 * p.heads_k : value ? number - p.heads_k : number;
+  const fa3_operand &from = query ? p.query : value ? p.new_value : p.new_key;
+  const fa3_operand &to = query ? p.rotated_query : value ? p.value : p.key;
+
   const fa3_sequence sequence = fa3_find_sequence(&p.sequences, batch);
   if (row >= sequence.mask.queries) return;
   const int from_row = sequence.query_row + row;
+  const head h = {from.data, offset(from, sequence.query_batch, from_row, head_number),
+                  value ? p.head_dim_v : p.head_dim, value ? 0 : p.pairs};
+  chunk c;
+  float x[kPairs][2];
+  load_chunk(p, h, 0, c);
+
   const int key = sequence.mask.keys + row;
   const int position = p.positions ? p.positions[sequence.query_batch * p.positions_stride_batch +
                                                  from_row * p.positions_stride_row]
                                    : key;
   int to_row = sequence.key_row + key, page = sequence.key_batch;
-  bool room = to_row >= 0 && to_row < p.rows_k;
-  if (room && p.page_table) {
+  const bool there = to_row >= 0 && to_row < p.rows_k;
+  if (!query && there && p.page_table) {
     page = p.page_table[batch * p.page_table_stride + to_row / p.page_size];
     to_row %= p.page_size;
   }
-  room = room && page >= 0 && page < p.pages;
-  const int heads = 2 * p.heads_k + p.heads_q;
-#pragma unroll 1
-  for (int h = threadIdx.x / 32; h < heads; h += FA3_APPEND_WARPS) {
-    const bool value = h >= p.heads_k && h < 2 * p.heads_k, query = h >= 2 * p.heads_k;
-    if (!query && !room) continue;
-    const fa3_append_tensor &from = query ? p.query : value ? p.new_value : p.new_key;
-    const fa3_append_tensor &to = query ? p.rotated_query : value ? p.value : p.key;
-    const int head = query ? h - 2 * p.heads_k : value ? h - p.heads_k : h;
-    const int64_t from_at = offset(from, sequence.query_batch, from_row, head);
-    const int64_t to_at =
-        query ? offset(to, sequence.query_batch, from_row, head) : offset(to, page, to_row, head);
-    const int pairs = value ? 0 : p.pairs;
-    const int dim = value ? p.head_dim_v : p.head_dim;
-    if (p.quantised && !query) {
-      const fa3_scales &scales = value ? p.value_scale : p.key_scale;
-      quantise(p, scales, find_scale(scales, page, to_row, head), from.data, from_at,
-               (uint8_t *)to.data + to_at, pairs, dim, position);
-    } else {
-      turn(p, from.data, from_at, to.data, to_at, pairs, dim, position);
+  turn_chunk(p, h, 0, position, c, x); /* while the page is on its way */
+  if (!query && !(there && page >= 0 && page < p.pages)) return;
+
+  const bool coded = p.quantised && !query;
+  float divisor = 1.0f;
+  if (coded) {
+    const fa3_scales &scales = value ? p.value_scale : p.key_scale;
+    float *const scale = find_scale(scales, page, to_row, head_number);
+    if (scales.rows == 1) {
+      divisor = make_scale(p, h, position, x);
+      if ((threadIdx.x & 31) == 0) *scale = divisor;
+    } else if (scales.data != nullptr) {
+      divisor = *scale;
     }
+    if (divisor == 0.0f) divisor = 1.0f;  // times 0 every code is 0
+  }
+  const int64_t at = query ? offset(to, sequence.query_batch, from_row, head_number)
+                           : offset(to, page, to_row, head_number);
+#pragma unroll 1
+  for (int begin = 0;;) {
+    store_chunk(p, h, begin, c, x, to.data, at, coded, divisor);
+    begin += kChunk;
+    if (2 * begin >= h.dim) break;
+    load_chunk(p, h, begin, c);
+    turn_chunk(p, h, begin, position, c, x);
   }
 }

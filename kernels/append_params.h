@@ -1,12 +1,14 @@
 /* The append kernel's launch contract, shared by host and device: new rows of keys and values go
- * into a cache, turned by rotary embedding. A block has one new row of a sequence; the grid is
- * (rows of the longest sequence, batch). */
+ * into a cache, turned by rotary embedding. A warp has a head of one new row of a
+ * sequence: keys' heads, then values', then queries'. The grid is (rows of the longest sequence,
+ * batch, warps of a row / FA3_APPEND_WARPS). */
 #ifndef FA3_APPEND_PARAMS_H
 #define FA3_APPEND_PARAMS_H
 
 #include <stdint.h>
 
 #include "fp8_scales.h"
+#include "operand.h"
 #include "sequence.h"
 
 enum { FA3_APPEND_WARPS = 4, FA3_APPEND_THREADS = 32 * FA3_APPEND_WARPS };
@@ -19,19 +21,11 @@ enum {
   FA3_APPEND_E4M3 = 3
 };
 
-/* Strides in elements. */
 typedef struct {
-  void *data;
-  int64_t stride_batch; /* of a cache in pages: of a page */
-  int64_t stride_row;
-  int64_t stride_head;
-} fa3_append_tensor;
-
-typedef struct {
-  fa3_append_tensor new_key, new_value, key, value;
-  fa3_append_tensor query, rotated_query; /* of heads_q heads; 0: none */
-  fa3_append_tensor cos, sin;             /* of `pairs` elements; 0: nothing is turned */
-  const int *positions;                   /* may be null */
+  fa3_operand new_key, new_value, key, value;
+  fa3_operand query, rotated_query; /* of heads_q heads; 0: none */
+  fa3_operand cos, sin;             /* of `pairs` elements; 0: nothing is turned */
+  const int *positions;             /* may be null */
   int64_t positions_stride_batch, positions_stride_row;
   fa3_sequences sequences; /* used_k: before the call */
   const int *page_table;   /* (batch, pages of a sequence), or null */

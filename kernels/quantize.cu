@@ -1,7 +1,9 @@
 // Rows become E4M3 codes and their scales, bit for bit as on the CPU (src/cpu/quantize.c), but for
-// the mean, whose sum in double precision has another order. 16 neighbouring elements of a row are
-// one thread's, which holds four rows; the next tile's are loaded while these are worked on.
+// the mean, whose sum in double precision has another order. A row's threads have 16 elements of it
+// each, eight of either half, and four rows; the next tile's are loaded while these are worked on.
 // docs/notes/hopper-quantize.md has the figures.
+//
+// Compile with FA3_HEAD_DIM, the largest that a row may have.
 #include <cuda_fp16.h>
 
 #include "cluster.cuh"
@@ -14,8 +16,14 @@ enum { kElementBytes = 4 };
 #else
 enum { kElementBytes = 2 };
 #endif
-enum { kElements = FA3_QUANTIZE_ELEMENTS, kRows = FA3_QUANTIZE_ROWS, kMostDim = 256 };
-enum { kVectors = kElements * kElementBytes / 16 };
+enum {
+  kDim = FA3_HEAD_DIM,
+  kElements = FA3_QUANTIZE_ELEMENTS,
+  kChunk = kElements / 2, /* neighbours */
+  kRows = FA3_QUANTIZE_ROWS,
+  kLanes = kDim / kElements, /* threads of a row */
+  kVectors = kElements * kElementBytes / 16
+};
 
 struct tile {
   int batch, head;
@@ -53,6 +61,12 @@ __device__ __forceinline__ tile find_tile(const fa3_quantize_params &p, int inde
   t.scale =
       t.batch * p.scale.stride_batch + t.head * p.scale.stride_head + block * p.scale.stride_row;
   return t;
+}
+
+// The first element of the thread's chunk 0 or 1. Read anew, nothing that follows from it stays in
+// registers from tile to tile.
+__device__ __forceinline__ int first_of(int chunk) {
+  return chunk * (kDim / 2) + thread_again() % kLanes * kChunk;
 }
 
 // PTX ISA, "cp.async": 16 bytes to shared memory, or zeros.
@@ -102,66 +116,73 @@ __device__ __forceinline__ float number_of(uint32_t bits) {
 #endif
 }
 
-// Where a byte of the thread's row r is: 16 bytes of each of its threads in turn, so that they load
-// whole sectors; `stage` is the place of the thread with the row's first. What follows that is 16
-// bytes further on each time, which keeps threads off each other's banks.
-__device__ __forceinline__ uint32_t part(int r, int v) {
-  return (r * kVectors + v) * (blockDim.x * 16 + 16);
+// Number i of those that words hold.
+__device__ __forceinline__ float pair_number_of(const uint32_t *words, int i) {
+#if FA3_BF16
+  return __uint_as_float(i % 2 ? words[i / 2] & 0xffff0000 : words[i / 2] << 16);
+#else
+  return number_of(i % 2 ? words[i / 2] >> 16 : words[i / 2] & 0xffff);
+#endif
 }
 
-__device__ __forceinline__ uint32_t place_of(const fa3_quantize_params &p, uint32_t stage, int r,
-                                             int byte) {
-  const int vector = byte / 16;
-  return stage + part(r, vector >> p.log_lanes) + (vector & (p.lanes - 1)) * 16 + byte % 16;
+__device__ __forceinline__ float number_of(const uint32_t *words, int i) {
+  return kElementBytes == 4 ? __uint_as_float(words[i]) : pair_number_of(words, i);
+}
+
+// Where vector v of the thread's row r is: 16 bytes of each thread in turn.
+__device__ __forceinline__ uint32_t place_of(uint32_t stage, int r, int v, int thread) {
+  return stage + ((r * kVectors + v) * blockDim.x + thread) * 16;
+}
+
+// The same of element d of that row, which another of the row's threads may have.
+__device__ __forceinline__ uint32_t place_of_element(uint32_t stage, int r, int d) {
+  const int chunk = d / (kDim / 2), within = d % (kDim / 2), byte = within % kChunk * kElementBytes;
+  return place_of(stage, r, chunk * kVectors / 2 + byte / 16,
+                  threadIdx.x / kLanes * kLanes + within / kChunk) +
+         byte % 16;
 }
 
 // The thread's share of a tile on its way to shared memory, zeros where there is nothing. What
 // can't be copied so is loaded and stored.
-__device__ __forceinline__ void load_ahead(const fa3_quantize_params &p, const tile &t, int row,
-                                           int row_step, int lane, uint32_t stage) {
-  const char *from = (const char *)p.input.data + t.input * kElementBytes;
+__device__ __forceinline__ void load_ahead(const fa3_quantize_params &p, const tile &t,
+                                           uint32_t stage) {
+  const int row = threadIdx.x / kLanes, row_step = blockDim.x / kLanes;
+  const int64_t row_bytes = p.input.stride_row * kElementBytes;
+  const char *from = (const char *)p.input.data + t.input * kElementBytes + row * row_bytes;
   if (p.vector_input) {
 #pragma unroll
-    for (int r = 0; r < kRows; r++) {
-      const int64_t at = (row + r * row_step) * p.input.stride_row * kElementBytes;
+    for (int r = 0; r < kRows; r++, from += row_step * row_bytes)
 #pragma unroll
       for (int v = 0; v < kVectors; v++) {
-        const int byte = (v * p.lanes + lane) * 16;
-        const bool there = row + r * row_step < t.rows && byte < p.head_dim * kElementBytes;
-        copy_ahead(stage + part(r, v) + lane * 16,
-                   there ? from + at + byte : (const char *)p.input.data, there);
+        const int first = first_of(2 * v / kVectors) + v % (kVectors / 2) * (16 / kElementBytes);
+        copy_ahead(place_of(stage, r, v, threadIdx.x), from + first * kElementBytes,
+                   row + r * row_step < t.rows && first < p.head_dim);
       }
-    }
     return;
   }
 #pragma unroll 1
   for (int i = 0; i < kRows * kElements; i++) {
-    const int r = i / kElements, d = lane * kElements + i % kElements;
+    const int r = i / kElements, d = first_of(i / kChunk % 2) + i % kChunk;
     const bool there = row + r * row_step < t.rows && d < p.head_dim;
-    const int64_t at = (row + r * row_step) * p.input.stride_row + d;
-    store_shared_bits(place_of(p, stage, r, d * kElementBytes),
-                      there ? load_bits(from + at * kElementBytes) : 0);
+    store_shared_bits(place_of_element(stage, r, d),
+                      there ? load_bits(from + r * row_step * row_bytes + d * kElementBytes) : 0);
   }
 }
 
-// 16 elements of a row, as floats.
-__device__ __forceinline__ void read_row(const fa3_quantize_params &p, int r, int lane,
-                                         uint32_t stage, float (&x)[kElements]) {
+// The thread's elements of its row r, as floats.
+__device__ __forceinline__ void read_row(int r, uint32_t stage, float (&x)[kElements]) {
 #pragma unroll
   for (int v = 0; v < kVectors; v++) {
-    const uint4 raw = load_shared_vector(place_of(p, stage, r, (lane * kVectors + v) * 16));
+    const uint4 raw = load_shared_vector(place_of(stage, r, v, threadIdx.x));
     const uint32_t words[] = {raw.x, raw.y, raw.z, raw.w};
 #pragma unroll
     for (int i = 0; i < 16 / kElementBytes; i++)
-      x[v * 16 / kElementBytes + i] = number_of(kElementBytes == 4 ? words[i]
-                                                : i % 2            ? words[i / 2] >> 16
-                                                                   : words[i / 2] & 0xffff);
+      x[v * 16 / kElementBytes + i] = number_of(words, i);
   }
 }
 
-__device__ __forceinline__ float read_element(const fa3_quantize_params &p, int r, int d,
-                                              uint32_t stage) {
-  return number_of(load_shared_bits(place_of(p, stage, r, d * kElementBytes)));
+__device__ __forceinline__ float read_element(int r, int d, uint32_t stage) {
+  return number_of(load_shared_bits(place_of_element(stage, r, d)));
 }
 
 __device__ __forceinline__ float load_angle(const fa3_quantize_params &p, const void *data,
@@ -169,35 +190,79 @@ __device__ __forceinline__ float load_angle(const fa3_quantize_params &p, const 
   return p.float_tables ? ((const float *)data)[i] : number_of(((const uint16_t *)data)[i]);
 }
 
-// Rotary embedding of a row of the stage, with nothing rounded in between that the CPU does not
-// round. An element's other half of a pair is in the same warp. By way of shared memory, as a loop
-// can't count through registers.
-__device__ __forceinline__ void read_turned(const fa3_quantize_params &p, const tile &t, int r,
-                                            int row, int lane, uint32_t stage,
-                                            float (&x)[kElements]) {
-  const uint32_t turned = stage + part(kRows, 0) + lane * 16;
-  const int64_t position =
+// Four neighbouring angles' cosines or sines.
+__device__ __forceinline__ void load_angles(const fa3_quantize_params &p, const void *data,
+                                            int64_t i, float (&x)[4]) {
+  if (p.float_tables) {
+    const float4 four = __ldg((const float4 *)((const float *)data + i));
+    x[0] = four.x, x[1] = four.y, x[2] = four.z, x[3] = four.w;
+  } else {
+    const uint2 four = __ldg((const uint2 *)((const uint16_t *)data + i));
+    const uint32_t words[] = {four.x, four.y};
+#pragma unroll
+    for (int j = 0; j < 4; j++) x[j] = pair_number_of(words, j);
+  }
+}
+
+// Two elements of a row, turned, with nothing rounded in between that the CPU does not round.
+__device__ __forceinline__ void turn(float c, float s, float &first, float &second) {
+  const float x = first, y = second;
+  first = __fsub_rn(__fmul_rn(x, c), __fmul_rn(y, s));
+  second = __fadd_rn(__fmul_rn(x, s), __fmul_rn(y, c));
+}
+
+// Where the angles of a row are; -1: there are none, and the row is NaN.
+__device__ __forceinline__ int position_of(const fa3_quantize_params &p, const tile &t, int row) {
+  const int position =
       p.positions ? p.positions[t.positions + row * p.positions_stride_row] : t.row + row;
-  const bool known = position >= 0 && position < p.table_rows;
-  const int64_t cos = known ? position * p.cos.stride_row : 0;
-  const int64_t sin = known ? position * p.sin.stride_row : 0;
+  return position < p.table_rows ? position : -1;
+}
+
+// Rotary embedding where both elements of every pair are the thread's.
+__device__ __forceinline__ void turn_own(const fa3_quantize_params &p, int position,
+                                         float (&x)[kElements]) {
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    const int pair = p.interleaved ? first_of(half) / 2 : first_of(0) + 4 * half;
+    float cos[4] = {NAN, NAN, NAN, NAN}, sin[4] = {NAN, NAN, NAN, NAN};
+    if (pair >= p.pairs) continue;
+    if (position >= 0) {
+      load_angles(p, p.cos.data, position * p.cos.stride_row + pair, cos);
+      load_angles(p, p.sin.data, position * p.sin.stride_row + pair, sin);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      if (p.interleaved)
+        turn(cos[i], sin[i], x[half * kChunk + 2 * i], x[half * kChunk + 2 * i + 1]);
+      else
+        turn(cos[i], sin[i], x[4 * half + i], x[kChunk + 4 * half + i]);
+  }
+}
+
+// Rotary embedding of any pairs. An element's other half of a pair is in the same warp. By way of
+// shared memory, as a loop can't count through registers.
+__device__ __forceinline__ void read_turned(const fa3_quantize_params &p, int position, int r,
+                                            uint32_t stage, float (&x)[kElements]) {
+  const uint32_t turned = place_of(stage, kRows, 0, threadIdx.x);
+  const int64_t cos = position * p.cos.stride_row, sin = position * p.sin.stride_row;
 #pragma unroll 1
   for (int group = 0; group < kElements; group += 4) {
     float result[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-      const int d = lane * kElements + group + i;
+      const int d = first_of(group / kChunk) + group % kChunk + i;
       const bool second = p.interleaved ? d & 1 : d >= p.pairs;
       const int pair = p.interleaved ? d / 2 : second ? d - p.pairs : d;
       const int other = p.interleaved ? d ^ 1 : second ? d - p.pairs : d + p.pairs;
-      const float x = read_element(p, r, d, stage);
-      result[i] = x;
+      result[i] = read_element(r, d, stage);
       if (d >= 2 * p.pairs) continue;
-      const float y = read_element(p, r, other, stage);
-      const float c = known ? load_angle(p, p.cos.data, cos + pair) : NAN;
-      const float s = known ? load_angle(p, p.sin.data, sin + pair) : NAN;
-      result[i] = second ? __fadd_rn(__fmul_rn(y, s), __fmul_rn(x, c))
-                         : __fsub_rn(__fmul_rn(x, c), __fmul_rn(y, s));
+      float y = read_element(r, other, stage);
+      const float c = position >= 0 ? load_angle(p, p.cos.data, cos + pair) : NAN;
+      const float s = position >= 0 ? load_angle(p, p.sin.data, sin + pair) : NAN;
+      if (second)
+        turn(c, s, y, result[i]);
+      else
+        turn(c, s, result[i], y);
     }
     store_shared_floats(turned + group / 4 * blockDim.x * 16, result);
   }
@@ -208,74 +273,90 @@ __device__ __forceinline__ void read_turned(const fa3_quantize_params &p, const 
   }
 }
 
-// A thread's place in its row. Read anew, nothing that follows from it stays in registers from tile
-// to tile.
-__device__ __forceinline__ int lane_again(const fa3_quantize_params &p) {
-  return thread_again() & (p.lanes - 1);
-}
-
-// A row of the stage as floats, with rotary embedding.
-__device__ __forceinline__ void read(const fa3_quantize_params &p, const tile &t, int r, int row,
+// The thread's elements of a row of the stage, with rotary embedding.
+__device__ __forceinline__ void read(const fa3_quantize_params &p, const tile &t, int r,
                                      uint32_t stage, float (&x)[kElements]) {
-  if (p.pairs && row < t.rows)
-    read_turned(p, t, r, row, lane_again(p), stage, x);
-  else
-    read_row(p, r, lane_again(p), stage, x);
+  const int row = (threadIdx.x + r * blockDim.x) / kLanes;
+  if (!p.pairs || row >= t.rows) return read_row(r, stage, x);
+  const int position = position_of(p, t, row);
+  if (!p.own_pairs) return read_turned(p, position, r, stage, x);
+  read_row(r, stage, x);
+  turn_own(p, position, x);
 }
 
 // Of the Hadamard transform of the block of elements that d is in: the head dim's highest bit that
 // d lacks is the block's size.
 __device__ __forceinline__ float factor_of(int d, int head_dim) {
+  if (d >= head_dim) return 0.0f;
   const int log_size = 31 - __clz(head_dim ^ d);
   const uint32_t half = (uint32_t)(127 - log_size / 2) << 23;
   return __uint_as_float(half) * (log_size % 2 ? 0x1.6a09e6p-1f : 1.0f);
 }
 
-// The steps within a thread: 16 elements, of which `count` are there.
-template <bool kAll>
-__device__ __forceinline__ void transform_thread(int count, float (&x)[kRows][kElements]) {
+// The random signs of the thread's elements, a bit each.
+__device__ __forceinline__ uint32_t find_signs(const fa3_quantize_params &p) {
+  uint32_t signs = 0;
 #pragma unroll
-  for (int half = 1; half < kElements; half *= 2)
-#pragma unroll
-    for (int i = 0; i < kElements; i++)
-      if (!(i & half) && (kAll || (i & -2 * half) + 2 * half <= count))
-#pragma unroll
-        for (int r = 0; r < kRows; r++) {
-          const float a = x[r][i], b = x[r][i + half];
-          x[r][i] = __fadd_rn(a, b);
-          x[r][i + half] = __fsub_rn(a, b);
-        }
+  for (int chunk = 0; chunk < 2; chunk++) {
+    const int first = first_of(chunk);
+    signs |= (uint32_t)(p.signs[first / 64] >> first % 64 & 0xff) << chunk * kChunk;
+  }
+  return signs;
 }
 
-// Random signs and the Hadamard transform, in the CPU's order.
-__device__ __forceinline__ void rotate(const fa3_quantize_params &p, int first,
-                                       float (&x)[kRows][kElements]) {
-  const int count = p.head_dim - first;
-  const uint32_t signs = (uint32_t)(p.signs[first / 64 % 4] >> first % 64);
-  float factor = first < p.head_dim ? factor_of(first, p.head_dim) : 0;
+// A step of the Hadamard transform on two of the thread's own elements.
+__device__ __forceinline__ void add_and_subtract(float &a, float &b) {
+  const float x = a, y = b;
+  a = __fadd_rn(x, y);
+  b = __fsub_rn(x, y);
+}
+
+// Random signs, and what makes the transform orthonormal.
+template <bool kWhole>
+__device__ __forceinline__ void multiply(const fa3_quantize_params &p, uint32_t signs,
+                                         float (&x)[kRows][kElements]) {
+  float factor = factor_of(0, kDim);
 #pragma unroll
   for (int i = 0; i < kElements; i++) {
-    if (count < kElements && i > 0 && i < count) factor = factor_of(first + i, p.head_dim);
+    if (!kWhole) factor = factor_of(first_of(i / kChunk) + i % kChunk, p.head_dim);
     const float f = __uint_as_float(__float_as_uint(factor) ^ (signs << (31 - i) & 0x80000000));
 #pragma unroll
     for (int r = 0; r < kRows; r++) x[r][i] = __fmul_rn(x[r][i], f);
   }
-  if (count >= kElements || count <= 0)
-    transform_thread<true>(count, x);
-  else
-    transform_thread<false>(count, x);
-#pragma unroll 1
-  for (int half = kElements; 2 * half <= p.head_dim; half *= 2) {
-    const bool whole = (first & -2 * half) + 2 * half <= p.head_dim;
-    const float sign = first & half ? -1.0f : 1.0f;
+}
+
+// The Hadamard transform of a row, in the CPU's order. Without kWhole the head dim may be less than
+// kDim: a step is made where its pair of blocks is there.
+template <bool kWhole>
+__device__ __forceinline__ void transform(const fa3_quantize_params &p, float (&x)[kElements]) {
+#pragma unroll
+  for (int half = 1; half < kChunk; half *= 2)
 #pragma unroll
     for (int i = 0; i < kElements; i++)
+      if (!(i & half) &&
+          (kWhole || first_of(i / kChunk) + (i % kChunk & -2 * half) + 2 * half <= p.head_dim))
+        add_and_subtract(x[i], x[i + half]);
 #pragma unroll
-      for (int r = 0; r < kRows; r++) {
-        const float y = __shfl_xor_sync(0xffffffff, x[r][i], half / kElements);
-        if (whole) x[r][i] = __fmaf_rn(x[r][i], sign, y); /* the sum, rounded once */
-      }
+  for (int half = kChunk; half < kDim / 2; half *= 2) {
+    const float sign = first_of(0) & half ? -1.0f : 1.0f;
+#pragma unroll
+    for (int i = 0; i < kElements; i++) {
+      const bool there = kWhole || (first_of(i / kChunk) & -2 * half) + 2 * half <= p.head_dim;
+      const float y = __shfl_xor_sync(0xffffffff, x[i], half / kChunk);
+      if (there) x[i] = __fmaf_rn(x[i], sign, y); /* the sum, rounded once */
+    }
   }
+  if (kWhole)
+#pragma unroll
+    for (int i = 0; i < kChunk; i++) add_and_subtract(x[i], x[kChunk + i]);
+}
+
+template <bool kWhole>
+__device__ __forceinline__ void rotate(const fa3_quantize_params &p, uint32_t signs,
+                                       float (&x)[kRows][kElements]) {
+  multiply<kWhole>(p, signs, x);
+#pragma unroll
+  for (int r = 0; r < kRows; r++) transform<kWhole>(p, x[r]);
 }
 
 // The largest finite magnitude.
@@ -292,9 +373,10 @@ __device__ __forceinline__ float largest_of(const float (&x)[kElements]) {
   return most;
 }
 
-// A normal number, as on the CPU.
+// A normal number, as on the CPU: the largest over 448, divided as below.
 __device__ __forceinline__ float scale_for(float largest) {
-  return fmaxf(__fdiv_rn(largest, 448), 0x1p-126f);
+  const float inverse = 1.0f / 448.0f, near = __fmul_rn(largest, inverse);
+  return fmaxf(__fmaf_rn(__fmaf_rn(-448.0f, near, largest), inverse, near), 0x1p-126f);
 }
 
 // Division by a scale, correctly rounded: the quotient by its inverse is corrected once (Markstein,
@@ -320,71 +402,76 @@ __device__ __forceinline__ float divide(float x, const divisor &by) {
   return __fmaf_rn(-too_much, by.inverse, near);
 }
 
-__device__ __forceinline__ void store_codes(const fa3_quantize_params &p, const tile &t, int row,
-                                            int first, const uint32_t (&codes)[kElements / 4]) {
-  if (row >= t.rows || first >= p.head_dim) return;
-  char *to = (char *)p.codes.data + t.codes + row * p.codes.stride_row + first;
-  if (p.vector_codes && first + kElements <= p.head_dim) {
-    *(uint4 *)to = make_uint4(codes[0], codes[1], codes[2], codes[3]);
-    return;
-  }
-  const uint64_t low = (uint64_t)codes[1] << 32 | codes[0];
-  const uint64_t high = (uint64_t)codes[3] << 32 | codes[2];
+// The thread's codes of a row that begins at `to`.
+__device__ __forceinline__ void store_codes(const fa3_quantize_params &p, char *to,
+                                            const uint32_t (&codes)[kElements / 4]) {
+#pragma unroll
+  for (int chunk = 0; chunk < 2; chunk++) {
+    const int first = first_of(chunk);
+    const uint64_t eight = (uint64_t)codes[2 * chunk + 1] << 32 | codes[2 * chunk];
+    if (p.vector_codes) {
+      if (first < p.head_dim) *(uint64_t *)(to + first) = eight;
+      continue;
+    }
 #pragma unroll 1
-  for (int i = 0; i < kElements && first + i < p.head_dim; i++)
-    to[i] = (char)((i < 8 ? low : high) >> i % 8 * 8);
+    for (int i = 0; i < kChunk && first + i < p.head_dim; i++)
+      to[first + i] = (char)(eight >> i * 8);
+  }
 }
 
 struct shared {
   unsigned largest[4][FA3_QUANTIZE_TILE_ROWS];  // of each scale of a tile; bits of floats
   tile tiles[4];                                // this one, two that come, and the last
-  double sums[kMostDim];                        // of the block's rows
-  float mean[kMostDim];
+  double sums[kDim];                            // of the block's rows
+  float mean[kDim];
   uint16_t slot[FA3_QUANTIZE_TILE_ROWS];  // of the tile's scales, for each of its rows
 };
 
 // Of the sequence's rows, in an order of its own: a thread's rows, a warp's threads, a block's
 // warps, a cluster's blocks.
 __device__ __forceinline__ void find_mean(const fa3_quantize_params &p, shared &s,
-                                          double *warp_sums, int begin, int end, int step, int row,
-                                          int row_step, int lane, uint32_t stage) {
+                                          double *warp_sums, int begin, int end, int step,
+                                          uint32_t stage) {
   double sums[kElements];
 #pragma unroll
   for (int i = 0; i < kElements; i++) sums[i] = 0;
   tile t = find_tile(p, begin);
-  load_ahead(p, t, row, row_step, lane, stage);
+  load_ahead(p, t, stage);
 #pragma unroll 1
   for (int index = begin; index < end; index += step) {
-    float x[kRows][kElements];
     wait_for_copies();
     __syncwarp();
 #pragma unroll
-    for (int r = 0; r < kRows; r++) read(p, t, r, row + r * row_step, stage, x[r]);
-    __syncwarp();
-    t = find_tile(p, min(index + step, end - 1));
-    if (index + step < end) load_ahead(p, t, row, row_step, lane, stage);
+    for (int r = 0; r < kRows; r++) {
+      float x[kElements];
+      read(p, t, r, stage, x);
+      if (r == kRows - 1) {
+        __syncwarp();
+        t = find_tile(p, min(index + step, end - 1));
+        if (index + step < end) load_ahead(p, t, stage);
+      }
 #pragma unroll
-    for (int r = 0; r < kRows; r++)
-#pragma unroll
-      for (int i = 0; i < kElements; i++) sums[i] += (double)x[r][i];
+      for (int i = 0; i < kElements; i++) sums[i] += (double)x[i];
+    }
   }
-  for (int offset = p.lanes; offset < 32; offset *= 2)
+#pragma unroll
+  for (int offset = kLanes; offset < 32; offset *= 2)
 #pragma unroll
     for (int i = 0; i < kElements; i++) sums[i] += __shfl_xor_sync(0xffffffff, sums[i], offset);
   __syncthreads(); /* all have read what they had in the stages */
 #pragma unroll
   for (int i = 0; i < kElements; i++)
-    if (threadIdx.x % 32 < p.lanes)
-      warp_sums[threadIdx.x / 32 * kMostDim + lane * kElements + i] = sums[i];
+    if (threadIdx.x % 32 < kLanes)
+      warp_sums[threadIdx.x / 32 * kDim + first_of(i / kChunk) + i % kChunk] = sums[i];
   __syncthreads();
-  for (int d = threadIdx.x; d < p.head_dim; d += blockDim.x) {
+  for (int d = threadIdx.x; d < kDim; d += blockDim.x) {
     double sum = 0;
-    for (int w = 0; w < blockDim.x / 32; w++) sum += warp_sums[w * kMostDim + d];
+    for (int w = 0; w < blockDim.x / 32; w++) sum += warp_sums[w * kDim + d];
     s.sums[d] = sum;
   }
   cluster_sync();
   const int rows = fa3_find_sequence(&p.sequences, t.batch).mask.queries;
-  for (int d = threadIdx.x; d < kMostDim; d += blockDim.x) {
+  for (int d = threadIdx.x; d < kDim; d += blockDim.x) {
     double sum = 0;
     for (int rank = 0; rank < step && d < p.head_dim; rank++)
       sum += cluster_load_double(cluster_map((uint32_t)__cvta_generic_to_shared(&s.sums[d]), rank));
@@ -406,13 +493,48 @@ __device__ __forceinline__ void write_scales(const fa3_quantize_params &p, const
   }
 }
 
+// Raises what the scales of the thread's rows need.
+__device__ __forceinline__ void raise_largest(const float (&x)[kRows][kElements], int rows,
+                                              bool one_scale, const uint16_t *slots,
+                                              unsigned *largest) {
+  const int row = threadIdx.x / kLanes, row_step = blockDim.x / kLanes;
+  unsigned most = 0; /* of the bits, which are in the order of the floats */
+#pragma unroll
+  for (int r = 0; r < kRows; r++) {
+    const bool there = row + r * row_step < rows;
+    const unsigned here = there ? __float_as_uint(largest_of(x[r])) : 0;
+    most = max(most, here);
+    if (one_scale) continue;
+#pragma unroll
+    for (int offset = kLanes / 2; offset > 0; offset /= 2)
+      most = max(most, __shfl_xor_sync(0xffffffff, most, offset));
+    if (threadIdx.x % kLanes == 0 && there) atomicMax(&largest[slots[row + r * row_step]], most);
+    most = 0;
+  }
+  if (!one_scale) return;
+  most = __reduce_max_sync(0xffffffff, most);
+  if (threadIdx.x % 32 == 0) atomicMax(largest, most);
+}
+
+__device__ __forceinline__ void encode(const fa3_quantize_params &p, const divisor &by, char *to,
+                                       float (&x)[kElements]) {
+  if (by.shift != 1)
+#pragma unroll
+    for (int i = 0; i < kElements; i++) x[i] = __fmul_rn(x[i], by.shift);
+  uint32_t codes[kElements / 4];
+#pragma unroll
+  for (int i = 0; i < kElements; i += 4)
+    codes[i / 4] = pack_codes(divide(x[i], by), divide(x[i + 1], by), divide(x[i + 2], by),
+                              divide(x[i + 3], by));
+  store_codes(p, to, codes);
+}
+
 extern "C" __global__ void __launch_bounds__(FA3_QUANTIZE_THREADS, 1)
     quantize(const __grid_constant__ fa3_quantize_params p) {
   extern __shared__ __align__(16) unsigned char stages[];
   __shared__ shared s;
-  const uint32_t stage = (uint32_t)__cvta_generic_to_shared(stages) + (threadIdx.x & -p.lanes) * 16;
-  const int lane = threadIdx.x & (p.lanes - 1), first = lane * kElements;
-  const int row = threadIdx.x / p.lanes, row_step = blockDim.x / p.lanes;
+  const uint32_t stage = (uint32_t)__cvta_generic_to_shared(stages);
+  const int row = threadIdx.x / kLanes, row_step = blockDim.x / kLanes;
   int begin = blockIdx.x, end = p.batches * p.heads * p.tiles, step = gridDim.x;
   if (p.subtract_mean) {
     step = cluster_size();
@@ -422,18 +544,20 @@ extern "C" __global__ void __launch_bounds__(FA3_QUANTIZE_THREADS, 1)
   }
   const bool own = p.from == FA3_QUANTIZE_OF_TILE && p.scale_rows;
   const int slot_rows = own ? min(p.scale_rows, p.tile_rows) : p.tile_rows;
+  const bool one_scale = slot_rows >= p.tile_rows;
   for (int i = threadIdx.x; i < FA3_QUANTIZE_TILE_ROWS; i += blockDim.x)
     s.largest[0][i] = s.largest[1][i] = s.largest[2][i] = s.largest[3][i] = 0;
   for (int i = threadIdx.x; i < kRows * row_step; i += blockDim.x) s.slot[i] = i / slot_rows;
+  const uint32_t signs = find_signs(p);
   wait_for_prior_grids();
   if (threadIdx.x < 3 && begin + (int)threadIdx.x * step < end)
     s.tiles[threadIdx.x] = find_tile(p, begin + threadIdx.x * step);
   if (p.subtract_mean)
-    find_mean(p, s, (double *)stages, begin, end, step, row, row_step, lane, stage);
+    find_mean(p, s, (double *)stages, begin, end, step, stage);
   else
     __syncthreads();
 
-  load_ahead(p, s.tiles[0], row, row_step, lane, stage);
+  load_ahead(p, s.tiles[0], stage);
   int turn_of = 0;
 #pragma unroll 1
   for (int index = begin; index < end; index += step, turn_of = (turn_of + 1) % 4) {
@@ -442,64 +566,43 @@ extern "C" __global__ void __launch_bounds__(FA3_QUANTIZE_THREADS, 1)
     wait_for_copies();
     __syncwarp();
 #pragma unroll
-    for (int r = 0; r < kRows; r++) read(p, s.tiles[turn_of], r, row + r * row_step, stage, x[r]);
+    for (int r = 0; r < kRows; r++) read(p, s.tiles[turn_of], r, stage, x[r]);
     __syncwarp();
-    if (index + step < end) {
-      const tile next = s.tiles[(turn_of + 1) % 4];
-      load_ahead(p, next, row, row_step, lane, stage);
-    }
+    if (index + step < end) load_ahead(p, s.tiles[(turn_of + 1) % 4], stage);
     if (p.subtract_mean)
 #pragma unroll
       for (int i = 0; i < kElements; i++) {
-        const float mean = s.mean[first + i];
+        const float mean = s.mean[first_of(i / kChunk) + i % kChunk];
 #pragma unroll
         for (int r = 0; r < kRows; r++) x[r][i] = __fsub_rn(x[r][i], mean);
       }
-    if (p.rotate) rotate(p, lane_again(p) * kElements, x);
-
-    if (p.from != FA3_QUANTIZE_USE) {
-#pragma unroll
-      for (int r = 0; r < kRows; r++) {
-        float largest = largest_of(x[r]);
-        for (int offset = p.lanes / 2; offset > 0; offset /= 2)
-          largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, offset));
-        if (lane == 0 && row + r * row_step < rows)
-          atomicMax(&s.largest[turn_of][s.slot[row + r * row_step]], __float_as_uint(largest));
-      }
-    }
+    if (p.rotate && p.head_dim == kDim) rotate<true>(p, signs, x);
+    if (p.rotate && p.head_dim < kDim) rotate<false>(p, signs, x);
+    if (p.from != FA3_QUANTIZE_USE) raise_largest(x, rows, one_scale, s.slot, s.largest[turn_of]);
     /* From here on nobody reads what is of the last tile, which makes room for that after the next
      * two. A warp at a time finds where it is. */
     __syncthreads();
     const int last = (turn_of + 3) % 4;
     if (threadIdx.x == turn_of * 32 && index + 3 * step < end)
       s.tiles[last] = find_tile(p, index + 3 * step);
-    const tile now = s.tiles[turn_of];
+    const tile &now = s.tiles[turn_of];
     if (p.from != FA3_QUANTIZE_USE) {
       write_scales(p, now, s.largest[turn_of], slot_rows);
       for (int i = threadIdx.x; i * slot_rows < p.tile_rows; i += blockDim.x)
         s.largest[last][i] = 0;
     }
-    if (p.from != FA3_QUANTIZE_FIND) {
-      divisor by = make_divisor(1);
+    if (p.from == FA3_QUANTIZE_FIND) continue;
+    char *to = (char *)p.codes.data + now.codes + row * p.codes.stride_row;
+    divisor by = make_divisor(1);
 #pragma unroll
-      for (int r = 0; r < kRows; r++) {
-        const int place = row + r * row_step;
-        if (p.from == FA3_QUANTIZE_OF_TILE) {
-          if (r == 0 || s.slot[place] != s.slot[place - row_step])
-            by = make_divisor(scale_for(__uint_as_float(s.largest[turn_of][s.slot[place]])));
-        } else if (r == 0 && rows > 0) {
-          by = make_divisor(((const float *)p.scale.data)[now.scale]);
-        }
-        if (by.shift != 1)
-#pragma unroll
-          for (int i = 0; i < kElements; i++) x[r][i] = __fmul_rn(x[r][i], by.shift);
-        uint32_t codes[kElements / 4];
-#pragma unroll
-        for (int i = 0; i < kElements; i += 4)
-          codes[i / 4] = pack_codes(divide(x[r][i], by), divide(x[r][i + 1], by),
-                                    divide(x[r][i + 2], by), divide(x[r][i + 3], by));
-        store_codes(p, now, place, first, codes);
-      }
+    for (int r = 0; r < kRows; r++, to += row_step * p.codes.stride_row) {
+      if (row + r * row_step >= rows) break;
+      if (p.from == FA3_QUANTIZE_OF_TILE && (r == 0 || !one_scale))
+        by = make_divisor(
+            scale_for(__uint_as_float(s.largest[turn_of][s.slot[row + r * row_step]])));
+      if (p.from == FA3_QUANTIZE_USE && r == 0)
+        by = make_divisor(((const float *)p.scale.data)[now.scale]);
+      encode(p, by, to, x[r]);
     }
   }
 }

@@ -7,6 +7,7 @@
 
 #include <stdint.h>
 
+#include "operand.h"
 #include "sequence.h"
 
 enum {
@@ -27,31 +28,22 @@ enum {
   FA3_QUANTIZE_USE      /* it is read */
 };
 
-/* Strides in elements. */
-typedef struct {
-  void *data;
-  int64_t stride_batch;
-  int64_t stride_row; /* of scales: from a block of rows to the next one */
-  int64_t stride_head;
-} fa3_quantize_tensor;
-
 /* quantize: a grid of no more blocks than there are tiles, or of a cluster for each head of a
  * sequence. quantize_clear, before FA3_QUANTIZE_FIND: a thread for each scale. */
 typedef struct {
-  fa3_quantize_tensor input, codes, scale;
-  fa3_quantize_tensor cos, sin; /* of `pairs` elements; 0: nothing is turned */
-  const int *positions;         /* may be null */
+  fa3_operand input, codes, scale;
+  fa3_operand cos, sin; /* of `pairs` elements; 0: nothing is turned */
+  const int *positions; /* may be null */
   int64_t positions_stride_batch, positions_stride_row;
   fa3_sequences sequences;
   int batches, heads, head_dim;
-  int lanes; /* that a row has in a warp: a power of two */
-  int log_lanes;
   int scale_rows; /* that share one; 0: all of a sequence */
   int tile_rows;
   int span_rows, span_tiles; /* tiles begin anew after so many rows: so many tiles later */
   int tiles;                 /* of a head of the longest sequence */
   int from;                  /* where a scale comes from */
   int pairs, table_rows, interleaved;
+  int own_pairs;                  /* a thread has both elements of each, and four angles at once */
   int float_tables;               /* or as the input */
   int vector_input, vector_codes; /* whether 16 elements are loaded and stored 16 bytes at a time */
   int subtract_mean, rotate;

@@ -5,6 +5,7 @@
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
 #include "cuda/limits.h"
+#include "cuda/operands.h"
 #include "cuda/scales.h"
 #include "cuda/sequences.h"
 #include "error.h"
@@ -18,6 +19,13 @@ fa3_status supports_append(const fa3_capability *capability) {
   return FA3_OK; /* what the header allows */
 }
 
+enum { MOST_HEADS = MAX_GRID * FA3_APPEND_WARPS };
+
+/* Of a row: of the new key, of the new value and of the query. */
+static int64_t row_heads(const struct problem *problem) {
+  return 2 * problem->heads_k + problem->query.heads;
+}
+
 fa3_status plan_append(const struct problem *problem, const struct cuda_facts *facts,
                        struct cuda_plan *plan) {
   *plan = (struct cuda_plan){.helper = find_kernel(&(struct kernel_need){
@@ -26,21 +34,17 @@ fa3_status plan_append(const struct problem *problem, const struct cuda_facts *f
   if (problem->batch > MAX_GRID)
     return set_error(FA3_UNSUPPORTED, "%" PRId64 " sequences: the append kernel takes up to %d",
                      problem->batch, MAX_GRID);
-  const int64_t sizes[] = {problem->heads_k, problem->query.heads, problem->head_dim,
-                           problem->value_head_dim};
-  for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
-    if (sizes[i] > MAX_TILES)
+  const int64_t dims[] = {problem->head_dim, problem->value_head_dim};
+  for (size_t i = 0; i < sizeof dims / sizeof *dims; i++)
+    if (dims[i] > MAX_TILES)
       return set_error(FA3_UNSUPPORTED,
-                       "%" PRId64 " heads, or elements of one: the append kernel takes %d",
-                       sizes[i], MAX_TILES);
+                       "%" PRId64 " elements of a head: the append kernel takes %d", dims[i],
+                       MAX_TILES);
+  if (row_heads(problem) > MOST_HEADS)
+    return set_error(FA3_UNSUPPORTED,
+                     "%" PRId64 " heads of key, value and query: the append kernel takes %d",
+                     row_heads(problem), MOST_HEADS);
   return FA3_OK;
-}
-
-static fa3_append_tensor make_tensor(const struct operand *operand) {
-  return (fa3_append_tensor){.data = operand->data,
-                             .stride_batch = operand->stride_batch,
-                             .stride_row = operand->stride_row,
-                             .stride_head = operand->stride_head};
 }
 
 static int element_kind(fa3_dtype dtype) {
@@ -59,14 +63,14 @@ fa3_status launch_append(
   const bool paged = problem->features & FA3_FEATURE_PAGE_TABLE;
   const struct operand *positions = &problem->positions;
   fa3_append_params params = {
-      .new_key = make_tensor(&problem->new_key),
-      .new_value = make_tensor(&problem->new_value),
-      .key = make_tensor(&problem->key),
-      .value = make_tensor(&problem->value),
-      .query = make_tensor(&problem->query),
-      .rotated_query = make_tensor(&problem->rotated_query),
-      .cos = make_tensor(&problem->rotary_cos),
-      .sin = make_tensor(&problem->rotary_sin),
+      .new_key = make_operand(&problem->new_key),
+      .new_value = make_operand(&problem->new_value),
+      .key = make_operand(&problem->key),
+      .value = make_operand(&problem->value),
+      .query = make_operand(&problem->query),
+      .rotated_query = make_operand(&problem->rotated_query),
+      .cos = make_operand(&problem->rotary_cos),
+      .sin = make_operand(&problem->rotary_sin),
       .positions = (const int *)(void *)positions->data,
       .positions_stride_batch = positions->stride_batch,
       .positions_stride_row = positions->stride_row,
@@ -92,7 +96,7 @@ fa3_status launch_append(
   if (longest == 0 || problem->batch == 0) return FA3_OK;
   const struct grid grid = {.x = (unsigned)longest,
                             .y = (unsigned)problem->batch,
-                            .z = 1,
+                            .z = (unsigned)divide_up(row_heads(problem), FA3_APPEND_WARPS),
                             .threads = FA3_APPEND_THREADS,
                             .dependent = true};
   return launch_kernel(scope, plan->helper, 0, &grid, &params);

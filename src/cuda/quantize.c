@@ -5,6 +5,7 @@
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
 #include "cuda/limits.h"
+#include "cuda/operands.h"
 #include "cuda/sequences.h"
 #include "error.h"
 #include "integer.h"
@@ -49,7 +50,8 @@ static int64_t threads_for_rows(int64_t lanes) {
 }
 
 /* Tiles of one scale or several, if a block holds so many rows; else several of one. */
-static void deal_rows(const struct problem *problem, int64_t longest, struct quantize_plan *plan) {
+static void deal_rows(const struct problem *problem, const struct kernel *kernel, int64_t longest,
+                      struct quantize_plan *plan) {
   const int64_t rows = problem->codes_scale_rows;
   const struct operand *scale = &problem->codes_scale;
   const bool of_all = !rows && scale->batch * scale->heads < problem->batch * problem->heads_q;
@@ -57,8 +59,7 @@ static void deal_rows(const struct problem *problem, int64_t longest, struct qua
                                (int64_t)fa3_dtype_size(problem->input.dtype);
   int64_t most_threads = FA3_QUANTIZE_STAGE_BYTES / thread_bytes;
   const int64_t shared = rows ? smaller(rows, longest) : longest;
-  int64_t lanes = 1;
-  while (lanes * FA3_QUANTIZE_ELEMENTS < problem->head_dim) lanes *= 2;
+  const int64_t lanes = kernel->head_dim / FA3_QUANTIZE_ELEMENTS;
   most_threads = smaller(most_threads, threads_for_rows(lanes));
   /* Two blocks of a multiprocessor hide each other's waiting. */
   int64_t threads = smaller(FA3_QUANTIZE_THREADS / 2, threads_for_rows(lanes));
@@ -66,7 +67,6 @@ static void deal_rows(const struct problem *problem, int64_t longest, struct qua
     threads = most_threads;
   const int64_t held = rows_of_block(threads, lanes);
   plan->threads = (int32_t)threads;
-  plan->lanes = (int32_t)lanes;
   plan->apart = of_all || shared > held;
   if (plan->apart)
     plan->tile_rows = (int32_t)held;
@@ -83,10 +83,11 @@ fa3_status plan_quantize(const struct problem *problem, const struct cuda_facts 
   *plan = (struct cuda_plan){
       .helper = find_kernel(&(struct kernel_need){.kind = &quantize_kind,
                                                   .architecture = facts->architecture,
-                                                  .dtype = problem->input.dtype})};
+                                                  .dtype = problem->input.dtype,
+                                                  .head_dim = problem->head_dim})};
   TRY(check_lengths(problem));
   if (!has_elements(&problem->input) || !problem->batch || !longest) return FA3_OK;
-  deal_rows(problem, longest, ours);
+  deal_rows(problem, plan->helper, longest, ours);
   const int64_t tiles = divide_up(longest, ours->span_rows) * ours->span_tiles;
   int64_t heads, all;
   if (__builtin_mul_overflow(problem->batch, problem->heads_q, &heads) ||
@@ -100,30 +101,37 @@ fa3_status plan_quantize(const struct problem *problem, const struct cuda_facts 
   ours->blocks = (int32_t)smaller(all, at_once);
   if (!problem->subtract_mean) return FA3_OK;
   int64_t cluster = 1;
-  while (cluster < LARGEST_CLUSTER && 2 * cluster <= tiles && 2 * cluster * heads <= at_once)
+  while (cluster < LARGEST_CLUSTER && 2 * cluster <= tiles &&
+         (10 * cluster * heads < 9 * (int64_t)facts->multiprocessors ||
+          (cluster == 1 && 2 * heads <= at_once)))
     cluster *= 2;
   ours->cluster = (int32_t)cluster;
   ours->blocks = (int32_t)(heads * cluster);
   return FA3_OK;
 }
 
-static fa3_quantize_tensor make_tensor(const struct operand *operand) {
-  return (fa3_quantize_tensor){.data = operand->data,
-                               .stride_batch = operand->stride_batch,
-                               .stride_row = operand->stride_row,
-                               .stride_head = operand->stride_head};
+/* Whether a table's angles can be loaded four at a time. */
+static bool in_fours(const struct operand *table) {
+  const int64_t bytes = 4 * (int64_t)fa3_dtype_size(table->dtype);
+  return (intptr_t)table->data % bytes == 0 && table->stride_row % 4 == 0;
 }
 
-static fa3_quantize_params make_params(const struct problem *problem,
+static bool own_pairs(const struct problem *problem, const struct kernel *kernel) {
+  const int64_t pairs = problem->rotary_cos.dim;
+  return pairs && in_fours(&problem->rotary_cos) && in_fours(&problem->rotary_sin) &&
+         (problem->interleaved ? pairs % 4 == 0 : 2 * pairs == kernel->head_dim);
+}
+
+static fa3_quantize_params make_params(const struct problem *problem, const struct kernel *kernel,
                                        const struct quantize_plan *plan) {
   const struct operand *input = &problem->input, *positions = &problem->positions;
   const int64_t vector = 16 / (int64_t)fa3_dtype_size(input->dtype);
   fa3_quantize_params params = {
-      .input = make_tensor(input),
-      .codes = make_tensor(&problem->codes),
-      .scale = make_tensor(&problem->codes_scale),
-      .cos = make_tensor(&problem->rotary_cos),
-      .sin = make_tensor(&problem->rotary_sin),
+      .input = make_operand(input),
+      .codes = make_operand(&problem->codes),
+      .scale = make_operand(&problem->codes_scale),
+      .cos = make_operand(&problem->rotary_cos),
+      .sin = make_operand(&problem->rotary_sin),
       .positions = (const int *)(void *)positions->data,
       .positions_stride_batch = positions->stride_batch,
       .positions_stride_row = positions->stride_row,
@@ -131,8 +139,6 @@ static fa3_quantize_params make_params(const struct problem *problem,
       .batches = (int)problem->batch,
       .heads = (int)problem->heads_q,
       .head_dim = (int)problem->head_dim,
-      .lanes = plan->lanes,
-      .log_lanes = __builtin_ctz((unsigned)plan->lanes),
       .scale_rows = (int)smaller(problem->codes_scale_rows, problem->rows_q + 1),
       .tile_rows = plan->tile_rows,
       .span_rows = plan->span_rows,
@@ -140,6 +146,7 @@ static fa3_quantize_params make_params(const struct problem *problem,
       .tiles = plan->tiles,
       .pairs = (int)problem->rotary_cos.dim,
       .table_rows = (int)smaller(problem->rotary_cos.rows, INT32_MAX),
+      .own_pairs = own_pairs(problem, kernel),
       .float_tables = problem->rotary_cos.dtype == FA3_FLOAT32,
       .interleaved = problem->interleaved,
       .vector_input = fits_copy_engine(input) && problem->head_dim % vector == 0,
@@ -188,7 +195,7 @@ fa3_status launch_quantize(
     char *workspace) {
   (void)workspace;
   if (!plan->quantize.tiles) return FA3_OK;
-  fa3_quantize_params params = make_params(problem, &plan->quantize);
+  fa3_quantize_params params = make_params(problem, plan->helper, &plan->quantize);
   if (!plan->quantize.apart) return launch_tiles(scope, plan, &params);
   params.from = FA3_QUANTIZE_FIND;
   TRY(clear_scales(scope, plan, &params));

@@ -7,7 +7,6 @@
 
 struct quantize_plan {
   int32_t threads;
-  int32_t lanes;      /* of a warp, that have a row */
   int32_t tile_rows;  /* of a head, that a block works on at a time */
   int32_t span_rows;  /* after so many tiles begin anew: those of a scale, or of a tile */
   int32_t span_tiles; /* in each of these */

@@ -1,5 +1,5 @@
-/* A cache on a GPU: appends and combinations against the CPU's, lengths that change between the
- * replays of a graph, and results that do not depend on the batch. Everything is in page-locked
+/* A cache on a GPU: mixed batches and combinations against the CPU's, lengths that change between
+ * the replays of a graph, and results that do not depend on the batch. Everything is in page-locked
  * memory, which both engines take. */
 #include <math.h>
 #include <stdio.h>
@@ -22,7 +22,6 @@ enum {
   PAGES = 1200,
   ROWS = PAGES * PAGE_SIZE,
   LONGEST = PAGE_SIZE * COLUMNS,
-  NEW = 5,
   ROW_K = HEADS_K * HEAD_DIM,
   ROW_Q = HEADS_Q * HEAD_DIM
 };
@@ -31,16 +30,11 @@ static const fa3_device cuda = {FA3_CUDA, 0};
 
 struct cache {
   uint16_t key[ROWS * ROW_K], value[ROWS * ROW_K];
-  uint16_t other_key[ROWS * ROW_K], other_value[ROWS * ROW_K];
   uint8_t key_codes[ROWS * ROW_K], value_codes[ROWS * ROW_K];
-  uint8_t other_key_codes[ROWS * ROW_K], other_value_codes[ROWS * ROW_K];
   float key_scale[ROWS * HEADS_K], value_scale[ROWS * HEADS_K];
-  float other_key_scale[ROWS * HEADS_K], other_value_scale[ROWS * HEADS_K];
   uint8_t query_codes[BATCH * ROW_Q];
   float query_scale[BATCH * HEADS_Q];
   uint16_t query[BATCH * ROW_Q], output[BATCH * ROW_Q], other_output[BATCH * ROW_Q];
-  uint16_t new_key[BATCH * NEW * ROW_K], new_value[BATCH * NEW * ROW_K];
-  float cos[LONGEST * HEAD_DIM / 2], sin[LONGEST * HEAD_DIM / 2];
   float partial[4 * BATCH * ROW_Q], partial_lse[4 * BATCH * HEADS_Q];
   float lse[BATCH * HEADS_Q], other_lse[BATCH * HEADS_Q];
   int32_t page_table[BATCH * COLUMNS];
@@ -80,7 +74,7 @@ static void new_lengths(struct rng *rng) {
   for (int b = 0; b < BATCH; b++) {
     const bool edge = rng_chance(rng, 0.3);
     cache->used[b] = (int32_t)(edge ? PAGE_SIZE * rng_between(rng, 0, COLUMNS - 1)
-                                    : rng_between(rng, 0, LONGEST - NEW));
+                                    : rng_between(rng, 0, LONGEST));
     for (int i = 0; i < COLUMNS; i++)
       cache->page_table[b * COLUMNS + i] = (int32_t)rng_between(rng, 0, PAGES - 1);
   }
@@ -98,13 +92,6 @@ static int open_cache(void **state) {
   fill_codes(cache->value_codes, cache->value_scale, ROWS * HEADS_K, &rng);
   fill_codes(cache->query_codes, cache->query_scale, BATCH * HEADS_Q, &rng);
   fill(cache->query, sizeof cache->query, &rng);
-  fill(cache->new_key, sizeof cache->new_key, &rng);
-  fill(cache->new_value, sizeof cache->new_value, &rng);
-  for (int i = 0; i < LONGEST * HEAD_DIM / 2; i++) {
-    const double angle = 10 * rng_normal(&rng);
-    cache->cos[i] = (float)cos(angle);
-    cache->sin[i] = (float)sin(angle);
-  }
   new_lengths(&rng);
   return 0;
 }
@@ -204,7 +191,8 @@ static void compare_batches(int kind) {
   fa3_forward_args all = forward_of(kind, 0, BATCH, cache->other_output);
   all.split_keys = 128;
   if (fa3_forward(&all)) fail_msg("%s", fa3_last_error());
-  for (int64_t batch = 1; batch <= BATCH; batch++) {
+  const int trials = gpu_trials(BATCH);
+  for (int64_t batch = 1; batch <= BATCH && batch <= trials; batch++) {
     const int64_t first = rng_between(&rng, 0, BATCH - batch);
     fa3_forward_args part = forward_of(kind, first, batch, cache->output);
     part.split_keys = 128;
@@ -220,114 +208,6 @@ static void compare_batches(int kind) {
 static void test_the_batch_changes_no_bit(void **state) {
   (void)state;
   for (int kind = 0; kind < KINDS; kind++) compare_batches(kind);
-}
-
-/* New rows of as many sequences as have pages of their own: one that two write has no one result.
- */
-static fa3_append_args append_of(struct rng *rng) {
-  const int64_t batch = PAGES / COLUMNS;
-  new_lengths(rng);
-  for (int i = 0; i < BATCH * COLUMNS; i++) cache->page_table[i] = i % PAGES;
-  fa3_append_args args = {
-      .struct_size = sizeof args,
-      .device = cuda,
-      .new_key = fa3_dense(cache->new_key, FA3_BFLOAT16, batch, NEW, HEADS_K, HEAD_DIM),
-      .new_value = fa3_dense(cache->new_value, FA3_BFLOAT16, batch, NEW, HEADS_K, HEAD_DIM),
-      .key = fa3_dense(cache->key, FA3_BFLOAT16, PAGES, PAGE_SIZE, HEADS_K, HEAD_DIM),
-      .value = fa3_dense(cache->value, FA3_BFLOAT16, PAGES, PAGE_SIZE, HEADS_K, HEAD_DIM),
-      .seqused_k = fa3_vector(cache->used, FA3_INT32, batch),
-      .page_table = table(cache->page_table, batch)};
-  return args;
-}
-
-/* Into codes: the same as the CPU's where nothing is turned; else the numbers before may differ in
- * their last bits. */
-static void test_append_codes(void **state) {
-  (void)state;
-  struct rng rng = rng_for(5);
-  for (int form = 0; form < 6; form++) {
-    const int kind = form % 3, turned = form / 3;
-    fa3_append_args args = append_of(&rng);
-    args.key = fa3_dense(cache->key_codes, FA3_FLOAT8_E4M3, PAGES, PAGE_SIZE, HEADS_K, HEAD_DIM);
-    args.value = args.key;
-    args.value.data = cache->value_codes;
-    if (kind) {
-      args.key_scale = scales_of(cache->key_scale, kind == ROW_SCALES);
-      args.value_scale = scales_of(cache->value_scale, kind == ROW_SCALES);
-      args.key_scale_rows = args.value_scale_rows = kind == ROW_SCALES;
-    }
-    if (turned) {
-      args.rotary_cos = args.rotary_sin =
-          (fa3_tensor){.data = cache->cos,
-                       .dtype = FA3_FLOAT32,
-                       .rank = 2,
-                       .shape = {LONGEST, form == 4 ? HEAD_DIM / 2 : 12},
-                       .strides = {HEAD_DIM / 2, 1}};
-      args.rotary_sin.data = cache->sin;
-      args.flags = form == 5 ? FA3_ROTARY_INTERLEAVED : 0;
-    }
-    memcpy(cache->other_key_codes, cache->key_codes, sizeof cache->key_codes);
-    memcpy(cache->other_value_codes, cache->value_codes, sizeof cache->value_codes);
-    memcpy(cache->other_key_scale, cache->key_scale, sizeof cache->key_scale);
-    memcpy(cache->other_value_scale, cache->value_scale, sizeof cache->value_scale);
-    if (fa3_append(&args)) fail_msg("%s", fa3_last_error());
-    GPU(cuCtxSynchronize, );
-    args.device = (fa3_device){FA3_CPU, 0};
-    args.key.data = cache->other_key_codes;
-    args.value.data = cache->other_value_codes;
-    if (kind) {
-      args.key_scale.data = cache->other_key_scale;
-      args.value_scale.data = cache->other_value_scale;
-    }
-    if (fa3_append(&args)) fail_msg("%s", fa3_last_error());
-    assert_memory_equal(cache->value_codes, cache->other_value_codes, sizeof cache->value_codes);
-    assert_memory_equal(cache->value_scale, cache->other_value_scale, sizeof cache->value_scale);
-    if (!turned) {
-      assert_memory_equal(cache->key_codes, cache->other_key_codes, sizeof cache->key_codes);
-      assert_memory_equal(cache->key_scale, cache->other_key_scale, sizeof cache->key_scale);
-    }
-    for (int i = 0; i < ROWS * HEADS_K; i++)
-      if (!(fabsf(cache->key_scale[i] - cache->other_key_scale[i]) <=
-            0x1p-20f * cache->other_key_scale[i]))
-        fail_msg("form %d: scale %d is %g", form, i, (double)cache->key_scale[i]);
-    for (int i = 0; i < ROWS * ROW_K; i++) {
-      const int got = cache->key_codes[i], expected = cache->other_key_codes[i];
-      /* Neighbours: numbers that lie almost between two codes; of both signs if they are 0. */
-      if (abs(got - expected) > 1 && ((got | expected) & 0x7f) > 1)
-        fail_msg("form %d: code %d is %02x: expected %02x", form, i, got, expected);
-    }
-  }
-}
-
-static void test_append(void **state) {
-  (void)state;
-  struct rng rng = rng_for(3);
-  for (int form = 0; form < 4; form++) {
-    memcpy(cache->other_key, cache->key, sizeof cache->key);
-    memcpy(cache->other_value, cache->value, sizeof cache->value);
-    fa3_append_args args = append_of(&rng);
-    args.flags = form & 1 ? FA3_ROTARY_INTERLEAVED : 0;
-    args.rotary_cos = (fa3_tensor){.data = cache->cos,
-                                   .dtype = FA3_FLOAT32,
-                                   .rank = 2,
-                                   .shape = {LONGEST, form & 2 ? HEAD_DIM / 2 : 12},
-                                   .strides = {HEAD_DIM / 2, 1}};
-    args.rotary_sin = args.rotary_cos;
-    args.rotary_sin.data = cache->sin;
-    if (fa3_append(&args)) fail_msg("%s", fa3_last_error());
-    GPU(cuCtxSynchronize, );
-    args.device = (fa3_device){FA3_CPU, 0};
-    args.key.data = cache->other_key;
-    args.value.data = cache->other_value;
-    if (fa3_append(&args)) fail_msg("%s", fa3_last_error());
-    assert_memory_equal(cache->value, cache->other_value, sizeof cache->value);
-    for (int i = 0; i < ROWS * ROW_K; i++) {
-      const double got = number(cache->key[i]), expected = number(cache->other_key[i]);
-      /* Both round once; sums in float32 may differ in their last bits before that. */
-      if (!(fabs(got - expected) <= 0x1p-7 * fabs(expected) + 0x1p-20))
-        fail_msg("key %d is %g: expected %g", i, got, expected);
-    }
-  }
 }
 
 /* The same call on the GPU and on the CPU. Each engine may round a probability by 2^-9 (times a
@@ -354,7 +234,8 @@ static void test_mixed_batch(void **state) {
   struct rng rng = rng_for(6);
   double largest = 0;
   for (int i = 0; i < ROWS * ROW_K; i++) largest = fmax(largest, fabs(number(cache->value[i])));
-  for (int trial = 0; trial < 20; trial++) {
+  const int trials = gpu_trials(20);
+  for (int trial = 0; trial < trials; trial++) {
     new_lengths(&rng);
     cache->starts[0] = 0;
     for (int b = 0; b < SEQUENCES; b++) cache->starts[b + 1] = cache->starts[b] + queries[b];
@@ -377,7 +258,8 @@ static void test_queries_of_codes(void **state) {
   for (int i = 0; i < ROWS * ROW_K; i++)
     largest = fmax(largest, fabs((double)float_from_e4m3(cache->value_codes[i]) *
                                  (double)cache->value_scale[i / HEAD_DIM]));
-  for (int trial = 0; trial < 20; trial++) {
+  const int trials = gpu_trials(20);
+  for (int trial = 0; trial < trials; trial++) {
     const int64_t queries = INT64_C(1) << trial % 5, batch = BATCH / queries;
     new_lengths(&rng);
     fa3_forward_args args = forward_of(ROW_SCALES, 0, batch, cache->output);
@@ -433,8 +315,6 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_lengths_change_between_replays),
       cmocka_unit_test(test_the_batch_changes_no_bit),
-      cmocka_unit_test(test_append),
-      cmocka_unit_test(test_append_codes),
       cmocka_unit_test(test_mixed_batch),
       cmocka_unit_test(test_queries_of_codes),
       cmocka_unit_test(test_combine),

@@ -22,7 +22,7 @@ NEEDED = {
     "decode": ["differential", "cache"],
     "decode_fp8": ["differential", "cache"],
     "combine": ["differential", "cache"],
-    "append": ["cache"],
+    "append": ["append"],
     "quantize": ["quantize"],
     "backward_prepare": GRADIENTS,
     "backward": GRADIENTS,

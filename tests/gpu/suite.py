@@ -32,6 +32,7 @@ TESTS = {
     "float8": ["test_gpu_float8"],
     "quantize": ["test_gpu_quantize"],
     "refusals": ["test_gpu_refusals"],
+    "append": ["test_gpu_append"],
     "cache": ["test_gpu_cache"],
     "large": ["test_gpu_large"],
 }
@@ -40,6 +41,7 @@ TOOLS = ["memcheck", "racecheck", "synccheck", "initcheck"]
 UNDER_A_TOOL = {
     "forward": ["test_gpu_differential", "forward"],
     "backward": ["test_gpu_differential", "backward"],
+    "append": ["test_gpu_append"],
     "cache": ["test_gpu_cache"],
     "float8": ["test_gpu_float8"],
     "quantize": ["test_gpu_quantize"],

@@ -1,0 +1,242 @@
+/* fa3_append on a GPU against the CPU engine: random dtypes, head dims, caches and forms of rotary
+ * embedding. Everything is in page-locked memory, which both engines take; what a call writes
+ * begins as the same random bytes for both, and every byte of it is compared. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "fa3.h"
+#include "float8.h"
+#include "gpu.h"
+#include "half.h"
+#include "rng.h"
+#include "test.h"
+
+enum { MEMORY = 64 << 20, MOST_BATCH = 4, MOST_NEW = 6, ROOM = 40, POSITIONS = 60, OUTPUTS = 5 };
+
+static char *memory;
+static size_t taken;
+
+static void *take(size_t bytes) {
+  char *found = memory + taken;
+  taken += (bytes + 63) / 64 * 64;
+  assert_true(taken <= MEMORY);
+  return found;
+}
+
+static void store(void *data, fa3_dtype dtype, int64_t i, double x) {
+  if (dtype == FA3_FLOAT32) ((float *)data)[i] = (float)x;
+  if (dtype == FA3_FLOAT16) ((uint16_t *)data)[i] = half_from_float((float)x);
+  if (dtype == FA3_BFLOAT16) ((uint16_t *)data)[i] = bfloat_from_float((float)x);
+  if (dtype == FA3_FLOAT8_E4M3) ((uint8_t *)data)[i] = e4m3_from_float((float)x);
+}
+
+static double load(const void *data, fa3_dtype dtype, int64_t i) {
+  return (double)(dtype == FA3_FLOAT32    ? ((const float *)data)[i]
+                  : dtype == FA3_FLOAT16  ? float_from_half(((const uint16_t *)data)[i])
+                  : dtype == FA3_BFLOAT16 ? float_from_bfloat(((const uint16_t *)data)[i])
+                                          : float_from_e4m3(((const uint8_t *)data)[i]));
+}
+
+static int64_t elements(const fa3_tensor *tensor) {
+  int64_t count = 1;
+  for (int d = 0; d < tensor->rank; d++) count *= tensor->shape[d];
+  return count;
+}
+
+/* Contiguous, of normal numbers. */
+static fa3_tensor make(struct rng *rng, fa3_dtype dtype, int rank, const int64_t *shape) {
+  fa3_tensor tensor = {.dtype = dtype, .rank = rank};
+  int64_t stride = 1;
+  for (int d = rank - 1; d >= 0; d--) {
+    tensor.shape[d] = shape[d];
+    tensor.strides[d] = stride;
+    stride *= shape[d];
+  }
+  tensor.data = take((size_t)stride * fa3_dtype_size(dtype));
+  for (int64_t i = 0; i < stride; i++) store(tensor.data, dtype, i, rng_normal(rng));
+  return tensor;
+}
+#define MAKE(rng, dtype, ...)                                                \
+  make(rng, dtype, sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t), \
+       (const int64_t[]){__VA_ARGS__})
+
+/* Of a batch, or of its rows one after the other. */
+static fa3_tensor make_rows(struct rng *rng, fa3_dtype dtype, bool packed, int64_t batch,
+                            int64_t rows, int64_t heads, int64_t dim) {
+  return packed ? MAKE(rng, dtype, batch * rows, heads, dim)
+                : MAKE(rng, dtype, batch, rows, heads, dim);
+}
+
+static fa3_tensor make_scales(struct rng *rng, int64_t entries, int64_t heads, int64_t blocks) {
+  fa3_tensor scale = blocks ? MAKE(rng, FA3_FLOAT32, entries, heads, blocks)
+                            : MAKE(rng, FA3_FLOAT32, entries, heads);
+  for (int64_t i = 0; i < elements(&scale); i++)
+    ((float *)scale.data)[i] = (float)(0.01 + 0.01 * rng_uniform(rng));
+  return scale;
+}
+
+static void add_rotary(struct rng *rng, fa3_append_args *args, int64_t batch, int64_t rows,
+                       int64_t heads_q, int64_t head_dim) {
+  const fa3_dtype dtype = args->new_key.dtype;
+  const bool packed = args->new_key.rank == 3;
+  const int64_t pairs = rng_chance(rng, 0.5) ? head_dim / 2 : rng_between(rng, 1, head_dim / 2);
+  args->flags = rng_chance(rng, 0.5) ? FA3_ROTARY_INTERLEAVED : 0;
+  args->rotary_cos = MAKE(rng, rng_chance(rng, 0.5) ? FA3_FLOAT32 : dtype, POSITIONS, pairs);
+  args->rotary_sin = MAKE(rng, args->rotary_cos.dtype, POSITIONS, pairs);
+  if (rng_chance(rng, 0.3)) {
+    args->positions =
+        packed ? MAKE(rng, FA3_INT32, batch * rows) : MAKE(rng, FA3_INT32, batch, rows);
+    for (int64_t i = 0; i < batch * rows; i++)
+      ((int32_t *)args->positions.data)[i] = (int32_t)rng_between(rng, 0, POSITIONS - 1);
+  }
+  if (rng_chance(rng, 0.6)) {
+    args->query = make_rows(rng, dtype, packed, batch, rows, heads_q, head_dim);
+    args->rotated_query = rng_chance(rng, 0.5)
+                              ? args->query
+                              : make_rows(rng, dtype, packed, batch, rows, heads_q, head_dim);
+  }
+}
+
+static fa3_tensor vector(struct rng *rng, int64_t count) {
+  return MAKE(rng, FA3_INT32, count);
+}
+
+static fa3_append_args make_call(struct rng *rng) {
+  const fa3_dtype dtype =
+      (fa3_dtype)RNG_PICK(rng, FA3_FLOAT32, FA3_FLOAT16, FA3_BFLOAT16, FA3_FLOAT8_E4M3);
+  const fa3_dtype cache = rng_chance(rng, 0.4) ? FA3_FLOAT8_E4M3 : dtype;
+  const int64_t batch = rng_between(rng, 1, MOST_BATCH), rows = rng_between(rng, 1, MOST_NEW);
+  const int64_t heads_k = rng_between(rng, 1, 3), group = rng_between(rng, 1, 3);
+  const bool codes = cache == FA3_FLOAT8_E4M3;
+  const int64_t head_dim = codes ? RNG_PICK(rng, 16, 48, 64, 128, 256)
+                                 : RNG_PICK(rng, 8, 24, 40, 64, 128, 256, 320, 600);
+  const int64_t value_head_dim =
+      codes ? RNG_PICK(rng, 16, 64, 240) : RNG_PICK(rng, 8, 64, 128, 256, 264);
+  const bool packed = rng_chance(rng, 0.3), paged = rng_chance(rng, 0.5);
+  fa3_append_args args = {
+      .struct_size = sizeof args,
+      .device = {FA3_CUDA, 0},
+      .new_key = make_rows(rng, dtype, packed, batch, rows, heads_k, head_dim),
+      .new_value = make_rows(rng, dtype, packed, batch, rows, heads_k, value_head_dim),
+      .seqused_k = vector(rng, batch)};
+  int32_t *const used = args.seqused_k.data;
+  for (int64_t b = 0; b < batch; b++) used[b] = (int32_t)rng_between(rng, 0, ROOM - rows);
+  if (packed) {
+    args.cu_seqlens_q = vector(rng, batch + 1);
+    args.max_seqlen_q = rows;
+    int32_t *const starts = args.cu_seqlens_q.data;
+    starts[0] = 0;
+    for (int64_t b = 0; b < batch; b++)
+      starts[b + 1] = starts[b] + (int32_t)rng_between(rng, 0, rows);
+  }
+  int64_t entries = batch, extent = ROOM;
+  if (paged) {
+    extent = RNG_PICK(rng, 1, 3, 16, 64);
+    const int64_t columns = (ROOM + extent - 1) / extent;
+    entries = batch * columns;
+    args.page_table = MAKE(rng, FA3_INT32, batch, columns);
+    for (int64_t i = 0; i < entries; i++)
+      ((int32_t *)args.page_table.data)[i] = (int32_t)(entries - 1 - i);
+  } else if (rng_chance(rng, 0.3)) {
+    args.cache_batch_index = vector(rng, batch);
+    for (int64_t b = 0; b < batch; b++)
+      ((int32_t *)args.cache_batch_index.data)[b] = (int32_t)(batch - b);
+    entries = batch + 1;
+  }
+  if (rng_chance(rng, 0.3)) {
+    args.leftpad_k = vector(rng, batch);
+    for (int64_t b = 0; b < batch; b++)
+      ((int32_t *)args.leftpad_k.data)[b] = (int32_t)rng_between(rng, 0, used[b]);
+  }
+  args.key = MAKE(rng, cache, entries, extent, heads_k, head_dim);
+  args.value = MAKE(rng, cache, entries, extent, heads_k, value_head_dim);
+  if (dtype != FA3_FLOAT8_E4M3 && rng_chance(rng, 0.7))
+    add_rotary(rng, &args, batch, rows, heads_k * group, head_dim);
+  if (cache != dtype && rng_chance(rng, 0.8)) {
+    const int64_t block = RNG_PICK(rng, 0, 1, 1, 4);
+    const int64_t blocks = block ? (extent + block - 1) / block : 0;
+    args.key_scale = make_scales(rng, entries, heads_k, blocks);
+    args.value_scale = make_scales(rng, entries, heads_k, blocks);
+    args.key_scale_rows = args.value_scale_rows = block;
+  }
+  return args;
+}
+
+static void list_outputs(fa3_append_args *args, fa3_tensor *outputs[OUTPUTS]) {
+  outputs[0] = &args->key;
+  outputs[1] = &args->value;
+  outputs[2] = &args->rotated_query;
+  outputs[3] = &args->key_scale;
+  outputs[4] = &args->value_scale;
+}
+
+/* What is turned is a sum of two products, which may be fused: it may differ in the last bits
+ * before it is rounded, and lie on the other side of the middle of two numbers. */
+static void compare(int trial, int which, const fa3_tensor *got, const fa3_tensor *expected) {
+  const fa3_dtype dtype = got->dtype;
+  const double unit = dtype == FA3_FLOAT32    ? 0x1p-20
+                      : dtype == FA3_FLOAT16  ? 0x1p-10
+                      : dtype == FA3_BFLOAT16 ? 0x1p-7
+                                              : 0x1p-2;
+  for (int64_t i = 0; i < elements(got); i++) {
+    const double x = load(got->data, dtype, i), y = load(expected->data, dtype, i);
+    if (isnan(x) && isnan(y)) continue;
+    const double least = dtype == FA3_FLOAT8_E4M3 ? 0x1p-8 : 0x1p-19;
+    if (!(fabs(x - y) <= unit * fabs(y) + least))
+      fail_msg("trial %d, output %d: element %lld is %g: expected %g", trial, which, (long long)i,
+               x, y);
+  }
+}
+
+static void run_trial(int trial) {
+  struct rng rng = rng_for((uint64_t)trial);
+  taken = 0;
+  fa3_append_args args = make_call(&rng), there = args;
+  const bool in_place = args.query.data && args.query.data == args.rotated_query.data;
+  fa3_tensor *outputs[OUTPUTS], *copies[OUTPUTS];
+  list_outputs(&args, outputs);
+  list_outputs(&there, copies);
+  for (int i = 0; i < OUTPUTS; i++) {
+    const size_t bytes = (size_t)elements(outputs[i]) * fa3_dtype_size(outputs[i]->dtype);
+    if (!outputs[i]->dtype) continue;
+    copies[i]->data = take(bytes);
+    memcpy(copies[i]->data, outputs[i]->data, bytes);
+  }
+  if (in_place) there.query.data = there.rotated_query.data;
+  if (fa3_append(&there)) fail_msg("trial %d: %s", trial, fa3_last_error());
+  GPU(cuCtxSynchronize, );
+  args.device = (fa3_device){FA3_CPU, 0};
+  if (fa3_append(&args)) fail_msg("trial %d on the CPU: %s", trial, fa3_last_error());
+  for (int i = 0; i < OUTPUTS; i++) {
+    if (!outputs[i]->dtype) continue;
+    const size_t bytes = (size_t)elements(outputs[i]) * fa3_dtype_size(outputs[i]->dtype);
+    const bool exact = !args.rotary_cos.data || i == 1 || i == 4;
+    if (!exact)
+      compare(trial, i, copies[i], outputs[i]);
+    else if (memcmp(copies[i]->data, outputs[i]->data, bytes) != 0)
+      fail_msg("trial %d: output %d differs", trial, i);
+  }
+}
+
+static int trials;
+
+static void test_against_the_cpu(void **state) {
+  (void)state;
+  void *pages;
+  trials = gpu_trials(400);
+  GPU(cuMemAllocHost, &pages, MEMORY);
+  memory = pages;
+  for (int trial = 0; trial < trials; trial++) run_trial(trial);
+  GPU(cuMemFreeHost, pages);
+}
+
+int main(void) {
+  if (!gpu_open()) return TEST_SKIPPED;
+  rng_run_seed();
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_against_the_cpu)};
+  const int result = cmocka_run_group_tests(tests, NULL, NULL);
+  if (result == 0) printf("passed: %d calls\n", trials);
+  return result;
+}
