@@ -1,7 +1,7 @@
 // Rows become E4M3 codes and their scales, bit for bit as on the CPU (src/cpu/quantize.c), but for
 // the mean, whose sum in double precision has another order. A row's threads have 16 elements of it
-// each, eight of either half, and four rows; the next tile's are loaded while these are worked on.
-// docs/notes/hopper-quantize.md has the figures.
+// each, eight neighbours of either half, and four rows; the next tile's are loaded while these are
+// worked on. docs/notes/hopper-quantize.md has the figures.
 //
 // Compile with FA3_HEAD_DIM, the largest that a row may have.
 #include <cuda_fp16.h>
@@ -19,10 +19,13 @@ enum { kElementBytes = 2 };
 enum {
   kDim = FA3_HEAD_DIM,
   kElements = FA3_QUANTIZE_ELEMENTS,
-  kChunk = kElements / 2, /* neighbours */
   kRows = FA3_QUANTIZE_ROWS,
+  kChunk = 8, /* neighbours */
+  kChunks = kElements / kChunk,
+  kStride = kDim / kChunks,  /* from a thread's chunk to its next one */
   kLanes = kDim / kElements, /* threads of a row */
-  kVectors = kElements * kElementBytes / 16
+  kVectors = kElements * kElementBytes / 16,
+  kPartBytes = FA3_QUANTIZE_STAGE_BYTES / (kRows * kVectors) /* 16 for each thread at most */
 };
 
 struct tile {
@@ -63,10 +66,15 @@ __device__ __forceinline__ tile find_tile(const fa3_quantize_params &p, int inde
   return t;
 }
 
-// The first element of the thread's chunk 0 or 1. Read anew, nothing that follows from it stays in
+// The first element of a chunk of the thread's. Read anew, nothing that follows from it stays in
 // registers from tile to tile.
 __device__ __forceinline__ int first_of(int chunk) {
-  return chunk * (kDim / 2) + thread_again() % kLanes * kChunk;
+  return chunk * kStride + thread_again() % kLanes * kChunk;
+}
+
+// Element i of the thread's.
+__device__ __forceinline__ int index_of(int i) {
+  return first_of(i / kChunk) + i % kChunk;
 }
 
 // PTX ISA, "cp.async": 16 bytes to shared memory, or zeros.
@@ -131,13 +139,13 @@ __device__ __forceinline__ float number_of(const uint32_t *words, int i) {
 
 // Where vector v of the thread's row r is: 16 bytes of each thread in turn.
 __device__ __forceinline__ uint32_t place_of(uint32_t stage, int r, int v, int thread) {
-  return stage + ((r * kVectors + v) * blockDim.x + thread) * 16;
+  return stage + (r * kVectors + v) * kPartBytes + thread * 16;
 }
 
 // The same of element d of that row, which another of the row's threads may have.
 __device__ __forceinline__ uint32_t place_of_element(uint32_t stage, int r, int d) {
-  const int chunk = d / (kDim / 2), within = d % (kDim / 2), byte = within % kChunk * kElementBytes;
-  return place_of(stage, r, chunk * kVectors / 2 + byte / 16,
+  const int chunk = d / kStride, within = d % kStride, byte = within % kChunk * kElementBytes;
+  return place_of(stage, r, chunk * kVectors / kChunks + byte / 16,
                   threadIdx.x / kLanes * kLanes + within / kChunk) +
          byte % 16;
 }
@@ -154,7 +162,7 @@ __device__ __forceinline__ void load_ahead(const fa3_quantize_params &p, const t
     for (int r = 0; r < kRows; r++, from += row_step * row_bytes)
 #pragma unroll
       for (int v = 0; v < kVectors; v++) {
-        const int first = first_of(2 * v / kVectors) + v % (kVectors / 2) * (16 / kElementBytes);
+        const int first = index_of(v * 16 / kElementBytes);
         copy_ahead(place_of(stage, r, v, threadIdx.x), from + first * kElementBytes,
                    row + r * row_step < t.rows && first < p.head_dim);
       }
@@ -162,7 +170,7 @@ __device__ __forceinline__ void load_ahead(const fa3_quantize_params &p, const t
   }
 #pragma unroll 1
   for (int i = 0; i < kRows * kElements; i++) {
-    const int r = i / kElements, d = first_of(i / kChunk % 2) + i % kChunk;
+    const int r = i / kElements, d = index_of(i % kElements);
     const bool there = row + r * row_step < t.rows && d < p.head_dim;
     store_shared_bits(place_of_element(stage, r, d),
                       there ? load_bits(from + r * row_step * row_bytes + d * kElementBytes) : 0);
@@ -190,20 +198,6 @@ __device__ __forceinline__ float load_angle(const fa3_quantize_params &p, const 
   return p.float_tables ? ((const float *)data)[i] : number_of(((const uint16_t *)data)[i]);
 }
 
-// Four neighbouring angles' cosines or sines.
-__device__ __forceinline__ void load_angles(const fa3_quantize_params &p, const void *data,
-                                            int64_t i, float (&x)[4]) {
-  if (p.float_tables) {
-    const float4 four = __ldg((const float4 *)((const float *)data + i));
-    x[0] = four.x, x[1] = four.y, x[2] = four.z, x[3] = four.w;
-  } else {
-    const uint2 four = __ldg((const uint2 *)((const uint16_t *)data + i));
-    const uint32_t words[] = {four.x, four.y};
-#pragma unroll
-    for (int j = 0; j < 4; j++) x[j] = pair_number_of(words, j);
-  }
-}
-
 // Two elements of a row, turned, with nothing rounded in between that the CPU does not round.
 __device__ __forceinline__ void turn(float c, float s, float &first, float &second) {
   const float x = first, y = second;
@@ -218,25 +212,89 @@ __device__ __forceinline__ int position_of(const fa3_quantize_params &p, const t
   return position < p.table_rows ? position : -1;
 }
 
+// Four neighbouring angles' cosines or sines, as they are in the tables.
+template <bool kFloats>
+struct four_angles {
+  uint32_t words[kFloats ? 4 : 2];
+};
+
+template <bool kFloats>
+__device__ __forceinline__ four_angles<kFloats> load_four(const void *data, int64_t i) {
+  if constexpr (kFloats) {
+    const uint4 x = __ldg((const uint4 *)((const float *)data + i));
+    return {{x.x, x.y, x.z, x.w}};
+  } else {
+    const uint2 x = __ldg((const uint2 *)((const uint16_t *)data + i));
+    return {{x.x, x.y}};
+  }
+}
+
+template <bool kFloats>
+__device__ __forceinline__ float angle_of(const four_angles<kFloats> &four, int i) {
+  return kFloats ? __uint_as_float(four.words[i]) : pair_number_of(four.words, i);
+}
+
+// The thread's angles of a row: of the pairs in either chunk, or of those in both.
+template <bool kFloats>
+struct angles {
+  bool known;
+  four_angles<kFloats> cos[2], sin[2];
+};
+
+__device__ __forceinline__ int first_pair(const fa3_quantize_params &p, int half) {
+  return p.interleaved ? first_of(half) / 2 : first_of(0) + 4 * half;
+}
+
+template <bool kFloats>
+__device__ __forceinline__ angles<kFloats> load_angles(const fa3_quantize_params &p, const tile &t,
+                                                       int r) {
+  const int row = (threadIdx.x + r * blockDim.x) / kLanes;
+  const int position = position_of(p, t, min(row, t.rows - 1)), from = max(position, 0);
+  angles<kFloats> a;
+  a.known = position >= 0;
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    const int pair = first_pair(p, half), at = pair < p.pairs ? pair : 0;
+    a.cos[half] = load_four<kFloats>(p.cos.data, from * p.cos.stride_row + at);
+    a.sin[half] = load_four<kFloats>(p.sin.data, from * p.sin.stride_row + at);
+  }
+  return a;
+}
+
 // Rotary embedding where both elements of every pair are the thread's.
-__device__ __forceinline__ void turn_own(const fa3_quantize_params &p, int position,
+template <bool kFloats>
+__device__ __forceinline__ void turn_own(const fa3_quantize_params &p, const angles<kFloats> &a,
                                          float (&x)[kElements]) {
 #pragma unroll
   for (int half = 0; half < 2; half++) {
-    const int pair = p.interleaved ? first_of(half) / 2 : first_of(0) + 4 * half;
-    float cos[4] = {NAN, NAN, NAN, NAN}, sin[4] = {NAN, NAN, NAN, NAN};
-    if (pair >= p.pairs) continue;
-    if (position >= 0) {
-      load_angles(p, p.cos.data, position * p.cos.stride_row + pair, cos);
-      load_angles(p, p.sin.data, position * p.sin.stride_row + pair, sin);
-    }
+    if (first_pair(p, half) >= p.pairs) continue;
+    float cos[4], sin[4];
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-      if (p.interleaved)
+    for (int i = 0; i < 4; i++) {
+      cos[i] = a.known ? angle_of<kFloats>(a.cos[half], i) : NAN;
+      sin[i] = a.known ? angle_of<kFloats>(a.sin[half], i) : NAN;
+    }
+    if (p.interleaved) {
+#pragma unroll
+      for (int i = 0; i < 4; i++)
         turn(cos[i], sin[i], x[half * kChunk + 2 * i], x[half * kChunk + 2 * i + 1]);
-      else
-        turn(cos[i], sin[i], x[4 * half + i], x[kChunk + 4 * half + i]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; i++) turn(cos[i], sin[i], x[4 * half + i], x[kChunk + 4 * half + i]);
+    }
   }
+}
+
+// Two rows at a time, whose angles are under way together.
+template <bool kFloats>
+__device__ __forceinline__ void read_own(const fa3_quantize_params &p, const tile &t, int r,
+                                         uint32_t stage, float (&x)[kElements],
+                                         float (&y)[kElements]) {
+  const angles<kFloats> a = load_angles<kFloats>(p, t, r), b = load_angles<kFloats>(p, t, r + 1);
+  read_row(r, stage, x);
+  read_row(r + 1, stage, y);
+  turn_own<kFloats>(p, a, x);
+  turn_own<kFloats>(p, b, y);
 }
 
 // Rotary embedding of any pairs. An element's other half of a pair is in the same warp. By way of
@@ -250,7 +308,7 @@ __device__ __forceinline__ void read_turned(const fa3_quantize_params &p, int po
     float result[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-      const int d = first_of(group / kChunk) + group % kChunk + i;
+      const int d = index_of(group + i);
       const bool second = p.interleaved ? d & 1 : d >= p.pairs;
       const int pair = p.interleaved ? d / 2 : second ? d - p.pairs : d;
       const int other = p.interleaved ? d ^ 1 : second ? d - p.pairs : d + p.pairs;
@@ -264,24 +322,30 @@ __device__ __forceinline__ void read_turned(const fa3_quantize_params &p, int po
       else
         turn(c, s, result[i], y);
     }
-    store_shared_floats(turned + group / 4 * blockDim.x * 16, result);
+    store_shared_floats(turned + group / 4 * FA3_QUANTIZE_THREADS * 16, result);
   }
 #pragma unroll
   for (int group = 0; group < kElements; group += 4) {
-    const float4 four = load_shared_floats(turned + group / 4 * blockDim.x * 16);
+    const float4 four = load_shared_floats(turned + group / 4 * FA3_QUANTIZE_THREADS * 16);
     x[group] = four.x, x[group + 1] = four.y, x[group + 2] = four.z, x[group + 3] = four.w;
   }
 }
 
-// The thread's elements of a row of the stage, with rotary embedding.
+// The thread's elements of rows r and r + 1 of the stage, with rotary embedding.
 __device__ __forceinline__ void read(const fa3_quantize_params &p, const tile &t, int r,
-                                     uint32_t stage, float (&x)[kElements]) {
-  const int row = (threadIdx.x + r * blockDim.x) / kLanes;
-  if (!p.pairs || row >= t.rows) return read_row(r, stage, x);
-  const int position = position_of(p, t, row);
-  if (!p.own_pairs) return read_turned(p, position, r, stage, x);
-  read_row(r, stage, x);
-  turn_own(p, position, x);
+                                     uint32_t stage, float (&x)[kElements], float (&y)[kElements]) {
+  const int row = (threadIdx.x + r * blockDim.x) / kLanes, next = row + blockDim.x / kLanes;
+  if (!p.pairs || t.rows <= 0) {
+    read_row(r, stage, x);
+    read_row(r + 1, stage, y);
+  } else if (!p.own_pairs) {
+    read_turned(p, position_of(p, t, min(row, t.rows - 1)), r, stage, x);
+    read_turned(p, position_of(p, t, min(next, t.rows - 1)), r + 1, stage, y);
+  } else if (p.float_tables) {
+    read_own<true>(p, t, r, stage, x, y);
+  } else {
+    read_own<false>(p, t, r, stage, x, y);
+  }
 }
 
 // Of the Hadamard transform of the block of elements that d is in: the head dim's highest bit that
@@ -297,7 +361,7 @@ __device__ __forceinline__ float factor_of(int d, int head_dim) {
 __device__ __forceinline__ uint32_t find_signs(const fa3_quantize_params &p) {
   uint32_t signs = 0;
 #pragma unroll
-  for (int chunk = 0; chunk < 2; chunk++) {
+  for (int chunk = 0; chunk < kChunks; chunk++) {
     const int first = first_of(chunk);
     signs |= (uint32_t)(p.signs[first / 64] >> first % 64 & 0xff) << chunk * kChunk;
   }
@@ -313,12 +377,13 @@ __device__ __forceinline__ void add_and_subtract(float &a, float &b) {
 
 // Random signs, and what makes the transform orthonormal.
 template <bool kWhole>
-__device__ __forceinline__ void multiply(const fa3_quantize_params &p, uint32_t signs,
+__device__ __forceinline__ void multiply(const fa3_quantize_params &p,
                                          float (&x)[kRows][kElements]) {
+  const uint32_t signs = find_signs(p);
   float factor = factor_of(0, kDim);
 #pragma unroll
   for (int i = 0; i < kElements; i++) {
-    if (!kWhole) factor = factor_of(first_of(i / kChunk) + i % kChunk, p.head_dim);
+    if (!kWhole) factor = factor_of(index_of(i), p.head_dim);
     const float f = __uint_as_float(__float_as_uint(factor) ^ (signs << (31 - i) & 0x80000000));
 #pragma unroll
     for (int r = 0; r < kRows; r++) x[r][i] = __fmul_rn(x[r][i], f);
@@ -337,7 +402,7 @@ __device__ __forceinline__ void transform(const fa3_quantize_params &p, float (&
           (kWhole || first_of(i / kChunk) + (i % kChunk & -2 * half) + 2 * half <= p.head_dim))
         add_and_subtract(x[i], x[i + half]);
 #pragma unroll
-  for (int half = kChunk; half < kDim / 2; half *= 2) {
+  for (int half = kChunk; half < kStride; half *= 2) {
     const float sign = first_of(0) & half ? -1.0f : 1.0f;
 #pragma unroll
     for (int i = 0; i < kElements; i++) {
@@ -346,15 +411,20 @@ __device__ __forceinline__ void transform(const fa3_quantize_params &p, float (&
       if (there) x[i] = __fmaf_rn(x[i], sign, y); /* the sum, rounded once */
     }
   }
-  if (kWhole)
 #pragma unroll
-    for (int i = 0; i < kChunk; i++) add_and_subtract(x[i], x[kChunk + i]);
+  for (int half = 1; half < kChunks; half *= 2)
+#pragma unroll
+    for (int i = 0; i < kElements; i++) {
+      const int chunk = i / kChunk;
+      if (!(chunk & half) &&
+          (kWhole || (first_of(chunk) & -2 * half * kStride) + 2 * half * kStride <= p.head_dim))
+        add_and_subtract(x[i], x[i + half * kChunk]);
+    }
 }
 
 template <bool kWhole>
-__device__ __forceinline__ void rotate(const fa3_quantize_params &p, uint32_t signs,
-                                       float (&x)[kRows][kElements]) {
-  multiply<kWhole>(p, signs, x);
+__device__ __forceinline__ void rotate(const fa3_quantize_params &p, float (&x)[kRows][kElements]) {
+  multiply<kWhole>(p, x);
 #pragma unroll
   for (int r = 0; r < kRows; r++) transform<kWhole>(p, x[r]);
 }
@@ -406,7 +476,7 @@ __device__ __forceinline__ float divide(float x, const divisor &by) {
 __device__ __forceinline__ void store_codes(const fa3_quantize_params &p, char *to,
                                             const uint32_t (&codes)[kElements / 4]) {
 #pragma unroll
-  for (int chunk = 0; chunk < 2; chunk++) {
+  for (int chunk = 0; chunk < kChunks; chunk++) {
     const int first = first_of(chunk);
     const uint64_t eight = (uint64_t)codes[2 * chunk + 1] << 32 | codes[2 * chunk];
     if (p.vector_codes) {
@@ -442,16 +512,19 @@ __device__ __forceinline__ void find_mean(const fa3_quantize_params &p, shared &
     wait_for_copies();
     __syncwarp();
 #pragma unroll
-    for (int r = 0; r < kRows; r++) {
-      float x[kElements];
-      read(p, t, r, stage, x);
-      if (r == kRows - 1) {
+    for (int r = 0; r < kRows; r += 2) {
+      float x[kElements], y[kElements];
+      read(p, t, r, stage, x, y);
+      if (r == kRows - 2) {
         __syncwarp();
         t = find_tile(p, min(index + step, end - 1));
         if (index + step < end) load_ahead(p, t, stage);
       }
 #pragma unroll
-      for (int i = 0; i < kElements; i++) sums[i] += (double)x[i];
+      for (int i = 0; i < kElements; i++) {
+        sums[i] += (double)x[i];
+        sums[i] += (double)y[i];
+      }
     }
   }
 #pragma unroll
@@ -461,8 +534,7 @@ __device__ __forceinline__ void find_mean(const fa3_quantize_params &p, shared &
   __syncthreads(); /* all have read what they had in the stages */
 #pragma unroll
   for (int i = 0; i < kElements; i++)
-    if (threadIdx.x % 32 < kLanes)
-      warp_sums[threadIdx.x / 32 * kDim + first_of(i / kChunk) + i % kChunk] = sums[i];
+    if (threadIdx.x % 32 < kLanes) warp_sums[threadIdx.x / 32 * kDim + index_of(i)] = sums[i];
   __syncthreads();
   for (int d = threadIdx.x; d < kDim; d += blockDim.x) {
     double sum = 0;
@@ -493,22 +565,33 @@ __device__ __forceinline__ void write_scales(const fa3_quantize_params &p, const
   }
 }
 
+// Of the thread's row r: bits, which are in the order of the floats; 0 where it is not there.
+__device__ __forceinline__ unsigned largest_of_row(const float (&x)[kElements], int r, int rows) {
+  const int row = (thread_again() + r * blockDim.x) / kLanes;
+  return row < rows ? __float_as_uint(largest_of(x)) : 0;
+}
+
+// Of all of its threads.
+__device__ __forceinline__ unsigned largest_of_lanes(unsigned most) {
+#pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2)
+    most = max(most, __shfl_xor_sync(0xffffffff, most, offset));
+  return most;
+}
+
 // Raises what the scales of the thread's rows need.
 __device__ __forceinline__ void raise_largest(const float (&x)[kRows][kElements], int rows,
-                                              bool one_scale, const uint16_t *slots,
+                                              int slot_rows, bool one_scale, const uint16_t *slots,
                                               unsigned *largest) {
-  const int row = threadIdx.x / kLanes, row_step = blockDim.x / kLanes;
-  unsigned most = 0; /* of the bits, which are in the order of the floats */
+  const bool of_warp = slot_rows % (32 / kLanes) == 0; /* a warp's rows are neighbours */
+  unsigned most = 0;
 #pragma unroll
   for (int r = 0; r < kRows; r++) {
-    const bool there = row + r * row_step < rows;
-    const unsigned here = there ? __float_as_uint(largest_of(x[r])) : 0;
-    most = max(most, here);
+    most = max(most, largest_of_row(x[r], r, rows));
     if (one_scale) continue;
-#pragma unroll
-    for (int offset = kLanes / 2; offset > 0; offset /= 2)
-      most = max(most, __shfl_xor_sync(0xffffffff, most, offset));
-    if (threadIdx.x % kLanes == 0 && there) atomicMax(&largest[slots[row + r * row_step]], most);
+    most = of_warp ? __reduce_max_sync(0xffffffff, most) : largest_of_lanes(most);
+    const int row = (thread_again() + r * blockDim.x) / kLanes;
+    if (threadIdx.x % (of_warp ? 32 : kLanes) == 0) atomicMax(&largest[slots[row]], most);
     most = 0;
   }
   if (!one_scale) return;
@@ -529,12 +612,28 @@ __device__ __forceinline__ void encode(const fa3_quantize_params &p, const divis
   store_codes(p, to, codes);
 }
 
+// With a scale for each row, which its threads have among themselves.
+__device__ __forceinline__ void encode_rows(const fa3_quantize_params &p, const tile &t,
+                                            float (&x)[kRows][kElements]) {
+#pragma unroll
+  for (int r = 0; r < kRows; r++) {
+    const int row = (thread_again() + r * blockDim.x) / kLanes;
+    const unsigned most = largest_of_lanes(largest_of_row(x[r], r, t.rows));
+    const float scale = scale_for(__uint_as_float(most));
+    if (row >= t.rows) continue;
+    if (threadIdx.x % kLanes == 0)
+      ((float *)p.scale.data)[t.scale + row * p.scale.stride_row] = scale;
+    char *const codes = (char *)p.codes.data + t.codes + row * p.codes.stride_row;
+    encode(p, make_divisor(scale), codes, x[r]);
+  }
+}
+
 extern "C" __global__ void __launch_bounds__(FA3_QUANTIZE_THREADS, 1)
     quantize(const __grid_constant__ fa3_quantize_params p) {
   extern __shared__ __align__(16) unsigned char stages[];
   __shared__ shared s;
   const uint32_t stage = (uint32_t)__cvta_generic_to_shared(stages);
-  const int row = threadIdx.x / kLanes, row_step = blockDim.x / kLanes;
+  const int row_step = blockDim.x / kLanes;
   int begin = blockIdx.x, end = p.batches * p.heads * p.tiles, step = gridDim.x;
   if (p.subtract_mean) {
     step = cluster_size();
@@ -544,11 +643,10 @@ extern "C" __global__ void __launch_bounds__(FA3_QUANTIZE_THREADS, 1)
   }
   const bool own = p.from == FA3_QUANTIZE_OF_TILE && p.scale_rows;
   const int slot_rows = own ? min(p.scale_rows, p.tile_rows) : p.tile_rows;
-  const bool one_scale = slot_rows >= p.tile_rows;
+  const bool one_scale = slot_rows >= p.tile_rows, row_scales = own && slot_rows == 1;
   for (int i = threadIdx.x; i < FA3_QUANTIZE_TILE_ROWS; i += blockDim.x)
     s.largest[0][i] = s.largest[1][i] = s.largest[2][i] = s.largest[3][i] = 0;
   for (int i = threadIdx.x; i < kRows * row_step; i += blockDim.x) s.slot[i] = i / slot_rows;
-  const uint32_t signs = find_signs(p);
   wait_for_prior_grids();
   if (threadIdx.x < 3 && begin + (int)threadIdx.x * step < end)
     s.tiles[threadIdx.x] = find_tile(p, begin + threadIdx.x * step);
@@ -566,19 +664,22 @@ extern "C" __global__ void __launch_bounds__(FA3_QUANTIZE_THREADS, 1)
     wait_for_copies();
     __syncwarp();
 #pragma unroll
-    for (int r = 0; r < kRows; r++) read(p, s.tiles[turn_of], r, stage, x[r]);
+    for (int r = 0; r < kRows; r += 2) read(p, s.tiles[turn_of], r, stage, x[r], x[r + 1]);
     __syncwarp();
     if (index + step < end) load_ahead(p, s.tiles[(turn_of + 1) % 4], stage);
     if (p.subtract_mean)
 #pragma unroll
       for (int i = 0; i < kElements; i++) {
-        const float mean = s.mean[first_of(i / kChunk) + i % kChunk];
+        const float mean = s.mean[index_of(i)];
 #pragma unroll
         for (int r = 0; r < kRows; r++) x[r][i] = __fsub_rn(x[r][i], mean);
       }
-    if (p.rotate && p.head_dim == kDim) rotate<true>(p, signs, x);
-    if (p.rotate && p.head_dim < kDim) rotate<false>(p, signs, x);
-    if (p.from != FA3_QUANTIZE_USE) raise_largest(x, rows, one_scale, s.slot, s.largest[turn_of]);
+    if (p.rotate && p.head_dim == kDim) rotate<true>(p, x);
+    if (p.rotate && p.head_dim < kDim) rotate<false>(p, x);
+    if (row_scales)
+      encode_rows(p, s.tiles[turn_of], x);
+    else if (p.from != FA3_QUANTIZE_USE)
+      raise_largest(x, rows, slot_rows, one_scale, s.slot, s.largest[turn_of]);
     /* From here on nobody reads what is of the last tile, which makes room for that after the next
      * two. A warp at a time finds where it is. */
     __syncthreads();
@@ -586,22 +687,24 @@ extern "C" __global__ void __launch_bounds__(FA3_QUANTIZE_THREADS, 1)
     if (threadIdx.x == turn_of * 32 && index + 3 * step < end)
       s.tiles[last] = find_tile(p, index + 3 * step);
     const tile &now = s.tiles[turn_of];
-    if (p.from != FA3_QUANTIZE_USE) {
+    if (p.from != FA3_QUANTIZE_USE && !row_scales) {
       write_scales(p, now, s.largest[turn_of], slot_rows);
       for (int i = threadIdx.x; i * slot_rows < p.tile_rows; i += blockDim.x)
         s.largest[last][i] = 0;
     }
-    if (p.from == FA3_QUANTIZE_FIND) continue;
+    if (p.from == FA3_QUANTIZE_FIND || row_scales) continue;
+    const int row = thread_again() / kLanes;
     char *to = (char *)p.codes.data + now.codes + row * p.codes.stride_row;
     divisor by = make_divisor(1);
 #pragma unroll
     for (int r = 0; r < kRows; r++, to += row_step * p.codes.stride_row) {
       if (row + r * row_step >= rows) break;
-      if (p.from == FA3_QUANTIZE_OF_TILE && (r == 0 || !one_scale))
-        by = make_divisor(
-            scale_for(__uint_as_float(s.largest[turn_of][s.slot[row + r * row_step]])));
-      if (p.from == FA3_QUANTIZE_USE && r == 0)
+      if (p.from == FA3_QUANTIZE_OF_TILE && (r == 0 || !one_scale)) {
+        const unsigned bits = s.largest[turn_of][s.slot[row + r * row_step]];
+        by = make_divisor(scale_for(__uint_as_float(bits)));
+      } else if (p.from == FA3_QUANTIZE_USE && r == 0) {
         by = make_divisor(((const float *)p.scale.data)[now.scale]);
+      }
       encode(p, by, to, x[r]);
     }
   }

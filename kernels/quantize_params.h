@@ -18,7 +18,7 @@ enum {
   /* Of the next tile as it is loaded, at most; and a turned row of each thread. */
   FA3_QUANTIZE_STAGE_BYTES = 64 << 10,
   FA3_QUANTIZE_SHARED_BYTES =
-      FA3_QUANTIZE_STAGE_BYTES + 256 + FA3_QUANTIZE_THREADS * FA3_QUANTIZE_ELEMENTS * 4
+      FA3_QUANTIZE_STAGE_BYTES + FA3_QUANTIZE_THREADS * FA3_QUANTIZE_ELEMENTS * 4
 };
 
 /* Where a scale comes from. */
