@@ -100,6 +100,7 @@ fa3_status plan_quantize(const struct problem *problem, const struct cuda_facts 
   ours->tiles = (int32_t)tiles;
   ours->blocks = (int32_t)smaller(all, at_once);
   if (!problem->subtract_mean) return FA3_OK;
+  /* Clusters of two can be two blocks on a multiprocessor; larger ones then find too few places. */
   int64_t cluster = 1;
   while (cluster < LARGEST_CLUSTER && 2 * cluster <= tiles &&
          (10 * cluster * heads < 9 * (int64_t)facts->multiprocessors ||

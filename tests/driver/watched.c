@@ -471,8 +471,8 @@ static void test_quantize(void **state) {
   args.flags = FA3_SUBTRACT_MEAN;
   run_quantize(&args);
   ASSERT_LAUNCHES("quantize");
-  assert_int_equal(launches[0].cluster, 16);
-  assert_int_equal(launches[0].grid[0], 2 * 8 * 16);
+  assert_int_equal(launches[0].cluster, 8);
+  assert_int_equal(launches[0].grid[0], 2 * 8 * 8);
   args = make_quantize(0, 128, 128);
   run_quantize(&args);
   assert_int_equal(count, 0);
