@@ -1,29 +1,38 @@
 // Attention of few queries to many keys (flash decode): bound by the memory that holds the keys.
 //
-// A block has 16 rows (query heads of a key head, times queries) and a part of the sequence's keys,
-// which its warps take 16 at a time in turns. Each warp streams its own keys and values through its
-// own ring in shared memory and has its own softmax, so that nothing waits but for memory. At the
-// end the warps of a block, and the blocks of a cluster, put their results together; where a
-// sequence is cut into more parts than a cluster has blocks, combine.cu does the rest.
+// A block has 8 or 16 rows (query heads of a key head, times queries) and a part of the sequence's
+// keys, which its warps take 16 at a time in turns. Each warp streams its own keys and values
+// through its own ring in shared memory and has its own softmax, so that nothing waits but for
+// memory. At the end the warps of a block, and the blocks of a cluster, put their results together;
+// where a sequence is cut into more parts than a cluster has blocks, combine.cu does the rest.
 //
-// Compile with -DFA3_BF16=0|1, FA3_HEAD_DIM and FA3_STAGES.
+// Compile with -DFA3_BF16=1 or FA3_FP16=1, FA3_TILE_Q, FA3_HEAD_DIM and FA3_STAGES.
 #include "decode_load.cuh"
 #include "decode_merge.cuh"
 
 // Matrices are read several at a time, so that their latencies do not add up: as many as there are
 // registers for.
 constexpr int kTogether = kHeadDim > 128 ? 2 : 4;
+// Likewise sums of products, which take turns.
+constexpr int kSums = kHeadDim > 128 ? 1 : 2;
+static_assert(kSums == 2 || kRows > 8, "even and odd steps have sums of their own");
 
-// S = Q K^T of 16 rows and 16 keys.
-__device__ __forceinline__ void multiply_keys(float (&s)[2][4],
-                                              const uint32_t (&query)[kHeadDim / 16][4],
+__device__ __forceinline__ void read_queries(uint32_t (&query)[kQueryParts][4], uint32_t queries) {
+  const int lane = threadIdx.x & 31;
+#pragma unroll
+  for (int j = 0; j < kQueryParts; ++j)
+    load_matrices<false>(
+        query[j], kRowTiles == 2
+                      ? queries + tile_offset(lane & 15, 2 * j + lane / 16)
+                      : queries + tile_offset(lane & 7, 4 * j + lane / 16 + 2 * (lane / 8 & 1)));
+}
+
+// S = Q K^T of 16 keys.
+__device__ __forceinline__ void multiply_keys(float (&s)[kRowTiles][4],
+                                              const uint32_t (&query)[kQueryParts][4],
                                               uint32_t keys) {
   const int lane = threadIdx.x & 31, row = (lane & 7) + (lane & 16) / 2, unit = lane / 8 & 1;
-  float second[2][4];  // sums that take turns with the first
-#pragma unroll
-  for (int n = 0; n < 2; ++n)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) s[n][e] = second[n][e] = 0.0f;
+  float sums[2][2][4] = {};  // of each 8 keys two, which take turns
 #pragma unroll
   for (int k = 0; k < kHeadDim / 16; k += kTogether) {
     uint32_t x[kTogether][4];
@@ -31,91 +40,40 @@ __device__ __forceinline__ void multiply_keys(float (&s)[2][4],
     for (int i = 0; i < kTogether; ++i)
       load_matrices<false>(x[i], keys + tile_offset(row, 2 * (k + i) + unit));
 #pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
-      mma_16_8_16(i % 2 ? second[0] : s[0], query[k + i], x[i][0], x[i][1]);
-      mma_16_8_16(i % 2 ? second[1] : s[1], query[k + i], x[i][2], x[i][3]);
-    }
+    for (int i = 0; i < kTogether; ++i)
+#pragma unroll
+      for (int n = 0; n < 2; ++n)
+        mma_16_8_16(sums[n][i % kSums], query[part_of_step(k + i)], x[i][2 * n], x[i][2 * n + 1]);
   }
-#pragma unroll
-  for (int n = 0; n < 2; ++n)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) s[n][e] += second[n][e];
+  add_sums(sums, s);
 }
 
-__device__ __forceinline__ void store_columns(const attention &a, int r, float factor, float *row) {
+__device__ __forceinline__ void store_columns(const attention &a, int t, int r, float factor,
+                                              float *row) {
 #pragma unroll
-  for (int n = 0; n < kHeadDim / 8; ++n)
-    *(float2 *)(row + 8 * n + 2 * (threadIdx.x & 3)) =
-        make_float2(a.output[n][2 * r] * factor, a.output[n][2 * r + 1] * factor);
+  for (int m = 0; m < kHeadDim / 16; ++m)
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      row[16 * m + 8 * i + (threadIdx.x & 31) / 4] = a.output[t][m][r + 2 * i] * factor;
 }
 
-// O += P V of 16 rows and 16 keys.
-__device__ __forceinline__ void multiply_values(float (&o)[kHeadDim / 8][4],
-                                                const uint32_t (&probabilities)[4],
+// O^T += V^T P^T of 16 keys.
+__device__ __forceinline__ void multiply_values(attention &a,
+                                                const uint32_t (&probabilities)[kRowTiles][2],
                                                 uint32_t values) {
-  const int lane = threadIdx.x & 31, row = lane & 15, unit = lane / 16;
+  const int lane = threadIdx.x & 31, row = (lane & 7) + (lane & 16) / 2, unit = lane / 8 & 1;
 #pragma unroll
-  for (int n = 0; n < kHeadDim / 16; n += kTogether) {
+  for (int m = 0; m < kHeadDim / 16; m += kTogether) {
     uint32_t x[kTogether][4];
 #pragma unroll
     for (int i = 0; i < kTogether; ++i)
-      load_matrices<true>(x[i], values + tile_offset(row, 2 * (n + i) + unit));
+      load_matrices<true>(x[i], values + tile_offset(row, 2 * (m + i) + unit));
 #pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
-      mma_16_8_16(o[2 * (n + i)], probabilities, x[i][0], x[i][1]);
-      mma_16_8_16(o[2 * (n + i) + 1], probabilities, x[i][2], x[i][3]);
-    }
+    for (int i = 0; i < kTogether; ++i)
+#pragma unroll
+      for (int t = 0; t < kRowTiles; ++t)
+        mma_16_8_16(a.output[t][m + i], x[i], probabilities[t][0], probabilities[t][1]);
   }
-}
-
-// Products become exponents of 2, or -inf where the row does not see the key.
-__device__ __forceinline__ void adjust_scores(const fa3_decode_params &p, const work &w,
-                                              const fa3_range (&seen)[2], int key,
-                                              float (&s)[2][4]) {
-  const int first = key + 2 * (threadIdx.x & 3);
-#pragma unroll
-  for (int n = 0; n < 2; ++n)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      float x = s[n][e];
-      if (p.softcap_log2 != 0.0f)
-        x = 1.0f - 2.0f * reciprocal_unit(1.0f + exp2_unit(x * p.softcap_log2));
-      x *= p.scale_log2;
-      const int k = first + 8 * n + (e & 1);
-      s[n][e] = k >= seen[e / 2].begin && k < seen[e / 2].end ? x : -INFINITY;
-    }
-}
-
-// The online softmax: scores become probabilities, packed as the next product takes them.
-__device__ __forceinline__ void exponentiate(attention &a, float (&s)[2][4],
-                                             uint32_t (&probabilities)[4]) {
-  float factor[2];
-  bool grown = false;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const float here = row_maximum(
-        max_nan(max_nan(s[0][2 * r], s[0][2 * r + 1]), max_nan(s[1][2 * r], s[1][2 * r + 1])));
-    const float top = max_nan(a.top[r], here);
-    grown |= !(top == a.top[r]);
-    factor[r] = exp2_unit(a.top[r] - top);
-    a.top[r] = top;
-    a.sum[r] *= factor[r];
-  }
-  if (__any_sync(0xffffffff, grown))
-#pragma unroll
-    for (int n = 0; n < kHeadDim / 8; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) a.output[n][e] *= factor[e / 2];
-#pragma unroll
-  for (int n = 0; n < 2; ++n)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      s[n][e] = exp2_unit(s[n][e] - a.top[e / 2]);
-      a.sum[e / 2] += s[n][e];
-    }
-#pragma unroll
-  for (int i = 0; i < 4; ++i)
-    probabilities[i] = pack_pair(s[i / 2][2 * (i & 1)], s[i / 2][2 * (i & 1) + 1]);
 }
 
 __device__ __forceinline__ void load_queries(const fa3_decode_params &p, const work &w,
@@ -138,15 +96,15 @@ __device__ __forceinline__ void load_queries(const fa3_decode_params &p, const w
 // one copy of each part.
 __device__ __forceinline__ void attend(const fa3_decode_params &p, const work &w, uint32_t ring,
                                        attention &a) {
-  const int lane = threadIdx.x & 31;
   const int units = w.units.end - w.units.begin;
   int key = w.units.begin * kUnitKeys + threadIdx.x / 32 * kStepKeys;  // of the next load
 
   // The queries pass through what is the last stage.
   const uint32_t queries = ring + (kStages - 1) * kStageBytes;
   load_queries(p, w, queries);
-  uint32_t query[kHeadDim / 16][4];
-  fa3_range seen[2];
+  uint32_t query[kQueryParts][4];
+  const fa3_range common = find_common_keys(p, w);
+  const float scale = product_scale(p);
   uint32_t next = ring;  // to fill; the one behind it is next to compute with
 #pragma unroll 1
   for (int i = 1 - kStages; i < units; ++i) {
@@ -155,13 +113,7 @@ __device__ __forceinline__ void attend(const fa3_decode_params &p, const work &w
       __syncwarp();
     }
     if (i == 0) {
-#pragma unroll
-      for (int k = 0; k < kHeadDim / 16; ++k)
-        load_matrices<false>(query[k], queries + tile_offset(lane & 15, 2 * k + lane / 16));
-#pragma unroll
-      for (int r = 0; r < 2; ++r)
-        seen[r] =
-            fa3_visible_keys(&w.sequence.mask, divide(w.first_row + lane / 4 + 8 * r, p.group));
+      read_queries(query, queries);
       __syncwarp();
     }
     if (i + kStages - 1 < units) load_step(p, w, key, next);
@@ -171,12 +123,17 @@ __device__ __forceinline__ void attend(const fa3_decode_params &p, const work &w
     if (i < 0) continue;
 
     const uint32_t stage = next;
-    float s[2][4];
-    uint32_t probabilities[4];
+    float s[kRowTiles][4];
     multiply_keys(s, query, stage);
-    adjust_scores(p, w, seen, key - kStages * kUnitKeys, s);
-    exponentiate(a, s, probabilities);
-    multiply_values(a.output, probabilities, stage + kTileBytes);
+#pragma unroll
+    for (int t = 0; t < kRowTiles; ++t)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) s[t][e] = __fmul_rn(s[t][e], scale);
+    adjust_scores(p, w, common, key - kStages * kUnitKeys, s);
+    uint32_t probabilities[kRowTiles][2];
+    const float of_value[4] = {};
+    exponentiate(a, s, of_value, probabilities);
+    multiply_values(a, probabilities, stage + kTileBytes);
   }
 }
 
@@ -188,6 +145,7 @@ extern "C" __global__ void __launch_bounds__(FA3_DECODE_THREADS, 2)
   begin_block(p, w, base);
   if (w.rank >= w.active) return;
   attention a = no_attention();
-  if (w.units.begin < w.units.end) attend(p, w, base + threadIdx.x / 32 * kWarpBytes, a);
+  const work &kept = kKeptWork ? *(const work *)(shared + kWorkAt) : w;
+  if (w.units.begin < w.units.end) attend(p, kept, base + threadIdx.x / 32 * kWarpBytes, a);
   finish_block(p, w, base, a);
 }

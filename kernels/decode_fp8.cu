@@ -6,23 +6,33 @@
 // The scales of a step's keys and values come beside them, one for each row whatever they are
 // shared by.
 //
-// Compile with -DFA3_E4M3=1, FA3_HEAD_DIM and FA3_STAGES.
+// Compile with -DFA3_E4M3=1, FA3_TILE_Q, FA3_HEAD_DIM and FA3_STAGES.
 #include "codes.cuh"
 #include "decode_load.cuh"
 #include "decode_merge.cuh"
 
 __device__ float decode_no_scale = 1.0f;  // of operands without scales
 
-// What a lane's queries are: rows lane / 4 + 8r, of 64 columns the 16 from 16 (lane % 4) on. A
+// What a lane's queries are: rows lane / 4 + 8t, of 64 columns the 16 from 16 (lane % 4) on. A
 // product of 16 columns takes four of each lane's, those of key and query alike.
 struct queries {
-  uint32_t x[kHeadDim / 16][4];  // or at `shared`
+  uint32_t x[kQueryParts][4];  // as products take them; or at `shared`
   uint32_t shared;
-  float factor[2];  // of the rows' scores
+  float factor[kRowTiles];  // of the rows' scores
 };
 
-__device__ __forceinline__ uint32_t address_of_query(const queries &q, int k) {
-  return q.shared + (k * 32 + (threadIdx.x & 31)) * 16;
+__device__ __forceinline__ uint32_t address_of_query(const queries &q, int part) {
+  return q.shared + (part * 32 + (threadIdx.x & 31)) * 16;
+}
+
+__device__ __forceinline__ void read_query(const queries &q, int part, uint32_t (&x)[4]) {
+  if (kSharedQueries) {
+    const uint4 y = load_shared_vector(address_of_query(q, part));
+    x[0] = y.x, x[1] = y.y, x[2] = y.z, x[3] = y.w;
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[i] = q.x[part][i];
+  }
 }
 
 // The scale of a query.
@@ -41,12 +51,13 @@ __device__ __forceinline__ float scale_of_query(const fa3_decode_fp8_params &p, 
 
 // A row of bfloat16 becomes float16, times a power of 2; its scores are to be multiplied by the
 // inverse.
-__device__ __forceinline__ float fit_row(queries &q, int r) {
+__device__ __forceinline__ float fit_row(queries &q, int t) {
   uint32_t top = 0;
 #pragma unroll
   for (int k = 0; k < kHeadDim / 16; ++k)
 #pragma unroll
-    for (int i = r; i < 4; i += 2) top = __vmaxu2(top, q.x[k][i] & 0x7fff7fff);
+    for (int i = 0; i < 2; ++i)
+      top = __vmaxu2(top, q.x[part_of_step(k)][place_in_part(k, t, i)] & 0x7fff7fff);
   top = max(top & 0xffff, top >> 16);
   top = max(top, __shfl_xor_sync(0xffffffff, top, 1));
   top = max(top, __shfl_xor_sync(0xffffffff, top, 2));
@@ -55,9 +66,10 @@ __device__ __forceinline__ float fit_row(queries &q, int r) {
 #pragma unroll
   for (int k = 0; k < kHeadDim / 16; ++k)
 #pragma unroll
-    for (int i = r; i < 4; i += 2)
-      q.x[k][i] = pack_fp16(__int_as_float(q.x[k][i] << 16) * up,
-                            __int_as_float(q.x[k][i] & 0xffff0000) * up);
+    for (int i = 0; i < 2; ++i)
+      q.x[part_of_step(k)][place_in_part(k, t, i)] =
+          pack_fp16(__int_as_float(q.x[part_of_step(k)][place_in_part(k, t, i)] << 16) * up,
+                    __int_as_float(q.x[part_of_step(k)][place_in_part(k, t, i)] & 0xffff0000) * up);
   return __int_as_float((127 - 14 + exponent) << 23);
 }
 
@@ -66,8 +78,8 @@ __device__ __forceinline__ void load_queries(const fa3_decode_fp8_params &p, con
   const int lane = threadIdx.x & 31;
   const bool codes = p.query == FA3_QUERY_E4M3;
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int row = lane / 4 + 8 * r;
+  for (int t = 0; t < kRowTiles; ++t) {
+    const int row = lane / 4 + 8 * t;
     const bool there = row < w.rows;
     const row_place place = place_of_row(p.decode, w, there ? row : 0);
     const fa3_decode_input &query = p.decode.query;
@@ -95,64 +107,66 @@ __device__ __forceinline__ void load_queries(const fa3_decode_fp8_params &p, con
       }
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        q.x[4 * c + 2 * h][r] = x[h].x;
-        q.x[4 * c + 2 * h][r + 2] = x[h].y;
-        q.x[4 * c + 2 * h + 1][r] = x[h].z;
-        q.x[4 * c + 2 * h + 1][r + 2] = x[h].w;
+        const uint32_t y[4] = {x[h].x, x[h].y, x[h].z, x[h].w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int k = 4 * c + 2 * h + i % 2;
+          q.x[part_of_step(k)][place_in_part(k, t, i / 2)] = y[i];
+        }
       }
     }
-    q.factor[r] = scale_of_query(p, w, place);
+    q.factor[t] = scale_of_query(p, w, place) * product_scale(p.decode);
+    if (p.query == FA3_QUERY_BF16) q.factor[t] *= fit_row(q, t);
   }
-  if (p.query == FA3_QUERY_BF16)
-#pragma unroll
-    for (int r = 0; r < 2; ++r) q.factor[r] *= fit_row(q, r);
   if (kSharedQueries)
 #pragma unroll
-    for (int k = 0; k < kHeadDim / 16; ++k) store_shared_vector(address_of_query(q, k), q.x[k]);
+    for (int part = 0; part < kQueryParts; ++part)
+      store_shared_vector(address_of_query(q, part), q.x[part]);
 }
 
 // Where one scale of each step of this lane is: lanes 0 to 15 bring the keys', the others the
 // values'.
 struct lane_scales {
   const float *data;
-  int64_t stride_batch, stride_block;
-  int rows;  // of a block
+  int64_t stride_page, stride_block;
+  fa3_divisor rows;  // of a block
+  int first_row;     // of the first block
 };
 
 __device__ __forceinline__ lane_scales find_scales(const fa3_decode_fp8_params &p, const work &w) {
-  const fa3_scales &scales = (threadIdx.x & 16) == 0 ? p.key_scale : p.value_scale;
-  if (scales.data == nullptr) return {&decode_no_scale, 0, 0, 1};
-  return {scales.data + w.head / scales.heads_per_scale * scales.stride_head, scales.stride_batch,
-          scales.rows > 0 ? scales.stride_block : 0, max(scales.rows, 1)};
-}
-
-// The scale of key number lane % 16 of the step at `key`, or of its value.
-__device__ __forceinline__ void load_scale(const fa3_decode_fp8_params &p, const work &w,
-                                           const lane_scales &s, int key, uint32_t stage) {
-  place found[1];
-  find_places(p.decode, w, key + (threadIdx.x & 15), 0, found);
-  const place at = found[0];
-  const bool there = at.page >= 0;
+  const bool key = (threadIdx.x & 16) == 0;
+  const fa3_scales &scales = key ? p.key_scale : p.value_scale;
+  lane_scales found = {&decode_no_scale, 0, 0, key ? p.key_scale_rows : p.value_scale_rows, 0};
+  if (scales.data == nullptr) return found;
+  found.data = scales.data + w.head / scales.heads_per_scale * scales.stride_head;
+  found.stride_page = scales.stride_batch;
+  if (scales.rows > 0) found.stride_block = scales.stride_block;
   const int *const starts = p.decode.sequences.cu_seqlens_k;
-  int entry = there ? at.page : 0, row = there ? at.row : 0, first_block = 0;
   if (starts != nullptr) {  // packed: the sequence's blocks follow those of the ones before
-    const int start = starts[w.batch];
-    entry = w.batch;
-    row = there ? row - start : 0;
-    first_block = start / s.rows + w.batch;
+    found.first_row = starts[w.batch];
+    const int block = divide(found.first_row, found.rows) + w.batch;
+    found.data += w.batch * found.stride_page + block * found.stride_block;
+    found.stride_page = 0;
   }
-  const int block = first_block + (s.rows > 1 ? row / s.rows : row);
-  copy_async_float(stage + kScalesAt + (threadIdx.x & 31) * 4,
-                   s.data + entry * s.stride_batch + block * s.stride_block, there);
+  return found;
 }
 
-// S = Q K^T of 16 rows and 16 keys.
-__device__ __forceinline__ void multiply_keys(float (&s)[2][4], const queries &q, uint32_t keys) {
+// The scale of key number lane % 16 of a step, or of its value.
+__device__ __forceinline__ void load_scale(const lane_scales &s, const place &at, uint32_t stage) {
+  const bool there = at.page >= 0;
+  const int page = there ? at.page : 0, row = there ? at.row - s.first_row : 0;
+  // Those of a lane's keys are neighbours, and of its values: number 8n + 2i + j is at 4i + 2n + j.
   const int lane = threadIdx.x & 31;
-#pragma unroll
-  for (int n = 0; n < 2; ++n)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) s[n][e] = 0.0f;
+  const int number = (lane & 16) + 4 * (lane / 2 & 3) + 2 * (lane / 8 & 1) + (lane & 1);
+  copy_async_float(stage + kScalesAt + number * 4,
+                   s.data + page * s.stride_page + divide(row, s.rows) * s.stride_block, there);
+}
+
+// S = Q K^T of 16 keys.
+__device__ __forceinline__ void multiply_keys(float (&s)[kRowTiles][4], const queries &q,
+                                              uint32_t keys) {
+  const int lane = threadIdx.x & 31;
+  float sums[2][2][4] = {};  // of each 8 keys two, which take turns
 #pragma unroll
   for (int c = 0; c < kHeadDim / 64; ++c) {
     uint4 x[2];
@@ -160,25 +174,31 @@ __device__ __forceinline__ void multiply_keys(float (&s)[2][4], const queries &q
     for (int n = 0; n < 2; ++n)
       x[n] = load_shared_vector(keys + tile_offset(8 * n + lane / 4, 4 * c + (lane & 3)));
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint4 query = kSharedQueries ? load_shared_vector(address_of_query(q, 4 * c + i))
-                                         : make_uint4(q.x[4 * c + i][0], q.x[4 * c + i][1],
-                                                      q.x[4 * c + i][2], q.x[4 * c + i][3]);
-      const uint32_t rows[4] = {query.x, query.y, query.z, query.w};
+    for (int h = 0; h < 2; ++h) {
+      uint32_t key[2][2][2];  // of 8 keys: the first two of each four columns, the last two
 #pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        uint32_t b0, b1;
-        unpack_codes(i == 0 ? x[n].x : i == 1 ? x[n].y : i == 2 ? x[n].z : x[n].w, b0, b1);
-        mma_16_8_16(s[n], rows, b0, b1);
+      for (int n = 0; n < 2; ++n)
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+          unpack_codes(h == 0 ? (i == 0 ? x[n].x : x[n].y) : (i == 0 ? x[n].z : x[n].w),
+                       key[n][0][i], key[n][1][i]);
+#pragma unroll
+      for (int odd = 0; odd < 2; ++odd) {
+        uint32_t query[4];
+        read_query(q, part_of_step(4 * c + 2 * h + odd), query);
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+          mma_16_8_16(sums[n][odd], query, key[n][odd][0], key[n][odd][1]);
       }
     }
   }
+  add_sums(sums, s);
 }
 
-// O += P V of 16 rows and 16 keys. Codes are transposed in pairs of columns, of which one product
-// has the even ones and another the odd: lane l's columns of 16 are the four from 4 (l % 4) on.
-__device__ __forceinline__ void multiply_values(float (&o)[kHeadDim / 8][4],
-                                                const uint32_t (&probabilities)[4],
+// O^T += V^T P^T of 16 keys. Codes are transposed in pairs of columns: of 16 columns those that the
+// product has as the first eight are the even ones.
+__device__ __forceinline__ void multiply_values(attention &a,
+                                                const uint32_t (&probabilities)[kRowTiles][2],
                                                 uint32_t values) {
   const int lane = threadIdx.x & 31;
 #pragma unroll
@@ -186,95 +206,31 @@ __device__ __forceinline__ void multiply_values(float (&o)[kHeadDim / 8][4],
     uint32_t x[4];
     load_matrices<true>(x, values + tile_offset(lane & 15, u + lane / 16));
 #pragma unroll
-    for (int i = 0; i < 2; ++i)
+    for (int i = 0; i < 2; ++i) {
+      uint32_t value[4];
 #pragma unroll
-      for (int odd = 0; odd < 2; ++odd) {
-        uint32_t b0, b1;
-        unpack_codes(__byte_perm(x[2 * i], x[2 * i + 1], odd ? 0x7531 : 0x6420), b0, b1);
-        mma_16_8_16(o[2 * (u + i) + odd], probabilities, b0, b1);
-      }
-  }
-}
-
-__device__ __forceinline__ void store_columns(const attention &a, int r, float factor, float *row) {
+      for (int odd = 0; odd < 2; ++odd)
+        unpack_codes(__byte_perm(x[2 * i], x[2 * i + 1], odd ? 0x7531 : 0x6420), value[odd],
+                     value[odd + 2]);
 #pragma unroll
-  for (int u = 0; u < kRowUnits; ++u)
-    *(float4 *)(row + 16 * u + 4 * (threadIdx.x & 3)) =
-        make_float4(a.output[2 * u][2 * r] * factor, a.output[2 * u + 1][2 * r] * factor,
-                    a.output[2 * u][2 * r + 1] * factor, a.output[2 * u + 1][2 * r + 1] * factor);
-}
-
-// Products become exponents of 2, or -inf where the row does not see the key.
-__device__ __forceinline__ void adjust_scores(const fa3_decode_params &p, const float (&factor)[2],
-                                              const fa3_range (&seen)[2], int key, uint32_t scales,
-                                              float (&s)[2][4]) {
-  const int quad = threadIdx.x & 3;
-#pragma unroll
-  for (int n = 0; n < 2; ++n) {
-    const float2 of_keys = load_shared_pair(scales + (8 * n + 2 * quad) * 4);
-    const float of_key[2] = {of_keys.x, of_keys.y};
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      float x = s[n][e] * (factor[e / 2] * of_key[e & 1]);
-      if (p.softcap_log2 != 0.0f)
-        x = 1.0f - 2.0f * reciprocal_unit(1.0f + exp2_unit(x * p.softcap_log2));
-      x *= p.scale_log2;
-      const int k = key + 8 * n + 2 * quad + (e & 1);
-      s[n][e] = k >= seen[e / 2].begin && k < seen[e / 2].end ? x : -INFINITY;
+      for (int t = 0; t < kRowTiles; ++t)
+        mma_16_8_16(a.output[t][u + i], value, probabilities[t][0], probabilities[t][1]);
     }
   }
 }
 
-// The online softmax. What multiplies a value is its probability times its scale: the output is
-// kept in units of the greatest of these, `unit` being its logarithm over the row's top.
-__device__ __forceinline__ void exponentiate(attention &a, float (&unit)[2], float (&s)[2][4],
-                                             uint32_t scales, uint32_t (&products)[4]) {
-  float factor[2], of_value[2][2];
+__device__ __forceinline__ void store_columns(const attention &a, int t, int r, float factor,
+                                              float *row) {
 #pragma unroll
-  for (int n = 0; n < 2; ++n) {
-    const float2 x = load_shared_pair(scales + (kStepKeys + 8 * n + 2 * (threadIdx.x & 3)) * 4);
-    of_value[n][0] = log2_unit(x.x);
-    of_value[n][1] = log2_unit(x.y);
-  }
-  bool grown = false;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const float here = row_maximum(
-        max_nan(max_nan(s[0][2 * r], s[0][2 * r + 1]), max_nan(s[1][2 * r], s[1][2 * r + 1])));
-    const float top = max_nan(a.top[r], here), moved = a.top[r] - top;
-    float greatest = FA3_NO_REFERENCE;
-    a.top[r] = top;
-    a.sum[r] *= exp2_unit(moved);
-#pragma unroll
-    for (int n = 0; n < 2; ++n)
-#pragma unroll
-      for (int e = 2 * r; e < 2 * r + 2; ++e) {
-        s[n][e] -= top;
-        a.sum[r] += exp2_unit(s[n][e]);
-        s[n][e] += of_value[n][e & 1];
-        greatest = max_nan(greatest, s[n][e]);
-      }
-    const float before = unit[r] + moved;
-    unit[r] = max_nan(before, row_maximum(greatest));
-    grown |= !(unit[r] == before);
-    factor[r] = exp2_unit(before - unit[r]);
-  }
-  if (__any_sync(0xffffffff, grown))
-#pragma unroll
-    for (int n = 0; n < kHeadDim / 8; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) a.output[n][e] *= factor[e / 2];
-#pragma unroll
-  for (int i = 0; i < 4; ++i)
-    products[i] = pack_fp16(exp2_unit(s[i / 2][2 * (i & 1)] - unit[i & 1]),
-                            exp2_unit(s[i / 2][2 * (i & 1) + 1] - unit[i & 1]));
+  for (int u = 0; u < kRowUnits; ++u)
+    *(float2 *)(row + 16 * u + 2 * ((threadIdx.x & 31) / 4)) =
+        make_float2(a.output[t][u][r] * factor, a.output[t][u][r + 2] * factor);
 }
 
 // This warp's keys of the block's range.
 __device__ __forceinline__ void attend(const fa3_decode_fp8_params &fp8, const work &w,
                                        uint32_t ring, attention &a) {
   const fa3_decode_params &p = fp8.decode;
-  const int lane = threadIdx.x & 31;
   const int units = w.units.end - w.units.begin;
   int key = w.units.begin * kUnitKeys + threadIdx.x / 32 * kStepKeys;  // of the next load
 
@@ -282,8 +238,7 @@ __device__ __forceinline__ void attend(const fa3_decode_fp8_params &fp8, const w
   queries q;
   q.shared = ring + kRingBytes;
   if (kSharedQueries) load_queries(fp8, w, q);
-  fa3_range seen[2];
-  float unit[2] = {FA3_NO_REFERENCE, FA3_NO_REFERENCE};
+  const fa3_range common = find_common_keys(p, w);
   uint32_t next = ring;  // to fill; the one behind it is next to compute with
 #pragma unroll 1
   for (int i = 1 - kStages; i < units; ++i) {
@@ -292,36 +247,36 @@ __device__ __forceinline__ void attend(const fa3_decode_fp8_params &fp8, const w
       __syncwarp();
     }
     if (i + kStages - 1 < units) {
-      load_step(p, w, key, next);
-      load_scale(fp8, w, scales, key, next);
+      const place at = load_step(p, w, key, next);
+      load_scale(scales, at, next);
     }
     key += kUnitKeys;
     copy_async_commit();
     next = next + kStageBytes == ring + kRingBytes ? ring : next + kStageBytes;
-    if (i == -1) {
-      if (!kSharedQueries) load_queries(fp8, w, q);
-#pragma unroll
-      for (int r = 0; r < 2; ++r)
-        seen[r] =
-            fa3_visible_keys(&w.sequence.mask, divide(w.first_row + lane / 4 + 8 * r, p.group));
-    }
+    if (i == -1 && !kSharedQueries) load_queries(fp8, w, q);
     if (i < 0) continue;
 
     const uint32_t stage = next;
-    float s[2][4];
-    uint32_t products[4];
+    float s[kRowTiles][4];
     multiply_keys(s, q, stage);
-    adjust_scores(p, q.factor, seen, key - kStages * kUnitKeys, stage + kScalesAt, s);
-    exponentiate(a, unit, s, stage + kScalesAt, products);
-    multiply_values(a.output, products, stage + kTileBytes);
+    const uint32_t scales = stage + kScalesAt + (threadIdx.x & 3) * 16;
+    const float4 keys = load_shared_floats(scales), values = load_shared_floats(scales + 64);
+    const float of_key[4] = {keys.x, keys.y, keys.z, keys.w};
+    const float of_value[4] = {log2_unit(values.x), log2_unit(values.y), log2_unit(values.z),
+                               log2_unit(values.w)};
+#pragma unroll
+    for (int t = 0; t < kRowTiles; ++t)
+#pragma unroll
+      for (int n = 0; n < 4; ++n) s[t][n] = __fmul_rn(s[t][n], __fmul_rn(q.factor[t], of_key[n]));
+    adjust_scores(p, w, common, key - kStages * kUnitKeys, s);
+    uint32_t products[kRowTiles][2];
+    exponentiate(a, s, of_value, products);
+    multiply_values(a, products, stage + kTileBytes);
   }
-#pragma unroll
-  for (int n = 0; n < kHeadDim / 8; ++n)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) a.output[n][e] *= exp2_unit(unit[e / 2]);
 }
 
-extern "C" __global__ void __launch_bounds__(FA3_DECODE_THREADS, 2)
+extern "C" __global__ void __launch_bounds__(FA3_DECODE_THREADS,
+                                             kRows == 8 && kHeadDim <= 128 ? 3 : 2)
     decode_fp8(const __grid_constant__ fa3_decode_fp8_params p) {
   const uint32_t base = (uint32_t)__cvta_generic_to_shared(shared);
   const work w = find_work(p.decode);

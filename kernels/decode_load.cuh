@@ -1,6 +1,6 @@
 // How the decode kernels' warps bring rows of queries, keys and values to shared memory: each warp
 // its own, so that no warp waits for another. Up to eight lanes copy a row; units of 16 bytes are
-// swizzled as the copy engine would, so that matrices are read without bank conflicts.
+// swizzled, so that matrices are read without bank conflicts.
 #ifndef FA3_DECODE_LOAD_CUH
 #define FA3_DECODE_LOAD_CUH
 
@@ -13,9 +13,11 @@ constexpr int kRowsAtOnce = 32 / kLanesOfRow;
 constexpr int kRowsOfLane = kStepKeys / kRowsAtOnce;
 constexpr int kUnitElements = 16 / kElementBytes;
 
-// Where unit `unit` of a row is in a tile.
+// Where unit `unit` of a row is in a tile. Of two neighbouring rows one has its first four units
+// where the other has the next four: eight lanes may read four of each.
 __device__ __forceinline__ uint32_t tile_offset(int row, int unit) {
-  return row * kRowBytes + ((unit ^ (kRowUnits < 8 ? row >> 1 & 3 : row & 7)) << 4);
+  const int turn = (row >> 1 & 3) | (kRowUnits < 8 ? 0 : (row & 1) << 2);
+  return row * kRowBytes + ((unit ^ turn) << 4);
 }
 
 // Where a row is: a page (or an entry of the batch) and the row in it. Page -1: there is no row.
@@ -74,13 +76,38 @@ __device__ __forceinline__ void find_places(const fa3_decode_params &p, const wo
   }
 }
 
-// The keys and values of the step at `key`.
-__device__ __forceinline__ void load_step(const fa3_decode_params &p, const work &w, int key,
-                                          uint32_t stage) {
-  lane_rows places;
-  find_places(p, w, key + (threadIdx.x & 31) / kLanesOfRow, kRowsAtOnce, places.rows);
+// The keys and values at those places.
+__device__ __forceinline__ void load_keys(const fa3_decode_params &p, const work &w,
+                                          const lane_rows &places, uint32_t stage) {
   load_rows(p.key, w.head, p.head_dim, places, stage);
   load_rows(p.value, w.head, p.head_dim_v, places, stage + kTileBytes);
+}
+
+// Those of the step at `key`. The answer is where number lane % 16 of them is, if it is asked for.
+__device__ __forceinline__ place load_step(const fa3_decode_params &p, const work &w, int key,
+                                           uint32_t stage) {
+  const int lane_row = (threadIdx.x & 31) / kLanesOfRow, number = threadIdx.x & 15;
+  lane_rows places;
+  // Most steps' rows are neighbours: of one page, and all of them there.
+  const int row = w.sequence.key_row + key, page = divide(row, p.page_size);
+  const int first = row - page * (int)p.page_size.divisor;
+  if (key >= w.seen.begin && key + kStepKeys <= w.seen.end && row + kStepKeys <= p.rows_k &&
+      first + kStepKeys <= (int)p.page_size.divisor) {
+    const int found = p.sequences.page_table ? __ldg(fa3_find_page(&p.sequences, &w.sequence, page))
+                                             : w.sequence.key_batch;
+    if (found < p.pages || !p.sequences.page_table) {
+#pragma unroll
+      for (int j = 0; j < kRowsOfLane; ++j)
+        places.rows[j] = {found, first + lane_row + kRowsAtOnce * j};
+      load_keys(p, w, places, stage);
+      return {found, first + number};
+    }
+  }
+  find_places(p, w, key + lane_row, kRowsAtOnce, places.rows);
+  load_keys(p, w, places, stage);
+  place one[1];
+  find_places(p, w, key + number, 0, one);
+  return one[0];
 }
 
 #endif

@@ -4,34 +4,13 @@
 #define FA3_DECODE_MERGE_CUH
 
 #include "cluster.cuh"
-#include "decode_work.cuh"
+#include "decode_softmax.cuh"
 #include "mbarrier.cuh"
-#include "softmax.cuh"
 
-// What a warp keeps of its rows: lane l has rows l / 4 and l / 4 + 8.
-struct attention {
-  float output[kHeadDim / 8][4];
-  float top[2];  // the rows' maxima, as powers of 2
-  float sum[2];  // of this lane's columns
-};
-
-__device__ __forceinline__ attention no_attention(void) {
-  attention a;
-#pragma unroll
-  for (int n = 0; n < kHeadDim / 8; ++n)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) a.output[n][e] = 0.0f;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    a.top[r] = FA3_NO_REFERENCE;
-    a.sum[r] = 0.0f;
-  }
-  return a;
-}
-
-// The lane's columns of the output of its row number r, times `factor`, go to their places in a row
-// of floats. Each kernel has its own: columns are dealt out as its products take them.
-__device__ __forceinline__ void store_columns(const attention &a, int r, float factor, float *row);
+// The lane's columns of row number r of its two of 8t to 8t + 7, times `factor`, go to their places
+// in a row of floats. Each kernel has its own: columns are dealt out as its products take them.
+__device__ __forceinline__ void store_columns(const attention &a, int t, int r, float factor,
+                                              float *row);
 
 // The warps' results become the block's: its output (times the sum) is in the first warp's place,
 // its rows' maxima and sums at kResultAt.
@@ -39,37 +18,37 @@ __device__ __forceinline__ void merge_warps(const work &w, attention &a) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
   float *const tops = (float *)(shared + kTopAt), *const sums = (float *)(shared + kSumAt);
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    a.sum[r] += __shfl_xor_sync(0xffffffff, a.sum[r], 1);
-    a.sum[r] += __shfl_xor_sync(0xffffffff, a.sum[r], 2);
+  for (int t = 0; t < kRowTiles; ++t) {
+    a.sum[t] += __shfl_xor_sync(0xffffffff, a.sum[t], 1);
+    a.sum[t] += __shfl_xor_sync(0xffffffff, a.sum[t], 2);
     if ((lane & 3) == 0) {
-      tops[warp * kRows + lane / 4 + 8 * r] = a.top[r];
-      sums[warp * kRows + lane / 4 + 8 * r] = a.sum[r];
+      tops[warp * kRows + lane / 4 + 8 * t] = a.top[t];
+      sums[warp * kRows + lane / 4 + 8 * t] = a.sum[t];
     }
   }
   __syncthreads();  // and nobody uses a ring any more
-  float factor[2];
+  float *const output = (float *)(shared + warp * kWarpBytes);
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int row = lane / 4 + 8 * r;
+  for (int t = 0; t < kRowTiles; ++t) {
+    const int row = lane / 4 + 8 * t;
     float top = tops[row], sum = 0.0f;
 #pragma unroll
     for (int i = 1; i < kWarps; ++i) top = max_nan(top, tops[i * kRows + row]);
 #pragma unroll
     for (int i = 0; i < kWarps; ++i)
       sum += sums[i * kRows + row] * exp2_unit(tops[i * kRows + row] - top);
-    factor[r] = exp2_unit(a.top[r] - top);
     if (warp == 0 && (lane & 3) == 0) {
       float *const result = (float *)(shared + kResultAt) + 2 * row;
       result[0] = top;
       result[1] = sum;
     }
-  }
-  float *const output = (float *)(shared + warp * kWarpBytes);
+    const float factor = exp2_unit(a.top[t] - top + (kScaledValues ? a.unit[t] : 0.0f));
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int row = lane / 4 + 8 * r;
-    if (row < w.rows) store_columns(a, r, factor[r], output + row * kPitch);
+    for (int r = 0; r < 2; ++r) {
+      const int output_row = 8 * t + 2 * (lane & 3) + r;
+      const float of_row = of_output_row(factor, r);
+      if (output_row < w.rows) store_columns(a, t, r, of_row, output + output_row * kPitch);
+    }
   }
   __syncthreads();
 }
@@ -210,11 +189,12 @@ __device__ __forceinline__ void store_results(const fa3_decode_params &p, const 
   }
 }
 
-// Before a block attends: what it does may be left in shared memory for its end. Blocks of a
-// cluster must be there when results are sent.
+// Before a block attends: what it does may be left in shared memory, for its end or for all. Blocks
+// of a cluster must be there when results are sent.
 __device__ __forceinline__ void begin_block(const fa3_decode_params &p, const work &w,
                                             uint32_t base) {
   if (kSharedWork && threadIdx.x == 0) *(work *)(shared + kWorkAt) = w;
+  if (kKeptWork) __syncthreads();
   if (p.cluster == 1) return;
   if (w.active > 1 && w.rank < w.active && threadIdx.x == 0) expect_results(w, base);
   __syncwarp();

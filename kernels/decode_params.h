@@ -1,8 +1,9 @@
 /* The decode kernel's launch contract, shared by host and device.
  *
- * A block has up to 16 rows: query heads of one key head times queries of one sequence, row r being
- * query r / group and the group's head r % group. It attends to one part (split) of the sequence's
- * keys. Blocks of a cluster have neighbouring splits, and put their results together. Block index =
+ * A block has up to 8 or 16 rows: query heads of one key head times queries of one sequence, row r
+ * being query r / group and the group's head r % group. It attends to one part (split) of the
+ * sequence's keys. Blocks of a cluster have neighbouring splits, and put their results together.
+ * Block index =
  * ((batch * heads_k + head) * row_tiles + row tile) * splits + split. */
 #ifndef FA3_DECODE_PARAMS_H
 #define FA3_DECODE_PARAMS_H
@@ -13,7 +14,7 @@
 #include "sequence.h"
 
 enum {
-  FA3_DECODE_ROWS = 16,
+  FA3_DECODE_ROWS = 16, /* of a block, at most */
   FA3_DECODE_WARPS = 4,
   FA3_DECODE_THREADS = 32 * FA3_DECODE_WARPS,
   FA3_DECODE_KEYS = 16 * FA3_DECODE_WARPS, /* that the warps have in hand together */
@@ -77,15 +78,17 @@ enum { FA3_QUERY_BF16, FA3_QUERY_FP16, FA3_QUERY_E4M3 };
 typedef struct {
   fa3_decode_params decode;
   fa3_scales query_scale, key_scale, value_scale;
-  int query; /* FA3_QUERY_... */
+  fa3_divisor key_scale_rows, value_scale_rows; /* that share a scale; 1 where a whole head does */
+  int query;                                    /* FA3_QUERY_... */
 } fa3_decode_fp8_params;
 
 /* What a compiled variant needs of the host: rings of steps of 16 keys and values, and of their
  * scales; and what the blocks of a cluster send each other. */
-#define FA3_DECODE_SHARED_BYTES(head_dim, stages) \
-  (FA3_DECODE_WARPS * (stages)*16 * 2 * (head_dim)*2 + FA3_DECODE_ROWS * (head_dim)*4 + 4096)
-#define FA3_DECODE_FP8_SHARED_BYTES(head_dim, stages)                                            \
-  (FA3_DECODE_WARPS * 32 * ((stages) * ((head_dim) + 4) + ((head_dim) > 128 ? (head_dim) : 0)) + \
-   FA3_DECODE_ROWS * (head_dim)*4 + 4096)
+#define FA3_DECODE_SHARED_BYTES(rows, head_dim, stages) \
+  (FA3_DECODE_WARPS * (stages)*16 * 2 * (head_dim)*2 + (rows) * (head_dim)*4 + 4096)
+#define FA3_DECODE_FP8_SHARED_BYTES(rows, head_dim, stages)                                \
+  (FA3_DECODE_WARPS * 32 *                                                                 \
+       ((stages) * ((head_dim) + 4) + ((rows) > 8 && (head_dim) > 128 ? (head_dim) : 0)) + \
+   (rows) * (head_dim)*4 + 4096)
 
 #endif

@@ -8,7 +8,8 @@
 constexpr int kHeadDim = FA3_HEAD_DIM;  // of query, key, value and output
 constexpr int kStages = FA3_STAGES;     // depth of a warp's ring
 
-constexpr int kRows = FA3_DECODE_ROWS;
+constexpr int kRows = FA3_TILE_Q;     // of a block: 8 or 16
+constexpr int kRowTiles = kRows / 8;  // that a product takes at once
 constexpr int kWarps = FA3_DECODE_WARPS;
 constexpr int kStepKeys = 16;  // of a warp
 constexpr int kUnitKeys = FA3_DECODE_KEYS;
@@ -25,12 +26,12 @@ constexpr int kScalesAt = 2 * kTileBytes;  // of a stage: keys, values, scales
 constexpr int kStageBytes = kScalesAt + kScaleBytes;
 constexpr int kRingBytes = kStages * kStageBytes;
 // Behind a warp's ring: its queries, where registers have no room for them.
-constexpr bool kSharedQueries = kElementBytes == 1 && kHeadDim > 128;
+constexpr bool kSharedQueries = kElementBytes == 1 && kHeadDim > 128 && kRows > 8;
 constexpr int kWarpBytes = kRingBytes + (kSharedQueries ? kRows * kHeadDim * 2 : 0);
 
 // When its keys are done, a warp's output, in floats, takes the place of its ring. The pitch keeps
 // rows in different banks.
-constexpr int kPitch = kHeadDim + 8;
+constexpr int kPitch = kHeadDim + 4;
 static_assert(kRows * kPitch * 4 <= kWarpBytes, "room for the output");
 
 // Shared memory, in bytes.
@@ -45,12 +46,13 @@ constexpr int kReceivedResultsAt = kReceivedAt + (kRows * kQuads + FA3_DECODE_MA
 constexpr int kReceived = kReceivedResultsAt + FA3_DECODE_MAX_CLUSTER * kRows * 8;  // the barrier
 // What the block does, where registers have no room for it meanwhile.
 constexpr bool kSharedWork = kElementBytes == 1 || kHeadDim > 128;
+constexpr bool kKeptWork = kElementBytes == 2 && kHeadDim > 128;  // nor while it attends
 constexpr int kWorkAt = kReceived + 8;
 constexpr int kWorkBytes = 80;
 constexpr int kSharedBytes = kWorkAt + kWorkBytes;
 constexpr int kSharedBytesByHost = kElementBytes == 1
-                                       ? FA3_DECODE_FP8_SHARED_BYTES(kHeadDim, kStages)
-                                       : FA3_DECODE_SHARED_BYTES(kHeadDim, kStages);
+                                       ? FA3_DECODE_FP8_SHARED_BYTES(kRows, kHeadDim, kStages)
+                                       : FA3_DECODE_SHARED_BYTES(kRows, kHeadDim, kStages);
 static_assert(kSharedBytes <= kSharedBytesByHost, "shared memory");
 
 extern __shared__ __align__(1024) unsigned char shared[];
@@ -59,7 +61,7 @@ __device__ __forceinline__ int divide(int n, const fa3_divisor &d) {
   return (int)(((uint32_t)n + __umulhi((uint32_t)n, d.factor)) >> d.shift);
 }
 
-// What a block does: up to 16 rows, and a range of keys.
+// What a block does: up to kRows rows, and a range of keys.
 struct work {
   int batch, head;     // of keys
   int split, cluster;  // the split, and which of the sequence's clusters this is

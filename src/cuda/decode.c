@@ -82,6 +82,10 @@ static fa3_status combine_splits(const struct cuda_scope *scope, const struct pr
   return launch_kernel(scope, plan->combine, 0, &grid, &params);
 }
 
+static int64_t rows_of_scale(int64_t rows) {
+  return smaller(larger(rows, 1), INT32_MAX);
+}
+
 fa3_status launch_decode(const struct cuda_scope *scope, const struct problem *problem,
                          const struct decode_plan *plan, char *workspace) {
   const struct scales scales = make_scales((double)problem->scale, (double)problem->softcap);
@@ -93,6 +97,8 @@ fa3_status launch_decode(const struct cuda_scope *scope, const struct problem *p
       .key_scale = make_fp8_scales(&problem->key_scale, problem->key_scale_rows, problem->heads_k),
       .value_scale =
           make_fp8_scales(&problem->value_scale, problem->value_scale_rows, problem->heads_k),
+      .key_scale_rows = make_divisor(rows_of_scale(problem->key_scale_rows)),
+      .value_scale_rows = make_divisor(rows_of_scale(problem->value_scale_rows)),
       .query = problem->query.dtype == FA3_BFLOAT16  ? FA3_QUERY_BF16
                : problem->query.dtype == FA3_FLOAT16 ? FA3_QUERY_FP16
                                                      : FA3_QUERY_E4M3};

@@ -24,7 +24,7 @@ static const int64_t few_keys = 512;     /* that the forward kernel's tiles hold
 static const int64_t most_blocks = 1 << 30;
 
 static int32_t shared_bytes(const struct kernel *kernel) {
-  return FA3_DECODE_SHARED_BYTES(kernel->head_dim, kernel->stages);
+  return FA3_DECODE_SHARED_BYTES(kernel->tile_q, kernel->head_dim, kernel->stages);
 }
 
 const struct kernel_kind decode_kind = {.phase = FA3_FORWARD,
@@ -33,7 +33,7 @@ const struct kernel_kind decode_kind = {.phase = FA3_FORWARD,
                                         .large_clusters = true};
 
 static int32_t fp8_shared_bytes(const struct kernel *kernel) {
-  return FA3_DECODE_FP8_SHARED_BYTES(kernel->head_dim, kernel->stages);
+  return FA3_DECODE_FP8_SHARED_BYTES(kernel->tile_q, kernel->head_dim, kernel->stages);
 }
 
 const struct kernel_kind decode_fp8_kind = {.phase = FA3_FORWARD,
@@ -42,23 +42,29 @@ const struct kernel_kind decode_fp8_kind = {.phase = FA3_FORWARD,
                                             .large_clusters = true};
 
 const struct kernel *find_decode_kernel(const char *architecture, fa3_dtype key_dtype,
-                                        int64_t head_dim, int64_t value_head_dim, bool softcap) {
+                                        int64_t head_dim, int64_t value_head_dim, bool softcap,
+                                        int64_t rows) {
   return find_kernel(
       &(struct kernel_need){.kind = key_dtype == FA3_FLOAT8_E4M3 ? &decode_fp8_kind : &decode_kind,
                             .architecture = architecture,
                             .dtype = key_dtype,
                             .head_dim = head_dim,
                             .value_head_dim = value_head_dim,
-                            .softcap = softcap});
+                            .softcap = softcap,
+                            .tile_q = smaller(rows, FA3_DECODE_ROWS)});
 }
 
 static int64_t longest_query(const struct problem *problem) {
   return smaller(problem->max_seqlen_q, problem->rows_q);
 }
 
-/* Of that many queries of a sequence. */
+/* Of a key head, for that many queries of a sequence. */
+static int64_t rows_of(const struct problem *problem, int64_t queries) {
+  return queries * (problem->heads_q / problem->heads_k);
+}
+
 static int64_t row_tiles(const struct problem *problem, int64_t queries) {
-  return divide_up(queries * (problem->heads_q / problem->heads_k), FA3_DECODE_ROWS);
+  return divide_up(rows_of(problem, queries), FA3_DECODE_ROWS);
 }
 
 bool decode_takes(const struct problem *problem) {
@@ -204,7 +210,8 @@ fa3_status plan_decode(const struct problem *problem, const struct cuda_facts *f
   struct decode_plan *decode = &plan->decode;
   decode->most_queries = INT32_MAX;
   decode->kernel = find_decode_kernel(facts->architecture, problem->key.dtype, problem->head_dim,
-                                      problem->value_head_dim, problem->softcap > 0);
+                                      problem->value_head_dim, problem->softcap > 0,
+                                      rows_of(problem, longest_query(problem)));
   if (!decode->kernel) return no_kernel(problem->head_dim, problem->value_head_dim);
   TRY(check_lengths(problem));
   TRY(check_scale(problem));
@@ -224,7 +231,7 @@ fa3_status plan_few_queries(const struct problem *problem, const struct cuda_fac
     return FA3_OK;
   const struct kernel *kernel =
       find_decode_kernel(facts->architecture, problem->key.dtype, problem->head_dim,
-                         problem->value_head_dim, problem->softcap > 0);
+                         problem->value_head_dim, problem->softcap > 0, FA3_DECODE_ROWS);
   const struct error_message before = error_keep();
   if (!kernel || check_inputs(problem)) {
     error_put_back(&before);

@@ -19,9 +19,11 @@ struct decode_plan {
   struct reservation partial_lse;
 };
 
-/* The kernel for keys of that dtype; null if there is none. */
+/* The kernel for keys of that dtype, and so many rows: queries of a sequence times query heads of a
+ * key head. Null if there is none. */
 const struct kernel *find_decode_kernel(const char *architecture, fa3_dtype key_dtype,
-                                        int64_t head_dim, int64_t value_head_dim, bool softcap);
+                                        int64_t head_dim, int64_t value_head_dim, bool softcap,
+                                        int64_t rows);
 
 /* Whether the decode kernel is for this call. */
 bool decode_takes(const struct problem *problem);

@@ -57,7 +57,7 @@ fa3_status supports_forward(const fa3_capability *capability) {
     TRY(check_half_precision(capability));
   if (capability->key_dtype == FA3_FLOAT8_E4M3 && (paged || !codes))
     return find_decode_kernel(NULL, capability->key_dtype, capability->head_dim,
-                              capability->value_head_dim, softcap)
+                              capability->value_head_dim, softcap, 0)
                ? FA3_OK
                : no_kernel(capability->head_dim, capability->value_head_dim);
   return find_forward_kernel(NULL, capability->query_dtype, capability->head_dim,

@@ -58,6 +58,7 @@ struct kernel_need {
   bool softcap;
   bool pages;
   int64_t queries; /* of a head, that a tile of keys meets */
+  int64_t tile_q;  /* at least */
 };
 
 /* The first that does; null if there is none. */

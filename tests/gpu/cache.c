@@ -205,9 +205,33 @@ static void compare_batches(int kind) {
   }
 }
 
+/* Nor does another sequence's having more queries, for which blocks have more rows. */
+static void compare_longer(int kind) {
+  enum { LONGER = 3, SEQUENCES = BATCH - LONGER + 1 };
+  struct rng rng = rng_for(20 + (uint64_t)kind);
+  new_lengths(&rng);
+  fa3_forward_args all = forward_of(kind, 0, BATCH, cache->other_output);
+  fa3_forward_args longer = forward_of(kind, 0, SEQUENCES, cache->output);
+  all.split_keys = longer.split_keys = 128;
+  for (int b = 0; b < SEQUENCES; b++) cache->starts[b] = b;
+  cache->starts[SEQUENCES] = BATCH;
+  longer.query = fa3_packed(cache->query, FA3_BFLOAT16, BATCH, HEADS_Q, HEAD_DIM);
+  longer.output = fa3_packed(cache->output, FA3_BFLOAT16, BATCH, HEADS_Q, HEAD_DIM);
+  longer.cu_seqlens_q = fa3_vector(cache->starts, FA3_INT32, SEQUENCES + 1);
+  longer.max_seqlen_q = LONGER;
+  memset(cache->output, 0xff, sizeof cache->output);
+  if (fa3_forward(&all) || fa3_forward(&longer)) fail_msg("%s", fa3_last_error());
+  GPU(cuCtxSynchronize, );
+  assert_memory_equal(cache->output, cache->other_output,
+                      (size_t)(SEQUENCES - 1) * ROW_Q * sizeof *cache->output);
+}
+
 static void test_the_batch_changes_no_bit(void **state) {
   (void)state;
-  for (int kind = 0; kind < KINDS; kind++) compare_batches(kind);
+  for (int kind = 0; kind < KINDS; kind++) {
+    compare_batches(kind);
+    compare_longer(kind);
+  }
 }
 
 /* The same call on the GPU and on the CPU. Each engine may round a probability by 2^-9 (times a

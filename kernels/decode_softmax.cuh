@@ -1,0 +1,166 @@
+// The online softmax of the decode kernels. Scores are products of queries and keys: a lane l has,
+// of each 8 rows, number l / 4, and of each 8 keys 2 (l % 4) and the one behind it. These are, as
+// they are, the second operand of what follows, the product of values' columns and probabilities,
+// which few rows fill: of it a lane has, of 16 columns, number l / 4 and the one 8 on, and of each
+// 8 rows number 2 (l % 4) and the one behind it.
+#ifndef FA3_DECODE_SOFTMAX_CUH
+#define FA3_DECODE_SOFTMAX_CUH
+
+#include "decode_work.cuh"
+#include "softmax.cuh"
+
+// Scales of values are part of what multiplies them.
+constexpr bool kScaledValues = kElementBytes == 1;
+
+// What a warp keeps of its rows.
+struct attention {
+  float output[kRowTiles][kHeadDim / 16][4];  // [e]: column e / 2 and row e % 2 of the lane's
+  // Of row 8t + l / 4:
+  float top[kRowTiles];   // its maximum, as a power of 2
+  float sum[kRowTiles];   // of this lane's keys
+  float unit[kRowTiles];  // with scaled values: the output's, as a power of 2 over the top
+};
+
+__device__ __forceinline__ attention no_attention(void) {
+  attention a;
+#pragma unroll
+  for (int t = 0; t < kRowTiles; ++t) {
+#pragma unroll
+    for (int m = 0; m < kHeadDim / 16; ++m)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) a.output[t][m][e] = 0.0f;
+    a.top[t] = a.unit[t] = FA3_NO_REFERENCE;
+    a.sum[t] = 0.0f;
+  }
+  return a;
+}
+
+// What the lane has in row number r of its two of the output, of what it has in its row of scores.
+__device__ __forceinline__ float of_output_row(float x, int r) {
+  return __shfl_sync(0xffffffff, x, 8 * (threadIdx.x & 3) + 4 * r);
+}
+
+// The first operand of a score's products has 16 rows, of 16 columns. Where a block has 8 rows, the
+// next 16 columns of these are in the place of the others: then of one part there are two steps,
+// each with half a result.
+constexpr int kQueryParts = kHeadDim / 16 * kRowTiles / 2;
+
+__device__ __forceinline__ int part_of_step(int k) {
+  return kRowTiles == 2 ? k : k / 2;
+}
+
+// Where in it half i of the 16 columns of step k is, of rows 8t to 8t + 7.
+__device__ __forceinline__ int place_in_part(int k, int t, int i) {
+  return (kRowTiles == 2 ? t : k % 2) + 2 * i;
+}
+
+// The scores of 16 keys from the sums of even steps and of odd ones, for 8 keys each: [t][2n + i]
+// is of key 8n + 2 (l % 4) + i.
+__device__ __forceinline__ void add_sums(const float (&sums)[2][2][4], float (&s)[kRowTiles][4]) {
+#pragma unroll
+  for (int t = 0; t < kRowTiles; ++t)
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      s[t][i] = sums[i / 2][0][place_in_part(0, t, 0) * 2 + i % 2] +
+                sums[i / 2][1][place_in_part(1, t, 0) * 2 + i % 2];
+}
+
+// What makes exponents of 2 of products, or with a cap what the cap takes.
+__device__ __forceinline__ float product_scale(const fa3_decode_params &p) {
+  return p.softcap_log2 != 0.0f ? p.softcap_log2 : p.scale_log2;
+}
+
+// The keys that all rows of the block see.
+__device__ __forceinline__ fa3_range find_common_keys(const fa3_decode_params &p, const work &w) {
+  return fa3_common_keys(&w.sequence.mask, divide(w.first_row, p.group),
+                         divide(w.first_row + w.rows - 1, p.group) + 1);
+}
+
+// Of scaled products: the cap, and -inf where a row does not see the key.
+__device__ __forceinline__ void adjust_scores(const fa3_decode_params &p, const work &w,
+                                              const fa3_range &common, int key,
+                                              float (&s)[kRowTiles][4]) {
+  if (p.softcap_log2 != 0.0f)
+#pragma unroll
+    for (int t = 0; t < kRowTiles; ++t)
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        s[t][e] =
+            __fmul_rn(p.scale_log2, fmaf(-2.0f, reciprocal_unit(1.0f + exp2_unit(s[t][e])), 1.0f));
+  if (key >= common.begin && key + kStepKeys <= common.end) return;
+  const int lane = threadIdx.x & 31;
+#pragma unroll
+  for (int t = 0; t < kRowTiles; ++t) {
+    const fa3_range seen =
+        fa3_visible_keys(&w.sequence.mask, divide(w.first_row + 8 * t + lane / 4, p.group));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int k = key + 8 * (i / 2) + 2 * (lane & 3) + i % 2;
+      if (k < seen.begin || k >= seen.end) s[t][i] = -INFINITY;
+    }
+  }
+}
+
+// The maxima follow scores that are beyond them, and what was summed before is rescaled. The
+// output's unit likewise follows what multiplies values.
+__device__ __forceinline__ void follow_maxima(attention &a, const float (&s)[kRowTiles][4],
+                                              const float (&of_value)[4]) {
+#pragma unroll
+  for (int t = 0; t < kRowTiles; ++t) {
+    const float top = max_nan(
+        a.top[t], row_maximum(max_nan(max_nan(s[t][0], s[t][1]), max_nan(s[t][2], s[t][3]))));
+    const float moved = a.top[t] - top;
+    float factor = exp2_unit(moved);
+    a.top[t] = top;
+    a.sum[t] *= factor;
+    if (kScaledValues) {
+      const float before = a.unit[t] + moved;
+      float unit = max_nan(before, FA3_NO_REFERENCE);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) unit = max_nan(unit, s[t][i] - top + of_value[i]);
+      a.unit[t] = row_maximum(unit);
+      factor = exp2_unit(before - a.unit[t]);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float of_row = of_output_row(factor, r);
+#pragma unroll
+      for (int m = 0; m < kHeadDim / 16; ++m) {
+        a.output[t][m][r] *= of_row;
+        a.output[t][m][r + 2] *= of_row;
+      }
+    }
+  }
+}
+
+// Scores become what multiplies the values, packed as the product takes it. `of_value`: the
+// logarithms of the scales of this lane's values.
+__device__ __forceinline__ void exponentiate(attention &a, const float (&s)[kRowTiles][4],
+                                             const float (&of_value)[4],
+                                             uint32_t (&packed)[kRowTiles][2]) {
+  bool beyond = false;
+#pragma unroll
+  for (int t = 0; t < kRowTiles; ++t)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float exponent = s[t][i] - a.top[t];
+      beyond |= !(exponent <= 0.0f);
+      if (kScaledValues) beyond |= !(exponent + of_value[i] <= a.unit[t]);
+    }
+  if (__any_sync(0xffffffff, beyond)) follow_maxima(a, s, of_value);
+#pragma unroll
+  for (int t = 0; t < kRowTiles; ++t) {
+    float factors[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float exponent = s[t][i] - a.top[t];
+      const float probability = exp2_unit(exponent);
+      a.sum[t] += probability;
+      factors[i] = kScaledValues ? exp2_unit(exponent + of_value[i] - a.unit[t]) : probability;
+    }
+#pragma unroll
+    for (int n = 0; n < 2; ++n) packed[t][n] = pack_pair(factors[2 * n], factors[2 * n + 1]);
+  }
+}
+
+#endif
