@@ -18,9 +18,10 @@ static const int64_t many_tiles = 264;     /* row tiles that need no splits, of 
 static const int64_t long_keys = 8192;     /* from here on splits may be more than a cluster */
 static const int64_t keys_of_split = 1024; /* with more, they are where the grid is not full */
 static const int64_t largest_cluster = 16;
-static const int64_t large_cluster = 8;  /* larger ones load the GPU unevenly */
-static const int64_t partial_tiles = 32; /* row tiles that have partial results */
-static const int64_t few_keys = 512;     /* that the forward kernel's tiles hold without loss */
+static const int64_t large_cluster = 8; /* larger ones load the GPU unevenly */
+static const int64_t small_cluster = 2;
+static const int64_t partial_tiles = 64; /* row tiles that have partial results */
+static const int64_t few_keys = 1280;    /* that the forward kernel's tiles hold without loss */
 static const int64_t most_blocks = 1 << 30;
 
 static int32_t shared_bytes(const struct kernel *kernel) {
@@ -83,13 +84,14 @@ bool decode_takes(const struct problem *problem) {
  * depends on how many multiprocessors the call may use, and so no result does. */
 static int64_t choose_splits(const struct problem *problem, int64_t tiles) {
   const int64_t most = divide_up(larger(problem->max_seqlen_k, 1), FA3_DECODE_KEYS);
-  const int64_t grid = problem->key.dtype == FA3_FLOAT8_E4M3 ? full_grid_of_codes : full_grid;
+  const bool codes = problem->key.dtype == FA3_FLOAT8_E4M3;
+  const int64_t grid = codes ? full_grid_of_codes : full_grid;
   int64_t splits = largest_cluster;
   while (splits > 1 && splits * tiles > grid) splits /= 2;
   if (tiles > grid && tiles <= many_tiles) splits = 2;
   /* Lengths may be far apart: long sequences are cut finely, and blocks without keys leave. */
   if (problem->batch > 1 && (problem->seqused_k || problem->cu_seqlens_k))
-    splits = larger(splits, tiles <= 2 * many_tiles ? 8 : 4);
+    splits = larger(splits, tiles < (codes ? 2 * many_tiles : 4 * full_grid) ? 8 : 4);
   while (splits * tiles < grid && problem->max_seqlen_k / splits > keys_of_split) splits *= 2;
   while (splits > 1 && (splits > most || (problem->num_splits && splits > problem->num_splits)))
     splits /= 2;
@@ -146,6 +148,10 @@ static fa3_status plan_splits(const struct problem *problem, const char *archite
   if (splits > large_cluster && (splits > largest_cluster || problem->max_seqlen_k > long_keys ||
                                  plan->kernel->head_dim > 128))
     cluster = large_cluster;
+  /* Blocks of codes need a multiprocessor each, and these are not to be had by eights. */
+  if (problem->key.dtype == FA3_FLOAT8_E4M3 && splits == largest_cluster &&
+      problem->max_seqlen_k > long_keys)
+    cluster = small_cluster;
   /* Without room for partial results, a cluster is all; so it is where others need that room. */
   if (cluster < splits && (problem->max_seqlen_k < long_keys || !all)) splits = cluster;
   if (problem->split_keys) {
