@@ -273,7 +273,7 @@ __device__ __forceinline__ float4 *partial_of(float *sum, const dq_share &share)
 // Waits for the step's turn; says of what kind it is, and where the thread's part of dQ is summed.
 __device__ __forceinline__ int wait_for_turn(const layout &m, const dq_share &share, uint32_t use,
                                              float4 *&partial) {
-  ring_wait_full(m.turns, use);
+  barrier_wait(turn_granted(m, use, share.warpgroup % kShares), use / kTurns);
   partial = partial_of(turn_of(use).partial, share);
   return uniform(turn_of(use).kind);
 }
@@ -313,7 +313,7 @@ __device__ __forceinline__ void finish_query_step(const fa3_backward_params &p, 
     store_query_step(p, w.sequence, share, dq, q);
   }
   // Every thread has read the turn.
-  barrier_arrive(turn_taken(m, use));
+  barrier_arrive(turn_taken(m, use, share.warpgroup % kShares));
 }
 
 // A tile whose keys no query sees.
@@ -325,14 +325,22 @@ __device__ __forceinline__ void skip_tile(const fa3_backward_params &p, const wo
   store_zeros(p.grad_value, w.sequence.key_batch, key_row, keys, w.part, thread);
 }
 
-// dK and dV of the warpgroup's keys.
-__device__ __forceinline__ void store_gradients(const fa3_backward_params &p, const work &w,
-                                                int warpgroup, const float (&dk)[kHeadDim / 2],
+// dK and dV of the warp's keys, by way of the buffer of values, which all warps have read for the
+// last time.
+__device__ __forceinline__ void store_gradients(const fa3_backward_params &p, const layout &m,
+                                                const work &w, int warpgroup,
+                                                const float (&dk)[kHeadDim / 2],
                                                 const float (&dv)[kHeadDim / 2]) {
-  const int first_key = w.tile * kTileN + warpgroup * kKeys;
+  const int warp = warpgroup * 4 + (thread_again() & 127) / 32;
+  const int first_key = w.tile * kTileN + warp * 16;
   const int keys = w.sequence.mask.keys - first_key, key_row = w.sequence.key_row + first_key;
-  store_rows<kHeadDim>(p.grad_key, dk, p.scale, w.sequence.key_batch, key_row, keys, w.part, 0, 0);
-  store_rows<kHeadDim>(p.grad_value, dv, 1.0f, w.sequence.key_batch, key_row, keys, w.part, 0, 0);
+  const uint32_t staging = m.v.data + warp * (32 * kHeadDim);
+  store_warp_rows<kHeadDim>(p.grad_value, dv, 1.0f, w.sequence.key_batch, key_row, keys, w.part,
+                            staging);
+  store_warp_rows<kHeadDim>(p.grad_key, dk, p.scale, w.sequence.key_batch, key_row, keys, w.part,
+                            staging);
+  fence_proxy_async();
+  __syncwarp();
 }
 
 __device__ __forceinline__ void differentiate(const fa3_backward_params &p, const layout &m,
@@ -460,21 +468,22 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, cons
         block += uniform(w.step);
       }
     }
-    ring_release(m.v, keys_use);
     float dq[kQueryColumns / 2];
     ring_wait_full(m.d_s, use - 1);
     issue_query_step(m, share, use - 1, dq);
-    float4 *partial;
-    const int kind = wait_for_turn(m, share, use - 1, partial);
     wgmma_wait<0>();
     registers_touch(dq);
     ring_release(m.k, keys_use);
     ring_release(m.d_s, use - 1);
+    // Under a causal mask nobody waits for a tile's last step: its gradients go first.
+    store_gradients(p, m, w, warpgroup, dk, dv);
+    ring_release(m.v, keys_use);
+    float4 *partial;
+    const int kind = wait_for_turn(m, share, use - 1, partial);
     put_partials(share, dq, partial, fate_of_partial(kind), 0, kQueryColumns / 8);
     finish_query_step(p, m, w, share, use - 1, dq, before, kind, partial);
 
     ++keys_use;
-    store_gradients(p, w, warpgroup, dk, dv);
     finish_work(m, t);
   }
 }
@@ -483,6 +492,7 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, cons
 extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_FINISH_THREADS)
     backward_finish(const __grid_constant__ fa3_backward_params p) {
   wait_for_prior_grids();
+  let_next_grid_launch();
   const int block = blockIdx.x, head = blockIdx.y, warpgroup = threadIdx.x / 128;
   const backward_sequence s = find_sequence(p.sequences, blockIdx.z);
   const fa3_range tiles = fa3_visible_tiles(&s.mask, block * kTileM, (block + 1) * kTileM, kTileN);
@@ -522,7 +532,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     else if (warp == 2)
       grant_turns(p, lay_out(base));
     else
-      pass_turns(lay_out(base));
+      pass_turns(p, lay_out(base));
   } else {
     registers_take<kConsumerRegisters>();
     differentiate(p, lay_out(base), warp / 4 - 1);

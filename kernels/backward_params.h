@@ -20,7 +20,7 @@
  *
  * Blocks of rows are numbered over the batch, `slot` being this number (fa3_backward_slot); a head
  * has FA3_BACKWARD_SLOTS of them. The workspace, each array aligned to 128 bytes, any content:
- *   counters  int   [sums][heads_q][slots]
+ *   counters  int   [2][sums][heads_q][slots]: of each of two shares of a block, or of one
  *   rows      float [heads_q][slots][2][tile_m]: lse * log2(e), or infinity for a row that takes no
  *                   part; then D
  *   partial   float [sums][heads_q][slots][tile_m * head_dim of the variant], laid out as the
@@ -110,12 +110,13 @@ typedef struct {
   const float *rows;
   float *partial;
   unsigned *next_tile;
-  int finished_later; /* dQ is left as a sum in `partial`: backward_finish stores it */
-  float scale;        /* of the scores: what dQ and dK are multiplied by */
-  float scale_log2;   /* of the scores, or the cap, times log2(e) */
-  float softcap_log2; /* 0: no cap; else scale / cap * 2 log2(e) */
-  int clear_query;    /* rows beyond a sequence's end may hold anything (cumulative or used */
-  int clear_key;      /* lengths): zero them; likewise of keys */
+  int finished_later;     /* dQ is left as a sum in `partial`: backward_finish stores it */
+  float scale;            /* of the scores: what dQ and dK are multiplied by */
+  float scale_log2;       /* of the scores, or the cap, times log2(e) */
+  float softcap_log2;     /* 0: no cap; else scale / cap * 2 log2(e) */
+  int clear_query;        /* rows beyond a sequence's end may hold anything (cumulative or used */
+  int clear_key;          /* lengths): zero them; likewise of keys */
+  int64_t counters_apart; /* from one share's of a block to the other's */
 } fa3_backward_params;
 
 /* dK and dV where tiles are dealt out in parts: each part's in float32, as fa3_gradient describes

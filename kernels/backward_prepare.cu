@@ -8,8 +8,9 @@ constexpr int kRowsAtOnce = 4;  // of a thread: all their loads are in flight to
 constexpr int kRowsApart = FA3_BACKWARD_PREPARE_THREADS / kLanes;
 
 // Eight neighbouring elements, in pairs.
-__device__ __forceinline__ uint4 load_eight(const uint16_t *from, int vectors) {
-  if (vectors) return *(const uint4 *)from;
+template <bool kVectors>
+__device__ __forceinline__ uint4 load_eight(const uint16_t *from) {
+  if (kVectors) return *(const uint4 *)from;
   return make_uint4(from[0] | from[1] << 16, from[2] | from[3] << 16, from[4] | from[5] << 16,
                     from[6] | from[7] << 16);
 }
@@ -17,6 +18,33 @@ __device__ __forceinline__ uint4 load_eight(const uint16_t *from, int vectors) {
 __device__ __forceinline__ float add_products(float sum, uint32_t x, uint32_t y) {
   const float2 a = unpack_pair(x), b = unpack_pair(y);
   return fmaf(a.y, b.y, fmaf(a.x, b.x, sum));
+}
+
+// Adds to the products of rows of O and dO, of which the first begin at `x` and `y`, the thread's
+// share of the columns. Only the first `rows` are there.
+template <bool kVectors>
+__device__ __forceinline__ void add_row_products(const fa3_backward_prepare_params &p,
+                                                 const uint16_t *x, const uint16_t *y, int rows,
+                                                 int columns, float (&product)[kRowsAtOnce]) {
+  for (int column = 0; column < columns; column += 8 * kLanes) {
+    uint4 a[kRowsAtOnce], b[kRowsAtOnce];
+#pragma unroll
+    for (int i = 0; i < kRowsAtOnce; ++i) {
+      const int row = i * kRowsApart;
+      a[i] = b[i] = make_uint4(0, 0, 0, 0);
+      if (row < rows) {
+        a[i] = load_eight<kVectors>(x + row * p.output_stride_row + column);
+        b[i] = load_eight<kVectors>(y + row * p.grad_output_stride_row + column);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kRowsAtOnce; ++i) {
+      product[i] = add_products(product[i], a[i].x, b[i].x);
+      product[i] = add_products(product[i], a[i].y, b[i].y);
+      product[i] = add_products(product[i], a[i].z, b[i].z);
+      product[i] = add_products(product[i], a[i].w, b[i].w);
+    }
+  }
 }
 
 // The sum of all threads' values, in a fixed order, in thread 0.
@@ -33,28 +61,31 @@ __device__ __forceinline__ float sum_of_block(float x) {
   return x;
 }
 
-extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_PREPARE_THREADS)
+extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_PREPARE_THREADS, 4)
     backward_prepare(const __grid_constant__ fa3_backward_prepare_params p) {
   wait_for_prior_grids();
   const int block = blockIdx.x, head = blockIdx.y, batch = blockIdx.z;
   if ((block | head | batch) == 0) {
     if (threadIdx.x == 0) {
-      *p.next_tile = 0;
+      atomicExch(p.next_tile, 0u);
       __threadfence();
     }
     __syncthreads();
   }
-  // The next kernel's blocks may move in as these move out. They take tiles, for the counter has
-  // been cleared in the L2 cache, where they count, and load what the caller has given. For the
-  // rest they wait until this grid is done.
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  // The next kernel's blocks may move in as these move out. They load what the caller has given,
+  // and take tiles. PTX promises that they see this grid's writes only once griddepcontrol.wait
+  // returns, yet the counter is clear for them: it is written and taken from by atomic operations
+  // alone, which the L2 cache performs, the fence returns when it has been written there, and the
+  // blocks do not exist before all of this grid's have come to the next line. For the rest they
+  // wait.
+  let_next_grid_launch();
   const backward_sequence s = find_sequence(p.sequences, batch);
   const int tile_m = p.sequences.tile_m, first = block * tile_m;
   if (first >= s.mask.queries) return;
   const int64_t slot = (int64_t)head * p.slots + s.slot + block;
   const fa3_range tiles = fa3_visible_tiles(&s.mask, first, first + tile_m, p.sequences.tile_n);
   const bool seen = tiles.begin < tiles.end;
-  if (threadIdx.x < p.sums) p.counters[(int64_t)threadIdx.x * gridDim.y * p.slots + slot] = 0;
+  if (threadIdx.x < 2 * p.sums) p.counters[(int64_t)threadIdx.x * gridDim.y * p.slots + slot] = 0;
 
   const int lane = threadIdx.x % kLanes;
   const uint16_t *output = (const uint16_t *)p.output + s.query_batch * p.output_stride_batch +
@@ -74,26 +105,15 @@ extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_PREPARE_THREADS)
       if (lane == 0 && in_tile < tile_m && in_tile < left)
         log_sum[i] = lse[(s.query_row + first + in_tile) * p.lse_stride_row];
     }
-    for (int column = 0; column < p.head_dim_v - 8 * lane; column += 8 * kLanes) {
-      uint4 x[kRowsAtOnce], y[kRowsAtOnce];
-#pragma unroll
-      for (int i = 0; i < kRowsAtOnce; ++i) {
-        const int in_tile = begin + i * kRowsApart;
-        const int64_t row = s.query_row + first + in_tile;
-        x[i] = y[i] = make_uint4(0, 0, 0, 0);
-        if (in_tile < tile_m && in_tile < left) {
-          x[i] = load_eight(output + row * p.output_stride_row + column, p.vectors);
-          y[i] = load_eight(grad_output + row * p.grad_output_stride_row + column, p.vectors);
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kRowsAtOnce; ++i) {
-        product[i] = add_products(product[i], x[i].x, y[i].x);
-        product[i] = add_products(product[i], x[i].y, y[i].y);
-        product[i] = add_products(product[i], x[i].z, y[i].z);
-        product[i] = add_products(product[i], x[i].w, y[i].w);
-      }
-    }
+    const int64_t row = s.query_row + first + begin;
+    const uint16_t *x = output + row * p.output_stride_row,
+                   *y = grad_output + row * p.grad_output_stride_row;
+    const int rows = (tile_m < left ? tile_m : left) - begin, columns = p.head_dim_v - 8 * lane;
+    // Apart, for a load that may take two forms is waited for before the next.
+    if (p.vectors)
+      add_row_products<true>(p, x, y, rows, columns, product);
+    else
+      add_row_products<false>(p, x, y, rows, columns, product);
 #pragma unroll
     for (int i = 0; i < kRowsAtOnce; ++i) {
 #pragma unroll
@@ -147,6 +167,7 @@ __device__ __forceinline__ void sum_parts(const fa3_gradient &parts, int count,
 extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_SUM_THREADS)
     backward_sum(const __grid_constant__ fa3_backward_sum_params p) {
   wait_for_prior_grids();
+  let_next_grid_launch();
   const int head = blockIdx.y, batch = blockIdx.z;
   const backward_sequence s = find_sequence(p.sequences, batch);
   const int of_row = (p.grad_key.head_dim + p.grad_value.head_dim) / 8;

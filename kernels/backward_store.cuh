@@ -89,6 +89,87 @@ __device__ __forceinline__ void store_rows(const fa3_gradient &g, const float (&
   }
 }
 
+// Where 16 bytes of a warp's row lie in shared memory, so that neither way of writing rows nor
+// reading them makes lanes wait for each other. The warp has 16 rows of 2 * kColumns bytes.
+template <int kColumns>
+__device__ __forceinline__ uint32_t staged_at(uint32_t staging, int row, int piece) {
+  const int swizzle = kColumns % 64 ? row >> 1 & 3 : (row & 3) << 1 | (row >> 2 & 1);
+  return staging + row * (2 * kColumns) + ((piece ^ swizzle) << 4);
+}
+
+// A warp's 16 rows leave shared memory; `bytes` are those of an element. Rows from `rows` on are
+// not stored, nor columns beyond the head dim.
+template <int kColumns>
+__device__ __forceinline__ void copy_staged_rows(const fa3_gradient &g, int bytes, int64_t first,
+                                                 int rows, int column, uint32_t staging) {
+  constexpr int kPieces = kColumns / 8;  // of a row
+  const int lane = thread_again() & 31;
+  unsigned char *to = (unsigned char *)g.data + bytes * (first + column);
+#pragma unroll
+  for (int i = 0; i < kPieces / 2; ++i) {
+    const int row = (32 * i + lane) / kPieces, piece = (32 * i + lane) % kPieces;
+    const uint4 x = load_shared_vector(staged_at<kColumns>(staging, row, piece));
+    if (row < rows && column * bytes + 16 * piece < g.head_dim * bytes)
+      *(uint4 *)(to + bytes * row * g.stride_row + 16 * piece) = x;
+  }
+}
+
+// Stores a warp's 16 rows of kColumns, times `factor`, by way of 32 * kColumns bytes of shared
+// memory that are the warp's own. Rows from `rows` on are not stored.
+template <int kColumns>
+__device__ __forceinline__ void store_warp_rows(const fa3_gradient &g,
+                                                const float (&x)[kColumns / 2], float factor,
+                                                int batch, int64_t first_row, int rows, int head,
+                                                uint32_t staging) {
+  const int lane = thread_again() & 31;
+  const int64_t first = batch * g.stride_batch + first_row * g.stride_row + head * g.stride_head;
+  const bool whole = !g.accumulate && g.vectors;
+  if (whole && !g.is_float) {
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; j += 2) {
+      const float *of = x + 4 * j;
+      store_matrices(
+          staged_at<kColumns>(staging, lane & 15, j + lane / 16),
+          pack_pair(of[0] * factor, of[1] * factor), pack_pair(of[2] * factor, of[3] * factor),
+          pack_pair(of[4] * factor, of[5] * factor), pack_pair(of[6] * factor, of[7] * factor));
+    }
+    __syncwarp();
+    copy_staged_rows<kColumns>(g, 2, first, rows, 0, staging);
+    __syncwarp();
+    return;
+  }
+#pragma unroll
+  for (int column = 0; column < kColumns; column += kColumns / 2) {
+#pragma unroll
+    for (int j = 0; j < kColumns / 16; ++j) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float *of = x + column / 2 + 4 * j + 2 * r;
+        store_shared_pair(
+            staged_at<kColumns>(staging, lane / 4 + 8 * r, 2 * j + lane % 4 / 2) + lane % 2 * 8,
+            of[0] * factor, of[1] * factor);
+      }
+    }
+    __syncwarp();
+    if (whole) {
+      copy_staged_rows<kColumns>(g, 4, first, rows, column, staging);
+    } else {
+      constexpr int kGroups = kColumns / 16;  // of eight columns
+#pragma unroll 1
+      for (int i = lane; i < 16 * kGroups; i += 32) {
+        const int row = i / kGroups, group = i % kGroups;
+        const uint4 low = load_shared_vector(staged_at<kColumns>(staging, row, 2 * group)),
+                    high = load_shared_vector(staged_at<kColumns>(staging, row, 2 * group + 1));
+        float eight[8] = {__uint_as_float(low.x),  __uint_as_float(low.y),  __uint_as_float(low.z),
+                          __uint_as_float(low.w),  __uint_as_float(high.x), __uint_as_float(high.y),
+                          __uint_as_float(high.z), __uint_as_float(high.w)};
+        if (row < rows) store_gradient(g, batch, first_row + row, head, column + 8 * group, eight);
+      }
+    }
+    __syncwarp();
+  }
+}
+
 // The same of kRows rows and 64 columns, where x has columns as rows.
 template <int kRows>
 __device__ __forceinline__ void store_columns(const fa3_gradient &g, const float (&x)[kRows / 2],

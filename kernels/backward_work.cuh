@@ -33,6 +33,9 @@ constexpr bool kTransposed = kTileM == 80;
 constexpr int kQueryColumns = kSplitRows ? kHeadDim : kTransposed ? kTileM : 64;  // of the product
 constexpr int kSecondColumn = kSplitRows ? 0 : kHeadDim - 64;  // where the second begins
 constexpr int kOverlap = kSplitRows ? 0 : 64 - kSecondColumn;
+// Shares of a block of dQ that are added in turns of their own: with 128 queries the warpgroups are
+// half a step apart, and a tile is to follow the one before it as closely as it can.
+constexpr int kShares = kSplitRows ? kWarpgroups : 1;
 static_assert((kTileM == 64 || kTileM == 80 || kTileM == 128) && kTileN == 128, "a step");
 static_assert(kHeadDim == FA3_VALUE_HEAD_DIM, "head dims");
 static_assert(kSplitRows || kHeadDim >= 64, "dQ's columns");
@@ -61,7 +64,8 @@ struct layout {
   uint32_t rows;                      // lse and D of a block of queries, beside each buffer of Q
   barrier landed;                     // a tile of which a part is to be cleared
   ring<kTurns, kTurnBytes> turns;     // full: a step may add to dQ; empty: the next tile knows that
-  barrier turn_taken;                 // it has; those of the other turns follow
+  barrier turn_taken;                 // it has; those of the other turns follow, and then those of
+                                      // the second share, as behind `full`
   ring<kWorkSlots, kWorkBytes> work;
   barrier work_wanted;
   uint32_t end;
@@ -80,8 +84,9 @@ __host__ __device__ constexpr layout lay_out(uint32_t base) {
   const uint32_t do_barriers = q_barriers + kRingBarrierBytes<kStages>;
   const uint32_t ds_barriers = do_barriers + kRingBarrierBytes<kStages>;
   const uint32_t turn_barriers = ds_barriers + kRingBarrierBytes<2>;
-  m.turn_taken = {turn_barriers + 8 * kTurns};
-  const uint32_t work_barriers = turn_barriers + 24 * kTurns;
+  m.turn_taken = {turn_barriers + 8 * kTurns * kShares};
+  const uint32_t turns_empty = m.turn_taken.address + 8 * kTurns * kShares;
+  const uint32_t work_barriers = turns_empty + 8 * kTurns;
   m.work_wanted = {work_barriers + kRingBarrierBytes<kWorkSlots>};
   const uint32_t turns = (m.work_wanted.address + 8 + 31) / 32 * 32;
   const uint32_t work = turns + kTurnBytes * kTurns;
@@ -90,7 +95,7 @@ __host__ __device__ constexpr layout lay_out(uint32_t base) {
   m.q = make_ring<kStages, kQueryBytes>(q, q_barriers);
   m.d_o = make_ring<kStages, kQueryBytes>(d_o, do_barriers);
   m.d_s = make_ring<2, kDsBytes>(d_s, ds_barriers);
-  m.turns = {turns, {turn_barriers}, {turn_barriers + 16 * kTurns}};
+  m.turns = {turns, {turn_barriers}, {turns_empty}};
   m.work = make_ring<kWorkSlots, kWorkBytes>(work, work_barriers);
   m.end = work + kWorkBytes * kWorkSlots;
   return m;
@@ -106,8 +111,14 @@ __device__ __forceinline__ uint32_t rows_of_step(const layout &m, uint32_t use) 
   return m.rows + use % kStages * kRowsBytes;
 }
 
-__device__ __forceinline__ barrier turn_taken(const layout &m, uint32_t use) {
-  return {m.turn_taken.address + 8 * (use % kTurns)};
+// A share may be added to dQ.
+__device__ __forceinline__ barrier turn_granted(const layout &m, uint32_t use, int share) {
+  return {ring_full(m.turns, use).address + 8 * kTurns * share};
+}
+
+// It has been.
+__device__ __forceinline__ barrier turn_taken(const layout &m, uint32_t use, int share) {
+  return {m.turn_taken.address + 8 * (use % kTurns + kTurns * share)};
 }
 
 // Its barriers and the initial arrivals at them, by one thread.
@@ -117,8 +128,13 @@ __device__ __forceinline__ void init_barriers(const layout &m) {
   barrier_init(m.landed, 1);
   ring_init(m.q, 1, 32 * kConsumerWarps);
   ring_init(m.d_o, 1, kConsumerWarps);
-  ring_init(m.turns, 1, 1);
-  for (int i = 0; i < kTurns; ++i) barrier_init(turn_taken(m, i), 32 * kConsumerWarps);
+  for (int i = 0; i < kTurns; ++i) {
+    barrier_init(ring_empty(m.turns, i), 1);
+    for (int share = 0; share < kShares; ++share) {
+      barrier_init(turn_granted(m, i, share), 1);
+      barrier_init(turn_taken(m, i, share), 32 * kConsumerWarps / kShares);
+    }
+  }
   ring_init(m.d_s, kConsumerWarps, kConsumerWarps);
   ring_init(m.work, 1, 32 * (kConsumerWarps + 3));
   barrier_init(m.work_wanted, 1);
@@ -143,7 +159,7 @@ enum turn_kind {
 
 // One step's turn, which a warp of the producers works out and leaves in shared memory.
 struct __align__(32) turn {
-  int *counter;    // of tiles that have added to the block
+  int *counter;    // of tiles whose first share has been added to the block
   float *partial;  // where its sum is
   int before;      // tiles that add before this one
   int kind;        // turn_kind
@@ -161,6 +177,10 @@ __device__ __forceinline__ turn make_turn(const fa3_backward_params &p, const wo
   const bool last = mine.last && !p.finished_later;
   t.kind = mine.before == 0 ? last ? kTurnAlone : kTurnFirst : last ? kTurnLast : kTurnBetween;
   return t;
+}
+
+__device__ __forceinline__ int *counter_of(const fa3_backward_params &p, const turn &t, int share) {
+  return t.counter + share * p.counters_apart;
 }
 
 __device__ __forceinline__ turn &turn_of(uint32_t use) {
@@ -192,6 +212,8 @@ __device__ __forceinline__ void schedule(const fa3_backward_params &p, uint32_t 
     }
     if (uniform(last)) break;
   }
+  // The next kernel's blocks may take the place of those that end before the others.
+  let_next_grid_launch();
 }
 
 __device__ __forceinline__ void finish_work(const layout &m, uint32_t tile) {
@@ -211,11 +233,15 @@ __device__ __forceinline__ void grant_turns(const fa3_backward_params &p, const 
       for (int g = 0; g < w.heads; ++g, ++use) {
         ring_wait_empty(m.turns, use);
         if ((threadIdx.x & 31) == 0) {
-          const turn mine = make_turn(p, w, w.query_head + g, block);
-          turn_of(use) = mine;
-          while (mine.before > 0 && load_acquire(mine.counter) < mine.before) {
+          turn_of(use) = make_turn(p, w, w.query_head + g, block);
+#pragma unroll 1
+          for (int share = 0; share < kShares; ++share) {
+            const turn &mine = turn_of(use);
+            const int *counter = counter_of(p, mine, share);
+            while (mine.before > 0 && load_acquire(counter) < mine.before) {
+            }
+            barrier_arrive(turn_granted(m, use, share));
           }
-          barrier_arrive(ring_full(m.turns, use));
         }
         __syncwarp();
       }
@@ -225,19 +251,23 @@ __device__ __forceinline__ void grant_turns(const fa3_backward_params &p, const 
 }
 
 // Tells the next tile that this one has added.
-__device__ __forceinline__ void pass_turns(const layout &m) {
+__device__ __forceinline__ void pass_turns(const fa3_backward_params &p, const layout &m) {
   uint32_t use = 0;
   for (uint32_t t = 0;; ++t) {
     ring_wait_full(m.work, t);
     const work &w = work_of(t);
     if (w.last) break;
     for (int left = w.steps; left > 0; --left, ++use) {
-      barrier_wait(turn_taken(m, use), use / kTurns);
-      if ((threadIdx.x & 31) == 0) {
-        const turn mine = turn_of(use);
-        if (mine.kind < kTurnLast) store_release(mine.counter, mine.before + 1);
-        barrier_arrive(ring_empty(m.turns, use));
+#pragma unroll 1
+      for (int share = 0; share < kShares; ++share) {
+        barrier_wait(turn_taken(m, use, share), use / kTurns);
+        if ((threadIdx.x & 31) == 0) {
+          const turn &mine = turn_of(use);
+          if (mine.kind < kTurnLast) store_release(counter_of(p, mine, share), mine.before + 1);
+        }
+        __syncwarp();
       }
+      if ((threadIdx.x & 31) == 0) barrier_arrive(ring_empty(m.turns, use));
       __syncwarp();
     }
     finish_work(m, t);

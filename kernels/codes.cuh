@@ -5,6 +5,8 @@
 
 #include <stdint.h>
 
+#include "registers.cuh"
+
 // PTX ISA, "cvt": four floats to E4M3 codes, the first in the low byte; what is beyond 448 becomes
 // 448, NaN stays NaN.
 __device__ __forceinline__ uint32_t pack_codes(float a, float b, float c, float d) {
@@ -55,11 +57,6 @@ __device__ __forceinline__ float load_shared_float(uint32_t address) {
   float x;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
   return x;
-}
-
-// PTX ISA, "st": two neighbouring floats of shared memory.
-__device__ __forceinline__ void store_shared_pair(uint32_t address, float a, float b) {
-  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(a), "f"(b) : "memory");
 }
 
 // PTX ISA, "ld" and "st": four neighbouring floats, in the order of the source.

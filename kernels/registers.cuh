@@ -118,6 +118,11 @@ __device__ __forceinline__ float2 load_shared_pair(uint32_t address) {
   return x;
 }
 
+// PTX ISA, "st": two neighbouring floats of shared memory.
+__device__ __forceinline__ void store_shared_pair(uint32_t address, float a, float b) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(a), "f"(b) : "memory");
+}
+
 // PTX ISA, "ld": 16 bytes of shared memory.
 __device__ __forceinline__ uint4 load_shared_vector(uint32_t address) {
   uint4 x;

@@ -159,7 +159,9 @@ static void test_backward_parts(void **state) {
   check_parts(deal(2, 4096, 77, 8, 8, 64, false), 1, 8);
   check_parts(deal(1, 2048, 2048, 16, 16, 128, false), 1, 1);
   check_parts(deal(4, 4096, 4096, 16, 16, 128, true), 1, 1);
-  check_parts(deal(4, 4096, 4096, 16, 1, 128, true), 2, 1);
+  check_parts(deal(4, 4096, 4096, 16, 1, 128, true), 4, 1);
+  check_parts(deal(1, 5000, 5000, 20, 5, 128, false), 1, 3);
+  check_parts(deal(3, 700, 700, 20, 4, 128, true), 5, 1);
 }
 
 /* Packed sequences have no more tiles than their rows allow. */
@@ -204,7 +206,8 @@ static void test_sums(void **state) {
   check_sums(deal(1, 4096, 4096, 8, 1, 128, true), 16, 2);
   check_sums(deal(1, 8192, 8192, 8, 1, 128, true), 33, 2);
   check_sums(deal(1, 2048, 2048, 16, 16, 128, true), 8, 2);
-  check_sums(deal(1, 2048, 2048, 12, 12, 64, true), 11, 2);
+  check_sums(deal(1, 2048, 2048, 12, 12, 64, true), 0, 2); /* 128 queries a step */
+  check_sums(deal(1, 12288, 12288, 2, 2, 64, true), 0, 2);
   check_sums(deal(2, 1400, 1400, 8, 8, 128, true), 8, 2);   /* tests/gpu/deterministic.c */
   check_sums(deal(4, 2048, 2048, 8, 1, 128, true), 0, 1);   /* would take longer to add up */
   check_sums(deal(1, 16384, 16384, 1, 1, 128, true), 0, 1); /* parts by rows */

@@ -174,6 +174,7 @@ static fa3_status launch_gradients(const struct call *call) {
   params.heads = (int)problem->heads_q;
   params.slots = plan->slots;
   params.counters = in_workspace(call, &plan->counters);
+  params.counters_apart = (int64_t)fa3_sum_count(&plan->tiles) * problem->heads_q * plan->slots;
   params.rows = in_workspace(call, &plan->rows);
   params.partial = in_workspace(call, &plan->partial);
   params.next_tile = in_workspace(call, &plan->next_tile);

@@ -6,7 +6,7 @@
 #include "integer.h"
 
 /* The most parts of a tile; the most tiles in all their parts, for each worker and in all. */
-enum { MOST_PARTS = 16, MOST_PER_WORKER = 4, MOST_TILE_PARTS = 528 };
+enum { MOST_PARTS = 16, MOST_PER_WORKER = 5, MOST_TILE_PARTS = 660 };
 
 /* And with those that turn out to be beyond a packed sequence's end. */
 enum { MOST_TAKEN = 4096 };
@@ -37,9 +37,10 @@ enum { CACHED_SUMS_BYTES = 34 << 20, MORE_SUMS_BYTES = 40 << 20 };
 /* In steps. Measured: docs/notes/hopper-backward.md. */
 static const double BYTES_OF_STEP = 8.3e6; /* that a kernel reads or writes in the time of one */
 static const double finish_steps = 1.5;    /* the kernel that stores dQ, beside its bytes */
-static const double boundary_steps = 4.0;  /* where a tile begins and ends */
-static const double sum_steps = 4.0;       /* the kernel that sums over parts, */
-static const double part_steps = 0.03;     /* and its share for each tile in each part */
+static const double boundary_steps = 2.5;  /* where a tile begins and ends */
+static const double sum_steps = 2.0;       /* the kernel that sums over parts, */
+static const double chain_steps = 1.3;     /* that tiles of a head begin after each other */
+static const double part_share = 1.2;      /* and its share for each tile in each part */
 
 static int64_t multiply(int64_t a, int64_t b) {
   int64_t product;
@@ -80,24 +81,39 @@ static struct visits count_visits(const struct problem *problem, const struct ke
   return visits;
 }
 
+/* What is dealt out. */
+struct deal {
+  struct visits visits;
+  int64_t tiles;   /* of keys, in all */
+  int64_t heads;   /* of keys, of all sequences */
+  int64_t group;   /* query heads that share keys */
+  int64_t blocks;  /* of queries */
+  int64_t workers; /* that take a tile at a time */
+  int64_t bytes;   /* of dK and dV of a tile in float32 */
+  bool chained;    /* tiles of a part by rows begin at the same block, under a causal mask */
+};
+
 /* How long it takes, in steps, where each tile's work is dealt out so. */
-static double estimate(const struct visits *visits, int64_t tiles, int64_t group, int64_t workers,
-                       int64_t head_parts, int64_t row_parts, int64_t blocks) {
-  const int64_t parts = head_parts * row_parts;
-  const double rows = visits->most < (double)divide_up(blocks, row_parts)
-                          ? visits->most
-                          : (double)divide_up(blocks, row_parts);
-  const double longest = rows * (double)divide_up(group, head_parts) + boundary_steps;
-  const double mean = visits->mean * (double)group / (double)parts + boundary_steps;
+static double estimate(const struct deal *deal, int64_t head_parts, int64_t row_parts) {
+  const int64_t parts = head_parts * row_parts, tiles = deal->tiles * parts;
+  const double blocks = (double)divide_up(deal->blocks, row_parts);
+  const double rows = deal->visits.most < blocks ? deal->visits.most : blocks;
+  const double longest = rows * (double)divide_up(deal->group, head_parts) + boundary_steps;
+  const double mean = deal->visits.mean * (double)deal->group / (double)parts + boundary_steps;
   double steps;
-  if (mean > 0.75 * longest) { /* all alike: rounds */
-    steps = (double)divide_up(tiles * parts, workers) * longest;
+  if (deal->visits.mean > 0.75 * deal->visits.most) { /* all alike: rounds */
+    steps = (double)divide_up(tiles, deal->workers) * longest;
   } else { /* the long ones first, and the short ones fill the gaps */
-    const double even = (double)(tiles * parts) * mean / (double)workers;
+    const double even = (double)tiles * mean / (double)deal->workers;
     steps = even > longest ? even + 0.25 * mean : longest + 0.25 * even;
-    if (row_parts > 1) steps *= 1.08; /* the parts differ too */
+    if (row_parts > 1) {
+      steps *= 1.08; /* the parts differ too */
+      if (deal->chained)
+        steps += chain_steps * (double)deal->workers / (double)(deal->heads * parts);
+    }
   }
-  return parts > 1 ? steps + sum_steps + part_steps * (double)(tiles * parts) : steps;
+  const double bytes = (double)(tiles * deal->bytes);
+  return parts > 1 ? steps + sum_steps + part_share * bytes / BYTES_OF_STEP : steps;
 }
 
 /* Tiles with keys: of packed sequences, no more than there can be in so many rows. */
@@ -109,20 +125,26 @@ static int64_t count_tiles(const struct problem *problem, const fa3_key_tiles *t
 
 static void deal_parts(const struct problem *problem, const struct kernel *kernel, int64_t workers,
                        fa3_key_tiles *tiles) {
-  const int64_t group = problem->heads_q / larger(problem->heads_k, 1);
-  const int64_t all = count_tiles(problem, tiles), taken = fa3_key_tile_count(tiles);
-  const int64_t blocks = divide_up(smaller(problem->max_seqlen_q, problem->rows_q), kernel->tile_q);
-  const struct visits visits = count_visits(problem, kernel, tiles->tiles);
-  double best = estimate(&visits, all, group, workers, 1, 1, blocks);
-  for (int64_t parts = 2; parts <= MOST_PARTS; parts *= 2) {
+  const struct deal deal = {
+      .visits = count_visits(problem, kernel, tiles->tiles),
+      .tiles = count_tiles(problem, tiles),
+      .heads = (int64_t)tiles->heads * tiles->batches,
+      .group = problem->heads_q / larger(problem->heads_k, 1),
+      .blocks = divide_up(smaller(problem->max_seqlen_q, problem->rows_q), kernel->tile_q),
+      .workers = workers,
+      .bytes = TILE_K * bytes_of_row(problem),
+      .chained = problem->window_left >= FA3_NO_LIMIT};
+  const int64_t taken = fa3_key_tile_count(tiles);
+  double best = estimate(&deal, 1, 1);
+  for (int64_t parts = 2; parts <= MOST_PARTS; parts++) {
     if (parts * taken > MOST_TAKEN ||
-        parts * all > smaller(MOST_PER_WORKER * workers, MOST_TILE_PARTS) ||
+        parts * deal.tiles > smaller(MOST_PER_WORKER * workers, MOST_TILE_PARTS) ||
         parts * problem->batch_k * problem->rows_k * problem->heads_k * bytes_of_row(problem) >
             bytes_of_parts(problem))
       break;
-    for (int64_t rows = 1; rows <= smaller(parts, blocks); rows *= 2) {
-      if (parts / rows > group) continue;
-      const double steps = estimate(&visits, all, group, workers, parts / rows, rows, blocks);
+    for (int64_t rows = 1; rows <= smaller(parts, deal.blocks); rows++) {
+      if (parts % rows || deal.group % (parts / rows)) continue;
+      const double steps = estimate(&deal, parts / rows, rows);
       if (steps > 0.97 * best) continue;
       best = steps;
       tiles->head_parts = (int32_t)(parts / rows);
@@ -197,7 +219,8 @@ int64_t bytes_of_more_sums(const struct problem *problem, int64_t bytes_of_sum) 
  * Where all tiles begin at the same block, neighbours add to different sums. Under a causal mask of
  * as many queries as keys, if all tiles are two to a multiprocessor, the first half begins at the
  * diagonal, each tile at a block of its own, and goes upwards. They keep their distance from the
- * start. The second half, which is shorter, follows as it comes, and adds to another sum. */
+ * start. The second half, which is shorter, follows as it comes, and adds to another sum. With 128
+ * queries a step two sums alone are as good, and better where tiles are long. */
 static void deal_sums(const struct problem *problem, const struct visits *visits,
                       struct backward_plan *plan) {
   fa3_key_tiles *tiles = &plan->tiles;
@@ -229,7 +252,10 @@ static void deal_sums(const struct problem *problem, const struct visits *visits
     if (2 * beside < tiles->tiles || beside >= tiles->tiles || bytes > MORE_SUMS_BYTES ||
         gain < 1.1 * (finish_steps + 2.5 * steps_of_sum))
       return;
-    tiles->upward = (int32_t)beside;
+    if (plan->kernel->tile_q == 128)
+      tiles->sums_log2 = 1;
+    else
+      tiles->upward = (int32_t)beside;
     tiles->section = tiles->heads * tiles->batches;
   }
 }

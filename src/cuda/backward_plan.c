@@ -114,8 +114,8 @@ static fa3_status plan_workspace(const struct problem *problem, struct cuda_plan
   const int64_t heads = problem->heads_q, rows = padded_rows(problem);
   struct reservation more; /* follows `partial` */
   TRY(reserve(size, &plan->next_tile, "a counter", 1, 1, sizeof(int32_t)));
-  TRY(reserve(size, &plan->counters, "counters", MOST_SUMS * heads, slots(problem, SMALLEST_TILE_M),
-              sizeof(int32_t)));
+  TRY(reserve(size, &plan->counters, "counters", 2 * MOST_SUMS * heads,
+              slots(problem, SMALLEST_TILE_M), sizeof(int32_t)));
   TRY(reserve(size, &plan->rows, "a copy of lse", heads, rows, 2 * sizeof(float)));
   const int64_t row_bytes = (int64_t)sizeof(float) * kernel->head_dim;
   TRY(reserve(size, &plan->partial, "grad_query in float32", heads, rows, row_bytes));
