@@ -23,6 +23,7 @@
 //
 // Compile with what variants.def says; see backward_params.h for what the host prepares.
 #include "backward_load.cuh"
+#include "backward_probability.cuh"
 #include "backward_store.cuh"
 #include "backward_work.cuh"
 
@@ -101,6 +102,18 @@ __device__ __forceinline__ void take_exponentials(float (&s)[kTileM / 2], uint32
   }
 }
 
+// The same where lse are large (backward_probability.cuh).
+__device__ __forceinline__ void take_large_exponentials(float (&s)[kTileM / 2], uint32_t lse,
+                                                        float natural) {
+#pragma unroll
+  for (int j = 0; j < kTileM / 8; ++j) {
+    const float2 l = load_shared_pair(lse + 32 * j);
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+      s[4 * j + e] = large_probability(s[4 * j + e], natural, e % 2 ? l.y : l.x);
+  }
+}
+
 // Zeros where the thread's two keys are not seen. `column` is the query of its first probability.
 __device__ __forceinline__ void hide(float (&s)[kTileM / 2], const fa3_range (&seen)[2],
                                      int column) {
@@ -140,8 +153,9 @@ __device__ __forceinline__ void take_differences(uint32_t (&weights)[kTileM / 4]
 __device__ __forceinline__ void take_capped_differences(
     uint32_t (&weights)[kTileM / 4], uint32_t (&ds)[kTileM / 4], float (&s)[kTileM / 2],
     const float (&dp)[kTileM / 2], const fa3_range (&seen)[2], int column, uint32_t lse, uint32_t d,
-    float scale, float twice) {
-  cap_scores(s, twice);
+    const fa3_backward_params &p) {
+  const bool large = has_large_lse<kTileM>(lse);
+  cap_scores(s, p.softcap_log2);
 #pragma unroll
   for (int j = 0; j < kTileM / 8; ++j) {
     const float2 l = load_shared_pair(lse + 32 * j), k = load_shared_pair(d + 32 * j);
@@ -152,7 +166,10 @@ __device__ __forceinline__ void take_capped_differences(
       for (int e = 0; e < 2; ++e) {
         const int i = 4 * j + 2 * r + e, query = column + 8 * j + e;
         const bool hidden = query < seen[r].begin || query >= seen[r].end;
-        weight[e] = hidden ? 0.0f : exp2_unit(fmaf(s[i], scale, e ? -l.y : -l.x));
+        const float of_row = e ? l.y : l.x;
+        weight[e] = hidden  ? 0.0f
+                    : large ? large_probability(s[i], p.natural, of_row)
+                            : exp2_unit(fmaf(s[i], p.scale_log2, -of_row));
         grad[e] = weight[e] * fmaf(-s[i], s[i], 1.0f) * (dp[i] - (e ? k.y : k.x));
       }
       weights[2 * j + r] = pack_pair(weight[0], weight[1]);
@@ -390,8 +407,9 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, cons
       wgmma_fence();
       issue_scores(dp, own_values, d_o);
 
-      const fa3_range whole = w.whole[warpgroup];
-      const bool masked = block < whole.begin || block >= whole.end;
+      const fa3_range whole = kLoaderTells ? whole_of(use)[warpgroup] : w.whole[warpgroup];
+      const bool masked = block < whole.begin || block >= whole.end ||
+                          (!kLoaderTells && has_large_lse<kTileM>(lse));
       fa3_range seen[2] = {{0, FA3_UNBOUNDED}, {0, FA3_UNBOUNDED}};
       if (masked) find_seeing(w, warpgroup, lane, seen);
       const int first_query = block * kTileM + 2 * (lane & 3);
@@ -401,11 +419,26 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, cons
       pass_turn(warpgroup);
       registers_touch(s);
       auto finish_scores = [&](bool hides) {
-        take_exponentials(s, lse, p.scale_log2);
+        if (kShortStep && hides && has_large_lse<kTileM>(lse))
+          take_large_exponentials(s, lse, p.natural);
+        else
+          take_exponentials(s, lse, p.scale_log2);
         // The assembler moves the next wait up above the exponentials, or them down below it, but
         // not across a branch that may change what they give. Where none is needed, this one is
         // never taken, which it cannot know.
         if (hides) {
+          // The scores once more, and their P: a choice above would cost every step.
+          if (!kShortStep && has_large_lse<kTileM>(lse)) {
+            wgmma_wait<0>();
+            registers_touch(s);
+            registers_touch(dp);
+            wgmma_fence();
+            issue_scores(s, own_keys, queries);
+            wgmma_wait<0>();
+            registers_touch(s);
+            registers_touch(dp);
+            take_large_exponentials(s, lse, p.natural);
+          }
           hide(s, seen, first_query);
         } else if (kShortStep && isnan(p.scale)) {
 #pragma unroll
@@ -422,8 +455,7 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, cons
         ring_wait_empty(m.d_s, use);
         wgmma_wait<0>();
         registers_touch(dp);
-        take_capped_differences(weights, ds, s, dp, seen, first_query, lse, d, p.scale_log2,
-                                p.softcap_log2);
+        take_capped_differences(weights, ds, s, dp, seen, first_query, lse, d, p);
       } else if (kShortStep && !masked) {
         finish_scores(false);  // without the mask's registers
       } else {

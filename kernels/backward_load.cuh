@@ -46,11 +46,18 @@ __device__ __forceinline__ void load(const fa3_backward_params &p, const layout 
         const int row = w.sequence.query_row + block * kTileM,
                   rows_left = w.sequence.mask.queries - block * kTileM;
         const float *rows =
-            p.rows + ((int64_t)head * p.slots + w.sequence.slot + block) * 2 * kTileM;
+            p.rows + ((int64_t)head * p.slots + w.sequence.slot + block) * (kRowsBytes / 4);
 
+        // The first step's may be large: they are not there yet.
+        const bool large = kLoaderTells && (use == 0 || rows[2 * kTileM] != 0.0f);
         ring_wait_empty(m.q, use);
-        if (leader && use > 0)
-          bulk_load(rows_of_step(m, use), rows, kRowsBytes, ring_full(m.q, use).address);
+        if (leader) {
+#pragma unroll
+          for (int i = 0; kLoaderTells && i < kWarpgroups; ++i)
+            whole_of(use)[i] = large ? fa3_range{0, 0} : w.whole[i];
+          if (use > 0)
+            bulk_load(rows_of_step(m, use), rows, kRowsBytes, ring_full(m.q, use).address);
+        }
         load_tile<kTileM>(m, ring_tile(m.q, use), p.query, ring_full(m.q, use), row, head, batch,
                           rows_left, p.clear_query, kRowsBytes, landed, leader);
 

@@ -21,8 +21,9 @@
  * Blocks of rows are numbered over the batch, `slot` being this number (fa3_backward_slot); a head
  * has FA3_BACKWARD_SLOTS of them. The workspace, each array aligned to 128 bytes, any content:
  *   counters  int   [2][sums][heads_q][slots]: of each of two shares of a block, or of one
- *   rows      float [heads_q][slots][2][tile_m]: lse * log2(e), or infinity for a row that takes no
- *                   part; then D
+ *   rows      float [heads_q][slots][FA3_BACKWARD_STATISTICS]: lse * log2(e) of each row, or
+ *                   infinity for a row that takes no part; then D; then whether the block has an
+ *                   lse beyond FA3_LARGE_LSE, in which case all of its lse are as they were given
  *   partial   float [sums][heads_q][slots][tile_m * head_dim of the variant], laid out as the
  *                   kernel likes
  *   parts     float [batch][heads_k][parts][seqlen_k][head_dim], then the same with head_dim_v,
@@ -114,6 +115,7 @@ typedef struct {
   float scale;            /* of the scores: what dQ and dK are multiplied by */
   float scale_log2;       /* of the scores, or the cap, times log2(e) */
   float softcap_log2;     /* 0: no cap; else scale / cap * 2 log2(e) */
+  float natural;          /* of the scores, or the cap: what makes logits */
   int clear_query;        /* rows beyond a sequence's end may hold anything (cumulative or used */
   int clear_key;          /* lengths): zero them; likewise of keys */
   int64_t counters_apart; /* from one share's of a block to the other's */
@@ -138,6 +140,13 @@ typedef struct {
 #define FA3_BACKWARD_FINISH_THREADS 256
 #define FA3_BACKWARD_THREADS 384
 #define FA3_BACKWARD_WIDE_THREADS 512
+
+/* Floats of a block of rows in `rows`: the last is there eight times, a pair for each thread of a
+ * quad. */
+#define FA3_BACKWARD_STATISTICS(tile_m) (2 * (tile_m) + 8)
+
+/* Beyond it the roundings of lse * log2(e) are more than that of P to bfloat16. */
+#define FA3_LARGE_LSE 4096.0f
 
 /* Slots of a head: `rows_q` is seqlen_q, or with cumulative lengths the total. */
 #define FA3_BACKWARD_SLOTS(cumulative, batch, rows_q, tile_m)     \

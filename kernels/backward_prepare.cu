@@ -96,6 +96,8 @@ extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_PREPARE_THREADS, 4)
   const float *lse = p.lse + s.query_batch * p.lse_stride_batch + head * p.lse_stride_head;
   const int left = s.mask.queries - first;  // rows of the block that are in use
   float of_sink = 0.0f;
+  bool large = false;
+  float *statistics = p.rows + slot * FA3_BACKWARD_STATISTICS(tile_m);
   for (int begin = threadIdx.x / kLanes; begin < tile_m; begin += kRowsAtOnce * kRowsApart) {
     float log_sum[kRowsAtOnce], product[kRowsAtOnce] = {};
 #pragma unroll
@@ -125,12 +127,19 @@ extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_PREPARE_THREADS, 4)
       if (in_tile < left && p.grad_lse)
         product[i] -= p.grad_lse[s.query_batch * p.grad_lse_stride_batch +
                                  row * p.grad_lse_stride_row + head * p.grad_lse_stride_head];
-      float *to = p.rows + slot * 2 * tile_m + in_tile;
-      to[0] = log_sum[i] == -INFINITY ? INFINITY : log_sum[i] * kLog2E;
-      to[tile_m] = product[i];
-      if (p.sink && log_sum[i] != -INFINITY)
-        of_sink -= exp2_unit((p.sink[head] - log_sum[i]) * kLog2E) * product[i];
+      statistics[in_tile] = log_sum[i] == -INFINITY ? INFINITY : log_sum[i] * kLog2E;
+      statistics[tile_m + in_tile] = product[i];
+      if (log_sum[i] == -INFINITY) continue;
+      large |= fabsf(log_sum[i]) > FA3_LARGE_LSE;
+      if (p.sink) of_sink -= exp2_unit((p.sink[head] - log_sum[i]) * kLog2E) * product[i];
     }
+  }
+  large = __syncthreads_or(large);
+  if (threadIdx.x < 8) statistics[2 * tile_m + threadIdx.x] = large;
+  for (int in_tile = threadIdx.x; large && in_tile < tile_m && in_tile < left;
+       in_tile += FA3_BACKWARD_PREPARE_THREADS) {
+    const float log_sum = lse[(s.query_row + first + in_tile) * p.lse_stride_row];
+    statistics[in_tile] = log_sum == -INFINITY ? INFINITY : log_sum;
   }
   if (!seen && !p.grad_query.accumulate) {
     for (int in_tile = threadIdx.x / kLanes; in_tile < tile_m && in_tile < left;

@@ -13,6 +13,7 @@
 // block. A fourth warpgroup loads and plans.
 //
 // Compile with what variants.def says; see backward_params.h for what the host prepares.
+#include "backward_probability.cuh"
 #include "backward_wide_load.cuh"
 #include "backward_wide_store.cuh"
 
@@ -76,8 +77,8 @@ __device__ __forceinline__ void load_statistics(float2 (&of)[8], int first, int 
 }
 
 // Scores become probabilities; they are packed as an operand, and go to shared memory. In general
-// there may be a mask or a cap; then what is passed on is also times the cap's slope, which dS has
-// as a factor, too.
+// there may be a mask, a cap or large lse; then what is passed on is also times the cap's slope,
+// which dS has as a factor, too.
 template <bool kGeneral>
 __device__ __forceinline__ void find_probabilities(const fa3_backward_params &p, const work &w,
                                                    int block, float (&s)[32], float2 (&lse)[8],
@@ -85,6 +86,7 @@ __device__ __forceinline__ void find_probabilities(const fa3_backward_params &p,
                                                    uint32_t to) {
   if (!kGeneral) load_statistics(lse, 4, 4, rows);
   const bool capped = kGeneral && p.softcap_log2 != 0.0f;
+  const bool large = kGeneral && has_large_lse<kRows>(rows);
   fa3_range seeing[2];
   if constexpr (kGeneral) {
     const int thread = thread_again() & 127, column = 2 * (thread & 3);
@@ -105,8 +107,9 @@ __device__ __forceinline__ void find_probabilities(const fa3_backward_params &p,
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       float &x = s[4 * j + e];
-      const float score = x;
-      x = exp2_unit(fmaf(x, p.scale_log2, e % 2 ? -lse[j].y : -lse[j].x));
+      const float score = x, of_row = e % 2 ? lse[j].y : lse[j].x;
+      x = kGeneral && large ? large_probability(x, p.natural, of_row)
+                            : exp2_unit(fmaf(x, p.scale_log2, -of_row));
       if (kGeneral && (8 * j + e % 2 < seeing[e / 2].begin || 8 * j + e % 2 >= seeing[e / 2].end))
         x = 0.0f;
       passed[e] = capped ? fmaf(-x * score, score, x) : x;
@@ -142,8 +145,8 @@ __device__ __forceinline__ void make_dv(const fa3_backward_params &p, uint32_t b
       const uint32_t rows = base + kRowsAt + query_stage * kRowsBytes;
       float2 lse[8];
       load_statistics(lse, 0, 4, rows);
-      const bool general =
-          p.softcap_log2 != 0.0f || i < uniform(w.whole[0].begin) || i >= uniform(w.whole[0].end);
+      const bool general = p.softcap_log2 != 0.0f || has_large_lse<kRows>(rows) ||
+                           i < uniform(w.whole[0].begin) || i >= uniform(w.whole[0].end);
       wgmma_wait<0>();
       registers_touch(s);
       if (left == 1) mbarrier_arrive_warp(base + kKeyEmpty);

@@ -43,7 +43,8 @@ __device__ __forceinline__ void load_queries(const fa3_backward_params &p, uint3
       const uint32_t to = base + kQueryAt + stage * kChunks * kChunkBytes;
       // All that can be found out before the buffer is free.
       const int row = w.sequence.query_row + i * kRows, batch = w.sequence.query_batch;
-      const float *rows = p.rows + ((int64_t)head * p.slots + w.sequence.slot + i) * (2 * kRows);
+      const float *rows =
+          p.rows + ((int64_t)head * p.slots + w.sequence.slot + i) * (kRowsBytes / 4);
       const bool overrun = p.clear_query && (i + 1) * kRows > w.sequence.mask.queries;
       mbarrier_wait(base + kQueryEmpty + 8 * stage, ring_parity<kQueryStages>(query) ^ 1);
       if (leader) {

@@ -52,8 +52,9 @@ constexpr int kQueryBytes = kTileM * kHeadDim * 2;
 constexpr int kDsRowBytes = 128;
 constexpr int kDsBlockBytes = (kTransposed ? kTileM : kTileN) * kDsRowBytes;
 constexpr int kDsBytes = 2 * kTileM * kTileN;
-constexpr int kRowsBytes = 2 * kTileM * 4;  // lse and D
+constexpr int kRowsBytes = 4 * FA3_BACKWARD_STATISTICS(kTileM);  // lse and D
 
+constexpr int kWholeBytes = sizeof(fa3_range[kWarpgroups]);
 constexpr int kTurnBytes = 32;
 
 // What lies in shared memory.
@@ -62,6 +63,7 @@ struct layout {
   ring<kStages, kQueryBytes> q, d_o;  // Q and dO
   ring<2, kDsBytes> d_s;              // dS
   uint32_t rows;                      // lse and D of a block of queries, beside each buffer of Q
+  uint32_t whole;                     // likewise: those of the work, or none if an lse is large
   barrier landed;                     // a tile of which a part is to be cleared
   ring<kTurns, kTurnBytes> turns;     // full: a step may add to dQ; empty: the next tile knows that
   barrier turn_taken;                 // it has; those of the other turns follow, and then those of
@@ -77,7 +79,8 @@ __host__ __device__ constexpr layout lay_out(uint32_t base) {
   const uint32_t k = base, v = k + kKeyBytes, q = v + kKeyBytes, d_o = q + kStages * kQueryBytes;
   const uint32_t d_s = d_o + kStages * kQueryBytes;
   m.rows = d_s + 2 * kDsBytes;
-  const uint32_t k_barriers = m.rows + kStages * kRowsBytes;
+  m.whole = m.rows + kStages * kRowsBytes;
+  const uint32_t k_barriers = m.whole + kStages * kWholeBytes;
   const uint32_t v_barriers = k_barriers + kRingBarrierBytes<1>;
   m.landed = {v_barriers + kRingBarrierBytes<1>};
   const uint32_t q_barriers = m.landed.address + 8;
@@ -148,6 +151,16 @@ extern __shared__ __align__(1024) unsigned char shared[];
 __device__ __forceinline__ work &work_of(uint32_t tile) {
   constexpr layout from_shared = lay_out(0);
   return *(work *)(shared + ring_tile(from_shared.work, tile));
+}
+
+// Steps that need care (backward_probability.cuh) go the way of those with a mask. Of longer ones
+// the loading warp tells it, so that the consumers need not ask.
+constexpr bool kLoaderTells = kTileM > 64;
+
+// The blocks of queries that need no mask in a step, for each warpgroup.
+__device__ __forceinline__ fa3_range *whole_of(uint32_t use) {
+  constexpr layout from_shared = lay_out(0);
+  return (fa3_range *)(shared + from_shared.whole + use % kStages * kWholeBytes);
 }
 
 enum turn_kind {

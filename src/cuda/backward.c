@@ -181,6 +181,7 @@ static fa3_status launch_gradients(const struct call *call) {
   params.scale = problem->scale;
   params.scale_log2 = scales.scale_log2;
   params.softcap_log2 = scales.softcap_log2;
+  params.natural = problem->softcap > 0 ? problem->softcap : problem->scale;
   params.clear_query = problem->cu_seqlens_q || problem->seqused_q;
   params.clear_key = problem->cu_seqlens_k || problem->seqused_k;
   const struct grid grid = {

@@ -112,11 +112,11 @@ static fa3_status plan_workspace(const struct problem *problem, struct cuda_plan
   size_t *size = &cuda_plan->workspace_size;
   const struct kernel *kernel = plan->kernel;
   const int64_t heads = problem->heads_q, rows = padded_rows(problem);
+  const int64_t blocks = slots(problem, SMALLEST_TILE_M);
   struct reservation more; /* follows `partial` */
   TRY(reserve(size, &plan->next_tile, "a counter", 1, 1, sizeof(int32_t)));
-  TRY(reserve(size, &plan->counters, "counters", 2 * MOST_SUMS * heads,
-              slots(problem, SMALLEST_TILE_M), sizeof(int32_t)));
-  TRY(reserve(size, &plan->rows, "a copy of lse", heads, rows, 2 * sizeof(float)));
+  TRY(reserve(size, &plan->counters, "counters", 2 * MOST_SUMS * heads, blocks, sizeof(int32_t)));
+  TRY(reserve(size, &plan->rows, "a copy of lse", heads, 2 * rows + 8 * blocks, sizeof(float)));
   const int64_t row_bytes = (int64_t)sizeof(float) * kernel->head_dim;
   TRY(reserve(size, &plan->partial, "grad_query in float32", heads, rows, row_bytes));
   TRY(reserve(size, &more, "grad_query in more sums", 1, 1,
@@ -130,8 +130,7 @@ static fa3_status plan_workspace(const struct problem *problem, struct cuda_plan
                                    {TENSOR_sink, FORM_FLOATS}};
   int count = sizeof demands / sizeof *demands;
   if (has_elements(&problem->grad_sink))
-    TRY(reserve(size, &plan->sinks, "grad_sink in parts", heads, slots(problem, SMALLEST_TILE_M),
-                sizeof(float)));
+    TRY(reserve(size, &plan->sinks, "grad_sink in parts", heads, blocks, sizeof(float)));
   else
     count--; /* the sink itself is in lse */
   return plan_staging(problem, demands, count, &cuda_plan->staging, size);
