@@ -5,9 +5,9 @@
 // in both at once, and each sums its columns of dQ over the keys of both. In a block three
 // warpgroups have a role each, and pass on what they make through shared memory:
 //
-//   probabilities:  S^T = K Q^T;  P^T = exp(S^T - lse);  dV += P^T dO
-//   scores:         dP^T = V dO^T;  dS^T = P^T * (dP^T - D);  dK += dS^T Q
-//   queries:        dQ = dS K, half of the columns for twice the keys
+//   make_dv:  S^T = K Q^T;  P^T = exp(S^T - lse);  dV += P^T dO
+//   make_dk:  dP^T = V dO^T;  dS^T = P^T * (dP^T - D);  dK += dS^T Q
+//   make_dq:  dQ = dS K, half of the columns for twice the keys
 //
 // P goes to the second in float32, dS to the third in 16 bits, and to the third of the other
 // block. A fourth warpgroup loads and plans.
@@ -51,21 +51,19 @@ __device__ __forceinline__ void issue_gradient(float (&d)[kColumns / 2], const u
   wgmma_commit();
 }
 
-// This warp has read a buffer that both blocks share for the last time.
-__device__ __forceinline__ void release_both(uint32_t barrier) {
-  if ((threadIdx.x & 31) < 2) cluster_arrive(cluster_map(barrier, threadIdx.x & 1));
+// P between this warp and the one that it is passed to.
+__device__ __forceinline__ ring<1, kPBytes> p_of_warp(const layout &m) {
+  return ring_beside(m.p, (thread_again() & 127) / 32);
 }
 
-// The same for queries, and each thread has read their statistics, which are the block's own.
-__device__ __forceinline__ void release_queries(uint32_t barrier) {
-  mbarrier_arrive(barrier);
-  release_both(barrier);
-}
-
-// The barrier of this warp and the one that it passes probabilities to; `barrier`: the first
-// warp's.
-__device__ __forceinline__ uint32_t of_warp(uint32_t barrier) {
-  return barrier + (thread_again() & 127) / 32 * 8;
+// dQ = dS K, or dQ += dS K, for 64 keys.
+template <int kColumns>
+__device__ __forceinline__ void issue_dq(float (&dq)[kColumns / 2], uint32_t ds, uint32_t keys,
+                                         bool accumulate) {
+#pragma unroll
+  for (int k = 0; k < kKeys; k += 16)
+    wgmma_transposed<kColumns>(dq, ds + ((k * kRowBytes) >> 4), kDescriptorHigh,
+                               keys + ((k * kRowBytes) >> 4), kDescriptorHigh, k > 0 || accumulate);
 }
 
 // What the thread needs of a tile's lse, or of its D, for some groups of columns.
@@ -76,17 +74,17 @@ __device__ __forceinline__ void load_statistics(float2 (&of)[8], int first, int 
     of[j] = load_shared_pair(rows + 32 * j + 8 * (threadIdx.x & 3));
 }
 
-// Scores become probabilities; they are packed as an operand, and go to shared memory. In general
+// Scores become probabilities; they are packed, and go to shared memory. In general
 // there may be a mask, a cap or large lse; then what is passed on is also times the cap's slope,
 // which dS has as a factor, too.
 template <bool kGeneral>
 __device__ __forceinline__ void find_probabilities(const fa3_backward_params &p, const work &w,
                                                    int block, float (&s)[32], float2 (&lse)[8],
-                                                   uint32_t rows, uint32_t (&operand)[16],
+                                                   uint32_t rows, uint32_t (&weights)[16],
                                                    uint32_t to) {
   if (!kGeneral) load_statistics(lse, 4, 4, rows);
   const bool capped = kGeneral && p.softcap_log2 != 0.0f;
-  const bool large = kGeneral && has_large_lse<kRows>(rows);
+  const bool large = kGeneral && has_large_lse<kTileM>(rows);
   fa3_range seeing[2];
   if constexpr (kGeneral) {
     const int thread = thread_again() & 127, column = 2 * (thread & 3);
@@ -96,8 +94,8 @@ __device__ __forceinline__ void find_probabilities(const fa3_backward_params &p,
       const int key = w.first + thread / 32 * 16 + thread % 32 / 4 + 8 * r;
       seeing[r] = fa3_seeing_queries(&w.sequence.mask, key);
       if (key >= w.sequence.mask.keys) seeing[r].end = seeing[r].begin;
-      seeing[r].begin -= block * kRows + column;
-      seeing[r].end -= block * kRows + column;
+      seeing[r].begin -= block * kTileM + column;
+      seeing[r].end -= block * kTileM + column;
     }
   }
 #pragma unroll
@@ -117,76 +115,84 @@ __device__ __forceinline__ void find_probabilities(const fa3_backward_params &p,
     asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to + j * 512), "f"(passed[0]),
                  "f"(passed[1]), "f"(passed[2]), "f"(passed[3])
                  : "memory");
-    operand[2 * j] = pack_pair(s[4 * j], s[4 * j + 1]);
-    operand[2 * j + 1] = pack_pair(s[4 * j + 2], s[4 * j + 3]);
+    weights[2 * j] = pack_pair(s[4 * j], s[4 * j + 1]);
+    weights[2 * j + 1] = pack_pair(s[4 * j + 2], s[4 * j + 3]);
   }
 }
 
-// S^T, P^T, dV.
-__device__ __forceinline__ void make_dv(const fa3_backward_params &p, uint32_t base) {
-  float dv[kHeadDimV / 2], s[32];
-  uint32_t operand[16];
-  uint32_t use = 0, tiles = 0;  // buffers used so far
-  const uint32_t key = tile_descriptor(base + kKeyAt);
+// What the warpgroup that makes dV has in hand.
+struct dv_state {
+  float dv[kHeadDimV / 2];
+  float s[32];           // S^T, then P^T
+  uint32_t weights[16];  // P^T, as dV's product takes it
+  uint32_t use;          // steps begun
+};
+
+// S^T = K Q^T, P^T, dV += P^T dO, for a block of queries.
+__device__ __forceinline__ void step_dv(const fa3_backward_params &p, const layout &m,
+                                        const work &w, dv_state &c, uint32_t keys,
+                                        uint32_t keys_use, int block, int left) {
+  const uint32_t queries = tile_descriptor(ring_tile(m.q, c.use));
+  ring_wait_full(m.q, c.use);
+  registers_touch(c.s);
+  wgmma_fence();
+  issue_scores<kHeadDim>(c.s, keys, queries);
+  const uint32_t rows = rows_of_step(m, c.use);
+  float2 lse[8];
+  load_statistics(lse, 0, 4, rows);
+  const bool general = p.softcap_log2 != 0.0f || has_large_lse<kTileM>(rows) ||
+                       block < uniform(w.whole[0].begin) || block >= uniform(w.whole[0].end);
+  wgmma_wait<0>();
+  registers_touch(c.s);
+  if (left == 1) ring_release(m.k, keys_use);
+  ring_wait_empty(p_of_warp(m), c.use);
+  const uint32_t to = p_of_warp(m).data + thread_again() % 32 * 16;
+  if (general)
+    find_probabilities<true>(p, w, block, c.s, lse, rows, c.weights, to);
+  else
+    find_probabilities<false>(p, w, block, c.s, lse, rows, c.weights, to);
+  barrier_arrive(p_of_warp(m).full);
+  release_queries(m, c.use);
+
+  const uint32_t d_o = tile_descriptor(ring_tile(m.d_o, c.use));
+  ring_wait_full(m.d_o, c.use);
+  registers_touch(c.dv);
+  wgmma_fence();
+  issue_gradient<kHeadDimV>(c.dv, c.weights, d_o, left < uniform(w.steps));
+  wgmma_wait<0>();
+  registers_touch(c.dv);
+  release_both(m.d_o, c.use);
+  ++c.use;
+}
+
+__device__ __forceinline__ void make_dv(const fa3_backward_params &p, const layout &m) {
+  dv_state c;
+  c.use = 0;
+  uint32_t keys_use = 0;  // tiles of keys loaded
+  const uint32_t keys = tile_descriptor(m.k.data);
 
   for (uint32_t t = 0;; ++t) {
-    const work &w = wait_for_work(base, t);
+    const work &w = wait_for_work(m, t);
     if (uniform(w.last)) break;
-    int left = uniform(w.steps), i = uniform(w.blocks.end) - 1;
-    if (left > 0) mbarrier_wait(base + kKeyFull, tiles++ & 1);
-    while (left > 0) {
-      const uint32_t query_stage = ring_stage<kQueryStages>(use);
-      const uint32_t query_tile =
-          tile_descriptor(base + kQueryAt + query_stage * kChunks * kChunkBytes);
-      mbarrier_wait(base + kQueryFull + 8 * query_stage, ring_parity<kQueryStages>(use));
-      registers_touch(s);
-      wgmma_fence();
-      issue_scores<kHeadDim>(s, key, query_tile);
-      const uint32_t rows = base + kRowsAt + query_stage * kRowsBytes;
-      float2 lse[8];
-      load_statistics(lse, 0, 4, rows);
-      const bool general = p.softcap_log2 != 0.0f || has_large_lse<kRows>(rows) ||
-                           i < uniform(w.whole[0].begin) || i >= uniform(w.whole[0].end);
-      wgmma_wait<0>();
-      registers_touch(s);
-      if (left == 1) mbarrier_arrive_warp(base + kKeyEmpty);
-      const int thread = thread_again() & 127, warp = thread / 32;
-      const uint32_t mine = base + kProbabilitiesAt + warp * kProbabilitiesBytes + thread % 32 * 16;
-      mbarrier_wait(of_warp(base + kProbabilitiesEmpty), (use & 1) ^ 1);
-      if (general)
-        find_probabilities<true>(p, w, i, s, lse, rows, operand, mine);
-      else
-        find_probabilities<false>(p, w, i, s, lse, rows, operand, mine);
-      mbarrier_arrive(of_warp(base + kProbabilitiesFull));
-      release_queries(base + kQueryEmpty + 8 * query_stage);
-
-      const uint32_t stage = ring_stage<kDoStages>(use);
-      const uint32_t tile = tile_descriptor(base + kDoAt + stage * kChunksV * kChunkBytes);
-      mbarrier_wait(base + kDoFull + 8 * stage, ring_parity<kDoStages>(use));
-      registers_touch(dv);
-      wgmma_fence();
-      issue_gradient<kHeadDimV>(dv, operand, tile, left < uniform(w.steps));
-      wgmma_wait<0>();
-      registers_touch(dv);
-      release_both(base + kDoEmpty + 8 * stage);
-      ++use;
-      --left;
-      if (--i < w.blocks.begin) i = w.blocks.end - 1;
+    int block = uniform(w.blocks.end) - 1;
+    int left = uniform(w.steps);
+    if (left > 0) ring_wait_full(m.k, keys_use++);
+    for (; left > 0; --left) {
+      step_dv(p, m, w, c, keys, keys_use - 1, block, left);
+      if (--block < w.blocks.begin) block = w.blocks.end - 1;
     }
-    const int warp = (thread_again() & 127) / 32;
-    mbarrier_wait(of_warp(base + kProbabilitiesEmpty), (use & 1) ^ 1);
-    store_rows<kHeadDimV, 64>(p.grad_value, dv, uniform(w.steps) > 0, 1.0f,
-                              base + kProbabilitiesAt + warp * kProbabilitiesBytes,
-                              w.sequence.key_batch, w.sequence.key_row + w.first + warp * 16,
-                              w.sequence.mask.keys - w.first - warp * 16, w.part);
-    finish_work(base, t);
+    // P was read: its memory is free.
+    ring_wait_empty(p_of_warp(m), c.use);
+    store_block<kHeadDimV, 64>(p.grad_value, c.dv, uniform(w.steps) > 0, 1.0f, p_of_warp(m).data,
+                               w);
+    finish_work(m, t);
   }
 }
 
-// dS^T = P^T * (dP^T - D), packed as an operand; 0 where P is, if it is `masked`.
+// dP becomes dS^T = P^T * (dP^T - D), and is packed; 0 where P is, if it is `masked`.
 template <bool kMasked>
-__device__ __forceinline__ void find_ds(float (&s)[32], float2 (&d)[8], uint32_t rows,
-                                        uint32_t (&operand)[16], uint32_t probabilities) {
+__device__ __forceinline__ void find_ds(float (&dp)[32], float2 (&d)[8], uint32_t rows,
+                                        uint32_t (&ds)[16], uint32_t probabilities) {
   constexpr int kAtOnce = 4;  // groups of eight columns
 #pragma unroll
   for (int first = 0; first < 8; first += kAtOnce) {
@@ -199,148 +205,160 @@ __device__ __forceinline__ void find_ds(float (&s)[32], float2 (&d)[8], uint32_t
     for (int j = 0; j < kAtOnce; ++j) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        float &x = s[4 * (first + j) + e];
+        float &x = dp[4 * (first + j) + e];
         x = probability[j][e] * (x - (e % 2 ? d[first + j].y : d[first + j].x));
         if (kMasked && probability[j][e] == 0.0f) x = 0.0f;
       }
-      const float *x = s + 4 * (first + j);
-      operand[2 * (first + j)] = pack_pair(x[0], x[1]);
-      operand[2 * (first + j) + 1] = pack_pair(x[2], x[3]);
+      const float *x = dp + 4 * (first + j);
+      ds[2 * (first + j)] = pack_pair(x[0], x[1]);
+      ds[2 * (first + j) + 1] = pack_pair(x[2], x[3]);
     }
   }
 }
 
-// dP^T, dS^T, dK.
-__device__ __forceinline__ void make_dk(const fa3_backward_params &p, uint32_t base) {
+// The warp's 16 keys of dS^T, with their queries side by side, for the products of both blocks.
+__device__ __forceinline__ void pass_ds(const layout &m, const uint32_t (&ds)[16], uint32_t use) {
   const int warp = (threadIdx.x & 127) / 32, lane = threadIdx.x & 31;
-  const uint32_t peer = cluster_rank() ^ 1;
-  const uint32_t probabilities = base + kProbabilitiesAt + warp * kProbabilitiesBytes + lane * 16;
-  float dk[kHeadDim / 2], s[32];
-  uint32_t operand[16];
-  uint32_t use = 0, tiles = 0;  // buffers used so far
-  const uint32_t value = tile_descriptor(base + kValueAt);
+  const uint32_t own = ring_tile(m.d_s, use) + warp * 16 * kRowBytes;
+  ring_wait_empty(m.d_s, use);
+#pragma unroll
+  for (int j = 0; j < 8; j += 2)
+    store_matrices(own + (lane & 15) * kRowBytes + (((j + lane / 16) ^ (lane & 7)) << 4), ds[2 * j],
+                   ds[2 * j + 1], ds[2 * j + 2], ds[2 * j + 3]);
+  fence_proxy_async();
+  __syncwarp();
+  if (lane == 0) {
+    const barrier full = ring_full(m.d_s, use);
+    const uint32_t peer = cluster_rank() ^ 1;
+    barrier_expect(full, 16 * kRowBytes);
+    cluster_copy(cluster_map(own - m.d_s.data + m.d_s_of_peer, peer), own, 16 * kRowBytes,
+                 cluster_map(full.address, peer));
+  }
+  __syncwarp();
+}
+
+// What the warpgroup that makes dK has in hand.
+struct dk_state {
+  float dk[kHeadDim / 2];
+  float dp[32];     // dP^T, then dS^T
+  uint32_t ds[16];  // dS^T, as dK's product takes it
+  uint32_t use;     // steps begun
+};
+
+// dP^T = V dO^T, dS^T, dK += dS^T Q, for a block of queries.
+__device__ __forceinline__ void step_dk(const layout &m, const work &w, dk_state &c,
+                                        uint32_t values, uint32_t values_use, int block, int left,
+                                        int steps) {
+  const uint32_t probabilities = p_of_warp(m).data + threadIdx.x % 32 * 16;
+  const uint32_t d_o = tile_descriptor(ring_tile(m.d_o, c.use));
+  ring_wait_full(m.d_o, c.use);
+  registers_touch(c.dp);
+  wgmma_fence();
+  issue_scores<kHeadDimV>(c.dp, values, d_o);
+  ring_wait_full(m.q, c.use);
+  const uint32_t rows = rows_of_step(m, c.use) + 4 * kTileM;
+  float2 d[8];
+  load_statistics(d, 0, 4, rows);
+  const bool masked = block < uniform(w.whole[0].begin) || block >= uniform(w.whole[0].end);
+  wgmma_wait<0>();
+  registers_touch(c.dp);
+  if (left == 1) ring_release(m.v, values_use);
+  release_both(m.d_o, c.use);
+
+  ring_wait_full(p_of_warp(m), c.use);
+  // What a key beyond the sequence's end holds must not matter.
+  if (masked)
+    find_ds<true>(c.dp, d, rows, c.ds, probabilities);
+  else
+    find_ds<false>(c.dp, d, rows, c.ds, probabilities);
+  barrier_arrive(p_of_warp(m).empty);
+
+  const uint32_t queries = tile_descriptor(ring_tile(m.q, c.use));
+  registers_touch(c.dk);
+  wgmma_fence();
+  issue_gradient<kHeadDim>(c.dk, c.ds, queries, left < steps);
+  pass_ds(m, c.ds, c.use);
+  wgmma_wait<0>();
+  registers_touch(c.dk);
+  release_queries(m, c.use);
+  ++c.use;
+}
+
+__device__ __forceinline__ void make_dk(const fa3_backward_params &p, uint32_t base) {
+  const int warp = (threadIdx.x & 127) / 32;
+  dk_state c;
+  c.use = 0;
+  uint32_t values_use = 0;  // tiles of values loaded
+  const uint32_t values = tile_descriptor(lay_out(base).v.data);
 
   for (uint32_t t = 0;; ++t) {
-    const work &w = wait_for_work(base, t);
+    const work &w = wait_for_work(lay_out(base), t);
     if (uniform(w.last)) break;
     const int steps = uniform(w.steps);
-    const bool any = steps > 0;
-    int left = steps, i = uniform(w.blocks.end) - 1;
-    if (any) mbarrier_wait(base + kValueFull, tiles++ & 1);
-    while (any) {
+    int block = uniform(w.blocks.end) - 1;
+    if (steps > 0) ring_wait_full(lay_out(base).v, values_use++);
+    for (int left = steps; left > 0; --left) {
       forget(base);
-      const uint32_t stage = ring_stage<kDoStages>(use);
-      const uint32_t do_tile = tile_descriptor(base + kDoAt + stage * kChunksV * kChunkBytes);
-      const uint32_t query_stage = ring_stage<kQueryStages>(use);
-      mbarrier_wait(base + kDoFull + 8 * stage, ring_parity<kDoStages>(use));
-      registers_touch(s);
-      wgmma_fence();
-      issue_scores<kHeadDimV>(s, value, do_tile);
-      mbarrier_wait(base + kQueryFull + 8 * query_stage, ring_parity<kQueryStages>(use));
-      const uint32_t rows = base + kRowsAt + query_stage * kRowsBytes + 4 * kRows;
-      float2 d[8];
-      load_statistics(d, 0, 4, rows);
-      const bool masked = i < uniform(w.whole[0].begin) || i >= uniform(w.whole[0].end);
-      wgmma_wait<0>();
-      registers_touch(s);
-      if (left == 1) mbarrier_arrive_warp(base + kValueEmpty);
-      release_both(base + kDoEmpty + 8 * stage);
-
-      mbarrier_wait(of_warp(base + kProbabilitiesFull), use & 1);
-      // What a key beyond the sequence's end holds must not matter.
-      if (masked)
-        find_ds<true>(s, d, rows, operand, probabilities);
-      else
-        find_ds<false>(s, d, rows, operand, probabilities);
-      mbarrier_arrive(of_warp(base + kProbabilitiesEmpty));
-
-      const uint32_t tile = tile_descriptor(base + kQueryAt + query_stage * kChunks * kChunkBytes);
-      registers_touch(dk);
-      wgmma_fence();
-      issue_gradient<kHeadDim>(dk, operand, tile, left < steps);
-
-      // The warp's 16 keys, with their queries side by side.
-      const uint32_t ds_stage = ring_stage<kDsStages>(use);
-      const uint32_t own = base + kOwnDsAt + ds_stage * kChunkBytes + warp * 16 * kRowBytes;
-      mbarrier_wait(base + kDsEmpty + 8 * ds_stage, ring_parity<kDsStages>(use) ^ 1);
-#pragma unroll
-      for (int j = 0; j < 8; j += 2)
-        store_matrices(own + (lane & 15) * kRowBytes + (((j + lane / 16) ^ (lane & 7)) << 4),
-                       operand[2 * j], operand[2 * j + 1], operand[2 * j + 2], operand[2 * j + 3]);
-      fence_proxy_async();
-      __syncwarp();
-      if (lane == 0) {
-        const uint32_t full = base + kDsFull + 8 * ds_stage;
-        mbarrier_arrive_expect(full, 16 * kRowBytes);
-        cluster_copy(cluster_map(own - kOwnDsAt + kPeerDsAt, peer), own, 16 * kRowBytes,
-                     cluster_map(full, peer));
-      }
-      __syncwarp();
-      wgmma_wait<0>();
-      registers_touch(dk);
-      release_queries(base + kQueryEmpty + 8 * query_stage);
-      ++use;
-      if (--left == 0) break;
-      if (--i < w.blocks.begin) i = w.blocks.end - 1;
+      step_dk(lay_out(base), w, c, values, values_use - 1, block, left, steps);
+      if (--block < w.blocks.begin) block = w.blocks.end - 1;
     }
     // The next dS may go there, and will after this.
-    const uint32_t stage = ring_stage<kDsStages>(use);
-    mbarrier_wait(base + kDsEmpty + 8 * stage, ring_parity<kDsStages>(use) ^ 1);
-    store_rows<kHeadDim, 32>(p.grad_key, dk, any, p.scale,
-                             base + kOwnDsAt + stage * kChunkBytes + warp * 16 * kRowBytes,
-                             w.sequence.key_batch, w.sequence.key_row + w.first + warp * 16,
-                             w.sequence.mask.keys - w.first - warp * 16, w.part);
-    finish_work(base, t);
+    const layout m = lay_out(base);
+    ring_wait_empty(m.d_s, c.use);
+    store_block<kHeadDim, 32>(p.grad_key, c.dk, steps > 0, p.scale,
+                              ring_tile(m.d_s, c.use) + warp * 16 * kRowBytes, w);
+    finish_work(m, t);
   }
+}
+
+// Where the thread's part of a block of dQ is summed.
+__device__ __forceinline__ float *partial_of(const fa3_backward_params &p, const work &w,
+                                             const query_step &step, int column, int64_t &slot) {
+  slot = (int64_t)step.head * p.slots + w.sequence.slot + step.block;
+  return p.partial + slot * (kTileM * kHeadDim) + column * kTileM + (threadIdx.x & 127) * 4;
 }
 
 // dQ, `kColumns` of it from `column` on.
 template <int kColumns>
 __device__ __forceinline__ void make_dq(const fa3_backward_params &p, uint32_t base, int column) {
-  const int thread = threadIdx.x & 127;
   float dq[kColumns / 2];
-  uint32_t use = 0, added = 0, tiles = 0;  // buffers used so far
-  const uint32_t key = tile_descriptor(base + kKeyAt + column / kChunk * kChunkBytes);
-  const uint32_t peer_key = tile_descriptor(base + kPeerKeyAt);
+  uint32_t use = 0, added = 0, keys_use = 0;  // steps begun, told of, tiles of keys loaded
+  const uint32_t keys = tile_descriptor(lay_out(base).k.data + column / kChunk * kChunkBytes);
+  const uint32_t keys_of_peer = tile_descriptor(lay_out(base).k_of_peer);
 
   for (uint32_t t = 0;; ++t) {
-    const work &w = wait_for_work(base, t);
+    const work &w = wait_for_work(lay_out(base), t);
     if (uniform(w.last)) break;
-    int left = uniform(w.steps), i = uniform(w.blocks.end) - 1;
-    int head = uniform(w.query_head);
-    if (left > 0) mbarrier_wait(base + kKeyFull, tiles++ & 1);
+    int left = uniform(w.steps);
+    query_step step = {uniform(w.blocks.end) - 1, uniform(w.query_head)};
+    if (left > 0) ring_wait_full(lay_out(base).k, keys_use++);
     for (; left > 0; --left) {
       forget(base);
-      const uint32_t stage = ring_stage<kDsStages>(use);
-      const uint32_t own = tile_descriptor(base + kOwnDsAt + stage * kChunkBytes);
-      const uint32_t other = tile_descriptor(base + kPeerDsAt + stage * kChunkBytes);
-      mbarrier_wait(base + kDsFull + 8 * stage, ring_parity<kDsStages>(use));
+      const layout m = lay_out(base);
+      const uint32_t d_s = tile_descriptor(ring_tile(m.d_s, use));
+      const uint32_t d_s_of_peer =
+          tile_descriptor(ring_tile(m.d_s, use) - m.d_s.data + m.d_s_of_peer);
+      ring_wait_full(m.d_s, use);
       registers_touch(dq);
       wgmma_fence();
-#pragma unroll
-      for (int k = 0; k < kKeys; k += 16)
-        wgmma_transposed<kColumns>(dq, own + ((k * kRowBytes) >> 4), kDescriptorHigh,
-                                   key + ((k * kRowBytes) >> 4), kDescriptorHigh, k > 0);
-#pragma unroll
-      for (int k = 0; k < kKeys; k += 16)
-        wgmma_transposed<kColumns>(dq, other + ((k * kRowBytes) >> 4), kDescriptorHigh,
-                                   peer_key + ((k * kRowBytes) >> 4), kDescriptorHigh, true);
+      issue_dq<kColumns>(dq, d_s, keys, false);
+      issue_dq<kColumns>(dq, d_s_of_peer, keys_of_peer, true);
       wgmma_commit();
 
-      const fa3_turn mine = fa3_find_turn(&one_sum, &w.sequence.mask, w.tile, i, kRows, kTileN);
-      const int64_t slot = (int64_t)head * p.slots + w.sequence.slot + i;
-      float *partial = p.partial + slot * (kRows * kHeadDim) + column * kRows + thread * 4;
-      if (!mine.last)
-        mbarrier_wait(base + kAddedEmpty + 8 * ring_stage<2>(added), ring_parity<2>(added) ^ 1);
+      const fa3_turn mine =
+          fa3_find_turn(&one_sum, &w.sequence.mask, w.tile, step.block, kTileM, kTileN);
+      int64_t slot;
+      float *partial = partial_of(p, w, step, column, slot);
+      if (!mine.last) ring_wait_empty(m.added, added);
       if (mine.before > 0) {
         while (load_acquire(p.counters + slot) < 2 * mine.before) {
         }
       }
       wgmma_wait<0>();
       registers_touch(dq);
-      release_both(base + kDsEmpty + 8 * stage);
+      release_both(m.d_s, use);
       ++use;
-      if (left == 1) mbarrier_arrive_warp(base + kKeyEmpty);
+      if (left == 1) ring_release(m.k, keys_use - 1);
 
       if (mine.before == 0) {
 #pragma unroll
@@ -351,48 +369,41 @@ __device__ __forceinline__ void make_dq(const fa3_backward_params &p, uint32_t b
       }
       if (!mine.last) {
         __syncwarp();
-        mbarrier_arrive_warp(base + kAddedFull + 8 * ring_stage<2>(added));
+        barrier_arrive_warp(ring_full(m.added, added));
         ++added;
       } else {
-        store_sums<kColumns>(p.grad_query, partial, p.scale, w.sequence.query_batch,
-                             w.sequence.query_row + i * kRows, w.sequence.mask.queries - i * kRows,
-                             head, column);
+        const int row = step.block * kTileM;
+        store_dq<kColumns>(p.grad_query, partial, p.scale, w.sequence.query_batch,
+                           w.sequence.query_row + row, w.sequence.mask.queries - row, step.head,
+                           column);
       }
-      if (--i < w.blocks.begin) {
-        i = w.blocks.end - 1;
-        ++head;
-      }
+      next_step(w, step);
     }
-    finish_work(base, t);
+    finish_work(lay_out(base), t);
   }
 }
 
 // Tells the tiles of keys that follow that a block of dQ has been added to. Only this warp waits
 // until that is so for the whole device.
-__device__ __forceinline__ void count_additions(const fa3_backward_params &p, uint32_t base) {
+__device__ __forceinline__ void count_additions(const fa3_backward_params &p, const layout &m) {
   const bool leader = (threadIdx.x & 31) == 0;
   uint32_t added = 0;
   for (uint32_t t = 0;; ++t) {
-    const work &w = wait_for_work(base, t);
+    const work &w = wait_for_work(m, t);
     if (w.last) break;
-    int head = w.query_head;
-    for (int left = w.steps, i = w.blocks.end - 1; left > 0; --left) {
-      if (!fa3_find_turn(&one_sum, &w.sequence.mask, w.tile, i, kRows, kTileN).last) {
-        const uint32_t stage = ring_stage<2>(added);
-        mbarrier_wait(base + kAddedFull + 8 * stage, ring_parity<2>(added));
-        ++added;
-        if (leader) {
-          mbarrier_arrive(base + kAddedEmpty + 8 * stage);
-          count_release(p.counters + (int64_t)head * p.slots + w.sequence.slot + i);
-        }
-        __syncwarp();
+    query_step step = first_step(w);
+    for (int left = w.steps; left > 0; --left, next_step(w, step)) {
+      if (fa3_find_turn(&one_sum, &w.sequence.mask, w.tile, step.block, kTileM, kTileN).last)
+        continue;
+      ring_wait_full(m.added, added);
+      if (leader) {
+        barrier_arrive(ring_empty(m.added, added));
+        count_release(p.counters + (int64_t)step.head * p.slots + w.sequence.slot + step.block);
       }
-      if (--i < w.blocks.begin) {
-        i = w.blocks.end - 1;
-        ++head;
-      }
+      ++added;
+      __syncwarp();
     }
-    finish_work(base, t);
+    finish_work(m, t);
   }
 }
 
@@ -409,41 +420,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads,
     tma_prefetch_map(&p.grad_output);
     tma_prefetch_map(&p.key);
     tma_prefetch_map(&p.value);
-    for (int i = 0; i < kQueryStages; ++i) {
-      mbarrier_init(base + kQueryFull + 8 * i, 1);
-      mbarrier_init(base + kQueryEmpty + 8 * i, 16 + 256);  // and the own block's threads
-    }
-    for (int i = 0; i < kDoStages; ++i) {
-      mbarrier_init(base + kDoFull + 8 * i, 1);
-      mbarrier_init(base + kDoEmpty + 8 * i, 16);  // warps of two roles, of both blocks
-    }
-    for (int i = 0; i < kDsStages; ++i) {
-      mbarrier_init(base + kDsFull + 8 * i, 4);
-      mbarrier_init(base + kDsEmpty + 8 * i, 8);
-    }
-    for (int i = 0; i < 4; ++i) {
-      mbarrier_init(base + kProbabilitiesFull + 8 * i, 32);
-      mbarrier_init(base + kProbabilitiesEmpty + 8 * i, 32);
-    }
-    mbarrier_init(base + kKeyFull, 1);
-    mbarrier_init(base + kKeyEmpty, 8);
-    mbarrier_init(base + kValueFull, 1);
-    mbarrier_init(base + kValueEmpty, 4);
-    for (int i = 0; i < 2; ++i) {
-      mbarrier_init(base + kAddedFull + 8 * i, 4);
-      mbarrier_init(base + kAddedEmpty + 8 * i, 1);
-    }
-    mbarrier_init(base + kQueryLanded, 1);
-    mbarrier_init(base + kDoLanded, 1);
-    mbarrier_init(base + kKeyLanded, 1);
-    mbarrier_init(base + kMailFull, 1);
-    mbarrier_init(base + kMailEmpty, 2);
-    mbarrier_init(base + kWorkWanted, 1);
-    for (int i = 0; i < kWorkSlots; ++i) {
-      mbarrier_init(base + kWorkFull + 8 * i, 1);
-      mbarrier_init(base + kWorkEmpty + 8 * i, 32 * (3 * 4 + 3));
-    }
-    mbarrier_init_fence();
+    init_barriers(lay_out(base));
   }
   cluster_sync();
   wait_for_prior_grids();
@@ -457,16 +434,16 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads,
     else if (warp == 2)
       schedule(p, base);
     else
-      count_additions(p, base);
+      count_additions(p, lay_out(base));
   } else if (warp < 8) {
-    registers_give_back<kQueryRegisters>();
+    registers_give_back<kDqRegisters>();
     if (uniform(cluster_rank()) == 0)
       make_dq<kSplit>(p, base, 0);
     else
       make_dq<kHeadDim - kSplit>(p, base, kSplit);
   } else if (warp < 12) {
     registers_take<kSumRegisters>();
-    make_dv(p, base);
+    make_dv(p, lay_out(base));
   } else {
     registers_take<kSumRegisters>();
     make_dk(p, base);

@@ -6,145 +6,141 @@
 #include "backward_wide_work.cuh"
 
 template <int kChunksOfTile>
-__device__ __forceinline__ void load_tile(uint32_t to, const fa3_tensor_map *map, uint32_t full,
-                                          int column, int row, int head, int batch) {
+__device__ __forceinline__ void load_tile(uint32_t to, const fa3_tensor_map *map, barrier full,
+                                          int row, int head, int batch) {
 #pragma unroll
   for (int c = 0; c < kChunksOfTile; ++c)
-    tma_load_4d(to + c * kChunkBytes, map, full, column + c * kChunk, row, head, batch);
+    tma_load_4d(to + c * kChunkBytes, map, full.address, c * kChunk, row, head, batch);
 }
 
 // This block's share of a tile for both. `turn` evens out an odd number of chunks.
 template <int kChunksOfTile>
-__device__ __forceinline__ void load_share(uint32_t to, const fa3_tensor_map *map, uint32_t full,
+__device__ __forceinline__ void load_share(uint32_t to, const fa3_tensor_map *map, barrier full,
                                            int row, int head, int batch, uint32_t turn) {
 #pragma unroll
   for (int c = 0; c < kChunksOfTile; ++c)
     if (((c ^ turn) & 1) == 0)
-      tma_load_both_4d(to + c * kChunkBytes, map, full, c * kChunk, row, head, batch);
+      tma_load_both_4d(to + c * kChunkBytes, map, full.address, c * kChunk, row, head, batch);
 }
 
-// Keys, and for every query head of the group tiles of queries with their statistics.
+// This block's keys, and those of the other in the columns of dQ that are ours.
+__device__ __forceinline__ void load_keys(const fa3_backward_params &p, const layout &m,
+                                          const work &w, uint32_t use, uint32_t &landed,
+                                          bool leader) {
+  const int first = w.first, peer = first ^ kKeys, keys = w.sequence.mask.keys;
+  const bool overrun = p.clear_key && max(first, peer) + kKeys > keys;
+  const barrier report = overrun ? m.k_landed : ring_full(m.k, use);
+  const int rank = cluster_rank(), column = rank == 0 ? 0 : kSplit;
+  ring_wait_empty(m.k, use);
+  if (leader) {
+    const int chunks = rank == 0 ? kSplitChunks : kChunks - kSplitChunks;
+    barrier_expect(report, (kChunks + chunks) * kChunkBytes);
+    load_tile<kChunks>(m.k.data, &p.key, report, w.sequence.key_row + first, w.head,
+                       w.sequence.key_batch);
+    for (int c = 0; c < chunks; ++c)
+      tma_load_4d(m.k_of_peer + c * kChunkBytes, &p.key, report.address, column + c * kChunk,
+                  w.sequence.key_row + peer, w.head, w.sequence.key_batch);
+  }
+  if (overrun) {
+    __syncwarp();
+    barrier_wait(m.k_landed, landed++);
+    clear_rows<kChunks, kKeys, kRowBytes>(m.k.data, max(keys - first, 0));
+    clear_rows<kSplitChunks, kKeys, kRowBytes>(m.k_of_peer, max(keys - peer, 0));
+    if (leader) barrier_arrive(ring_full(m.k, use));
+  }
+  __syncwarp();
+}
+
+// Keys, and for every query head of the group tiles of Q with their rows' statistics.
 __device__ __forceinline__ void load_queries(const fa3_backward_params &p, uint32_t base) {
   const bool leader = elect_one();
   const int rank = cluster_rank();
-  constexpr uint32_t kKeyBytes = (kChunks + kSplitChunks) * kChunkBytes;
-  uint32_t query = 0, key = 0;  // buffers filled so far
-  uint32_t query_landed = 0, key_landed = 0;
+  uint32_t use = 0, keys_use = 0;  // buffers filled so far
+  uint32_t landed = 0, keys_landed = 0;
   for (uint32_t t = 0;; ++t) {
     forget(base);
-    const work &w = wait_for_work(base, t);
+    const work &w = wait_for_work(lay_out(base), t);
     if (w.last) break;
-    bool keys_wanted = true;
-    int head = w.query_head, i = w.blocks.end - 1;
-    for (int left = w.steps; left > 0; --left) {
+    query_step step = first_step(w);
+    for (int left = w.steps; left > 0; --left, ++use) {
       forget(base);
-      const uint32_t stage = ring_stage<kQueryStages>(query);
-      const uint32_t full = base + kQueryFull + 8 * stage;
-      const uint32_t to = base + kQueryAt + stage * kChunks * kChunkBytes;
+      const layout m = lay_out(base);
+      const barrier full = ring_full(m.q, use);
+      const uint32_t to = ring_tile(m.q, use);
       // All that can be found out before the buffer is free.
-      const int row = w.sequence.query_row + i * kRows, batch = w.sequence.query_batch;
+      const int row = w.sequence.query_row + step.block * kTileM, batch = w.sequence.query_batch;
+      const int rows_left = w.sequence.mask.queries - step.block * kTileM;
       const float *rows =
-          p.rows + ((int64_t)head * p.slots + w.sequence.slot + i) * (kRowsBytes / 4);
-      const bool overrun = p.clear_query && (i + 1) * kRows > w.sequence.mask.queries;
-      mbarrier_wait(base + kQueryEmpty + 8 * stage, ring_parity<kQueryStages>(query) ^ 1);
+          p.rows + ((int64_t)step.head * p.slots + w.sequence.slot + step.block) * (kRowsBytes / 4);
+      const bool overrun = p.clear_query && rows_left < kTileM;
+      ring_wait_empty(m.q, use);
       if (leader) {
-        const uint32_t report = overrun ? base + kQueryLanded : full;
-        mbarrier_arrive_expect(report, kChunks * kChunkBytes + kRowsBytes);
-        load_share<kChunks>(to, &p.query, report, row, head, batch, query ^ rank);
-        bulk_load(base + kRowsAt + stage * kRowsBytes, rows, kRowsBytes, report);
+        const barrier report = overrun ? m.q_landed : full;
+        barrier_expect(report, kQBytes + kRowsBytes);
+        load_share<kChunks>(to, &p.query, report, row, step.head, batch, use ^ rank);
+        bulk_load(rows_of_step(m, use), rows, kRowsBytes, report.address);
       }
       if (overrun) {
         __syncwarp();
-        mbarrier_wait(base + kQueryLanded, query_landed++ & 1);
-        clear_rows<kChunks, kRows, kRowBytes>(to, max(w.sequence.mask.queries - i * kRows, 0));
-        if (leader) mbarrier_arrive(full);
+        barrier_wait(m.q_landed, landed++);
+        clear_rows<kChunks, kTileM, kRowBytes>(to, max(rows_left, 0));
+        if (leader) barrier_arrive(full);
       }
-      ++query;
       __syncwarp();
-      if (keys_wanted) {
-        keys_wanted = false;
-        const int first = w.first, peer = first ^ kKeys, keys = w.sequence.mask.keys;
-        const bool overrun = p.clear_key && max(first, peer) + kKeys > keys;
-        const uint32_t report = base + (overrun ? kKeyLanded : kKeyFull);
-        const int column = rank == 0 ? 0 : kSplit;
-        mbarrier_wait(base + kKeyEmpty, (key & 1) ^ 1);
-        if (leader) {
-          const int chunks = rank == 0 ? kSplitChunks : kChunks - kSplitChunks;
-          mbarrier_arrive_expect(report, kKeyBytes - (kSplitChunks - chunks) * kChunkBytes);
-          load_tile<kChunks>(base + kKeyAt, &p.key, report, 0, w.sequence.key_row + first, w.head,
-                             w.sequence.key_batch);
-          for (int c = 0; c < chunks; ++c)
-            tma_load_4d(base + kPeerKeyAt + c * kChunkBytes, &p.key, report, column + c * kChunk,
-                        w.sequence.key_row + peer, w.head, w.sequence.key_batch);
-        }
-        if (overrun) {
-          __syncwarp();
-          mbarrier_wait(base + kKeyLanded, key_landed++ & 1);
-          clear_rows<kChunks, kKeys, kRowBytes>(base + kKeyAt, max(keys - first, 0));
-          clear_rows<kSplitChunks, kKeys, kRowBytes>(base + kPeerKeyAt, max(keys - peer, 0));
-          if (leader) mbarrier_arrive(base + kKeyFull);
-        }
-        ++key;
-        __syncwarp();
-      }
-      if (--i < w.blocks.begin) {
-        i = w.blocks.end - 1;
-        ++head;
-      }
+      if (left == w.steps) load_keys(p, m, w, keys_use++, keys_landed, leader);
+      next_step(w, step);
     }
-    finish_work(base, t);
-    if (leader) mbarrier_arrive(base + kWorkWanted);
+    finish_work(lay_out(base), t);
+    if (leader) barrier_arrive(lay_out(base).work_wanted);
     __syncwarp();
   }
 }
 
-// Values, and the tiles of dO that go with the queries.
+// Values, and the tiles of dO that go with those of Q.
 __device__ __forceinline__ void load_do(const fa3_backward_params &p, uint32_t base) {
   const bool leader = elect_one();
   const int rank = cluster_rank();
-  uint32_t grad = 0, value = 0, landed = 0;
+  uint32_t use = 0, values_use = 0, landed = 0;
   for (uint32_t t = 0;; ++t) {
     forget(base);
-    const work &w = wait_for_work(base, t);
+    const work &w = wait_for_work(lay_out(base), t);
     if (w.last) break;
     if (w.steps > 0) {
-      mbarrier_wait(base + kValueEmpty, (value & 1) ^ 1);
+      const layout m = lay_out(base);
+      ring_wait_empty(m.v, values_use);
       if (leader) {
-        mbarrier_arrive_expect(base + kValueFull, kChunksV * kChunkBytes);
-        load_tile<kChunksV>(base + kValueAt, &p.value, base + kValueFull, 0,
+        barrier_expect(ring_full(m.v, values_use), kDoBytes);
+        load_tile<kChunksV>(m.v.data, &p.value, ring_full(m.v, values_use),
                             w.sequence.key_row + w.first, w.head, w.sequence.key_batch);
       }
-      ++value;
+      ++values_use;
       __syncwarp();
     }
-    int head = w.query_head, i = w.blocks.end - 1;
-    for (int left = w.steps; left > 0; --left) {
+    query_step step = first_step(w);
+    for (int left = w.steps; left > 0; --left, ++use) {
       forget(base);
-      const uint32_t stage = ring_stage<kDoStages>(grad);
-      const uint32_t full = base + kDoFull + 8 * stage;
-      const uint32_t to = base + kDoAt + stage * kChunksV * kChunkBytes;
-      const int row = w.sequence.query_row + i * kRows, batch = w.sequence.query_batch;
-      const bool overrun = p.clear_query && (i + 1) * kRows > w.sequence.mask.queries;
-      mbarrier_wait(base + kDoEmpty + 8 * stage, ring_parity<kDoStages>(grad) ^ 1);
+      const layout m = lay_out(base);
+      const barrier full = ring_full(m.d_o, use);
+      const uint32_t to = ring_tile(m.d_o, use);
+      const int row = w.sequence.query_row + step.block * kTileM, batch = w.sequence.query_batch;
+      const int rows_left = w.sequence.mask.queries - step.block * kTileM;
+      const bool overrun = p.clear_query && rows_left < kTileM;
+      ring_wait_empty(m.d_o, use);
       if (leader) {
-        const uint32_t report = overrun ? base + kDoLanded : full;
-        mbarrier_arrive_expect(report, kChunksV * kChunkBytes);
-        load_share<kChunksV>(to, &p.grad_output, report, row, head, batch, grad ^ rank);
+        const barrier report = overrun ? m.do_landed : full;
+        barrier_expect(report, kDoBytes);
+        load_share<kChunksV>(to, &p.grad_output, report, row, step.head, batch, use ^ rank);
       }
       if (overrun) {
         __syncwarp();
-        mbarrier_wait(base + kDoLanded, landed++ & 1);
-        clear_rows<kChunksV, kRows, kRowBytes>(to, max(w.sequence.mask.queries - i * kRows, 0));
-        if (leader) mbarrier_arrive(full);
+        barrier_wait(m.do_landed, landed++);
+        clear_rows<kChunksV, kTileM, kRowBytes>(to, max(rows_left, 0));
+        if (leader) barrier_arrive(full);
       }
-      ++grad;
       __syncwarp();
-      if (--i < w.blocks.begin) {
-        i = w.blocks.end - 1;
-        ++head;
-      }
+      next_step(w, step);
     }
-    finish_work(base, t);
+    finish_work(lay_out(base), t);
   }
 }
 

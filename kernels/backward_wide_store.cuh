@@ -3,6 +3,7 @@
 #ifndef FA3_BACKWARD_WIDE_STORE_CUH
 #define FA3_BACKWARD_WIDE_STORE_CUH
 
+#include "backward_store.cuh"
 #include "backward_wide_work.cuh"
 #include "counters.cuh"
 
@@ -11,28 +12,6 @@ __device__ __forceinline__ void load_four_shared(float *x, uint32_t address) {
                : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
                : "r"(address)
                : "memory");
-}
-
-// Each thread of a quad holds two neighbouring columns of four groups of eight; then each holds
-// the eight columns of one group, the quad's first thread of the first group.
-__device__ __forceinline__ void exchange_in_quad(float (&x)[8], int lane) {
-#pragma unroll
-  for (int bit = 1; bit <= 2; bit *= 2) {
-    const bool upper = lane & bit;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (i & bit) continue;
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        float &low = x[2 * i + e], &high = x[2 * (i + bit) + e];
-        const float other = __shfl_xor_sync(0xffffffff, upper ? low : high, bit);
-        if (upper)
-          low = other;
-        else
-          high = other;
-      }
-    }
-  }
 }
 
 // PTX ISA, "red" with vectors: to what other blocks have added up in `partial`.
@@ -57,20 +36,10 @@ __device__ __forceinline__ float4 load_four(const float *from) {
   return v;
 }
 
-// Written in 16 bits, and 16 bytes at a time: the common case.
-__device__ __forceinline__ bool is_plain(const fa3_gradient &g) {
-  return g.vectors && !g.is_float && !g.accumulate;
-}
-
-__device__ __forceinline__ uint4 pack_eight(const float *x) {
-  return make_uint4(pack_pair(x[0], x[1]), pack_pair(x[2], x[3]), pack_pair(x[4], x[5]),
-                    pack_pair(x[6], x[7]));
-}
-
 // A warp's 16 rows of a gradient, as the accumulators of a warpgroup hold them (or zeros), leave
 // through 2 KB of shared memory, 64 columns at a time.
 template <int kColumns>
-__device__ __forceinline__ void store_plain_rows(const fa3_gradient &g,
+__device__ __forceinline__ void stage_plain_rows(const fa3_gradient &g,
                                                  const float (&d)[kColumns / 2], int any,
                                                  float scale, uint32_t stage, int batch, int row,
                                                  int rows, int head) {
@@ -116,11 +85,11 @@ __device__ __forceinline__ uint32_t staged(int row, int column) {
 
 // The same for any gradient, `kStaged` columns at a time.
 template <int kColumns, int kStaged>
-__device__ __forceinline__ void store_rows(const fa3_gradient &g, const float (&d)[kColumns / 2],
+__device__ __forceinline__ void stage_rows(const fa3_gradient &g, const float (&d)[kColumns / 2],
                                            int any, float scale, uint32_t stage, int batch, int row,
                                            int rows, int head) {
   if (is_plain(g))
-    return store_plain_rows<kColumns>(g, d, any, scale, stage, batch, row, rows, head);
+    return stage_plain_rows<kColumns>(g, d, any, scale, stage, batch, row, rows, head);
 #pragma unroll 1
   for (int c = 0; c < kColumns; c += kStaged) {
     // Not known to the compiler, or it computes everything before the loop, and spills.
@@ -153,52 +122,66 @@ __device__ __forceinline__ void store_rows(const fa3_gradient &g, const float (&
   }
 }
 
-// A block of dQ leaves: each thread reads what it has added to itself.
-template <int kColumns>
-__device__ __forceinline__ void store_sums(const fa3_gradient &g, const float *partial, float scale,
+// This block's 64 keys of a gradient leave, 16 of each warp.
+template <int kColumns, int kStaged>
+__device__ __forceinline__ void store_block(const fa3_gradient &g, const float (&d)[kColumns / 2],
+                                            int any, float scale, uint32_t stage, const work &w) {
+  const int first = w.first + (thread_again() & 127) / 32 * 16;
+  stage_rows<kColumns, kStaged>(g, d, any, scale, stage, w.sequence.key_batch,
+                                w.sequence.key_row + first, w.sequence.mask.keys - first, w.part);
+}
+
+// Four groups of eight columns of what each thread has added to itself.
+struct dq_sums {
+  float4 of_columns[4];  // of each group two columns of two rows, eight apart
+};
+
+__device__ __forceinline__ dq_sums load_sums(const float *partial, int group) {
+  dq_sums sums;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) sums.of_columns[k] = load_four(partial + (4 * group + k) * 512);
+  return sums;
+}
+
+// `rows` from `row` on are in the sequence.
+__device__ __forceinline__ void store_sums(const fa3_gradient &g, const dq_sums &sums, float scale,
                                            int batch, int row, int rows, int head, int column) {
   const int thread = thread_again() & 127, lane = thread & 31;
-  const int in_tile = thread / 32 * 16 + lane / 4;
-  auto load_eight = [&](int j, float(&x)[2][8]) {
+  const int in_tile = thread / 32 * 16 + lane / 4, to = column + 8 * (lane & 3);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float even[4], odd[4];
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      const float4 sum = load_four(partial + (j + k) * 512);
-      x[0][2 * k] = sum.x * scale, x[0][2 * k + 1] = sum.y * scale;
-      x[1][2 * k] = sum.z * scale, x[1][2 * k + 1] = sum.w * scale;
+      const float4 &x = sums.of_columns[k];
+      even[k] = (r ? x.z : x.x) * scale;
+      odd[k] = (r ? x.w : x.y) * scale;
     }
-  };
+    store_group(g, even, odd, in_tile + 8 * r < rows && to < g.head_dim, batch,
+                row + in_tile + 8 * r, head, to);
+  }
+}
+
+// A block of dQ leaves, kColumns of it.
+template <int kColumns>
+__device__ __forceinline__ void store_dq(const fa3_gradient &g, const float *partial, float scale,
+                                         int batch, int row, int rows, int head, int column) {
   if (is_plain(g)) {
     constexpr int kAtOnce = kColumns / 64;  // half of the row, or registers run out
 #pragma unroll
     for (int first = 0; first < 2 * kAtOnce; first += kAtOnce) {
-      float x[kAtOnce][2][8];
+      dq_sums sums[kAtOnce];
 #pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) load_eight(4 * (first + j), x[j]);
+      for (int j = 0; j < kAtOnce; ++j) sums[j] = load_sums(partial, first + j);
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        uint16_t *to = (uint16_t *)g.data + batch * g.stride_batch +
-                       (row + in_tile + 8 * r) * g.stride_row + head * g.stride_head;
-#pragma unroll
-        for (int j = 0; j < kAtOnce; ++j) {
-          exchange_in_quad(x[j][r], lane);
-          const int at = column + 8 * (4 * (first + j) + (lane & 3));
-          if (in_tile + 8 * r < rows && at < g.head_dim) *(uint4 *)(to + at) = pack_eight(x[j][r]);
-        }
-      }
+      for (int j = 0; j < kAtOnce; ++j)
+        store_sums(g, sums[j], scale, batch, row, rows, head, column + 32 * (first + j));
     }
     return;
   }
 #pragma unroll 1
-  for (int j = 0; j < kColumns / 8; j += 4) {
-    float x[2][8];
-    load_eight(j, x);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      exchange_in_quad(x[r], lane);
-      if (in_tile + 8 * r < rows)
-        store_gradient(g, batch, row + in_tile + 8 * r, head, column + 8 * (j + (lane & 3)), x[r]);
-    }
-  }
+  for (int j = 0; j < kColumns / 32; ++j)
+    store_sums(g, load_sums(partial, j), scale, batch, row, rows, head, column + 32 * j);
 }
 
 #endif
