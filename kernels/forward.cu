@@ -47,6 +47,7 @@ struct consumer {
   float s[kTileK / 2];     // S, then P
   uint32_t p[kTileK / 4];  // P, as the second product takes it
   softmax_rows rows;
+  softmax_bases bases;  // where references always follow
   results out;
   bool accumulate;  // O holds a product of this tile already
   bool grown;       // O is to be multiplied by `factor` before the next product
@@ -178,6 +179,7 @@ __device__ __forceinline__ void begin_tile(const fa3_forward_params &params, con
   take_scores(m, c, t, n);
   adjust_scores(params, w, c, n);
   softmax_begin(c.s, c.rows, params.scale);
+  if (!kLazyRescale) softmax_take_bases(c.rows, c.bases, params.scale);
   pack_probabilities(c);
 }
 
@@ -215,10 +217,9 @@ __device__ __forceinline__ void softmax_always(const layout &m, consumer &c,
   float top[2], shift[2];
   const bool large[2] = {false, false};
   thread_maxima_by_integers(c.s, top);
-  const bool unusual = correct_unusual_maxima(c.s, top, scale.limit);
+  softmax_rebase(c.s, top, c.rows, c.bases, scale);
   softmax_follow<false>(top, c.rows, scale.log2, c.factor);
   softmax_set_shift(c.rows, scale.log2, large, shift);
-  if (unusual) softmax_subtract_large(c.s, c.rows, scale, shift);
   softmax_exponents(c.s, shift, scale.log2);
   softmax_exponentials<0, kTileK / 2>(c.s, c.rows);
   wgmma_wait<0>();
@@ -267,6 +268,7 @@ __device__ __forceinline__ void end_tile(const fa3_forward_params &params, const
   registers_touch(c.out.o);
   wgmma_fence();
   issue_output(c, uniform(c.next_v));
+  if (!kLazyRescale) softmax_leave_bases(c.rows, c.bases);
   finish_rows(params, w, c.warpgroup, c.rows, params.scale.natural, c.out, threadIdx.x);
   c.pending = true;
   c.product = true;

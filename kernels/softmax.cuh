@@ -213,33 +213,62 @@ __device__ __forceinline__ void softmax_set_shift(const softmax_rows &rows, floa
   for (int r = 0; r < 2; ++r) shift[r] = large[r] ? 0.0f : rows.reference[r] * scale;
 }
 
-// The same in two parts, which is faster where references always follow: before they do, the maxima
-// alone, and whether this tile may have scores beyond the limit,
-template <int kCount>
-__device__ __forceinline__ bool correct_unusual_maxima(const float (&s)[kCount], float (&top)[2],
-                                                       float limit) {
-  const uint32_t greatest = max(__float_as_uint(top[0]), __float_as_uint(top[1]));
-  const bool unusual = __any_sync(0xffffffff, greatest > __float_as_uint(limit));
-  if (unusual) thread_maxima(s, top);
-  return unusual;
+// Where references always follow, no branch may stand behind the new ones: it would keep one row's
+// exponentials from hiding the other row's maximum. There a row with a reference beyond the limit
+// takes it for its base, once: the base is less of all its scores from then on, and the reference
+// counts from it.
+struct softmax_bases {
+  float base[2];
+  bool any;  // row of the warp's has one
+};
+
+// Behind a tile's first scores.
+__device__ __forceinline__ void softmax_take_bases(softmax_rows &rows, softmax_bases &bases,
+                                                   const fa3_softmax_scale &scale) {
+  bool based = false;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const bool large = fabsf(rows.reference[r]) > scale.limit && rows.reference[r] != scale.none;
+    bases.base[r] = large ? rows.reference[r] : 0.0f;
+    if (large) rows.reference[r] = 0.0f;
+    based |= large;
+  }
+  bases.any = __any_sync(0xffffffff, based);
 }
 
-// and behind them the scores less references beyond it.
+// Behind its last ones.
+__device__ __forceinline__ void softmax_leave_bases(softmax_rows &rows,
+                                                    const softmax_bases &bases) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) rows.reference[r] += bases.base[r];
+}
+
+// Makes the maxima by integers the greatest in any case, and takes the bases off the scores; rows
+// whose next reference is beyond the limit get theirs first. As softmax_settle_unusual.
 template <int kCount>
-__device__ __forceinline__ void softmax_subtract_large(float (&s)[kCount], const softmax_rows &rows,
-                                                       const fa3_softmax_scale &scale,
-                                                       float (&shift)[2]) {
-  bool large[2];
+__device__ __forceinline__ void softmax_rebase(float (&s)[kCount], float (&top)[2],
+                                               softmax_rows &rows, softmax_bases &bases,
+                                               const fa3_softmax_scale &scale) {
+  const uint32_t greatest = max(__float_as_uint(top[0]), __float_as_uint(top[1]));
+  if (!__any_sync(0xffffffff, bases.any || greatest > __float_as_uint(scale.limit))) return;
+  thread_maxima(s, top);
+  bool based = false;
 #pragma unroll
-  for (int r = 0; r < 2; ++r)
-    large[r] = fabsf(rows.reference[r]) > scale.limit && rows.reference[r] != scale.none;
-  if (!__any_sync(0xffffffff, large[0] || large[1])) return;
+  for (int r = 0; r < 2; ++r) {
+    const float m0 = row_maximum(top[r]), before = bases.base[r] + rows.reference[r];
+    const float next = !(m0 <= before) ? m0 : before;
+    const float base = fabsf(next) > scale.limit && next != scale.none ? next : 0.0f;
+    if (base != bases.base[r]) rows.reference[r] = before - base;
+    bases.base[r] = base;
+    based |= base != 0.0f;
+    if (base != 0.0f) {
+      top[r] -= base;
 #pragma unroll
-  for (int r = 0; r < 2; ++r)
-    if (large[r]) shift[r] = 0.0f;
-#pragma unroll
-  for (int i = 0; i < kCount; ++i)
-    if (large[i / 2 % 2]) s[i] -= rows.reference[i / 2 % 2];
+      for (int i = 0; i < kCount; ++i)
+        if (i / 2 % 2 == r) s[i] -= base;
+    }
+  }
+  bases.any = __any_sync(0xffffffff, based);
 }
 
 // Scores become exponents of 2.
