@@ -31,6 +31,10 @@ constexpr int kAhead = kTileK / 8;
 // behind the other two.
 constexpr bool kLazyRescale = kWarpgroups < 3;
 
+// Whether a consumer keeps its rows of Q in registers, where there is room: the first product then
+// reads a third less of shared memory, and issues in half the instructions.
+constexpr bool kQueriesInRegisters = kWarpgroups < 3 && kTileK == 128 && !FA3_PAGES;
+
 #if FA3_BF16
 constexpr bool kBf16 = true;
 #else
@@ -44,8 +48,9 @@ struct consumer {
   int warpgroup;
   ring<1, kQBytes> q;
 
-  float s[kTileK / 2];     // S, then P
-  uint32_t p[kTileK / 4];  // P, as the second product takes it
+  uint32_t queries[kQueriesInRegisters ? kHeadDim / 4 : 1];  // Q, as the first product takes it
+  float s[kTileK / 2];                                       // S, then P
+  uint32_t p[kTileK / 4];                                    // P, as the second product takes it
   softmax_rows rows;
   softmax_bases bases;  // where references always follow
   results out;
@@ -72,15 +77,33 @@ __device__ __forceinline__ void pass_turn(int warpgroup) {
 }
 
 // S = Q K^T.
+template <bool kFromRegisters>
 __device__ __forceinline__ void issue_scores(consumer &c, uint32_t k_at) {
 #pragma unroll
   for (int k = 0; k < kHeadDim; k += 16) {
     const int chunk = k / kChunk, inside = k % kChunk * 2;
-    wgmma_shared<kTileK>(c.s, c.q_at + ((chunk * kRows * kRowBytes + inside) >> 4),
-                         k_at + ((chunk * kTileK * kRowBytes + inside) >> 4), kDescriptorHigh,
-                         k > 0);
+    const uint32_t from = k_at + ((chunk * kTileK * kRowBytes + inside) >> 4);
+    if constexpr (kFromRegisters)
+      wgmma_registers<kTileK, false>(c.s, c.queries + k / 4, from, kDescriptorHigh, k > 0);
+    else
+      wgmma_shared<kTileK>(c.s, c.q_at + ((chunk * kRows * kRowBytes + inside) >> 4), from,
+                           kDescriptorHigh, k > 0);
   }
   wgmma_commit();
+}
+
+// Q comes to registers, and its buffer is free.
+__device__ __forceinline__ void take_queries(consumer &c, uint32_t t) {
+  const int thread = thread_again() & 127, row = thread / 32 * 16 + (thread & 15);
+  const uint32_t tile = ring_tile(c.q, t);
+#pragma unroll
+  for (int k = 0; k < kHeadDim; k += 16) {
+    const int chunk = k / kChunk, unit = k % kChunk / 8 + (thread & 31) / 16;
+    load_matrices<false>(*(uint32_t(*)[4])(c.queries + k / 4),
+                         tile + chunk * kRows * kRowBytes + swizzled(row, unit));
+  }
+  __syncwarp();
+  ring_release(c.q, t);
 }
 
 // O += P V, or O = P V.
@@ -124,7 +147,7 @@ __device__ __forceinline__ void take_scores(const layout &m, consumer &c, uint32
   pass_turn(c.warpgroup);
   registers_touch(c.s);
   ring_release(m.k, c.used - 1);
-  if (n == c.tiles.begin) ring_release(c.q, t);
+  if (!kQueriesInRegisters && n == c.tiles.begin) ring_release(c.q, t);
 }
 
 // Cap and mask, where they are needed.
@@ -172,7 +195,7 @@ __device__ __forceinline__ void begin_tile(const fa3_forward_params &params, con
   take_turn(c.warpgroup);
   registers_touch(c.s);
   wgmma_fence();
-  issue_scores(c, uniform(c.next_k));
+  issue_scores<false>(c, uniform(c.next_k));
   if (c.pending) store_tile(params, m, t - 1, c.warpgroup, c.out);
   count_step(m, c);
   wgmma_wait<0>();
@@ -181,6 +204,7 @@ __device__ __forceinline__ void begin_tile(const fa3_forward_params &params, con
   softmax_begin(c.s, c.rows, params.scale);
   if (!kLazyRescale) softmax_take_bases(c.rows, c.bases, params.scale);
   pack_probabilities(c);
+  if constexpr (kQueriesInRegisters) take_queries(c, t);
 }
 
 // P from the scores, while the product with the tile before runs. References follow rarely.
@@ -238,7 +262,7 @@ __device__ __forceinline__ void step(const fa3_forward_params &params, const lay
   registers_touch(c.s);
   registers_touch(c.out.o);
   wgmma_fence();
-  issue_scores(c, k_at);
+  issue_scores<kQueriesInRegisters>(c, k_at);
   ring_wait_full(m.v, c.used - 1);
   if (kLazyRescale) {
     if (c.grown) rescale_output(c);

@@ -20,22 +20,6 @@ __device__ __forceinline__ void mma_16_8_16(float (&d)[4], const uint32_t (&a)[4
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// PTX ISA, "ldmatrix": four 8x8 matrices of 16-bit values from shared memory, as they are or
-// transposed; lane i gives the address of row i % 8 of matrix i / 8.
-template <bool kTranspose>
-__device__ __forceinline__ void load_matrices(uint32_t (&x)[4], uint32_t address) {
-  if (kTranspose)
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "r"(address)
-                 : "memory");
-  else
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "r"(address)
-                 : "memory");
-}
-
 // PTX ISA, "cp.async": 16 bytes from global to shared memory, past the first cache; zeros if not
 // `valid`, and then nothing is read.
 __device__ __forceinline__ void copy_async(uint32_t to, const void *from, bool valid) {

@@ -133,6 +133,22 @@ __device__ __forceinline__ uint4 load_shared_vector(uint32_t address) {
   return x;
 }
 
+// PTX ISA, "ldmatrix": four 8x8 matrices of 16-bit values from shared memory, as they are or
+// transposed; lane i gives the address of row i % 8 of matrix i / 8.
+template <bool kTranspose>
+__device__ __forceinline__ void load_matrices(uint32_t (&x)[4], uint32_t address) {
+  if (kTranspose)
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(address)
+                 : "memory");
+  else
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(address)
+                 : "memory");
+}
+
 // PTX ISA, "stmatrix": four 8x8 matrices of 16-bit values from registers to
 // shared memory, as they are or transposed; lane i gives the address of row i % 8
 // of matrix i / 8.
