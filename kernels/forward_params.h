@@ -52,11 +52,12 @@ typedef struct {
   int64_t output_stride_batch, output_stride_row, output_stride_head; /* elements */
   int64_t lse_stride_batch, lse_stride_head; /* elements; rows are adjacent */
 
-  fa3_tile_space tiles;      /* blocks: of warpgroups * queries_per_warpgroup queries */
+  fa3_tile_space tiles;      /* blocks: of tile_queries queries */
   int group;                 /* query heads of a key head: heads_q / heads_k */
   int tile_heads;            /* those of them that share a tile: 1, or all */
   int tile_heads_inverse;    /* 65536 / tile_heads + 1: row / tile_heads is row * this >> 16 */
   int queries_per_warpgroup; /* 64 / tile_heads */
+  int tile_queries;          /* those of all warpgroups, or of the first ones */
   int head_dim_v;            /* what is stored, a multiple of 8 */
 
   fa3_softmax_scale scale;
@@ -64,6 +65,7 @@ typedef struct {
   unsigned *next_tile; /* zero, as the kernel leaves it too: tiles go to whoever is free; null: in
                           turns */
   int store_by_tma;    /* whole row groups of a warp may go through the copy engine */
+  int clip_output;     /* but not those that a tile's end, or a sequence's, cuts */
   int clear_value;     /* rows beyond a sequence's end may hold anything: zero V's */
   int few_queries;     /* sequences of so many, or fewer, are not this kernel's but decode's */
 } fa3_forward_params;

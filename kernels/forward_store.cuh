@@ -137,8 +137,8 @@ __device__ __forceinline__ void store_output(const fa3_forward_params &params, c
   const uint32_t staged = m.o + (warpgroup * 4 + warp) * kOBytes;
   tma_store_wait_read<0>();  // by the tile before
   __syncwarp();
-  // The copy engine clips at the tensor's end, not at the sequence's.
-  if (params.store_by_tma && (!params.clear_value || w.first + row + 16 <= w.sequence.mask.queries))
+  // The copy engine clips at the tensor's end, not at the sequence's or the tile's.
+  if (params.store_by_tma && (!params.clip_output || w.first + row + 16 <= w.sequence.mask.queries))
     store_by_tma<kToBf16>(params, w, x, staged, row);
   else
     store_by_threads<kToBf16>(params, w, warpgroup, x, staged, warp * 16, lane);

@@ -274,7 +274,7 @@ static void test_short_sequences(void **state) {
     int64_t seqlen, batch;
     bool grouped;
   } cases[] = {{128, 128, false}, {256, 64, true}, {512, 32, true}, {1000, 16, true},
-               {512, 1, false},   {1024, 1, true}, {2048, 8, false}};
+               {512, 1, true},    {1024, 1, true}, {2048, 8, false}};
   struct cuda_plan plan;
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     struct problem problem =
@@ -290,6 +290,41 @@ static void test_short_sequences(void **state) {
     const int last = (tiles.heads * tiles.batches - tiles.grouped) * tiles.blocks;
     assert_in_range(last, 132 - tiles.blocks, 132 + tiles.group * tiles.blocks);
   }
+}
+
+/* Tiles are smaller where the grid has few of them, or few in its last round. */
+static void test_tile_sizes(void **state) {
+  (void)state;
+  static const struct {
+    int64_t batch, seqlen, heads, head_dim;
+    bool causal;
+    int32_t queries;
+  } cases[] = {
+      {1, 1024, 1, 128, false, 64},   {1, 1024, 8, 128, true, 64},    {1, 16384, 1, 128, true, 64},
+      {1, 2048, 16, 128, false, 128}, {8, 2048, 16, 128, false, 128}, {8, 2048, 16, 128, true, 128},
+      {1, 16384, 2, 64, false, 128},  {1, 2048, 12, 64, true, 128},   {1, 1024, 1, 64, false, 64},
+      {2, 8192, 32, 64, true, 192},   {1, 1024, 4, 256, true, 64},    {1, 16384, 8, 256, true, 128},
+      {64, 197, 12, 64, false, 192},  {32, 77, 16, 64, true, 192}};
+  struct cuda_plan plan;
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    struct problem problem =
+        make_problem(FA3_BFLOAT16, cases[i].batch, cases[i].seqlen, cases[i].heads, cases[i].heads,
+                     cases[i].head_dim, cases[i].head_dim);
+    if (cases[i].causal) problem.window_right = 0;
+    assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+    assert_int_equal(plan.forward.tile_queries, cases[i].queries);
+    assert_int_equal(plan.forward.tiles.blocks, divide_up(cases[i].seqlen, cases[i].queries));
+  }
+  /* Query heads that share tiles, and codes, whose kernel's tiles are as they are. */
+  struct problem problem = make_problem(FA3_BFLOAT16, 1, 100, 8, 1, 128, 128);
+  assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+  assert_int_equal(plan.forward.tile_heads, 8);
+  assert_int_equal(plan.forward.tile_queries, 8);
+  assert_int_equal(plan.forward.tiles.blocks, 13);
+  problem = make_problem(FA3_BFLOAT16, 1, 1024, 1, 1, 128, 128);
+  problem.query.dtype = problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;
+  assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+  assert_int_equal(plan.forward.tile_queries, 128);
 }
 
 /* Few queries: the query heads of a key head share tiles, whatever their number. */
@@ -515,6 +550,7 @@ int main(void) {
       cmocka_unit_test(test_finished_later),
       cmocka_unit_test(test_sums),
       cmocka_unit_test(test_parts_of_packed_sequences),
+      cmocka_unit_test(test_tile_sizes),
       cmocka_unit_test(test_tiles_of_groups),
       cmocka_unit_test(test_short_sequences),
       cmocka_unit_test(test_pages),

@@ -112,10 +112,13 @@ static fa3_status launch_attention(const struct call *call) {
   params.tile_heads = plan->tile_heads;
   params.tile_heads_inverse = 65536 / plan->tile_heads + 1;
   params.queries_per_warpgroup = 64 / plan->tile_heads;
+  params.tile_queries = plan->tile_queries;
   params.head_dim_v = (int)problem->value_head_dim;
   params.store_by_tma = plan->tile_heads == 1;
   params.clear_value = problem->cu_seqlens_q || problem->cu_seqlens_k || problem->seqused_q ||
                        problem->seqused_k || problem->page_table.dtype;
+  params.clip_output = params.clear_value || plan->tile_queries < plan->kernel->tile_q / 64 *
+                                                                      params.queries_per_warpgroup;
   if (plan->few.kernel) params.few_queries = plan->few.most_queries;
   if (plan->counted) TRY(set_tile_counter(call, &params));
   struct grid grid = {.x = (unsigned)plan->workers,

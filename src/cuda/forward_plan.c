@@ -1,6 +1,7 @@
 #include "cuda/forward_plan.h"
 
 #include <inttypes.h>
+#include <math.h>
 
 #include "cuda/kernels.h"
 #include "cuda/limits.h"
@@ -80,6 +81,43 @@ static void plan_groups(double head_bytes, const struct cuda_facts *facts, fa3_t
   tiles->grouped = (heads - last) / tiles->group * tiles->group;
 }
 
+/* How many tiles of so many warpgroups one multiprocessor has after the other, about, by the time
+ * that it takes for one of all warpgroups. docs/notes/hopper-forward.md has the figures. */
+static double grid_time(const struct problem *problem, const struct cuda_facts *facts,
+                        const struct kernel *kernel, int64_t warpgroups, int64_t tiles) {
+  static const double of_three[] = {0.60, 0.80, 1}, of_two[] = {0.77, 1}, of_two_wide[] = {0.85, 1};
+  const double *time = kernel->tile_q / ROWS == 3 ? of_three
+                       : kernel->head_dim > 128   ? of_two_wide
+                                                  : of_two;
+  double rounds = (double)tiles / facts->multiprocessors;
+  if (problem->window_right >= MASK_UNBOUNDED) {
+    rounds = ceil(rounds);
+  } else {
+    /* They are given out, longest first: the longest one, or the mean of all. */
+    const double share = (double)problem->max_seqlen_q / (double)larger(problem->max_seqlen_k, 1);
+    if (problem->window_left >= MASK_UNBOUNDED) rounds *= 1 - (share < 1 ? share : 1) / 2;
+    if (rounds < 1) rounds = 1;
+  }
+  return rounds * time[warpgroups - 1];
+}
+
+/* Where tiles are fewer than multiprocessors, or leave many without work at the end, smaller ones
+ * are faster: some warpgroups stand by. No result depends on it. */
+static void plan_tile_size(const struct problem *problem, const struct cuda_facts *facts,
+                           int64_t longest, int64_t all_heads, struct forward_plan *plan) {
+  const int64_t rows = ROWS / plan->tile_heads, all = plan->kernel->tile_q / ROWS;
+  double best = 0;
+  for (int64_t warpgroups = all; warpgroups > 0; warpgroups--) {
+    const int64_t blocks = divide_up(longest, warpgroups * rows);
+    const double time = grid_time(problem, facts, plan->kernel, warpgroups, blocks * all_heads);
+    if (warpgroups < all && (blocks == plan->tiles.blocks || time > 0.95 * best)) continue;
+    best = time;
+    plan->tiles.blocks = (int32_t)blocks;
+    plan->tile_queries = (int32_t)(warpgroups * rows);
+    if (plan->kernel->dtype == FA3_FLOAT8_E4M3) return;
+  }
+}
+
 /* Whether query heads share tiles, and the grid. */
 static fa3_status plan_tiles(const struct problem *problem, const struct cuda_facts *facts,
                              struct forward_plan *plan) {
@@ -118,6 +156,7 @@ static fa3_status plan_tiles(const struct problem *problem, const struct cuda_fa
                                                 ? (int32_t)larger(all_heads, 1)
                                                 : (int32_t)larger((int64_t)section, 1),
                                  .uneven = problem->window_right < MASK_UNBOUNDED};
+  plan_tile_size(problem, facts, longest, all_heads, plan);
   plan_groups(head_bytes, facts, &plan->tiles);
   return FA3_OK;
 }

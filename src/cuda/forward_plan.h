@@ -11,8 +11,9 @@ struct cuda_plan;
 
 struct forward_plan {
   const struct kernel *kernel;
-  int32_t tile_heads; /* query heads of one key head that share a tile */
-  int32_t box;        /* of a cache in pages: rows that the copy engine takes at a time; 0: none */
+  int32_t tile_heads;   /* query heads of one key head that share a tile */
+  int32_t tile_queries; /* of each of these heads */
+  int32_t box; /* of a cache in pages: rows that the copy engine takes at a time; 0: none */
   fa3_tile_space tiles;
   int32_t workers;              /* blocks of the grid */
   struct reservation next_tile; /* for a counter that tiles are taken from */

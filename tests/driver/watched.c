@@ -154,18 +154,22 @@ static void test_forward(void **state) {
   assert_int_equal(launches[0].block[0], FA3_FORWARD_THREADS(128));
   assert_non_null(forward_params.next_tile);
 
-  /* With fewer tiles than multiprocessors each has a block, and nothing is counted. */
+  /* With fewer tiles than multiprocessors each has a block, and nothing is counted; they have the
+   * rows of one warpgroup. */
   args = make_forward(200, 8, 64);
   args.flags = FA3_CAUSAL;
   run_forward(&args);
-  assert_int_equal(launches[0].grid[0], 2 * 8 * 2);
+  assert_int_equal(launches[0].grid[0], 2 * 8 * 4);
+  assert_int_equal(forward_params.tile_queries, 64);
+  assert_true(forward_params.clip_output && !forward_params.clear_value);
   assert_null(forward_params.next_tile);
   /* Query heads of a key head share tiles where queries are few. */
   args = make_forward(32, 2, 64);
   run_forward(&args);
-  assert_int_equal(launches[0].grid[0], 2 * 2);
+  assert_int_equal(launches[0].grid[0], 2 * 2 * 2);
   assert_int_equal(forward_params.group, 4);
   assert_int_equal(forward_params.tile_heads, 4);
+  assert_int_equal(forward_params.tile_queries, 16);
   args = make_forward(0, 8, 64);
   run_forward(&args);
   assert_int_equal(count, 0);
