@@ -2,6 +2,9 @@
 // is codes times a scale.
 //
 // The structure is forward.cu's, which see first. What is different:
+//   - A consumer waits for each of its two products at once, and the other consumers compute
+//     meanwhile. So P takes the registers of S, and there are enough of them for longer tiles of
+//     keys, or for a third consumer.
 //   - V is transposed on the way in (forward_fp8_load.cuh), as FP8 products take operands that run
 //     along K only.
 //   - P are codes too, of 2^8 times the probability: the greatest is exact, and what is 2^-14 of it
@@ -15,10 +18,6 @@
 #include "forward_fp8_store.cuh"
 #include "wgmma_fp8.cuh"
 
-// Whether O of a tile leaves behind the next one's first scores, where there are registers for
-// both.
-constexpr bool kJoins = kWarpgroups == 2 && kHeadDimV <= 128;
-
 constexpr float kLn2 = 0.69314718f;  // references are exponents of 2
 
 constexpr uint32_t kCodesHigh = wgmma_descriptor_high<kCodes>();
@@ -27,25 +26,17 @@ constexpr uint32_t kKeysHigh = wgmma_descriptor_high<kKeys>();
 // What a consumer has in hand.
 struct consumer {
   int warpgroup;
-  ring<1, kQBytes> q;
-
+  bool hands_back;         // this lane, tiles of K
   float s[kTileK / 2];     // S, then P
   uint32_t p[kTileK / 8];  // P, as the second product takes it
   softmax_rows rows;
   results out;
-  bool accumulate;  // O holds a product of this tile already
-  bool kept;        // sums of this tile are kept in memory
-  bool grown;       // O is to be multiplied by `factor` before the next product
-  float factor[2];
-  float scale[2];     // of those in hand
+  bool accumulate;    // O holds a product of this tile already
+  bool kept;          // sums of this tile are kept in memory
+  float scale[2];     // of the scores in hand
   float value_scale;  // of the tile in hand
   float unit;         // the greatest of V's scales so far
-
-  uint32_t used;            // tiles of K taken; V runs one behind: V of used - 1 is in use
-  uint32_t q_at;            // descriptors: of Q,
-  uint32_t next_k, next_v;  // of K of `used`, of V of used - 1
-  fa3_range tiles;          // of keys, that its rows see
-  bool pending;             // the tile before: its last product runs, and O is to be stored
+  uint32_t used;      // tiles of K and V taken
 };
 
 __device__ __forceinline__ void take_turn(int warpgroup) {
@@ -56,13 +47,6 @@ __device__ __forceinline__ void pass_turn(int warpgroup) {
   named_barrier_arrive(kBarrierTurn + (warpgroup + 1 == kWarpgroups ? 0 : warpgroup + 1), 256);
 }
 
-// ring_release, without a register for the lane. Every lane has read what it reads of the tile.
-template <int kDepth, int kBytes>
-__device__ __forceinline__ void release(const ring<kDepth, kBytes> &r, uint32_t use) {
-  __syncwarp();
-  if (elect_one()) barrier_arrive(ring_empty(r, use));
-}
-
 // work_of, without a register for the address.
 __device__ __forceinline__ const work &work_again(uint32_t t) {
   asm volatile("" : "+r"(t));
@@ -70,11 +54,11 @@ __device__ __forceinline__ const work &work_again(uint32_t t) {
 }
 
 // S = Q K^T, of codes.
-__device__ __forceinline__ void issue_scores(consumer &c, uint32_t k_at) {
+__device__ __forceinline__ void issue_scores(consumer &c, uint32_t q_at, uint32_t k_at) {
 #pragma unroll
   for (int k = 0; k < kHeadDim; k += 32) {
     const int chunk = k / kCodes, inside = k % kCodes;
-    wgmma_fp8_shared<kTileK>(c.s, c.q_at + ((chunk * kRows * kCodes + inside) >> 4),
+    wgmma_fp8_shared<kTileK>(c.s, q_at + ((chunk * kRows * kCodes + inside) >> 4),
                              k_at + ((chunk * kTileK * kCodes + inside) >> 4), kCodesHigh, k > 0);
   }
   wgmma_commit();
@@ -90,34 +74,6 @@ __device__ __forceinline__ void issue_output(consumer &c, uint32_t v_at) {
                                    k > 0 || c.accumulate);
   }
   wgmma_commit();
-}
-
-// Two pairs of neighbours, eight columns apart, make four codes: the order in which V's keys lie.
-__device__ __forceinline__ void pack_probabilities(consumer &c) {
-#pragma unroll
-  for (int i = 0; i < kTileK / 8; ++i) {
-    const float *x = c.s + i / 2 * 8 + i % 2 * 2;
-    c.p[i] = pack_codes(x[0], x[1], x[4], x[5]);
-  }
-}
-
-__device__ __forceinline__ void rescale_output(consumer &c) {
-#pragma unroll
-  for (int i = 0; i < kHeadDimV / 2; ++i) c.out.o[i] *= c.factor[i / 2 % 2];
-}
-
-__device__ __forceinline__ void find_operands(const layout &m, consumer &c) {
-  c.next_k = wgmma_descriptor_low(ring_tile(m.k, c.used), 0);
-  c.next_v = wgmma_descriptor_low(ring_tile(m.v_transposed, c.used - 1), 0);
-}
-
-// The scores of a tile of keys are issued.
-__device__ __forceinline__ void count_step(const layout &m, consumer &c) {
-  // As in forward.cu.
-  asm volatile("" : "+r"(c.used));
-  ++c.used;
-  find_operands(m, c);
-  asm volatile("" : "+r"(c.next_k), "+r"(c.next_v));
 }
 
 // Where a thread keeps its sums: four in a row, and the other threads' between them. Loads and
@@ -163,11 +119,17 @@ __device__ __forceinline__ void add_kept(const kept_sums &sums, int i, const flo
 __device__ __forceinline__ void keep_output(const fa3_forward_fp8_params &fp8, const layout &m,
                                             consumer &c) {
   const kept_sums sums = sums_of(fp8, m, c.warpgroup);
-  float factor[2] = {1.0f, 1.0f};
-  if (c.kept) find_kept_factor(m, c, factor);
+  if (c.kept) {
+    float factor[2];
+    find_kept_factor(m, c, factor);
+#pragma unroll
+    for (int i = 0; i < kHeadDimV / 8; ++i) {
+      if (i % 8 == 0) __syncwarp();  // or more would be fetched at once than there is room for
+      add_kept(sums, i, factor, c.out.o);
+    }
+  }
 #pragma unroll
   for (int i = 0; i < kHeadDimV / 8; ++i) {
-    if (c.kept) add_kept(sums, i, factor, c.out.o);
     if (kSharedSums)
       store_shared_floats(sums.in_shared + i * 2048, c.out.o + 4 * i);
     else
@@ -182,14 +144,21 @@ __device__ __forceinline__ void keep_output(const fa3_forward_fp8_params &fp8, c
 // A tile has seen its last product.
 __device__ __forceinline__ void store_codes_tile(const fa3_forward_fp8_params &fp8, const layout &m,
                                                  uint32_t t, consumer &c) {
-  const work &w = work_of(t);
+  const work &w = work_again(t);
   if (c.kept) {
     float factor[2];
     find_kept_factor(m, c, factor);
     const kept_sums sums = sums_of(fp8, m, c.warpgroup);
 #pragma unroll
-    for (int i = 0; i < kHeadDimV / 8; ++i) add_kept(sums, i, factor, c.out.o);
+    for (int i = 0; i < kHeadDimV / 8; ++i) {
+      if (i % 2 == 0)
+        __syncwarp();  // or more would be fetched at once than there are registers for
+      add_kept(sums, i, factor, c.out.o);
+    }
   }
+  finish_rows(fp8.forward, w, c.warpgroup, c.rows, kLn2, c.out, thread_again());
+  c.out.average[0] *= c.unit;
+  c.out.average[1] *= c.unit;
   if (fp8.output == FA3_OUTPUT_FP32)
     store_output_floats(fp8.forward, w, c.warpgroup, c.out, thread_again());
   else if (fp8.output == FA3_OUTPUT_BF16)
@@ -202,7 +171,7 @@ __device__ __forceinline__ void store_codes_tile(const fa3_forward_fp8_params &f
 
 // Of the tile in hand, in shared memory.
 __device__ __forceinline__ uint32_t scales_at(const layout &m, const consumer &c) {
-  return m.scales + (c.used - 1) % kScaleSlots * kScaleBytes;
+  return m.scales + c.used % kScaleSlots * kScaleBytes;
 }
 
 // Where a thread keeps the scales of its rows, that scores are multiplied by beside the keys'.
@@ -210,22 +179,16 @@ __device__ __forceinline__ uint32_t row_scales_at(const layout &m, int warpgroup
   return m.row_scales + (warpgroup * 128 + (thread_again() & 127)) * 8;
 }
 
-// The scales of the tile in hand, while its scores are computed.
+// The scales of the tile in hand, while its scores are computed. One lane reads them for its warp,
+// the one that hands the tile back.
 __device__ __forceinline__ void find_scales(const layout &m, consumer &c) {
-  const float2 scales = load_shared_pair(scales_at(m, c));
+  const float2 scales = load_shared_pair_if((thread_again() & 31) == 0, scales_at(m, c));
+  const float key_scale = __shfl_sync(0xffffffff, scales.x, 0);
+  c.value_scale = __shfl_sync(0xffffffff, scales.y, 0);
   const float2 row_scale = load_shared_pair(row_scales_at(m, c.warpgroup));
   // A scale of 0 would make a masked score NaN.
-  c.scale[0] = max_nan(row_scale.x * scales.x, 1e-37f);
-  c.scale[1] = max_nan(row_scale.y * scales.x, 1e-37f);
-  c.value_scale = scales.y;
-}
-
-// The scores of tile n are there.
-__device__ __forceinline__ void take_scores(const layout &m, consumer &c, uint32_t t, int n) {
-  pass_turn(c.warpgroup);
-  registers_touch(c.s);
-  release(m.k, c.used - 1);
-  if (n == c.tiles.begin) release(c.q, t);
+  c.scale[0] = max_nan(row_scale.x * key_scale, 1e-37f);
+  c.scale[1] = max_nan(row_scale.y * key_scale, 1e-37f);
 }
 
 // Multiplies scores or probabilities by each key's of the two mixed scales.
@@ -242,9 +205,16 @@ __device__ __forceinline__ void adjust_scores(const fa3_forward_fp8_params &fp8,
   if (mixed_scales(fp8, w)) apply_mixed_scales(c, scales_at(m, c) + 8);
   if (params.softcap_log2 != 0.0f) {
     const float inverse = reciprocal_unit(params.scale.log2);
+    // In parts, each behind a question (always no) that the compiler can't answer: it would take
+    // registers for all at once.
+    constexpr int kPart = kTileK / 8;
 #pragma unroll
-    for (int i = 0; i < kTileK / 2; ++i) c.s[i] *= c.scale[i / 2 % 2] * inverse;
-    cap_scores(c.s, params.softcap_log2);
+    for (int i = 0; i < kTileK / 2; i += kPart) {
+      if (thread_again() < 128) continue;
+#pragma unroll
+      for (int j = i; j < i + kPart; ++j) c.s[j] *= c.scale[j / 2 % 2] * inverse;
+      cap_scores(reinterpret_cast<float(&)[kPart]>(c.s[i]), params.softcap_log2);
+    }
     c.scale[0] = c.scale[1] = params.scale.log2;
   }
   const fa3_range whole = w.warpgroup[c.warpgroup].whole;
@@ -257,30 +227,18 @@ __device__ __forceinline__ void adjust_scores(const fa3_forward_fp8_params &fp8,
   mask_scores(c.s, seen, n * kTileK + 2 * (thread_again() & 3));
 }
 
-// P, as it is, becomes P in units of V's greatest scale so far. A greater one changes O's units.
-__device__ __forceinline__ void scale_probabilities(const layout &m, consumer &c, bool mixed) {
-  if (c.value_scale != c.unit) {
-    if (c.value_scale < c.unit) {
-      const float share = c.value_scale * reciprocal_unit(c.unit);
-#pragma unroll
-      for (int i = 0; i < kTileK / 2; ++i) c.s[i] *= share;
-    } else {
-      const float shrink = c.unit * reciprocal_unit(c.value_scale);
-#pragma unroll
-      for (int r = 0; r < 2; ++r) c.factor[r] = c.grown ? c.factor[r] * shrink : shrink;
-      c.grown = c.accumulate;
-      c.unit = c.value_scale;
-    }
-  }
-  if (mixed) apply_mixed_scales(c, scales_at(m, c) + 12);
+// A tile of K has been read for the last time, its scales, and the mixed ones of the tile before
+// it: those by all lanes, and then each of them says so.
+__device__ __forceinline__ void release_keys(const layout &m, const consumer &c) {
+  if (c.hands_back) barrier_arrive(ring_empty(m.k, c.used));
 }
 
 // A tile of keys that only other consumers' rows see: hand it back, and keep the turns in step.
 __device__ __forceinline__ void pass_over(const layout &m, consumer &c) {
   ring_wait_full(m.k, c.used);
-  release(m.k, c.used);
+  release_keys(m, c);
   ring_wait_full(m.v_transposed, c.used);
-  release(m.v_transposed, c.used);
+  ring_release(m.v_transposed, c.used);
   ++c.used;
   take_turn(c.warpgroup);
   pass_turn(c.warpgroup);
@@ -299,169 +257,143 @@ __device__ __forceinline__ void find_row_scales(const fa3_forward_fp8_params &fp
   store_shared_pair(row_scales_at(m, warpgroup), scale[0], scale[1]);
 }
 
-// The scores of tile n of keys, the first, and P from them. O of the tile before leaves meanwhile.
-__device__ __forceinline__ void begin_tile(const fa3_forward_fp8_params &fp8, const layout &m,
-                                           const work &w, consumer &c, uint32_t t, int n) {
-  find_operands(m, c);
-  ring_wait_full(m.k, c.used);
-  take_turn(c.warpgroup);
-  registers_touch(c.s);
-  wgmma_fence();
-  issue_scores(c, uniform(c.next_k));
-  if (kJoins && c.pending) store_codes_tile(fp8, m, t - 1, c);
-  c.accumulate = false;
-  c.kept = false;
-  c.grown = false;
-  c.unit = 0.0f;
-  find_row_scales(fp8, m, w, c.warpgroup);
-  count_step(m, c);
-  find_scales(m, c);
-  wgmma_wait<0>();
-  take_scores(m, c, t, n);
-  adjust_scores(fp8, m, w, c, n);
-  softmax_begin_codes(c.s, c.rows, c.scale);
-  if (fp8.value_scale.data != nullptr) scale_probabilities(m, c, mixed_scales(fp8, w));
-  pack_probabilities(c);
+// What V's scale in the tile in hand is of O's unit, as an exponent of 2: no more than 0.
+__device__ __forceinline__ float value_exponent(const consumer &c) {
+  const float share = c.value_scale == c.unit ? 1.0f : c.value_scale * reciprocal_unit(c.unit);
+  return max_nan(log2_unit(share), -60.0f);
 }
 
-// The scores of tile n of keys, and the product with the values of the tile before. Leaves P.
+// For scores beyond a bound, or a greater scale of V: references and units follow, and O with them.
+__device__ __forceinline__ void follow(consumer &c, float (&top)[2], float (&shift)[2]) {
+  float factor[2];
+  correct_maxima(c.s, top);
+  bool grown = softmax_follow_codes(top, c.rows, c.scale, factor);
+  if (!(c.value_scale <= c.unit)) {
+    const float shrink = c.unit * reciprocal_unit(c.value_scale);
+    factor[0] *= shrink;
+    factor[1] *= shrink;
+    c.unit = c.value_scale;
+    grown = true;
+  }
+  if (grown && c.accumulate) {
+#pragma unroll
+    for (int i = 0; i < kHeadDimV / 2; ++i) c.out.o[i] *= factor[i / 2 % 2];
+  }
+  shift[0] = c.rows.reference[0];
+  shift[1] = c.rows.reference[1];
+  softmax_subtract_large_codes(c.s, c.rows, c.scale, shift);
+}
+
+// The scores of tile n of keys, P from them, and its product with the values. A turn begins with
+// this product and ends when the next scores are issued.
 template <bool kAdjust>
 __device__ __forceinline__ void step(const fa3_forward_fp8_params &fp8, const layout &m,
                                      consumer &c, uint32_t t, int n) {
-  const uint32_t k_at = uniform(c.next_k), v_at = uniform(c.next_v);
-  ring_wait_full(m.k, c.used);
-  take_turn(c.warpgroup);
-  registers_touch(c.s);
-  registers_touch(c.out.o);
-  wgmma_fence();
-  issue_scores(c, k_at);
-  ring_wait_full(m.v_transposed, c.used - 1);
-  if (c.grown) rescale_output(c);
+  asm volatile("" : "+r"(c.used));
   if (n % kPeriod == kPeriod - 1 && c.accumulate) keep_output(fp8, m, c);
+  const auto q = ring_beside(m.q, c.warpgroup);
+  const uint32_t q_at = uniform(wgmma_descriptor_low(ring_tile(q, 0), 0));
+  const uint32_t k_at = uniform(wgmma_descriptor_low(ring_tile(m.k, c.used), 0));
+  ring_wait_full(m.k, c.used);
+  registers_touch(c.s);
+  wgmma_fence();
+  issue_scores(c, q_at, k_at);
+  pass_turn(c.warpgroup);
+  if (!kAdjust) softmax_set_code_bounds(c.rows);
+  find_scales(m, c);
+  float exponent = 0.0f;
+  if (!kAdjust) exponent = value_exponent(c);
+  wgmma_wait<0>();
+  registers_touch(c.s);
+  release_keys(m, c);
+  if (n == uniform(work_again(t).warpgroup[c.warpgroup].tiles.begin)) ring_release(q, t);
+  if (kAdjust) {
+    adjust_scores(fp8, m, work_again(t), c, n);
+    softmax_set_code_bounds(c.rows);
+    exponent = value_exponent(c);
+  }
+
+  float top[2], shift[2] = {c.rows.reference[0], c.rows.reference[1]};
+  thread_maxima_by_integers(c.s, top);
+  if (softmax_outgrown_codes(top, c.rows, c.scale) || !(c.value_scale <= c.unit)) {
+    follow(c, top, shift);
+    exponent = value_exponent(c);
+  }
+  shift[0] -= exponent;
+  shift[1] -= exponent;
+  float sum[2];
+  const bool mixed = kAdjust && mixed_scales(fp8, work_again(t));
+  softmax_exponents_of_codes(c.s, shift, c.scale);
+  softmax_probabilities(c.s, c.p, sum, !kAdjust);
+  if (kAdjust) {
+    registers_touch(sum);
+    registers_touch(c.s);
+    c.used = uniform(c.used);  // what follows from it is found anew, not kept in registers
+    if (mixed) apply_mixed_scales(c, scales_at(m, c) + 12);
+    pack_probabilities(c.s, c.p);
+  }
+  const float inverse = exp2_unit(-exponent);
+  c.rows.sum[0] = fmaf(sum[0], inverse, c.rows.sum[0]);
+  c.rows.sum[1] = fmaf(sum[1], inverse, c.rows.sum[1]);
+
+  const uint32_t v_at = uniform(wgmma_descriptor_low(ring_tile(m.v_transposed, c.used), 0));
+  ring_wait_full(m.v_transposed, c.used);
+  take_turn(c.warpgroup);
   registers_touch(c.out.o);
   wgmma_fence();
   issue_output(c, v_at);
   c.accumulate = true;
-  softmax_set_code_bounds(c.rows);
-  count_step(m, c);
-  find_scales(m, c);
-  wgmma_wait<1>();
-  take_scores(m, c, t, n);
-  if (kAdjust) adjust_scores(fp8, m, work_again(t), c, n);
-
-  float top[2], shift[2] = {c.rows.reference[0], c.rows.reference[1]};
-  thread_maxima_by_integers(c.s, top);
-  c.grown = false;
-  if (softmax_outgrown_codes(top, c.rows, c.scale)) {
-    correct_maxima(c.s, top);
-    c.grown = softmax_follow_codes(top, c.rows, c.scale, c.factor);
-    shift[0] = c.rows.reference[0];
-    shift[1] = c.rows.reference[1];
-    softmax_subtract_large_codes(c.s, c.rows, c.scale, shift);
-  }
-  softmax_exponents_of_codes(c.s, shift, c.scale);
-  softmax_exponentials<0, kTileK / 2>(c.s, c.rows);
-  registers_touch(c.rows.sum);
-  registers_touch(c.s);
-  // A branch on all sums, that changes nothing, keeps the exponentials above the wait and the sums
-  // between them.
-  if (__any_sync(0xffffffff, !(c.rows.sum[0] + c.rows.sum[1] >= 0.0f)))
-    ring_wait_full(m.v_transposed, c.used - 2);
   wgmma_wait<0>();
   registers_touch(c.out.o);
-  release(m.v_transposed, c.used - 2);
-  if (fp8.value_scale.data != nullptr)
-    scale_probabilities(m, c, kAdjust && mixed_scales(fp8, work_again(t)));
-  pack_probabilities(c);
-}
-
-// The last product is issued. It runs while the next tile is looked up, and O leaves while that
-// one's first scores are computed.
-__device__ __forceinline__ void end_tile(const fa3_forward_fp8_params &fp8, const layout &m,
-                                         consumer &c, uint32_t t) {
-  ring_wait_full(m.v_transposed, c.used - 1);
-  if (c.grown) rescale_output(c);
-  registers_touch(c.out.o);
-  wgmma_fence();
-  issue_output(c, uniform(c.next_v));
-  finish_rows(fp8.forward, work_again(t), c.warpgroup, c.rows, kLn2, c.out, thread_again());
-  c.pending = true;
-  if (fp8.value_scale.data != nullptr) {
-    c.out.average[0] *= c.unit;
-    c.out.average[1] *= c.unit;
-  }
+  ring_release(m.v_transposed, c.used);
+  ++c.used;
 }
 
 // A tile whose rows see no key.
-__device__ __forceinline__ void skip_tile(const fa3_forward_fp8_params &fp8, const layout &m,
-                                          const work &w, consumer &c, uint32_t t) {
+__device__ __forceinline__ void skip_tile(const layout &m, consumer &c, uint32_t t) {
 #pragma unroll
   for (int i = 0; i < kHeadDimV / 2; ++i) c.out.o[i] = 0.0f;
-  c.kept = false;
-  c.rows = {{FA3_NO_REFERENCE, FA3_NO_REFERENCE}, {0.0f, 0.0f}, {0.0f, 0.0f}};
-  release(c.q, t);
-  finish_rows(fp8.forward, w, c.warpgroup, c.rows, kLn2, c.out, thread_again());
-  store_codes_tile(fp8, m, t, c);
+  ring_release(ring_beside(m.q, c.warpgroup), t);
 }
 
 __device__ __forceinline__ void attend(const fa3_forward_fp8_params &fp8, const layout &m,
                                        int warpgroup) {
   consumer c;
   c.warpgroup = warpgroup;
-  c.q = ring_beside(m.q, warpgroup);
+  c.hands_back = (threadIdx.x & 31) == 0 || any_mixed_scales(fp8);
   c.used = 0;
-  c.pending = false;
   if (warpgroup == 0) named_barrier_arrive(kBarrierTurn, 256);
 
   for (uint32_t t = 0;; ++t) {
     ring_wait_full(m.work, t);
     const work &w = work_of(t);
-    const bool last = uniform(w.last);
-    c.tiles.begin = uniform(w.warpgroup[warpgroup].tiles.begin);
-    c.tiles.end = uniform(w.warpgroup[warpgroup].tiles.end);
-    const int tiles_begin = uniform(w.tiles.begin);
+    if (uniform(w.last)) break;
     int n = uniform(w.tiles.end) - 1;
-
-    // The last product of the tile before. Its output leaves behind this tile's first scores, if
-    // they come next.
-    wgmma_wait<0>();
-    registers_touch(c.out.o);
-    int left_over = 0;  // tiles of keys at its end that this consumer does not see
-    if (c.pending) {
-      release(m.v_transposed, c.used - 1);
-      const work &before = work_of(t - 1);
-      left_over = before.warpgroup[warpgroup].tiles.begin - before.tiles.begin;
-    }
-    const bool joined =
-        kJoins && !last && left_over == 0 && c.tiles.begin < c.tiles.end && n < c.tiles.end;
-    if (c.pending && !joined) {
-      store_codes_tile(fp8, m, t - 1, c);
-      c.pending = false;
-    }
-    for (; left_over > 0; --left_over) pass_over(m, c);
-    if (last) break;
-
-    c.q_at = uniform(wgmma_descriptor_low(ring_tile(c.q, t), 0));
-    ring_wait_full(c.q, t);
-    const int stop = max(c.tiles.end, tiles_begin);
+    const auto q = ring_beside(m.q, warpgroup);
+    c.accumulate = false;
+    c.kept = false;
+    c.unit = 1e-37f;
+    c.rows = {{FA3_NO_REFERENCE, FA3_NO_REFERENCE}, {0.0f, 0.0f}, {0.0f, 0.0f}};
+    find_row_scales(fp8, m, w, warpgroup);
+    ring_wait_full(q, t);
+    const int end = uniform(w.warpgroup[warpgroup].tiles.end);
+    const bool empty = uniform(w.warpgroup[warpgroup].tiles.begin) >= end;
+    const int stop = max(end, uniform(w.tiles.begin));
     for (; n >= stop; --n) pass_over(m, c);
-    if (c.tiles.begin >= c.tiles.end) {
-      skip_tile(fp8, m, w, c, t);
-      continue;
-    }
-    begin_tile(fp8, m, w, c, t, n);
+    if (empty) skip_tile(m, c, t);
     // Most tiles need neither mask nor cap: a loop of their own, without the question.
-    const bool asks = fp8.forward.softcap_log2 != 0.0f || mixed_scales(fp8, w);
-    for (--n; n >= c.tiles.begin; --n) {
+    take_turn(warpgroup);
+    while (!empty && n >= uniform(work_again(t).warpgroup[warpgroup].tiles.begin)) {
       const fa3_range whole = work_again(t).warpgroup[warpgroup].whole;
-      if (!asks && n >= whole.begin && n < whole.end) {
-        const int plain_begin = max(whole.begin, c.tiles.begin);
-        for (; n >= plain_begin; --n) step<false>(fp8, m, c, t, n);
-        if (n < c.tiles.begin) break;
-      }
-      step<true>(fp8, m, c, t, n);
+      const bool asks = fp8.forward.softcap_log2 != 0.0f || mixed_scales(fp8, work_again(t));
+      if (!asks && n >= whole.begin && n < whole.end)
+        for (const int begin = whole.begin; n >= begin; --n) step<false>(fp8, m, c, t, n);
+      else
+        step<true>(fp8, m, c, t, n--);
     }
-    end_tile(fp8, m, c, t);
+    pass_turn(warpgroup);
+    for (; n >= uniform(work_again(t).tiles.begin); --n) pass_over(m, c);
+    store_codes_tile(fp8, m, t, c);
   }
   tma_store_wait_read<0>();  // shared memory lives as long as the block
 }
@@ -480,7 +412,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     tma_prefetch_map(&params.forward.key);
     tma_prefetch_map(&params.forward.value);
     if (params.output != FA3_OUTPUT_FP32) tma_prefetch_map(&params.forward.output);
-    init_barriers(m);
+    init_barriers(params, m);
   }
   __syncthreads();
   // And never tells the next to begin early: it may use the same counter of tiles.

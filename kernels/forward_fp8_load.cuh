@@ -22,13 +22,6 @@ __device__ __forceinline__ void load_queries(const fa3_forward_params &params, c
   }
 }
 
-__device__ __forceinline__ void load_tile(uint32_t to, const fa3_tensor_map &map, barrier full,
-                                          int row, int head, int batch) {
-#pragma unroll
-  for (int c = 0; c < kCodeChunks; ++c)
-    tma_load_4d(to + c * kTileK * kCodes, &map, full.address, c * kCodes, row, head, batch);
-}
-
 // The scales of tile n of keys and values, for the consumers; by the whole warp. Where they are
 // mixed, each row's: of values over the tile's greatest, which is the tile's scale then.
 __device__ __forceinline__ void store_scales(const fa3_forward_fp8_params &params, uint32_t to,
@@ -86,17 +79,25 @@ __device__ __forceinline__ void load(const fa3_forward_fp8_params &fp8, const la
       if (leader) {
         const barrier full = ring_full(m.k, used);
         barrier_expect(full, kKBytes);
-        load_tile(ring_tile(m.k, used), params.key, full, row, head, w.sequence.key_batch);
+#pragma unroll
+        for (int c = 0; c < kCodeChunks; ++c)
+          tma_load_4d(ring_tile(m.k, used) + c * kTileK * kCodes, &params.key, full.address,
+                      c * kCodes, row, head, w.sequence.key_batch);
       }
       __syncwarp();
-      ring_wait_empty(m.v, used);
-      if (leader) {
-        const barrier full = ring_full(m.v, used);
-        barrier_expect(full, kVBytes);
-        load_tile(ring_tile(m.v, used), params.value, full, row, head, w.sequence.key_batch);
+#pragma unroll
+      for (int c = 0; c < kCodeChunks; ++c) {
+        const uint32_t use = used * kCodeChunks + c;
+        ring_wait_empty(m.v, use);
+        if (leader) {
+          const barrier full = ring_full(m.v, use);
+          barrier_expect(full, kVChunkBytes);
+          tma_load_4d(ring_tile(m.v, use), &params.value, full.address, c * kCodes, row, head,
+                      w.sequence.key_batch);
+        }
+        __syncwarp();
       }
       ++used;
-      __syncwarp();
       // Q of the tile before is in use for longer than its last K.
       if (n == end - 1) load_queries(params, m, t, w, leader);
     }
@@ -110,7 +111,8 @@ __device__ __forceinline__ uint32_t swizzled_row(int row) {
   return row * kBytes + ((kBytes == 128 ? row & 7 : row >> 1 & 3) << 4);
 }
 
-// V^T, for a part of its rows. The second product takes it as it takes K: along a row, key by key.
+// V^T, for a part of the rows that a chunk of V makes. The second product takes it as it takes K:
+// along a row, key by key.
 //
 // A warp reads 32 keys of 16 columns: transposed as pairs of bytes, they leave a thread keys 2q and
 // 2q + 1 of columns 2c and 2c + 1 (q = lane % 4, c = lane / 4), and of 8, 16 and 24 keys on. Two
@@ -119,9 +121,9 @@ __device__ __forceinline__ uint32_t swizzled_row(int row) {
 // multiplied by. Half of the lanes take the odd column first, so that eight rows that are stored
 // together lie in different banks.
 //
-// `keys` are those of the sequence in this tile: beyond them there may be anything, and 0 * NaN
-// would be NaN, so the transposing warps zero them first.
-__device__ __forceinline__ void transpose_tile(uint32_t to, uint32_t from, int part, int keys) {
+// `keys` are those of the sequence in this tile of V: beyond them there may be anything, and 0 *
+// NaN would be NaN, so the transposing warps zero them first.
+__device__ __forceinline__ void transpose_chunk(uint32_t to, uint32_t from, int part, int keys) {
   const int lane = threadIdx.x & 31, matrix = lane >> 3, c = lane & 7;
   const uint32_t first_column = lane < 16 ? 0x6420 : 0x7531, second_column = first_column ^ 0x1111;
   const uint32_t read = from + swizzled_row<kCodes>(lane);
@@ -131,33 +133,28 @@ __device__ __forceinline__ void transpose_tile(uint32_t to, uint32_t from, int p
 #pragma unroll 1
     for (int row = keys + part * 32 + (thread_again() & 31); row < kTileK; row += kTransposers * 32)
 #pragma unroll
-      for (int first = 0; first < kHeadDimV; first += 16)
-        store_shared_zeros((from + first / kCodes * kTileK * kCodes + swizzled_row<kCodes>(row)) ^
-                           first % kCodes);
+      for (int first = 0; first < kCodes; first += 16)
+        store_shared_zeros((from + swizzled_row<kCodes>(row)) ^ first);
     named_barrier_sync(kBarrierTransposed, 32 * kTransposers);
   }
-  // Four at once, for speed: more would take too many registers.
-  constexpr int kSteps = kTileK / 32, kAtOnce = 4;
-  static_assert(kAtOnce % kSteps == 0, "keys of a tile");
-#pragma unroll 1
-  for (int group = part; group < kHeadDimV / 16 * kSteps / kAtOnce; group += kTransposers) {
-    const int first = group * (kAtOnce / kSteps) * 16;
-    uint32_t x[kAtOnce][4];
+  // Loads run ahead of stores, as many as there are registers for.
+  constexpr int kSteps = kTileK / 32, kUnits = kSteps * (kCodes / 16 / kTransposers);
+  constexpr int kAhead = kWarpgroups == 2 ? 4 : 2;
+  const int first = part * (kCodes / kTransposers);
+  const uint32_t read_part = read ^ first, write_part = write + first * kKeys;
+  uint32_t x[kAhead][4];
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int from_column = first + i / kSteps * 16, key = i % kSteps * 32;
-      load_matrices_transposed(
-          (read ^ from_column % kCodes) + (from_column / kCodes * kTileK + key) * kCodes, x[i]);
-    }
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int to_row = first + i / kSteps * 16, key = i % kSteps * 32;
-      store_matrices((write ^ key % kKeys) + (to_row + key / kKeys * kHeadDimV) * kKeys,
-                     __byte_perm(x[i][0], x[i][1], first_column),
-                     __byte_perm(x[i][0], x[i][1], second_column),
-                     __byte_perm(x[i][2], x[i][3], first_column),
-                     __byte_perm(x[i][2], x[i][3], second_column));
-    }
+  for (int i = 0; i < kUnits + kAhead - 1; ++i) {
+    if (i < kUnits)
+      load_matrices_transposed((read_part ^ i / kSteps * 16) + i % kSteps * 32 * kCodes,
+                               x[i % kAhead]);
+    const int j = i - (kAhead - 1);
+    if (j < 0) continue;
+    const int row = j / kSteps * 16, key = j % kSteps * 32;
+    const uint32_t(&y)[4] = x[j % kAhead];
+    store_matrices((write_part ^ key % kKeys) + (row + key / kKeys * kHeadDimV) * kKeys,
+                   __byte_perm(y[0], y[1], first_column), __byte_perm(y[0], y[1], second_column),
+                   __byte_perm(y[2], y[3], first_column), __byte_perm(y[2], y[3], second_column));
   }
 }
 
@@ -168,14 +165,19 @@ __device__ __forceinline__ void transpose_values(const layout &m, int part) {
     const work &w = work_of(t);
     if (w.last) break;
     for (int n = w.tiles.end - 1; n >= w.tiles.begin; --n, ++used) {
-      ring_wait_full(m.v, used);
       ring_wait_empty(m.v_transposed, used);
-      transpose_tile(ring_tile(m.v_transposed, used), ring_tile(m.v, used), part,
-                     w.sequence.mask.keys - n * kTileK);
+#pragma unroll 1
+      for (int c = 0; c < kCodeChunks; ++c) {
+        const uint32_t use = used * kCodeChunks + c;
+        ring_wait_full(m.v, use);
+        transpose_chunk(ring_tile(m.v_transposed, used) + c * kCodes * kKeys, ring_tile(m.v, use),
+                        part, w.sequence.mask.keys - n * kTileK);
+        __syncwarp();
+        ring_release(m.v, use);
+      }
       fence_proxy_async();
       __syncwarp();
       barrier_arrive_warp(ring_full(m.v_transposed, used));
-      ring_release(m.v, used);
     }
     finish_work(m, t);
   }

@@ -17,13 +17,14 @@ typedef struct {
 
 /* What a compiled variant needs of the host, as in forward_params.h. Keys of FA3_FORWARD_FP8_PERIOD
  * are summed by the matrix unit alone, with about 13 bits; those sums are kept in shared memory,
- * or, of the widest heads, in the workspace. */
-#define FA3_FORWARD_FP8_PERIOD(head_dim) ((head_dim) > 128 ? 4096 : 2048)
-#define FA3_FORWARD_FP8_SUMS(head_dim, tile_q) ((head_dim) > 128 ? (tile_q) * (head_dim) : 0)
+ * or, of head dims above 64, in the workspace. */
+#define FA3_FORWARD_FP8_PERIOD 4096
+#define FA3_FORWARD_FP8_SUMS(head_dim, tile_q) ((head_dim) > 64 ? (tile_q) * (head_dim) : 0)
 #define FA3_FORWARD_FP8_CHUNK(head_dim) ((head_dim) % 128 == 0 ? 128 : 64)
-#define FA3_FORWARD_FP8_SHARED_BYTES(head_dim, tile_q, tile_k)                                     \
-  ((tile_q) * ((head_dim) + 176) + 3 * FA3_FORWARD_STAGES * (tile_k) * (head_dim) +                \
-   ((head_dim) > 128 ? 0 : 4 * (tile_q) * (head_dim)) + 16 * FA3_FORWARD_STAGES * ((tile_k) + 1) + \
+#define FA3_FORWARD_FP8_SHARED_BYTES(head_dim, tile_q, tile_k)                                    \
+  ((tile_q) * ((head_dim) + 176) +                                                                \
+   FA3_FORWARD_STAGES * (tile_k) * (2 * (head_dim) + FA3_FORWARD_FP8_CHUNK(head_dim)) +           \
+   ((head_dim) > 64 ? 0 : 4 * (tile_q) * (head_dim)) + 16 * FA3_FORWARD_STAGES * ((tile_k) + 1) + \
    1024)
 
 #endif

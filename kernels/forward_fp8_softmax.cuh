@@ -86,22 +86,36 @@ __device__ __forceinline__ void softmax_exponents_of_codes(float (&s)[kCount],
   for (int i = 0; i < kCount; ++i) s[i] = fmaf(s[i], scale[i / 2 % 2], -shift[i / 2 % 2]);
 }
 
-// The softmax of a tile's first scores: the references follow the rows' maxima.
+// Two pairs of neighbours, eight columns apart, make four codes: the order in which V's keys lie.
 template <int kCount>
-__device__ __forceinline__ void softmax_begin_codes(float (&s)[kCount], softmax_rows &rows,
-                                                    float (&scale)[2]) {
-  float top[2];
-  thread_maxima_by_integers(s, top);
-  correct_maxima(s, top);
+__device__ __forceinline__ void pack_probabilities(const float (&s)[kCount],
+                                                   uint32_t (&p)[kCount / 4]) {
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    rows.reference[r] = max_nan(row_maximum(top[r]) * scale[r] - kTop, FA3_NO_REFERENCE);
-    rows.sum[r] = 0.0f;
+  for (int i = 0; i < kCount / 4; ++i) {
+    const float *x = s + i / 2 * 8 + i % 2 * 2;
+    p[i] = pack_codes(x[0], x[1], x[4], x[5]);
   }
-  float shift[2] = {rows.reference[0], rows.reference[1]};
-  softmax_subtract_large_codes(s, rows, scale, shift);
-  softmax_exponents_of_codes(s, shift, scale);
-  softmax_exponentials<0, kCount>(s, rows);
+}
+
+// Exponents become probabilities: their sums, and their codes if `pack`.
+template <int kCount>
+__device__ __forceinline__ void softmax_probabilities(float (&s)[kCount], uint32_t (&p)[kCount / 4],
+                                                      float (&sum)[2], bool pack) {
+  float chain[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+  for (int i = 0; i < kCount; i += 8) {
+#pragma unroll
+    for (int j = i; j < i + 8; ++j) {
+      s[j] = exp2_unit(s[j]);
+      chain[j / 2 % 4] += s[j];
+    }
+    if (pack) {
+      p[i / 4] = pack_codes(s[i], s[i + 1], s[i + 4], s[i + 5]);
+      p[i / 4 + 1] = pack_codes(s[i + 2], s[i + 3], s[i + 6], s[i + 7]);
+    }
+  }
+  sum[0] = chain[0] + chain[2];
+  sum[1] = chain[1] + chain[3];
 }
 
 #endif

@@ -15,10 +15,11 @@ constexpr int kHeadDimV = FA3_VALUE_HEAD_DIM;    // of V and O
 constexpr int kRows = 64;                        // of Q, of a consumer
 constexpr int kWarpgroups = FA3_TILE_Q / kRows;  // consumers
 constexpr int kTileK = FA3_TILE_K;               // keys of a tile
-constexpr int kStages = FA3_FORWARD_STAGES;      // depth of the rings of K, V, and V transposed
-constexpr int kWorkSlots = 2;                    // the tile that is computed, and the next
+// Depth of the rings: of K's tiles, of chunks of V, of tiles of V transposed.
+constexpr int kStages = FA3_FORWARD_STAGES;
+constexpr int kWorkSlots = 2;  // the tile that is computed, and the next
 // Tiles of keys whose products the matrix unit sums.
-constexpr int kPeriod = FA3_FORWARD_FP8_PERIOD(kHeadDim) / kTileK;
+constexpr int kPeriod = FA3_FORWARD_FP8_PERIOD / kTileK;
 
 constexpr int kThreads = 128 * (kWarpgroups + 1);
 constexpr int kConsumerWarps = 4 * kWarpgroups;
@@ -35,10 +36,9 @@ constexpr int kKeys = kTileK % 128 == 0 ? 128 : 64;
 constexpr int kQBytes = kRows * kHeadDim;
 constexpr int kKBytes = kTileK * kHeadDim;
 constexpr int kVBytes = kTileK * kHeadDimV;
+constexpr int kVChunkBytes = kTileK * kCodes;
 constexpr int kWorkBytes = 128;
 static_assert(kHeadDim == kHeadDimV && kTileK % kKeys == 0, "tile sizes");
-// See forward_work.cuh.
-static_assert(kRows * (kWarpgroups - 1) <= kTileK, "rows");
 
 // A warp's 16 rows of O leave through shared memory, 64 columns at a time.
 constexpr int kChunk = 64;
@@ -54,8 +54,8 @@ __device__ __forceinline__ uint32_t swizzled(int row, int unit) {
   return row * kRowBytes + ((unit ^ (kRowBytes == 128 ? row & 7 : (row & 7) >> 1)) << 4);
 }
 
-// The scales of a tile of K and V: one of each, then one of each for each row. They are kept for
-// two rounds of the ring of K.
+// The scales of a tile of K and V: one of each, then one of each for each row. These are read after
+// their tile of K is handed back: they are kept for two rounds of its ring.
 constexpr int kScaleSlots = 2 * kStages;
 constexpr int kScaleBytes = 8 + 8 * kTileK;
 
@@ -69,7 +69,7 @@ constexpr int kRowScaleBytes = 128 * 8;           // likewise: scales of a threa
 struct layout {
   ring<1, kQBytes> q;
   ring<kStages, kKBytes> k;
-  ring<kStages, kVBytes> v;  // as it comes
+  ring<kStages, kVChunkBytes> v;  // as it comes
   ring<kStages, kVBytes> v_transposed;
   uint32_t o;           // kOBytes for each consumer warp
   uint32_t sums;        // kSumBytes for each consumer, or nothing
@@ -85,7 +85,7 @@ struct layout {
 __host__ __device__ constexpr layout lay_out(uint32_t base) {
   layout m = {};
   const uint32_t q = base, k = q + kWarpgroups * kQBytes, v = k + kStages * kKBytes;
-  const uint32_t v_transposed = v + kStages * kVBytes;
+  const uint32_t v_transposed = v + kStages * kVChunkBytes;
   m.o = v_transposed + kStages * kVBytes;
   m.sums = m.o + kConsumerWarps * kOBytes;
   m.units = m.sums + (kSharedSums ? kWarpgroups * kSumBytes : 0);
@@ -99,7 +99,7 @@ __host__ __device__ constexpr layout lay_out(uint32_t base) {
   const uint32_t work_barriers = transposed_barriers + kRingBarrierBytes<kStages>;
   m.q = make_ring<1, kQBytes>(q, q_barriers);
   m.k = make_ring<kStages, kKBytes>(k, k_barriers);
-  m.v = make_ring<kStages, kVBytes>(v, v_barriers);
+  m.v = make_ring<kStages, kVChunkBytes>(v, v_barriers);
   m.v_transposed = make_ring<kStages, kVBytes>(v_transposed, transposed_barriers);
   m.work = make_ring<kWorkSlots, kWorkBytes>(work, work_barriers);
   m.work_wanted = {work_barriers + kRingBarrierBytes<kWorkSlots>};
@@ -112,10 +112,17 @@ constexpr int kSharedBytesByHost = FA3_FORWARD_FP8_SHARED_BYTES(kHeadDim, FA3_TI
 static_assert(kSharedBytes <= kSharedBytesByHost && kSharedBytesByHost <= 232448, "shared memory");
 static_assert(kThreads == FA3_FORWARD_THREADS(FA3_TILE_Q), "threads");
 
+// Whether the keys of a tile may have several scales, or their values, in any sequence.
+__device__ __forceinline__ bool any_mixed_scales(const fa3_forward_fp8_params &params) {
+  const int key = params.key_scale.rows, value = params.value_scale.rows;
+  return (key % kTileK != 0) | (value % kTileK != 0) |
+         ((key | value) != 0 && params.forward.sequences.leftpad_k != nullptr);
+}
+
 // Its barriers and the initial arrivals at them, by one thread.
-__device__ __forceinline__ void init_barriers(const layout &m) {
+__device__ __forceinline__ void init_barriers(const fa3_forward_fp8_params &fp8, const layout &m) {
   for (int i = 0; i < kWarpgroups; ++i) ring_init(ring_beside(m.q, i), 1, 4);
-  ring_init(m.k, 1, kConsumerWarps);
+  ring_init(m.k, 1, (any_mixed_scales(fp8) ? 32 : 1) * kConsumerWarps);
   ring_init(m.v, 1, kTransposers);
   ring_init(m.v_transposed, kTransposers, kConsumerWarps);
   ring_init(m.work, 1, 32 * (kConsumerWarps + 1 + kTransposers));
@@ -133,7 +140,7 @@ __device__ __forceinline__ int left_pad(const fa3_forward_params &params, const 
   return params.sequences.leftpad_k ? params.sequences.leftpad_k[w.batch] : 0;
 }
 
-// Whether the keys of a tile may have several scales, or their values.
+// The same in this one.
 __device__ __forceinline__ bool mixed_scales(const fa3_forward_fp8_params &params, const work &w) {
   const int key = params.key_scale.rows, value = params.value_scale.rows;
   return (key % kTileK != 0) | (value % kTileK != 0) |

@@ -20,12 +20,8 @@
 template <int kColumns>
 __device__ __forceinline__ void wgmma_fp8_shared(float (&d)[kColumns / 2], uint32_t a_tile,
                                                  uint32_t b_tile, uint32_t high, int accumulate) {
-  if constexpr (kColumns == 64)
-    WGMMA_FP8_SHARED(64, WGMMA_LIST32, "%32,%34", "%33,%34", "%35", WGMMA_OUT32(d, 0));
-  else if constexpr (kColumns == 128)
-    WGMMA_FP8_SHARED(128, WGMMA_LIST64, "%64,%66", "%65,%66", "%67", WGMMA_OUT64(d, 0));
-  else
-    static_assert(kColumns == 64, "no wrapper for this tile width");
+  static_assert(kColumns == 128, "no wrapper for this tile width");
+  WGMMA_FP8_SHARED(128, WGMMA_LIST64, "%64,%66", "%65,%66", "%67", WGMMA_OUT64(d, 0));
 }
 
 #define WGMMA_FP8_REGISTERS(columns, list, a, b, flag, ...)                                     \

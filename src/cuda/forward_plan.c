@@ -215,7 +215,7 @@ static fa3_status plan_fp8_workspace(const struct problem *problem, struct cuda_
     TRY(reserve(size, &forward->next_tile, "a counter", 1, 1, sizeof(uint32_t)));
   const int64_t sums = FA3_FORWARD_FP8_SUMS(kernel->head_dim, kernel->tile_q);
   TRY(count_splits(problem, size));
-  if (sums && problem->max_seqlen_k > FA3_FORWARD_FP8_PERIOD(kernel->head_dim))
+  if (sums && problem->max_seqlen_k > FA3_FORWARD_FP8_PERIOD)
     TRY(reserve(size, &forward->sums, "sums", MOST_MULTIPROCESSORS, sums, sizeof(float)));
   return plan_staging(problem, demands, sizeof demands / sizeof *demands, &plan->staging, size);
 }
