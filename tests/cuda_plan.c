@@ -324,7 +324,7 @@ static void test_tile_sizes(void **state) {
   problem = make_problem(FA3_BFLOAT16, 1, 1024, 1, 1, 128, 128);
   problem.query.dtype = problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
-  assert_int_equal(plan.forward.tile_queries, 128);
+  assert_int_equal(plan.forward.tile_queries, 192);
 }
 
 /* Few queries: the query heads of a key head share tiles, whatever their number. */
