@@ -78,10 +78,18 @@ fa3_status check_fp8_cache(const fa3_capability *capability) {
 }
 
 fa3_status check_scale(const struct problem *problem) {
-  if (fabs((double)problem->scale) * 1.4426950408889634 <= (double)FLT_MAX) return FA3_OK;
-  return set_error(FA3_UNSUPPORTED,
-                   "softmax_scale is %g: the CUDA kernels take up to %g, times log2(e) a float",
-                   (double)problem->scale, (double)FLT_MAX / 1.4426950408889634);
+  const double log2e = 1.4426950408889634, scale = (double)problem->scale;
+  const double softcap = (double)problem->softcap;
+  if (!(fabs(scale) * log2e <= (double)FLT_MAX))
+    return set_error(FA3_UNSUPPORTED,
+                     "softmax_scale is %g: the CUDA kernels take up to %g, times log2(e) a float",
+                     scale, (double)FLT_MAX / log2e);
+  if (softcap > 0 && !(fabs(scale) * 2 * log2e <= softcap * (double)FLT_MAX))
+    return set_error(FA3_UNSUPPORTED,
+                     "softmax_scale is %g, softcap %g: the CUDA kernels take up to %g times the "
+                     "softcap",
+                     scale, softcap, (double)FLT_MAX / (2 * log2e));
+  return FA3_OK;
 }
 
 fa3_status check_lengths(const struct problem *problem) {

@@ -539,6 +539,10 @@ static void test_what_is_refused(void **state) {
   forward.softmax_scale = -3e38f;
   assert_int_equal(fa3_forward(&forward), FA3_UNSUPPORTED);
   assert_non_null(strstr(fa3_last_error(), "softmax_scale is -3e+38"));
+  forward.softmax_scale = 2;
+  forward.softcap = 1.2e-38f;
+  assert_int_equal(fa3_forward(&forward), FA3_UNSUPPORTED);
+  assert_non_null(strstr(fa3_last_error(), "softmax_scale is 2, softcap 1.2e-38"));
   assert_int_equal(count, 0);
 }
 

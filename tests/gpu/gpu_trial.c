@@ -10,7 +10,9 @@ static struct spec random_forward(bool backward, struct rng *rng) {
   struct spec spec = extreme ? spec_random_extreme(rng) : spec_random(rng);
   spec.dtype = rng_chance(rng, 0.5) ? FA3_FLOAT16 : FA3_BFLOAT16;
   if (spec.dtype == FA3_FLOAT16) spec.spread = fmax(fmin(spec.spread, 5e3), 1e-4);
-  spec.scale = fmaxf(fminf(spec.scale, 2e38f), -2e38f); /* more is refused */
+  spec.scale = fmaxf(fminf(spec.scale, 2e38f), -2e38f); /* more is refused, */
+  /* and more over the softcap; with scale 0 it is 1 over the root of the head dim. */
+  if (spec.softcap > 0) spec.softcap = fmaxf(spec.softcap, fmaxf(fabsf(spec.scale), 1) / 1e38f);
   spec.output_dtype = spec.dtype;
   if (spec.sink_dtype != 0 && spec.sink_dtype != FA3_FLOAT32) spec.sink_dtype = spec.dtype;
   spec.num_threads = 1; /* of the CPU's forward pass; the trials have the processors */
@@ -132,7 +134,8 @@ static void refill(const fa3_tensor *tensor, double spread, struct rng *rng) {
     if (fabs(reference_load(tensor, i)) > 0) tensor_store(tensor, i, spread * rng_normal(rng));
 }
 
-/* The sequences in the opposite order, where every row belongs to one. */
+/* The sequences in the opposite order, where every row belongs to one and none has scales of its
+ * own: those of blocks that only the new order has are NaN. */
 static void reverse_lengths(const fa3_tensor *cu_seqlens, int64_t batch) {
   int32_t *starts = cu_seqlens->data;
   if (!starts) return;
@@ -148,8 +151,10 @@ void gpu_trial_refill(struct gpu_trial *trial, struct rng *rng) {
   const struct spec *spec = &trial->gradient.spec.forward;
   struct trial *forward = &trial->gradient.forward;
   for (int i = 0; i < TENSORS; i++) buffer_make_writable(&forward->buffers[i]);
-  if (!spec->seqused_q) reverse_lengths(&forward->args.cu_seqlens_q, spec->batch);
-  if (!spec->seqused_k && !spec->leftpad_k)
+  const bool of_queries = forward->args.query_scale_rows > 0,
+             of_keys = forward->args.key_scale_rows > 0 || forward->args.value_scale_rows > 0;
+  if (!spec->seqused_q && !of_queries) reverse_lengths(&forward->args.cu_seqlens_q, spec->batch);
+  if (!spec->seqused_k && !spec->leftpad_k && !of_keys)
     reverse_lengths(&forward->args.cu_seqlens_k, spec->batch);
   refill(&forward->args.query, spec->spread, rng);
   refill(&forward->args.key, spec->spread, rng);
