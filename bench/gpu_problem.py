@@ -146,7 +146,8 @@ def through_torch(problem, kind, tensors):
 
 @functools.lru_cache
 def compiled_flex_attention():
-    """FlexAttention, whose kernels are Triton's."""
+    """FlexAttention, whose kernels are Triton's, one for each problem."""
+    torch._dynamo.config.recompile_limit = 1000
     return torch.compile(flex_attention, dynamic=False)
 
 
