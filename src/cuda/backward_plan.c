@@ -115,7 +115,7 @@ static fa3_status plan_workspace(const struct problem *problem, struct cuda_plan
   const int64_t blocks = slots(problem, SMALLEST_TILE_M);
   struct reservation more; /* follows `partial` */
   TRY(reserve(size, &plan->next_tile, "a counter", 1, 1, sizeof(int32_t)));
-  TRY(reserve(size, &plan->counters, "counters", 2 * MOST_SUMS * heads, blocks, sizeof(int32_t)));
+  TRY(reserve(size, &plan->counters, "counters", heads * 2 * MOST_SUMS, blocks, sizeof(int32_t)));
   TRY(reserve(size, &plan->rows, "a copy of lse", heads, 2 * rows + 8 * blocks, sizeof(float)));
   const int64_t row_bytes = (int64_t)sizeof(float) * kernel->head_dim;
   TRY(reserve(size, &plan->partial, "grad_query in float32", heads, rows, row_bytes));
