@@ -110,20 +110,16 @@ static int measure_passes(fa3_device device, void *stream, char *at, int (*synch
                               .output = tensor(at, 3),
                               .workspace = place(at, PLACES),
                               .workspace_size = WORKSPACE_BYTES};
-  fa3_backward_args backward = {.struct_size = sizeof backward,
-                                .device = device,
-                                .stream = stream,
-                                .query = tensor(at, 0),
-                                .key = tensor(at, 1),
-                                .value = tensor(at, 2),
-                                .output = tensor(at, 3),
-                                .lse = fa3_lse(place(at, 4), 1, HEADS, SEQLEN),
-                                .grad_output = tensor(at, 5),
-                                .grad_query = tensor(at, 6),
-                                .grad_key = tensor(at, 7),
-                                .grad_value = tensor(at, 8),
-                                .workspace = place(at, PLACES),
-                                .workspace_size = WORKSPACE_BYTES};
+  forward.lse = fa3_lse(place(at, 4), 1, HEADS, SEQLEN);
+  fa3_backward_args backward = {.struct_size = sizeof backward};
+  if (fa3_backward_init(&forward, &backward)) return 1;
+  forward.lse = (fa3_tensor){0};
+  backward.grad_output = tensor(at, 5);
+  backward.grad_query = tensor(at, 6);
+  backward.grad_key = tensor(at, 7);
+  backward.grad_value = tensor(at, 8);
+  backward.workspace = forward.workspace;
+  backward.workspace_size = forward.workspace_size;
   for (int causal = 0; causal < 2; causal++) {
     forward.flags = backward.flags = causal ? FA3_CAUSAL : 0;
     const struct call calls[] = {

@@ -90,27 +90,20 @@ __device__ __forceinline__ void issue_dq(float (&dq)[kQueryColumns / 2], uint32_
   wgmma_commit();
 }
 
-// Scores become probabilities. `lse` is the address of the thread's first query's.
-__device__ __forceinline__ void take_exponentials(float (&s)[kTileM / 2], uint32_t lse,
-                                                  float scale) {
+// Scores become probabilities; where lse are large, as backward_probability.cuh has it. `lse` is
+// the address of the thread's first query's.
+template <bool kLarge>
+__device__ __forceinline__ void take_exponentials(const fa3_backward_params &p,
+                                                  float (&s)[kTileM / 2], uint32_t lse) {
 #pragma unroll
   for (int j = 0; j < kTileM / 8; ++j) {
     const float2 l = load_shared_pair(lse + 32 * j);
 #pragma unroll
-    for (int e = 0; e < 4; ++e)
-      s[4 * j + e] = exp2_unit(fmaf(s[4 * j + e], scale, e % 2 ? -l.y : -l.x));
-  }
-}
-
-// The same where lse are large (backward_probability.cuh).
-__device__ __forceinline__ void take_large_exponentials(float (&s)[kTileM / 2], uint32_t lse,
-                                                        float natural) {
-#pragma unroll
-  for (int j = 0; j < kTileM / 8; ++j) {
-    const float2 l = load_shared_pair(lse + 32 * j);
-#pragma unroll
-    for (int e = 0; e < 4; ++e)
-      s[4 * j + e] = large_probability(s[4 * j + e], natural, e % 2 ? l.y : l.x);
+    for (int e = 0; e < 4; ++e) {
+      float &x = s[4 * j + e];
+      x = kLarge ? large_probability(x, p.natural, e % 2 ? l.y : l.x)
+                 : exp2_unit(fmaf(x, p.scale_log2, e % 2 ? -l.y : -l.x));
+    }
   }
 }
 
@@ -420,9 +413,9 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, cons
       registers_touch(s);
       auto finish_scores = [&](bool hides) {
         if (kShortStep && hides && has_large_lse<kTileM>(lse))
-          take_large_exponentials(s, lse, p.natural);
+          take_exponentials<true>(p, s, lse);
         else
-          take_exponentials(s, lse, p.scale_log2);
+          take_exponentials<false>(p, s, lse);
         // The assembler moves the next wait up above the exponentials, or them down below it, but
         // not across a branch that may change what they give. Where none is needed, this one is
         // never taken, which it cannot know.
@@ -437,7 +430,7 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, cons
             wgmma_wait<0>();
             registers_touch(s);
             registers_touch(dp);
-            take_large_exponentials(s, lse, p.natural);
+            take_exponentials<true>(p, s, lse);
           }
           hide(s, seen, first_query);
         } else if (kShortStep && isnan(p.scale)) {

@@ -44,30 +44,10 @@ __device__ __forceinline__ uint32_t pack_fp16(float low, float high) {
   return pair;
 }
 
-// PTX ISA, "cp.async": a float from global to shared memory; 0 if not `valid`, and then nothing is
-// read.
-__device__ __forceinline__ void copy_async_float(uint32_t to, const float *from, bool valid) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
-               "r"(valid ? 4 : 0)
-               : "memory");
-}
-
 // PTX ISA, "ld": a float of shared memory.
 __device__ __forceinline__ float load_shared_float(uint32_t address) {
   float x;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
-  return x;
-}
-
-// PTX ISA, "ld": two neighbouring floats of shared memory, or 0 if not `wanted`.
-__device__ __forceinline__ float2 load_shared_pair_if(bool wanted, uint32_t address) {
-  float2 x;
-  asm volatile(
-      "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %3, 0;\n\tmov.f32 %0, 0f00000000;\n\t"
-      "mov.f32 %1, 0f00000000;\n\t@p ld.shared.v2.f32 {%0, %1}, [%2];\n\t}"
-      : "=&f"(x.x), "=&f"(x.y)
-      : "r"(address), "r"((int)wanted)
-      : "memory");
   return x;
 }
 

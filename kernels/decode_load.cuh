@@ -4,6 +4,7 @@
 #ifndef FA3_DECODE_LOAD_CUH
 #define FA3_DECODE_LOAD_CUH
 
+#include "copy_async.cuh"
 #include "decode_work.cuh"
 #include "mma.cuh"
 

@@ -7,6 +7,7 @@
 #ifndef FA3_FORWARD_PAGES_CUH
 #define FA3_FORWARD_PAGES_CUH
 
+#include "copy_async.cuh"
 #include "forward_work.cuh"
 
 // Where a row of a sequence is: its page, or -1, and its row there.
@@ -159,7 +160,7 @@ __device__ __forceinline__ void load_by_threads(const fa3_forward_params &params
       for (int j = 0; j < kRowsOfLane; ++j)
         from[j] =
             find_address(params, w, tensor, (n - 1) * kTileK + j * 32 + (thread_again() & 31));
-      copy_async_wait();
+      copy_async_wait_all();
       fence_proxy_async();
       __syncwarp();
       barrier_arrive_warp(ring_full(buffers, use));

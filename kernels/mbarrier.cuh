@@ -52,18 +52,4 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
   }
 }
 
-// A ring of `kStages` buffers (a power of two) is used in order; `use` counts. The
-// parity of a buffer's phase flips each time around. The filling side waits for
-// the opposite parity, so that its first round waits for nothing.
-template <int kStages>
-__device__ __forceinline__ uint32_t ring_stage(uint32_t use) {
-  static_assert((kStages & (kStages - 1)) == 0, "a power of two");
-  return use & (kStages - 1);
-}
-
-template <int kStages>
-__device__ __forceinline__ uint32_t ring_parity(uint32_t use) {
-  return use / kStages & 1;
-}
-
 #endif

@@ -118,6 +118,18 @@ __device__ __forceinline__ float2 load_shared_pair(uint32_t address) {
   return x;
 }
 
+// PTX ISA, "ld": two neighbouring floats of shared memory, or 0 if not `wanted`.
+__device__ __forceinline__ float2 load_shared_pair_if(bool wanted, uint32_t address) {
+  float2 x;
+  asm volatile(
+      "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %3, 0;\n\tmov.f32 %0, 0f00000000;\n\t"
+      "mov.f32 %1, 0f00000000;\n\t@p ld.shared.v2.f32 {%0, %1}, [%2];\n\t}"
+      : "=&f"(x.x), "=&f"(x.y)
+      : "r"(address), "r"((int)wanted)
+      : "memory");
+  return x;
+}
+
 // PTX ISA, "st": two neighbouring floats of shared memory.
 __device__ __forceinline__ void store_shared_pair(uint32_t address, float a, float b) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(a), "f"(b) : "memory");

@@ -42,18 +42,6 @@ __device__ __forceinline__ void bulk_load(uint32_t to, const void *from, uint32_
       : "memory");
 }
 
-// PTX ISA, "cp.async": 16 bytes by this thread, or zeros.
-__device__ __forceinline__ void copy_async(uint32_t to, const void *from, bool there) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-               "r"(there ? 16 : 0)
-               : "memory");
-}
-
-// PTX ISA, "cp.async.wait_all".
-__device__ __forceinline__ void copy_async_wait(void) {
-  asm volatile("cp.async.wait_all;" ::: "memory");
-}
-
 // PTX ISA, "cp.async.bulk.tensor", shared to global, four dimensions. What lies
 // outside the tensor is not written.
 __device__ __forceinline__ void tma_store_4d(const void *map, uint32_t from, int c0, int c1, int c2,

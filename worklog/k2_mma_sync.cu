@@ -8,10 +8,10 @@
 //   ldmatrix;
 // - cp.async loads run under the arithmetic: values while the scores are
 //   computed, the next keys during softmax and output.
+#include "copy_async.cuh"
 #include "ladder.cuh"
 #include "mma_sync.cuh"
 #include "online_softmax.cuh"
-#include "tma.cuh"
 
 constexpr int kQueries = 128;
 constexpr int kKeys = 64;
@@ -76,7 +76,7 @@ static __global__ void __launch_bounds__(kThreads, 2) k2_kernel(attention a) {
   load_tile<kKeys>(key_tile, a, keys + n * tile_step);
 
   for (; n >= 0; --n) {
-    copy_async_wait();
+    copy_async_wait_all();
     __syncthreads();  // the keys are here, and all are done with the values before
     load_tile<kKeys>(value_tile, a, values + n * tile_step);
 
@@ -101,7 +101,7 @@ static __global__ void __launch_bounds__(kThreads, 2) k2_kernel(attention a) {
       }
     }
 
-    copy_async_wait();
+    copy_async_wait_all();
     __syncthreads();  // the values are here, and all are done with the keys
     if (n > 0) load_tile<kKeys>(key_tile, a, keys + (n - 1) * tile_step);
 

@@ -13,7 +13,7 @@
 #include <math.h>
 #include <stdint.h>
 
-#include "tma.cuh"
+#include "copy_async.cuh"
 
 constexpr int kHeadDim = 128;
 constexpr float kScaleLog2 = 0.08838834764831845f * 1.44269504089f;  // log2(e) / sqrt(128)
@@ -69,17 +69,6 @@ struct round_buffer {
 
 __device__ __forceinline__ uint32_t shared_address(const void *p) {
   return (uint32_t)__cvta_generic_to_shared(p);
-}
-
-// PTX ISA, "cp.async.commit_group": closes a group of copies.
-__device__ __forceinline__ void copy_commit(void) {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-// PTX ISA, "cp.async.wait_group": at most `kPending` of the latest groups are still on the way.
-template <int kPending>
-__device__ __forceinline__ void copy_wait(void) {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
 __device__ __forceinline__ void unpack(float (&x)[kColumns], const uint4 &eight) {
@@ -209,14 +198,14 @@ __device__ __forceinline__ void attend(const decoding &d, int batch, int head, i
   int64_t at[kAtOnce];  // of keys two rounds ahead: to look them up takes a while, too
   find_keys<kPaged>(d, batch, head_k, begin, end, at);
   ask_for_keys(d, buffer[0], at);
-  copy_commit();
+  copy_async_commit();
   find_keys<kPaged>(d, batch, head_k, begin + kRoundKeys, end, at);
   int stage = 0;
   for (int first = begin; first < end; first += kRoundKeys, stage ^= 1) {
     if (first + kRoundKeys < end) ask_for_keys(d, buffer[stage ^ 1], at);
-    copy_commit();
+    copy_async_commit();
     find_keys<kPaged>(d, batch, head_k, first + 2 * kRoundKeys, end, at);
-    copy_wait<1>();  // this round's keys and values are here
+    copy_async_wait<1>();  // this round's keys and values are here
 
     float score[kHeads][kAtOnce], v[kAtOnce][kColumns];
 #pragma unroll
