@@ -27,14 +27,14 @@ enum { SAMPLES = 64 };
  * that it has whatever their size. */
 enum { CACHE_BYTES = 24 << 20, WHOLE_CACHE_BYTES = 44 << 20, LEAST_HEADS = 4 };
 
-/* What a section has at most under a causal mask. Measured: docs/notes/hopper-backward.md. */
+/* What a section has at most under a causal mask. Measured: docs/notes/hopper-backward-tiles.md. */
 enum { TOGETHER_BYTES = 512 << 20 };
 
 /* Sums of a block of dQ; bytes of all sums that stay in the L2 cache, and of those beyond the first
  * in the workspace. */
 enum { CACHED_SUMS_BYTES = 34 << 20, MORE_SUMS_BYTES = 40 << 20 };
 
-/* In steps. Measured: docs/notes/hopper-backward.md. */
+/* In steps. Measured: docs/notes/hopper-backward-tiles.md. */
 static const double BYTES_OF_STEP = 8.3e6; /* that a kernel reads or writes in the time of one */
 static const double finish_steps = 1.5;    /* the kernel that stores dQ, beside its bytes */
 static const double boundary_steps = 2.5;  /* where a tile begins and ends */
