@@ -78,17 +78,21 @@ fa3_status check_fp8_cache(const fa3_capability *capability) {
 }
 
 fa3_status check_scale(const struct problem *problem) {
-  const double log2e = 1.4426950408889634, scale = (double)problem->scale;
-  const double softcap = (double)problem->softcap;
-  if (!(fabs(scale) * log2e <= (double)FLT_MAX))
+  const double log2e = 1.4426950408889634, most = (double)FLT_MAX / log2e;
+  const double scale = (double)problem->scale, softcap = (double)problem->softcap;
+  if (!(fabs(scale) <= most))
     return set_error(FA3_UNSUPPORTED,
                      "softmax_scale is %g: the CUDA kernels take up to %g, times log2(e) a float",
-                     scale, (double)FLT_MAX / log2e);
-  if (softcap > 0 && !(fabs(scale) * 2 * log2e <= softcap * (double)FLT_MAX))
+                     scale, most);
+  if (!(softcap <= most))
+    return set_error(FA3_UNSUPPORTED,
+                     "softcap is %g: the CUDA kernels take up to %g, times log2(e) a float",
+                     softcap, most);
+  if (softcap > 0 && !(fabs(scale) * 2 <= softcap * most))
     return set_error(FA3_UNSUPPORTED,
                      "softmax_scale is %g, softcap %g: the CUDA kernels take up to %g times the "
                      "softcap",
-                     scale, softcap, (double)FLT_MAX / (2 * log2e));
+                     scale, softcap, most / 2);
   return FA3_OK;
 }
 

@@ -4,6 +4,7 @@
 #define FA3_SRC_CUDA_SCALES_H
 
 #include <float.h>
+#include <math.h>
 
 #include "kernels/fp8_scales.h"
 #include "kernels/softmax_scale.h"
@@ -14,14 +15,10 @@ struct scales {
   float softcap_log2; /* 0: no cap; else scale / cap * 2 log2(e) */
 };
 
-/* A float, and finite: infinity times a score of 0 would be NaN. */
-static inline float scales_finite(double factor) {
-  return factor > (double)FLT_MAX ? FLT_MAX : factor < -(double)FLT_MAX ? -FLT_MAX : (float)factor;
-}
-
-/* Nor 0, which would make NaN of a masked score, or of a cap none. */
+/* Never 0, which would make NaN of a masked score, or of a cap none. It is no infinity either:
+ * check_scale refuses what would be. */
 static inline float scales_nonzero(double factor) {
-  float rounded = scales_finite(factor);
+  const float rounded = (float)factor;
   return rounded != 0 ? rounded : FLT_TRUE_MIN;
 }
 
@@ -47,11 +44,12 @@ static inline fa3_scales make_fp8_scales(const struct operand *scale, int64_t ro
 static inline fa3_softmax_scale make_softmax_scale(double factor) {
   const double least_exponent = -1.7e38, largest_exponent = 0x1p22;
   const float log2 = make_scales(factor, 0).scale_log2;
+  const double inverse = 1 / (double)log2;
   return (fa3_softmax_scale){
       .natural = (float)factor,
       .log2 = log2,
-      .inverse = scales_finite(1 / (double)log2),
-      .limit = scales_finite(largest_exponent / (double)log2),
+      .inverse = (float)fmin(inverse, (double)FLT_MAX),
+      .limit = (float)fmin(largest_exponent * inverse, (double)FLT_MAX),
       .none = (float)(log2 > 1 ? least_exponent / (double)log2 : least_exponent)};
 }
 
