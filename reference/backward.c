@@ -3,6 +3,7 @@
 
 #include "reference.h"
 #include "row.h"
+#include "tensors.h"
 
 static const double u = UNIT_ROUNDOFF;
 static const double flushed = 0x1p-126; /* what float32 loses below its normal numbers */
@@ -11,26 +12,20 @@ static const double most_exponent = 88; /* of e, in float32 */
 static const double large_lse = 4096;
 
 fa3_forward_args reference_forward_args(const fa3_backward_args *args) {
-  return (fa3_forward_args){.struct_size = sizeof(fa3_forward_args),
-                            .query = args->query,
-                            .key = args->key,
-                            .value = args->value,
-                            .output = args->output,
-                            .lse = args->lse,
-                            .sink = args->sink,
-                            .cu_seqlens_q = args->cu_seqlens_q,
-                            .cu_seqlens_k = args->cu_seqlens_k,
-                            .seqused_q = args->seqused_q,
-                            .seqused_k = args->seqused_k,
-                            .leftpad_k = args->leftpad_k,
-                            .diagonal = args->diagonal,
-                            .max_seqlen_q = args->max_seqlen_q,
-                            .max_seqlen_k = args->max_seqlen_k,
-                            .flags = args->flags,
-                            .softmax_scale = args->softmax_scale,
-                            .softcap = args->softcap,
-                            .window_left = args->window_left,
-                            .window_right = args->window_right};
+  const struct argument_struct *list = arguments_of(FA3_BACKWARD);
+  fa3_forward_args forward = {.struct_size = sizeof forward,
+                              .max_seqlen_q = args->max_seqlen_q,
+                              .max_seqlen_k = args->max_seqlen_k,
+                              .flags = args->flags,
+                              .softmax_scale = args->softmax_scale,
+                              .softcap = args->softcap,
+                              .window_left = args->window_left,
+                              .window_right = args->window_right};
+  for (int i = 0; i < list->count; i++) {
+    const struct argument *same = find_argument(FA3_FORWARD, list->arguments[i].tensor);
+    if (same) *argument_in(&forward, same) = *argument_in(args, &list->arguments[i]);
+  }
+  return forward;
 }
 
 int64_t reference_grad_query_index(const fa3_backward_args *args, int64_t batch, int64_t head,
@@ -40,9 +35,8 @@ int64_t reference_grad_query_index(const fa3_backward_args *args, int64_t batch,
 
 static int64_t key_index(const fa3_backward_args *args, const fa3_tensor *tensor, int64_t batch,
                          int64_t head_k, int64_t row) {
-  const fa3_forward_args forward = reference_forward_args(args);
   return sequence_element(tensor, &args->cu_seqlens_k, batch,
-                          sequence_leftpad(&forward, batch) + row, head_k);
+                          sequence_leftpad(&args->leftpad_k, batch) + row, head_k);
 }
 
 int64_t reference_grad_key_index(const fa3_backward_args *args, int64_t batch, int64_t head_k,
@@ -232,15 +226,15 @@ void reference_grad_key_value(const fa3_backward_args *args, int64_t batch, int6
   double scale = 0;
   for (int64_t head = head_k * group; head < (head_k + 1) * group; head++)
     for (int64_t i = 0; i < reference_seqlen_q(&forward, batch); i++) {
-      const struct row place = row_of(&forward, batch, head, i);
+      const struct row seen_from = row_of(&forward, batch, head, i);
       struct query query;
       struct pair pair;
-      if (!row_sees(&place, row)) continue;
+      if (!row_sees(&seen_from, row)) continue;
       load_query(args, &forward, batch, head, i, &query);
       load_pair(&query, row, &pair);
       sum_add(&value, pair.probability, pair.probability_error, query.grad_output);
       sum_add(&key, pair.grad_score, pair.grad_score_error, query.query);
-      scale = place.scale;
+      scale = seen_from.scale;
     }
   sum_finish(&key, scale);
   sum_finish(&value, 1);

@@ -1,5 +1,6 @@
 /* Attention in float64, one row at a time, straight from the definition in fa3.h: what every
- * engine is compared with. Shares no code with them but the number conversions. */
+ * engine is compared with. Shares no code with them but the number conversions, and the table of
+ * tensors (src/tensors.def). */
 #ifndef FA3_REFERENCE_H
 #define FA3_REFERENCE_H
 

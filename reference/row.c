@@ -104,8 +104,8 @@ static int64_t sequence_rows(const fa3_tensor *cu_seqlens, const fa3_tensor *seq
   return allotted;
 }
 
-int64_t sequence_leftpad(const fa3_forward_args *args, int64_t batch) {
-  return args->leftpad_k.data ? length_at(&args->leftpad_k, batch) : 0;
+int64_t sequence_leftpad(const fa3_tensor *leftpad, int64_t batch) {
+  return leftpad->data ? length_at(leftpad, batch) : 0;
 }
 
 int64_t reference_seqlen_q(const fa3_forward_args *args, int64_t batch) {
@@ -115,7 +115,7 @@ int64_t reference_seqlen_q(const fa3_forward_args *args, int64_t batch) {
 int64_t reference_seqlen_k(const fa3_forward_args *args, int64_t batch) {
   const int64_t pages = args->page_table.data ? args->page_table.shape[1] : 1;
   return sequence_rows(&args->cu_seqlens_k, &args->seqused_k, pages * args->key.shape[1], batch) -
-         sequence_leftpad(args, batch);
+         sequence_leftpad(&args->leftpad_k, batch);
 }
 
 struct row row_of(const fa3_forward_args *args, int64_t batch, int64_t head, int64_t i) {
@@ -132,7 +132,7 @@ struct row row_of(const fa3_forward_args *args, int64_t batch, int64_t head, int
   const int scale_heads = args->cu_seqlens_q.data && args->query_scale_rows ? 0 : 1;
   row.query_scale = scale_of(scale, args->query_scale_rows, &args->cu_seqlens_q, batch, batch,
                              scale->shape[scale_heads] == heads_k ? row.head_k : head, i);
-  row.row_k = sequence_leftpad(args, batch);
+  row.row_k = sequence_leftpad(&args->leftpad_k, batch);
   row.seqlen_k = reference_seqlen_k(args, batch);
   row.center = (long double)i;
   row.center += args->diagonal.data ? ((const int64_t *)args->diagonal.data)[batch]

@@ -38,7 +38,7 @@ void load_key(const struct row *row, int64_t j, bool value, double *elements);
 /* The index of (batch, row, head, 0), where `row` counts from the sequence's first. */
 int64_t sequence_element(const fa3_tensor *tensor, const fa3_tensor *cu_seqlens, int64_t batch,
                          int64_t row, int64_t head);
-int64_t sequence_leftpad(const fa3_forward_args *args, int64_t batch);
+int64_t sequence_leftpad(const fa3_tensor *leftpad, int64_t batch);
 int64_t row_value_index(const fa3_tensor *tensor, const fa3_tensor *cu_seqlens, int64_t batch,
                         int64_t row, int64_t head);
 

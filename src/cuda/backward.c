@@ -4,6 +4,7 @@
 
 #include "cuda/launch.h"
 #include "cuda/scales.h"
+#include "cuda/sequences.h"
 #include "cuda/tensor_map.h"
 #include "error.h"
 #include "integer.h"
@@ -47,20 +48,7 @@ static fa3_gradient make_gradient(const struct operand *operand, bool accumulate
 
 static void set_up(struct call *call) {
   const struct problem *problem = call->problem;
-  const struct backward_plan *plan = call->plan;
-  call->sequences = (fa3_backward_sequences){.cu_seqlens_q = problem->cu_seqlens_q,
-                                             .cu_seqlens_k = problem->cu_seqlens_k,
-                                             .used_q = problem->seqused_q,
-                                             .used_k = problem->seqused_k,
-                                             .leftpad_k = problem->leftpad_k,
-                                             .diagonal = problem->diagonal,
-                                             .seqlen_q = (int)problem->max_seqlen_q,
-                                             .seqlen_k = (int)problem->max_seqlen_k,
-                                             .blocks_q = plan->blocks_q,
-                                             .tile_m = call->kernel->tile_q,
-                                             .tile_n = call->kernel->tile_k,
-                                             .window_left = problem->window_left,
-                                             .window_right = problem->window_right};
+  call->sequences = make_backward_sequences(problem, call->kernel, call->plan->blocks_q);
   call->grad_query = make_gradient(&problem->grad_query, problem->accumulate);
   call->grad_key = make_gradient(&problem->grad_key, problem->accumulate);
   call->grad_value = make_gradient(&problem->grad_value, problem->accumulate);
@@ -182,8 +170,8 @@ static fa3_status launch_gradients(const struct call *call) {
   params.scale_log2 = scales.scale_log2;
   params.softcap_log2 = scales.softcap_log2;
   params.natural = problem->softcap > 0 ? problem->softcap : problem->scale;
-  params.clear_query = problem->cu_seqlens_q || problem->seqused_q;
-  params.clear_key = problem->cu_seqlens_k || problem->seqused_k;
+  params.clear_query = queries_vary(problem);
+  params.clear_key = keys_vary(problem);
   const struct grid grid = {
       .x = (unsigned)plan->workers,
       .y = 1,

@@ -5,6 +5,7 @@
 #include "cuda/kernels.h"
 #include "cuda/limits.h"
 #include "cuda/plan.h"
+#include "cuda/sequences.h"
 #include "error.h"
 #include "integer.h"
 #include "kernels/combine_params.h"
@@ -90,7 +91,7 @@ static int64_t choose_splits(const struct problem *problem, int64_t tiles) {
   while (splits > 1 && splits * tiles > grid) splits /= 2;
   if (tiles > grid && tiles <= many_tiles) splits = 2;
   /* Lengths may be far apart: long sequences are cut finely, and blocks without keys leave. */
-  if (problem->batch > 1 && (problem->seqused_k || problem->cu_seqlens_k))
+  if (problem->batch > 1 && keys_vary(problem))
     splits = larger(splits, tiles < (codes ? 2 * many_tiles : 4 * full_grid) ? 8 : 4);
   while (splits * tiles < grid && problem->max_seqlen_k / splits > keys_of_split) splits *= 2;
   while (splits > 1 && (splits > most || (problem->num_splits && splits > problem->num_splits)))
@@ -229,10 +230,9 @@ fa3_status plan_decode(const struct problem *problem, const struct cuda_facts *f
 
 fa3_status plan_few_queries(const struct problem *problem, const struct cuda_facts *facts,
                             struct decode_plan *decode) {
-  const bool lengths_differ = problem->cu_seqlens_q || problem->seqused_q;
   *decode = (struct decode_plan){0};
   /* Packed keys are prompts' own. Of a negative scale the forward kernel has minus the query. */
-  if (!lengths_differ || problem->cu_seqlens_k || problem->batch < 2 ||
+  if (!queries_vary(problem) || problem->cu_seqlens_k || problem->batch < 2 ||
       problem->max_seqlen_k < few_keys || problem->scale < 0)
     return FA3_OK;
   const struct kernel *kernel =

@@ -115,8 +115,7 @@ static fa3_status launch_attention(const struct call *call) {
   params.tile_queries = plan->tile_queries;
   params.head_dim_v = (int)problem->value_head_dim;
   params.store_by_tma = plan->tile_heads == 1;
-  params.clear_value = problem->cu_seqlens_q || problem->cu_seqlens_k || problem->seqused_q ||
-                       problem->seqused_k || problem->page_table.dtype;
+  params.clear_value = queries_vary(problem) || keys_vary(problem) || problem->page_table.dtype;
   params.clip_output = params.clear_value || plan->tile_queries < plan->kernel->tile_q / 64 *
                                                                       params.queries_per_warpgroup;
   if (plan->few.kernel) params.few_queries = plan->few.most_queries;
