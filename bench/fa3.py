@@ -99,23 +99,20 @@ class Library:
         window=None,
         lengths=None,
         query_lengths=None,
-        lse=None,
-        seqused_k=None,
-        page_table=None,
         scales=None,
         scale_rows=0,
+        **others,
     ):
         """A function that queues the call on the current stream: tensors are (batch, seqlen, heads,
         head_dim), or (total, heads, head_dim) with `lengths`, the cumulative ones as a tensor and
         the longest; with `query_lengths`, likewise, only query and output are packed. `window` is
-        (left, right). `seqused_k` and `page_table` are the header's;
-        `scales` are those of query (None where it has none), key and value, each of so many rows."""
+        (left, right). `scales` are those of query (None where it has none), key and value, each of
+        so many rows. `others` are more tensors, or None, by their names in the header."""
         args = ForwardArgs(struct_size=ctypes.sizeof(ForwardArgs))
         args.flags = (CAUSAL if causal else 0) | (WINDOW if window else 0)
         if window:
             args.window_left, args.window_right = window
-        tensors = {"query": query, "key": key, "value": value, "output": output, "lse": lse}
-        tensors |= {"seqused_k": seqused_k, "page_table": page_table}
+        tensors = {"query": query, "key": key, "value": value, "output": output, **others}
         if scales is not None:
             for name, scale in zip(("query_scale", "key_scale", "value_scale"), scales):
                 tensors[name] = scale
@@ -165,24 +162,10 @@ class Library:
         tensors |= {"rotary_cos": tables[0], "rotary_sin": tables[1]}
         return self.gpu_call("quantize", args, tensors)
 
-    def append_gpu(
-        self,
-        new_key,
-        new_value,
-        key,
-        value,
-        seqused_k,
-        query=None,
-        rotated_query=None,
-        tables=(None, None),
-        page_table=None,
-    ):
-        """A function that queues the call on the current stream; `tables` as above."""
-        args = AppendArgs(struct_size=ctypes.sizeof(AppendArgs))
-        tensors = {"new_key": new_key, "new_value": new_value, "key": key, "value": value}
-        tensors |= {"query": query, "rotated_query": rotated_query, "seqused_k": seqused_k}
-        tensors |= {"rotary_cos": tables[0], "rotary_sin": tables[1], "page_table": page_table}
-        return self.gpu_call("append", args, tensors)
+    def append_gpu(self, **tensors):
+        """A function that queues the call on the current stream: tensors, or None, by their names in
+        the header."""
+        return self.gpu_call("append", AppendArgs(struct_size=ctypes.sizeof(AppendArgs)), tensors)
 
     def gpu_call(self, phase, args, tensors):
         tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}

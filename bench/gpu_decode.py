@@ -110,13 +110,15 @@ def append_call(library, shape, cache, query):
     new = [gpu_problem.random(shape.batch, 1, shape.heads_k, shape.head_dim) for _ in range(2)]
     angles = torch.rand(shape.keys, shape.head_dim // 2, device="cuda")
     return library.append_gpu(
-        *new,
-        cache["key"],
-        cache["value"],
-        cache["seqused_k"] - 1,
+        new_key=new[0],
+        new_value=new[1],
+        key=cache["key"],
+        value=cache["value"],
+        seqused_k=cache["seqused_k"] - 1,
         query=gpu_problem.random(*query.shape),
         rotated_query=query,
-        tables=(angles.cos().bfloat16(), angles.sin().bfloat16()),
+        rotary_cos=angles.cos().bfloat16(),
+        rotary_sin=angles.sin().bfloat16(),
         page_table=cache["page_table"],
     )
 

@@ -57,8 +57,8 @@ static const struct dlpack_exchange *exchange_of(PyObject *object) {
   return found;
 }
 
-/* The capsule that an object's __dlpack__ gives: of DLPack 1, which can say that memory is read-only,
- * or of an older version where the object knows no other. */
+/* The capsule that an object's __dlpack__ gives: of DLPack 1, which can say that memory is
+ * read-only, or of an older version where the object knows no other. */
 static PyObject *capsule_of(PyObject *object) {
   PyObject *method = PyObject_GetAttrString(object, "__dlpack__");
   if (!method) return NULL;
@@ -81,10 +81,11 @@ static int view(struct call *call, PyObject *object, const struct field *field,
   if (exchange) {
     if (exchange->tensor_from_py_object(object, tensor)) {
       if (PyErr_ExceptionMatches(PyExc_RuntimeError))
-        PyErr_Format(PyExc_ValueError,
-                     "%s is sparse, quantized or without memory: expected a dense tensor on the CPU "
-                     "or on an NVIDIA GPU",
-                     field->name);
+        PyErr_Format(
+            PyExc_ValueError,
+            "%s is sparse, quantized or without memory: expected a dense tensor on the CPU "
+            "or on an NVIDIA GPU",
+            field->name);
       return -1;
     }
     if (!call->exchange) call->exchange = exchange;
@@ -111,7 +112,7 @@ static int view(struct call *call, PyObject *object, const struct field *field,
                  managed->version.major);
     return -1;
   }
-  if (field->kind == WRITTEN_TENSOR && managed->flags & DL_READ_ONLY) {
+  if (is_written(field) && managed->flags & DL_READ_ONLY) {
     PyErr_Format(PyExc_ValueError, "%s is read-only, and is written", field->name);
     return -1;
   }
@@ -320,18 +321,43 @@ static PyObject *prepare(PyObject *self, PyObject *index) {
   Py_RETURN_NONE;
 }
 
+/* The phase of this name; null, and an error, if there is none. */
+static const struct phase *find_phase(const char *name) {
+  for (int p = 0; p < NUM_PHASES; p++)
+    if (strcmp(name, phases[p].name) == 0) return &phases[p];
+  PyErr_Format(PyExc_ValueError, "%s is no phase", name);
+  return NULL;
+}
+
+static PyObject *arguments(PyObject *self, PyObject *args) {
+  (void)self;
+  static const char *const kinds[] = {[INPUT] = "INPUT",   [OPTIONAL_INPUT] = "OPTIONAL_INPUT",
+                                      [OUTPUT] = "OUTPUT", [OPTIONAL_OUTPUT] = "OPTIONAL_OUTPUT",
+                                      [INT32] = "INTEGER", [UINT32] = "INTEGER",
+                                      [INT64] = "INTEGER", [FLOAT] = "FLOAT"};
+  const char *name;
+  if (!PyArg_ParseTuple(args, "s", &name)) return NULL;
+  const struct phase *phase = find_phase(name);
+  PyObject *list = phase ? PyList_New(0) : NULL;
+  for (int i = 0; list && i < phase->num_fields; i++) {
+    const struct field *field = &phase->fields[i];
+    PyObject *pair = Py_BuildValue("(ss)", field->name, kinds[field->kind]);
+    if (!pair || PyList_Append(list, pair)) Py_CLEAR(list);
+    Py_XDECREF(pair);
+  }
+  return list;
+}
+
 static PyObject *xla_handler(PyObject *self, PyObject *args) {
   (void)self;
-  const char *phase;
+  const char *name;
   int on_gpu;
-  if (!PyArg_ParseTuple(args, "sp", &phase, &on_gpu)) return NULL;
-  for (int p = 0; p < NUM_PHASES; p++) {
-    if (strcmp(phase, phases[p].name) != 0) continue;
-    xla_handler_function *handler = xla_handlers[p][on_gpu];
-    return handler ? PyCapsule_New((void *)(uintptr_t)handler, NULL, NULL)
-                   : PyErr_Format(PyExc_NotImplementedError, "%s from XLA", phase);
-  }
-  return PyErr_Format(PyExc_ValueError, "%s is no phase", phase);
+  if (!PyArg_ParseTuple(args, "sp", &name, &on_gpu)) return NULL;
+  const struct phase *phase = find_phase(name);
+  if (!phase) return NULL;
+  xla_handler_function *handler = xla_handlers[phase - phases][on_gpu];
+  return handler ? PyCapsule_New((void *)(uintptr_t)handler, NULL, NULL)
+                 : PyErr_Format(PyExc_NotImplementedError, "%s from XLA", name);
 }
 
 #define CALL(function) (PyCFunction)(void (*)(void)) function
@@ -342,6 +368,8 @@ static PyMethodDef methods[] = {
     {"append", CALL(append), METH_FASTCALL | METH_KEYWORDS, "fa3_append, as forward."},
     {"combine", CALL(combine), METH_FASTCALL | METH_KEYWORDS, "fa3_combine, as forward."},
     {"quantize", CALL(quantize), METH_FASTCALL | METH_KEYWORDS, "fa3_quantize, as forward."},
+    {"arguments", arguments, METH_VARARGS,
+     "What a call takes: the names of its argument struct's fields, each with what it is."},
     {"xla_handler", xla_handler, METH_VARARGS,
      "A capsule of this phase's call for jax.ffi, on the CPU or on a GPU."},
     {"prepare", prepare, METH_O, "fa3_prepare of the CUDA device with this index."},

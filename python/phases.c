@@ -1,11 +1,5 @@
 #include "phases.h"
 
-/* tensors.def's words for what a call does with a tensor, as kinds of fields. */
-#define INPUT TENSOR
-#define OPTIONAL_INPUT TENSOR
-#define OUTPUT WRITTEN_TENSOR
-#define OPTIONAL_OUTPUT WRITTEN_TENSOR
-
 #define NUMBERS(args)                                          \
   {"max_seqlen_q", INT64, offsetof(args, max_seqlen_q)},       \
       {"max_seqlen_k", INT64, offsetof(args, max_seqlen_k)},   \
@@ -117,10 +111,10 @@ const struct phase phases[NUM_PHASES] = {
 };
 
 int set_integer(union arguments *args, const struct field *field, int64_t number) {
-  void *place = (char *)args + field->offset;
-  if (field->kind == INT64) *(int64_t *)place = number;
-  if (field->kind == INT32) *(int32_t *)place = (int32_t)number;
-  if (field->kind == UINT32) *(uint32_t *)place = (uint32_t)number;
+  void *to = (char *)args + field->offset;
+  if (field->kind == INT64) *(int64_t *)to = number;
+  if (field->kind == INT32) *(int32_t *)to = (int32_t)number;
+  if (field->kind == UINT32) *(uint32_t *)to = (uint32_t)number;
   int fits = field->kind == INT64 || (field->kind == INT32 && number == (int32_t)number) ||
              (field->kind == UINT32 && number == (uint32_t)number);
   return fits ? 0 : -1;

@@ -7,8 +7,9 @@
 
 #include "fa3.h"
 
-/* The fields of the calls' arguments, which are keyword arguments of the same names here. */
-enum kind { TENSOR, WRITTEN_TENSOR, INT32, UINT32, INT64, FLOAT };
+/* The fields of the calls' arguments, which are keyword arguments of the same names here: tensors,
+ * by tensors.def's words for what a call does with them, and numbers. */
+enum kind { INPUT, OPTIONAL_INPUT, OUTPUT, OPTIONAL_OUTPUT, INT32, UINT32, INT64, FLOAT };
 
 struct field {
   const char *name;
@@ -31,7 +32,11 @@ union arguments {
 };
 
 static inline int is_tensor(const struct field *field) {
-  return field->kind == TENSOR || field->kind == WRITTEN_TENSOR;
+  return field->kind <= OPTIONAL_OUTPUT;
+}
+
+static inline int is_written(const struct field *field) {
+  return field->kind == OUTPUT || field->kind == OPTIONAL_OUTPUT;
 }
 
 enum { MAX_FIELDS = 64 };

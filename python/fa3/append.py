@@ -5,39 +5,33 @@ import torch
 
 from fa3 import _core
 from fa3.operators import is_plain, names_of, operator, written
-
-# What is written has no default: PyTorch 2.11 looks for it among the arguments that were given.
-APPEND = (
-    "(Tensor new_key, Tensor new_value, Tensor(a!) key, Tensor(b!) value, Tensor(c!)? key_scale, "
-    "Tensor(d!)? value_scale, Tensor? query=None, Tensor? rotary_cos=None, "
-    "Tensor? rotary_sin=None, Tensor? positions=None, Tensor? cu_seqlens_q=None, "
-    "Tensor? seqused_k=None, Tensor? cache_batch_index=None, Tensor? page_table=None, "
-    "SymInt key_scale_rows=0, SymInt value_scale_rows=0, SymInt max_seqlen_q=0, SymInt flags=0) "
-    "-> Tensor"
-)
-
+from fa3.options import schema
 
 WRITTEN = ("key", "value", "key_scale", "value_scale")
 
 
-def append_kernel(*arguments):
+def call_append(query=None, **arguments):
     """Writes new rows into the cache, behind those that it has. Returns the queries, rotated as the
     keys are; an empty tensor where there are none."""
-    named = dict(zip(append_names, arguments))
-    query = named.get("query")
     rotated_query = None if query is None else torch.empty_like(query)
-    _core.append(rotated_query=rotated_query, **named)
-    written(*(named.get(name) for name in WRITTEN))
-    return named["new_key"].new_empty(0) if rotated_query is None else rotated_query
+    _core.append(query=query, rotated_query=rotated_query, **arguments)
+    written(*(arguments.get(name) for name in WRITTEN))
+    return arguments["new_key"].new_empty(0) if rotated_query is None else rotated_query
 
 
-append_operator = operator("fa3::append", append_kernel, APPEND, WRITTEN)
+def append_kernel(*arguments):
+    return call_append(**dict(zip(append_names, arguments)))
+
+
+append_operator = operator("fa3::append", append_kernel, schema("append", 1, WRITTEN), WRITTEN)
 append_names = names_of(append_operator)
 
 
 @append_operator.register_fake
-def fake_append(new_key, new_value, key, value, key_scale, value_scale, query=None, *options):
-    return new_key.new_empty(0) if query is None else torch.empty_like(query)
+def fake_append(*arguments):
+    named = dict(zip(append_names, arguments))
+    query = named.get("query")
+    return named["new_key"].new_empty(0) if query is None else torch.empty_like(query)
 
 
 def chosen(table, index, name, otherwise):
@@ -118,26 +112,18 @@ def append(
     if cos is not None and codes:
         k = rotate(k, cos, sin, positions, interleaved)
         cos = sin = positions = None
-    arguments = (
-        k,
-        v,
-        k_cache,
-        v_cache,
-        None if codes else options.get("key_scale"),
-        None if codes else options.get("value_scale"),
-        q if together else None,
-        cos,
-        sin,
-        positions,
-        cu_seqlens_new,
-        lengths,
-        options.get("cache_batch_index"),
-        options.get("page_table"),
-        0 if codes else options.get("key_scale_rows", 0),
-        0 if codes else options.get("value_scale_rows", 0),
-        0 if cu_seqlens_new is None else k.shape[0],
-        _core.ROTARY_INTERLEAVED if interleaved and cos is not None else 0,
-    )
-    call = append_kernel if is_plain(q, k, k_cache) else torch.ops.fa3.append
-    rotated = call(*arguments)
+    arguments = {"new_key": k, "new_value": v, "key": k_cache, "value": v_cache}
+    arguments |= {"key_scale": None, "value_scale": None, "seqused_k": lengths}
+    for name in ("key_scale", "value_scale", "key_scale_rows", "value_scale_rows"):
+        if name in options and not codes:
+            arguments[name] = options[name]
+    for name in ("cache_batch_index", "page_table"):
+        arguments[name] = options.get(name)
+    arguments |= {"rotary_cos": cos, "rotary_sin": sin, "positions": positions}
+    if interleaved and cos is not None:
+        arguments["flags"] = _core.ROTARY_INTERLEAVED
+    if cu_seqlens_new is not None:
+        arguments |= {"cu_seqlens_q": cu_seqlens_new, "max_seqlen_q": k.shape[0]}
+    call = call_append if is_plain(q, k, k_cache) else torch.ops.fa3.append
+    rotated = call(query=q if together else None, **arguments)
     return rotated if together else q

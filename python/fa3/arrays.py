@@ -16,21 +16,20 @@ def attention(
     softmax_scale: float | None = None,
     softcap: float = 0.0,
     sink: Any = None,
-    cu_seqlens_q: Any = None,
-    cu_seqlens_k: Any = None,
-    seqused_q: Any = None,
-    seqused_k: Any = None,
     max_seqlen_q: int = 0,
     max_seqlen_k: int = 0,
     stream: int | None = None,
     num_threads: int = 0,
     return_lse: bool = False,
+    **tensors: Any,
 ) -> Any:
     """softmax(scale * query key^T + mask) value, in a new array of query's kind.
 
     Shapes are fa3.h's: query (batch, seqlen_q, heads, head_dim), or (total_q, heads, head_dim) with
-    cu_seqlens_q; key and value likewise. window is (left, right), -1 unbounded. With return_lse
-    also the float32 logarithm of the softmax's denominator. Arrays on a GPU whose type has no
+    cu_seqlens_q; key and value likewise. window is (left, right), -1 unbounded. `tensors` say where
+    sequences lie, by the names of fa3_forward_args: cu_seqlens_q and cu_seqlens_k, lengths, padding,
+    pages of a cache, diagonals. With return_lse also the float32 logarithm of the softmax's
+    denominator. Arrays on a GPU whose type has no
     __dlpack_c_exchange_api__ need `stream`, the address of the CUDA stream to run on."""
     for name, array in (("query", query), ("key", key), ("value", value)):
         if not hasattr(array, "__array_namespace__"):
@@ -46,9 +45,7 @@ def attention(
     if return_lse:
         lse = namespace.zeros(lse_shape(query), dtype=namespace.float32, device=device)
     options = options_of(query, softmax_scale, causal, window, softcap)
-    options |= sequences(
-        cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k
-    )
+    options |= sequences(max_seqlen_q, max_seqlen_k, **tensors)
     _core.forward(
         query=query,
         key=key,

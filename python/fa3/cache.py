@@ -105,7 +105,7 @@ def forward(
         seqused_q=seqused_q,
         seqused_k=seqused_k,
     )
-    options |= sequences(**starts, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
+    options |= sequences(max_seqlen_q, max_seqlen_k, **starts)
     if page_table is not None:
         # A cache in pages has no entries but the table's rows.
         if kv_batch_idx is not None:

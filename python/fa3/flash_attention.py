@@ -128,7 +128,7 @@ def flash_attn_varlen_func(
         seqused_q=seqused_q,
         seqused_k=seqused_k,
     )
-    options |= sequences(**starts, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
+    options |= sequences(max_seqlen_q, max_seqlen_k, **starts)
     if page_table is not None:
         options |= contiguous(page_table=page_table)
     output, lse = attention_in_chunks(

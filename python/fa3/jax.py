@@ -9,7 +9,7 @@ import jax
 import numpy
 
 from fa3 import _core
-from fa3.options import lse_shape, options_of
+from fa3.options import lse_shape, options_of, sequences
 
 for phase in ("forward", "backward"):
     for platform in ("cpu", "CUDA"):
@@ -78,13 +78,10 @@ def attention(
     softmax_scale: float | None = None,
     softcap: float = 0.0,
     sink: jax.Array | None = None,
-    cu_seqlens_q: jax.Array | None = None,
-    cu_seqlens_k: jax.Array | None = None,
-    seqused_q: jax.Array | None = None,
-    seqused_k: jax.Array | None = None,
     max_seqlen_q: int = 0,
     max_seqlen_k: int = 0,
     return_lse: bool = False,
+    **tensors: jax.Array | None,
 ) -> Any:
     """softmax(scale * query key^T + mask) value, as fa3.attention: under jit, grad and vmap.
 
@@ -94,12 +91,7 @@ def attention(
     needed on a GPU, are numbers, not arrays. Output, lse and gradients of rows that no sequence
     uses are 0."""
     options = options_of(query, softmax_scale, causal, window, softcap)
-    options |= {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
-    lengths = {
-        "cu_seqlens_q": cu_seqlens_q,
-        "cu_seqlens_k": cu_seqlens_k,
-        "seqused_q": seqused_q,
-        "seqused_k": seqused_k,
-    }
+    options |= sequences(max_seqlen_q, max_seqlen_k, **tensors)
+    lengths = {name: options.pop(name) for name in tensors}
     output, lse = attend(query, key, value, sink, lengths, tuple(options.items()))
     return (output, lse) if return_lse else output

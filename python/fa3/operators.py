@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
 from fa3 import _core
-from fa3.options import lse_shape
+from fa3.options import lse_shape, optional_inputs, schema
 
 if not hasattr(Tensor, "__dlpack_c_exchange_api__"):
     raise ImportError(
@@ -18,31 +18,8 @@ if not hasattr(Tensor, "__dlpack_c_exchange_api__"):
         f"tensors of PyTorch {torch.__version__} have no __dlpack_c_exchange_api__"
     )
 
-# The options that both operators have.
-LENGTHS = (
-    "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, Tensor? seqused_q=None, "
-    "Tensor? seqused_k=None, Tensor? leftpad_k=None"
-)
-NUMBERS = (
-    "SymInt max_seqlen_q=0, SymInt max_seqlen_k=0, SymInt flags=0, float softmax_scale=0, "
-    "float softcap=0, SymInt window_left=0, SymInt window_right=0, "
-    "SymInt reserved_multiprocessors=0"
-)
-FORWARD = (
-    f"(Tensor query, Tensor key, Tensor value, Tensor? sink=None, {LENGTHS}, "
-    "Tensor? cache_batch_index=None, Tensor? page_table=None, Tensor? query_scale=None, "
-    f"Tensor? key_scale=None, Tensor? value_scale=None, {NUMBERS}, SymInt num_splits=0, "
-    "SymInt key_scale_rows=0, SymInt value_scale_rows=0) "
-    "-> (Tensor, Tensor)"
-)
-BACKWARD = (
-    "(Tensor grad_output, Tensor? grad_lse, Tensor query, Tensor key, Tensor value, "
-    f"Tensor output, Tensor lse, Tensor? sink=None, {LENGTHS}, {NUMBERS}) "
-    "-> (Tensor, Tensor, Tensor, Tensor)"
-)
-FORWARD_ALONE = ("num_splits", "key_scale_rows", "value_scale_rows")
-# What has no gradient.
-INFERENCE = {"cache_batch_index", "page_table", "query_scale", "key_scale", "value_scale"}
+# What has no gradient: tensors that the backward pass does not take.
+INFERENCE = optional_inputs("forward") - optional_inputs("backward")
 
 
 def rows_contiguous(tensor: Tensor) -> Tensor:
@@ -89,13 +66,13 @@ def written(*tensors):
 
 
 def call_backward(
-    grad_output,
-    grad_lse,
     query,
     key,
     value,
     output,
     lse,
+    grad_output,
+    grad_lse=None,
     sink=None,
     *,
     flags=0,
@@ -158,8 +135,8 @@ def operator(name, function, schema, mutates=()):
     return torch.library.custom_op(name, function, mutates_args=mutates, schema=schema)
 
 
-forward_operator = operator("fa3::forward", forward_kernel, FORWARD)
-backward_operator = operator("fa3::backward", backward_kernel, BACKWARD)
+forward_operator = operator("fa3::forward", forward_kernel, schema("forward", 2))
+backward_operator = operator("fa3::backward", backward_kernel, schema("backward", 4))
 forward_names = names_of(forward_operator)
 backward_names = names_of(backward_operator)
 
@@ -173,7 +150,9 @@ def fake_forward(query, key, value, *options):
 
 
 @backward_operator.register_fake
-def fake_backward(grad_output, grad_lse, query, key, value, output, lse, sink=None, *options):
+def fake_backward(
+    query, key, value, output, lse, grad_output, grad_lse=None, sink=None, *options
+):
     return (
         *(torch.empty_like(rows_contiguous(tensor)) for tensor in (query, key, value)),
         lse.new_empty(0) if sink is None else sink.new_empty(sink.shape),
@@ -192,12 +171,11 @@ def backward_of(call, ctx, grad_output, grad_lse):
     options = ctx.options
     if query.dtype is torch.float8_e4m3fn or not INFERENCE.isdisjoint(options):
         raise NotImplementedError("a cache and FP8 have no gradient: they are for inference")
-    for name in FORWARD_ALONE:
-        options.pop(name, None)
+    options = {name: value for name, value in options.items() if name in backward_names}
     if grad_output is None:
         grad_output = torch.zeros_like(output)
     *gradients, grad_sink = call(
-        grad_output, grad_lse, query, key, value, output, lse, sink, **options
+        query, key, value, output, lse, grad_output, grad_lse, sink, **options
     )
     return *gradients, None if sink is None else grad_sink
 
@@ -380,11 +358,11 @@ def gradients_of(grad_output, query, key, value, output, lse, options, gradients
     """Writes the gradients of query, key and value into `gradients`."""
     if is_plain(query, key, value):
         call_backward(
-            grad_output, None, query, key, value, output, lse, gradients=gradients, **options
+            query, key, value, output, lse, grad_output, gradients=gradients, **options
         )
         written(*gradients)
         return
-    found = torch.ops.fa3.backward(grad_output, None, query, key, value, output, lse, **options)
+    found = torch.ops.fa3.backward(query, key, value, output, lse, grad_output, **options)
     for given, gradient in zip(gradients, found):
         if given is not None:
             given.copy_(gradient)

@@ -3,6 +3,34 @@
 from fa3 import _core
 
 
+def schema(phase, results, written=()) -> str:
+    """A PyTorch operator's, for a call: first the tensors that it needs, then those that it writes of
+    its own arguments, then what has a default, all by their names in fa3.h. Other outputs are its
+    results. What is written has no default: PyTorch 2.11 looks for it among the arguments that were
+    given."""
+    needed, changed, others = [], [], []
+    for name, kind in _core.arguments(phase):
+        if name in written:
+            mark = "?" if kind.startswith("OPTIONAL") else ""
+            changed.append(f"Tensor({chr(ord('a') + len(changed))}!){mark} {name}")
+        elif kind == "INPUT":
+            needed.append(f"Tensor {name}")
+        elif kind == "OPTIONAL_INPUT":
+            others.append(f"Tensor? {name}=None")
+        elif kind in ("INTEGER", "FLOAT"):
+            others.append(f"{'SymInt' if kind == 'INTEGER' else 'float'} {name}=0")
+    returned = ", ".join(["Tensor"] * results)
+    return f"({', '.join(needed + changed + others)}) -> ({returned})"
+
+
+def optional_inputs(phase) -> set[str]:
+    """The tensors that a call may have."""
+    return {name for name, kind in _core.arguments(phase) if kind == "OPTIONAL_INPUT"}
+
+
+SEQUENCES = optional_inputs("forward") - {"sink"}
+
+
 def options_of(
     query,
     softmax_scale,
@@ -40,20 +68,16 @@ def options_of(
     return options
 
 
-def sequences(
-    cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q=None, max_seqlen_k=None
-) -> dict:
-    """The options that say where sequences lie. The bounds of packed ones' lengths are ints or
-    tensors of one; without them the CPU engine looks."""
-    options = {
-        "cu_seqlens_q": cu_seqlens_q,
-        "cu_seqlens_k": cu_seqlens_k,
-        "seqused_q": seqused_q,
-        "seqused_k": seqused_k,
-    }
-    if cu_seqlens_q is not None and max_seqlen_q is not None:
+def sequences(max_seqlen_q, max_seqlen_k, **tensors) -> dict:
+    """The options that say where sequences lie: tensors, or None, by their names in fa3.h. The bounds
+    of packed ones' lengths are ints or tensors of one; without them the CPU engine looks."""
+    for name in tensors:
+        if name not in SEQUENCES:
+            raise TypeError(f"attention has no argument {name!r}")
+    options = dict(tensors)
+    if tensors.get("cu_seqlens_q") is not None and max_seqlen_q is not None:
         options["max_seqlen_q"] = int(max_seqlen_q)
-    if cu_seqlens_k is not None and max_seqlen_k is not None:
+    if tensors.get("cu_seqlens_k") is not None and max_seqlen_k is not None:
         options["max_seqlen_k"] = int(max_seqlen_k)
     return options
 

@@ -1,3 +1,9 @@
+import os
+
+# torch.compile keeps code under a key that has an operator's name, not its arguments: what another
+# version of the package left there would run.
+os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
+
 import pytest
 import torch
 

@@ -42,6 +42,30 @@ def test_numpy_packed():
     assert found.shape == q.shape and (abs(found - 3) < 1e-6).all()
 
 
+def test_numpy_cache():
+    """What else says where sequences lie, by the names of fa3.h."""
+    generator = numpy.random.default_rng(8)
+    q = generator.standard_normal((2, 3, 4, 32), dtype=numpy.float32)
+    pages = [generator.standard_normal((5, 8, 2, 32), dtype=numpy.float32) for _ in range(2)]
+    table, lengths, padding = (
+        numpy.array(numbers, numpy.int32) for numbers in ([[3, 0], [4, 1]], [13, 9], [2, 0])
+    )
+    found = fa3.attention(
+        q, *pages, causal=True, page_table=table, seqused_k=lengths, leftpad_k=padding
+    )
+    wanted = fa3.flash_attn_with_kvcache(
+        *map(torch.from_numpy, (q, *pages)),
+        cache_seqlens=torch.from_numpy(lengths),
+        page_table=torch.from_numpy(table),
+        cache_leftpad=torch.from_numpy(padding),
+        causal=True,
+    )
+    assert (found == wanted.numpy()).all()
+    for name in ("seqlens", "flags", "lse"):
+        with pytest.raises(TypeError, match=f"no argument '{name}'"):
+            fa3.attention(q, q, q, **{name: lengths})
+
+
 def test_read_only_arrays_are_read():
     q, k, v = (numpy.full((1, 6, 2, 16), fill, numpy.float32) for fill in (1, 2, 3))
     for array in (q, k, v):

@@ -262,12 +262,13 @@ def test_metadata_is_planned_by_the_call(device):
 def test_opcheck_of_append(device, rotary):
     q, k, v = make(device, (1, 2, 4, 64), (1, 2, 2, 64), (1, 2, 2, 64))
     caches = make(device, (1, 30, 2, 64), (1, 30, 2, 64))
-    tables = rotary_tables(device, 30, 32, q.dtype) if rotary else (None, None)
+    options = {}
+    if rotary:
+        cos, sin = rotary_tables(device, 30, 32, q.dtype)
+        options = {"query": q, "rotary_cos": cos, "rotary_sin": sin}
     lengths = integers(device, [9])
-    query = q if rotary else None
     torch.library.opcheck(
-        torch.ops.fa3.append.default,
-        (k, v, *caches, None, None, query, *tables, None, None, lengths),
+        torch.ops.fa3.append.default, (k, v, lengths, *caches, None, None), options
     )
 
 

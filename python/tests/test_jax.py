@@ -97,6 +97,21 @@ def test_packed(device):
         assert not array[13:].any() and array[:13].any() and numpy.isfinite(array).all()
 
 
+def test_padding(device):
+    """Keys that don't count, by a name of fa3.h."""
+    (q, k, v), _ = both(device, *arrays(*[(2, 9, 2, 32)] * 3))
+    padding = numpy.array([4, 0], numpy.int32)
+
+    def function(q, k, v):
+        return fa3.jax.attention(q, k, v, leftpad_k=padding)[:1]
+
+    alone = numpy.array(fa3.jax.attention(q[:1], k[:1, 4:], v[:1, 4:]), numpy.float32)
+    compare(device, function(q, k, v), torch.from_numpy(alone))
+    gradients = jax.grad(lambda *three: function(*three).sum(), argnums=(1, 2))(q, k, v)
+    for gradient in gradients:
+        assert not gradient[0, :4].any() and gradient[0, 4:].any()
+
+
 def test_errors():
     q, k, v = arrays(*[(1, 8, 2, 32)] * 3)
     with pytest.raises(Exception, match="value"):

@@ -41,7 +41,8 @@ def test_opcheck(device):
     torch.library.opcheck(torch.ops.fa3.forward.default, arguments, options)
     q, k, v, sink = (t.detach() for t in arguments)
     output, lse = torch.ops.fa3.forward(q, k, v, sink, **options)
-    backward = torch.randn_like(output), torch.randn_like(lse), q, k, v, output, lse, sink
+    gradients = torch.randn_like(output), torch.randn_like(lse)
+    backward = q, k, v, output, lse, *gradients, sink
     torch.library.opcheck(torch.ops.fa3.backward.default, backward, options)
 
 

@@ -91,7 +91,12 @@ def backward(
     window = window_size_left, window_size_right
     options = options_of(q, softmax_scale, is_causal, window, softcap, sm_margin, 0)
     options |= sequences(
-        cu_seqlens_q, cu_seqlens_k, sequed_q, sequed_k, max_seqlen_q, max_seqlen_k
+        max_seqlen_q,
+        max_seqlen_k,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        seqused_q=sequed_q,
+        seqused_k=sequed_k,
     )
     gradients_of(dout, q, k, v, out, softmax_lse, options, (dq, dk, dv))
     return softmax_lse.new_empty(0)
