@@ -381,7 +381,9 @@ void cpu_forward(const struct problem *problem, const struct routines *routines,
       .pairs = problem->batch * problem->heads_k,
       .scratch = (char *)(((uintptr_t)workspace + CACHE_LINE - 1) & -(uintptr_t)CACHE_LINE),
       .scratch_size = scratch_layout(problem, routines, NULL, &layout)};
-  call.tasks = divide_up(work.longest_q * group_size(problem), plan->tile_q) * call.pairs;
+  /* One thread packs the fewest tiles with the largest blocks. */
+  if (work_is_short(&work) && threads_crowded()) call.tile_q = choose_tile_q(problem, routines, 1);
+  call.tasks = divide_up(work.longest_q * group_size(problem), call.tile_q) * call.pairs;
   const int32_t threads = work_threads(&work, plan->num_threads);
   if (!decodes(problem, work.longest_q)) threads_for(threads, call.tasks, run_task, &call);
   cpu_decode(problem, routines, threads,

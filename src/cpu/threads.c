@@ -104,6 +104,10 @@ static bool is_crowded(int64_t now) {
   return now < atomic_load_explicit(&pool.crowded_until, memory_order_relaxed);
 }
 
+bool threads_crowded(void) {
+  return is_crowded(nanoseconds());
+}
+
 static void see_crowd(int64_t now) {
   pthread_mutex_lock(&pool.lock);
   const bool again = pool.calls <= CALLS_WITHOUT_CROWD;
@@ -115,15 +119,27 @@ static void see_crowd(int64_t now) {
   pthread_mutex_unlock(&pool.lock);
 }
 
+/* Whether all of the job's tasks take longer than a short call's, as those say that took so long.
+ */
+static bool is_long(const struct job *job, int64_t took, int64_t done) {
+  return (double)took * (double)job->tasks > (double)SHORT_NANOSECONDS * (double)done;
+}
+
 /* False as soon as the tasks done say that all of them would take long; some may then be left. Time
- * in which the caller has no processor either does not count. */
+ * in which the caller has no processor either does not count; but as the clock of its own time is a
+ * system call, and that is where a caller loses its processor, it is asked only where the call
+ * looks long by the other clock. */
 static bool do_short_work(struct job *job) {
-  const int64_t start = nanoseconds_of(CLOCK_THREAD_CPUTIME_ID);
-  for (int64_t done = 1; do_task(job, 0); done++) {
-    const int64_t worked = nanoseconds_of(CLOCK_THREAD_CPUTIME_ID) - start;
-    if ((double)worked * (double)job->tasks > (double)SHORT_NANOSECONDS * (double)done)
-      return false;
-  }
+  const int64_t start = nanoseconds();
+  int64_t done = 0;
+  do {
+    if (!do_task(job, 0)) return true;
+    done++;
+  } while (!is_long(job, nanoseconds() - start, done));
+
+  const int64_t own_start = nanoseconds_of(CLOCK_THREAD_CPUTIME_ID);
+  for (done = 1; do_task(job, 0); done++)
+    if (is_long(job, nanoseconds_of(CLOCK_THREAD_CPUTIME_ID) - own_start, done)) return false;
   return true;
 }
 

@@ -4,6 +4,7 @@
 #define FA3_CPU_THREADS_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 enum { MOST_THREADS = 1024 }; /* more than any call can use, few enough to be started */
@@ -16,6 +17,10 @@ typedef void task_work(void *argument, int64_t task, int32_t place);
  * too, so that it goes on with any number of helpers: those that are busy with other calls, can't
  * be created or wake up too late leave their share to the others. */
 void threads_for(int32_t threads, int64_t tasks, task_work *work, void *argument);
+
+/* Whether other threads want the processors too. Short calls are then done by their callers alone.
+ */
+bool threads_crowded(void);
 
 /* Waits until another task, started before this one, has set the value. */
 void threads_wait(const atomic_llong *value, long long wanted);

@@ -8,6 +8,9 @@
 /* A share of 5 to 10 microseconds: a thread that comes too late costs little. */
 static const double least_multiply_adds = 5e5;
 
+/* About 2 milliseconds of a thread with AVX-512. */
+static const double short_multiply_adds = 1e8;
+
 /* What packing a tile of keys and values costs, as rows of queries. */
 static const double packing_rows = 16;
 
@@ -56,6 +59,10 @@ int32_t work_most_threads(const struct problem *problem) {
 
 int32_t work_threads(const struct work *work, int32_t most) {
   return threads_worth(work->multiply_adds, most);
+}
+
+bool work_is_short(const struct work *work) {
+  return work->multiply_adds < short_multiply_adds;
 }
 
 int32_t work_task_threads(const struct problem *problem, int64_t tasks) {

@@ -21,6 +21,9 @@ int32_t work_most_threads(const struct problem *problem);
 /* As many of them as have enough to do. */
 int32_t work_threads(const struct work *work, int32_t most);
 
+/* Whether its caller may do all of it where threads are crowded. */
+bool work_is_short(const struct work *work);
+
 /* Of a call of so many tasks that are each worth a thread: at least 1. */
 int32_t work_task_threads(const struct problem *problem, int64_t tasks);
 
