@@ -75,23 +75,23 @@ static int measure(const struct call *call, int (*synchronize)(void)) {
 enum { SEQLEN = 128, HEADS = 160, HEAD_DIM = 128 };
 enum { BATCH = 4, HEADS_Q = 32, HEADS_K = 8, PAGE_SIZE = 64, PAGES = 16 };
 
-/* Memory in places that hold a tensor each; the workspace has what follows them. */
-enum { PLACE_BYTES = 1 << 23, PLACES = 9, WORKSPACE_BYTES = 1 << 27 };
+/* Memory in slots that hold a tensor each; the workspace has what follows them. */
+enum { SLOT_BYTES = 1 << 23, SLOTS = 9, WORKSPACE_BYTES = 1 << 27 };
 
-static char *place(char *memory, size_t number) {
-  return memory + number * PLACE_BYTES;
+static char *slot(char *memory, size_t number) {
+  return memory + number * SLOT_BYTES;
 }
 
 static fa3_tensor tensor(char *memory, size_t number) {
-  return fa3_dense(place(memory, number), FA3_BFLOAT16, 1, SEQLEN, HEADS, HEAD_DIM);
+  return fa3_dense(slot(memory, number), FA3_BFLOAT16, 1, SEQLEN, HEADS, HEAD_DIM);
 }
 
 static fa3_tensor tokens(char *memory, size_t number, int64_t heads) {
-  return fa3_dense(place(memory, number), FA3_BFLOAT16, BATCH, 1, heads, HEAD_DIM);
+  return fa3_dense(slot(memory, number), FA3_BFLOAT16, BATCH, 1, heads, HEAD_DIM);
 }
 
 static fa3_tensor pages(char *memory, size_t number) {
-  return fa3_dense(place(memory, number), FA3_BFLOAT16, (int64_t)BATCH * PAGES, PAGE_SIZE, HEADS_K,
+  return fa3_dense(slot(memory, number), FA3_BFLOAT16, (int64_t)BATCH * PAGES, PAGE_SIZE, HEADS_K,
                    HEAD_DIM);
 }
 
@@ -108,9 +108,9 @@ static int measure_passes(fa3_device device, void *stream, char *at, int (*synch
                               .key = tensor(at, 1),
                               .value = tensor(at, 2),
                               .output = tensor(at, 3),
-                              .workspace = place(at, PLACES),
+                              .workspace = slot(at, SLOTS),
                               .workspace_size = WORKSPACE_BYTES};
-  forward.lse = fa3_lse(place(at, 4), 1, HEADS, SEQLEN);
+  forward.lse = fa3_lse(slot(at, 4), 1, HEADS, SEQLEN);
   fa3_backward_args backward = {.struct_size = sizeof backward};
   if (fa3_backward_init(&forward, &backward)) return 1;
   forward.lse = (fa3_tensor){0};
@@ -133,8 +133,8 @@ static int measure_passes(fa3_device device, void *stream, char *at, int (*synch
 
 /* Memory is zeros: every page is the first one, and nothing is in the cache yet. */
 static int measure_cache(fa3_device device, void *stream, char *at, int (*synchronize)(void)) {
-  const fa3_tensor used = fa3_vector(place(at, 5), FA3_INT32, BATCH);
-  const fa3_tensor table = matrix(place(at, 6), FA3_INT32, BATCH, PAGES);
+  const fa3_tensor used = fa3_vector(slot(at, 5), FA3_INT32, BATCH);
+  const fa3_tensor table = matrix(slot(at, 6), FA3_INT32, BATCH, PAGES);
   const fa3_forward_args forward = {.struct_size = sizeof forward,
                                     .device = device,
                                     .stream = stream,
@@ -144,7 +144,7 @@ static int measure_cache(fa3_device device, void *stream, char *at, int (*synchr
                                     .output = tokens(at, 3, HEADS_Q),
                                     .seqused_k = used,
                                     .page_table = table,
-                                    .workspace = place(at, PLACES),
+                                    .workspace = slot(at, SLOTS),
                                     .workspace_size = WORKSPACE_BYTES};
   const fa3_append_args append = {
       .struct_size = sizeof append,
@@ -156,8 +156,8 @@ static int measure_cache(fa3_device device, void *stream, char *at, int (*synchr
       .value = pages(at, 2),
       .query = tokens(at, 0, HEADS_Q),
       .rotated_query = tokens(at, 7, HEADS_Q),
-      .rotary_cos = matrix(place(at, 8), FA3_BFLOAT16, 1024, HEAD_DIM / 2),
-      .rotary_sin = matrix(place(at, 8), FA3_BFLOAT16, 1024, HEAD_DIM / 2),
+      .rotary_cos = matrix(slot(at, 8), FA3_BFLOAT16, 1024, HEAD_DIM / 2),
+      .rotary_sin = matrix(slot(at, 8), FA3_BFLOAT16, 1024, HEAD_DIM / 2),
       .seqused_k = used,
       .page_table = table};
   const struct call calls[] = {{.name = "one token, a cache in pages", .forward = &forward},
@@ -179,7 +179,7 @@ int main(void) {
   *(void **)&clear = function("cuMemsetD8_v2");
   *(void **)&synchronize = function("cuCtxSynchronize");
   *(void **)&create = function("cuStreamCreate");
-  const size_t bytes = (size_t)PLACES * PLACE_BYTES + WORKSPACE_BYTES;
+  const size_t bytes = (size_t)SLOTS * SLOT_BYTES + WORKSPACE_BYTES;
   void *context, *stream;
   uint64_t memory;
   if (retain(&context, 0) || set_current(context) || allocate(&memory, bytes) ||

@@ -91,9 +91,9 @@ struct loop {
   void (*run)(void);
 };
 
-static void run_loop(void *loop, int64_t task, int32_t place) {
+static void run_loop(void *loop, int64_t task, int32_t seat) {
   (void)task;
-  (void)place;
+  (void)seat;
   ((const struct loop *)loop)->run();
 }
 

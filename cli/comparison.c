@@ -22,17 +22,17 @@ static double error_of(double value, double expected, double bound, fa3_dtype dt
   return overflows && signbit(value) == signbit(expected) ? 0 : INFINITY;
 }
 
-/* Which of two places comes first in the tensor. */
-static bool comes_first(const int64_t place[4], const struct error_statistics *statistics) {
+/* Which of two elements comes first in the tensor. */
+static bool comes_first(const int64_t coordinates[4], const struct error_statistics *statistics) {
   const int64_t other[4] = {statistics->worst.batch, statistics->worst.row, statistics->worst.head,
                             statistics->worst.column};
   for (int i = 0; i < 4; i++)
-    if (place[i] != other[i]) return place[i] < other[i];
+    if (coordinates[i] != other[i]) return coordinates[i] < other[i];
   return false;
 }
 
 static void take_up(struct error_statistics *statistics, double value, double expected,
-                    double bound, double error, const int64_t place[4]) {
+                    double bound, double error, const int64_t coordinates[4]) {
   const bool unbounded =
       error != 0 && !isfinite(bound) && (isfinite(expected) || statistics->finite);
   if (unbounded) {
@@ -41,7 +41,7 @@ static void take_up(struct error_statistics *statistics, double value, double ex
   }
   const bool inside = error == 0 || error <= bound; /* a bound that is NaN holds nothing */
   const double ratio = error == 0 ? 0 : inside ? error / bound : fmax(error / bound, 1);
-  const bool earlier = comes_first(place, statistics);
+  const bool earlier = comes_first(coordinates, statistics);
   const bool bounded = error != 0 || isfinite(bound), first = bounded && !statistics->any_bound;
   statistics->count++;
   statistics->any_bound |= bounded;
@@ -52,10 +52,10 @@ static void take_up(struct error_statistics *statistics, double value, double ex
       (bounded && (statistics->outside ? !inside && earlier
                                        : !inside || ratio > statistics->worst_ratio ||
                                              (ratio == statistics->worst_ratio && earlier)))) {
-    statistics->worst.batch = place[0];
-    statistics->worst.row = place[1];
-    statistics->worst.head = place[2];
-    statistics->worst.column = place[3];
+    statistics->worst.batch = coordinates[0];
+    statistics->worst.row = coordinates[1];
+    statistics->worst.head = coordinates[2];
+    statistics->worst.column = coordinates[3];
     statistics->worst.value = value;
     statistics->worst.expected = expected;
     statistics->worst.error = error;
@@ -67,11 +67,11 @@ static void take_up(struct error_statistics *statistics, double value, double ex
 }
 
 static void add(struct error_statistics *statistics, double value, double expected, double bound,
-                fa3_dtype dtype, const int64_t place[4]) {
+                fa3_dtype dtype, const int64_t coordinates[4]) {
   static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* rows come from several threads */
   const double error = error_of(value, expected, bound, dtype);
   pthread_mutex_lock(&lock);
-  take_up(statistics, value, expected, bound, error, place);
+  take_up(statistics, value, expected, bound, error, coordinates);
   pthread_mutex_unlock(&lock);
 }
 
@@ -189,7 +189,7 @@ void comparison_sample(struct comparison *comparison, int64_t count, uint64_t se
   compare_sink(comparison);
 }
 
-bool comparison_find_not_finite(const fa3_forward_args *args, int64_t place[4]) {
+bool comparison_find_not_finite(const fa3_forward_args *args, int64_t coordinates[4]) {
   int64_t heads = args->query.shape[args->query.rank - 2];
   int64_t columns = args->value.shape[args->value.rank - 1];
   for (int64_t b = 0; b < reference_batch(args); b++) {
@@ -198,10 +198,10 @@ bool comparison_find_not_finite(const fa3_forward_args *args, int64_t place[4]) 
         int64_t first = reference_output_index(args, b, head, row);
         for (int64_t d = 0; d < columns; d++) {
           if (isfinite(reference_load(&args->output, first + d))) continue;
-          place[0] = b;
-          place[1] = row;
-          place[2] = head;
-          place[3] = d;
+          coordinates[0] = b;
+          coordinates[1] = row;
+          coordinates[2] = head;
+          coordinates[3] = d;
           return true;
         }
       }

@@ -47,6 +47,6 @@ int64_t comparison_rows(const fa3_forward_args *args);
 double comparison_overflow(fa3_dtype dtype);
 
 /* The first value of the output that is not finite, if there is one. */
-bool comparison_find_not_finite(const fa3_forward_args *args, int64_t place[4]);
+bool comparison_find_not_finite(const fa3_forward_args *args, int64_t coordinates[4]);
 
 #endif

@@ -69,10 +69,10 @@ static fa3_tensor view_of(const struct operands *operands, enum tensor tensor,
   fa3_tensor view = {
       .data = as_stored.data, .dtype = as_stored.dtype, .rank = shape->rank - packed};
   for (int d = 0; d < loaded->rank; d++) {
-    int place = 0;
-    while (shape->axes[place + packed] != axes[d]) place++;
-    view.shape[place] = as_stored.shape[d];
-    view.strides[place] = as_stored.strides[d];
+    int to = 0;
+    while (shape->axes[to + packed] != axes[d]) to++;
+    view.shape[to] = as_stored.shape[d];
+    view.strides[to] = as_stored.strides[d];
   }
   if (!batch && !packed) view.shape[0] = 1;
   return view;

@@ -202,9 +202,9 @@ static fa3_tensor view_of(const struct loaded_tensor *loaded, bool packed, bool 
   view.shape[0] = view.strides[0] = 1;
   for (int d = 0; d < loaded->rank; d++) {
     const int swapped = d == rows ? rows + 1 : d == rows + 1 ? rows : d;
-    const int place = batch + (heads_first ? swapped : d);
-    view.shape[place] = as_stored.shape[d];
-    view.strides[place] = as_stored.strides[d];
+    const int to = batch + (heads_first ? swapped : d);
+    view.shape[to] = as_stored.shape[d];
+    view.strides[to] = as_stored.strides[d];
   }
   return view;
 }

@@ -169,14 +169,14 @@ static double largest(const struct loaded_tensor *tensor) {
  * values with room for rounding. This looks at all of it, not at samples. */
 static int check_finite(const struct operands *operands) {
   const struct loaded_tensor *loaded = operands->loaded, *output = &loaded[TENSOR_output];
-  int64_t place[4];
+  int64_t coordinates[4];
   const double scale = loaded[TENSOR_value_scale].given ? largest(&loaded[TENSOR_value_scale]) : 1;
   if (largest(&loaded[TENSOR_value]) * scale > comparison_overflow(output->dtype) / 2) return 0;
-  if (!comparison_find_not_finite(&operands->forward.args.forward, place)) return 0;
+  if (!comparison_find_not_finite(&operands->forward.args.forward, coordinates)) return 0;
   return fail(EXIT_DIFFERS,
               "%s: batch %" PRId64 ", row %" PRId64 ", head %" PRId64 ", column %" PRId64
               " is not finite, though all inputs are",
-              output->origin, place[0], place[1], place[2], place[3]);
+              output->origin, coordinates[0], coordinates[1], coordinates[2], coordinates[3]);
 }
 
 static bool has_finite_inputs(const struct operands *operands) {

@@ -104,9 +104,9 @@ fa3_status fa3_backward_init(const fa3_forward_args *theirs, fa3_backward_args *
                             .reserved_multiprocessors = forward.reserved_multiprocessors};
   for (int i = 0; i < from->count; i++) {
     const fa3_tensor *tensor = argument_in(&forward, &from->arguments[i]);
-    const struct argument *place = find_argument(FA3_BACKWARD, from->arguments[i].tensor);
-    if (place)
-      *argument_in(&ours, place) = *tensor;
+    const struct argument *same = find_argument(FA3_BACKWARD, from->arguments[i].tensor);
+    if (same)
+      *argument_in(&ours, same) = *tensor;
     else if (!tensor_absent(tensor))
       return set_error(FA3_UNSUPPORTED, "forward has %s: the backward pass does not take it",
                        tensor_rows[from->arguments[i].tensor].name);

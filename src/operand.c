@@ -6,7 +6,7 @@
 #include "validate.h"
 
 /* Where the problem has each tensor. */
-static const size_t places[TENSORS] = {
+static const size_t offsets[TENSORS] = {
 #define TENSOR(name, ...) offsetof(struct problem, name),
 #define VECTOR(name, ...) offsetof(struct problem, name),
 #include "tensors.def"
@@ -121,7 +121,7 @@ static fa3_status check_extent(struct reading *reading, const char *name, int d,
                    expected, reading->owners[axis], axis_names[axis], more ? " + 1" : "");
 }
 
-/* The place of a tensor's axis in an operand. */
+/* Where a tensor's axis is in an operand. */
 static void set_axis(struct operand *operand, enum axis axis, int64_t extent, int64_t stride) {
   switch (axis) {
     case AXIS_ROWS_Q:
@@ -164,11 +164,11 @@ static fa3_status read_tensor(struct reading *reading, const struct argument *ar
     set_axis(&operand, axis, tensor->shape[d], tensor->shape[d] > 1 ? tensor->strides[d] : 0);
   }
   if (argument->output) TRY(check_output_strides(row->name, tensor));
-  void *place = (char *)reading->problem + places[argument->tensor];
+  void *field = (char *)reading->problem + offsets[argument->tensor];
   if (row->vector)
-    *(const void **)place = tensor->data;
+    *(const void **)field = tensor->data;
   else
-    *(struct operand *)place = operand;
+    *(struct operand *)field = operand;
   reading->problem->features |= row->feature;
   return FA3_OK;
 }
@@ -210,24 +210,24 @@ fa3_status read_tensors(const void *args, struct problem *problem) {
 }
 
 struct operand *problem_operand(const struct problem *problem, enum tensor tensor) {
-  return (struct operand *)((uintptr_t)problem + places[tensor]);
+  return (struct operand *)((uintptr_t)problem + offsets[tensor]);
 }
 
 void problem_set_data(struct problem *problem, enum tensor tensor, void *data) {
   if (tensor_rows[tensor].vector)
-    *(void **)((char *)problem + places[tensor]) = data;
+    *(void **)((char *)problem + offsets[tensor]) = data;
   else
     problem_operand(problem, tensor)->data = data;
 }
 
 struct tensor_data problem_tensor(const struct problem *problem, enum tensor tensor) {
   const struct tensor_row *row = &tensor_rows[tensor];
-  const void *place = (const char *)problem + places[tensor];
+  const void *field = (const char *)problem + offsets[tensor];
   if (!row->vector) {
-    const struct operand *operand = place;
+    const struct operand *operand = field;
     return (struct tensor_data){row->name, operand->data, operand->dtype, !has_elements(operand)};
   }
   const bool given = problem->features & row->feature;
   const bool no_sequences = row->shape->axes[0] == AXIS_BATCH && problem->batch == 0;
-  return (struct tensor_data){row->name, *(void *const *)place, row->dtype, !given || no_sequences};
+  return (struct tensor_data){row->name, *(void *const *)field, row->dtype, !given || no_sequences};
 }

@@ -17,16 +17,16 @@ enum { TASKS = 1000, ROUNDS = 200, CALLERS = 4 };
 struct record {
   int32_t threads;
   atomic_int done[TASKS];
-  atomic_int at_place[MOST_THREADS]; /* tasks at work there now */
+  atomic_int at_seat[MOST_THREADS]; /* tasks at work there now */
   atomic_int mistakes;
 };
 
-static void record_task(void *argument, int64_t task, int32_t place) {
+static void record_task(void *argument, int64_t task, int32_t seat) {
   struct record *record = argument;
-  if (place < 0 || place >= record->threads || atomic_fetch_add(&record->at_place[place], 1) != 0)
+  if (seat < 0 || seat >= record->threads || atomic_fetch_add(&record->at_seat[seat], 1) != 0)
     atomic_fetch_add(&record->mistakes, 1);
   atomic_fetch_add(&record->done[task], 1);
-  atomic_fetch_sub(&record->at_place[place], 1);
+  atomic_fetch_sub(&record->at_seat[seat], 1);
 }
 
 static int run_rounds(struct record *record, int rounds) {
@@ -63,10 +63,10 @@ static void test_callers_at_once(void **state) {
   }
 }
 
-static void no_task(void *argument, int64_t task, int32_t place) {
+static void no_task(void *argument, int64_t task, int32_t seat) {
   (void)argument;
   (void)task;
-  (void)place;
+  (void)seat;
   fail();
 }
 
@@ -77,8 +77,8 @@ static void test_no_tasks(void **state) {
 }
 
 /* Each waits for the one before, as blocks of keys do: they are started in their order. */
-static void take_turn(void *argument, int64_t task, int32_t place) {
-  (void)place;
+static void take_turn(void *argument, int64_t task, int32_t seat) {
+  (void)seat;
   atomic_llong *turn = argument;
   if (task % 37 == 5) (void)nanosleep(&(struct timespec){.tv_nsec = 300000}, NULL);
   threads_wait(turn, task);
@@ -94,7 +94,7 @@ static void test_turns(void **state) {
   }
 }
 
-struct places {
+struct crowd_record {
   double seconds; /* of work in a task */
   atomic_int helped;
 };
@@ -107,22 +107,22 @@ static double processor_seconds(void) {
 
 /* What a crowd does to a call: its helper loses its processor in the middle of a task. The caller
  * waits for it to begin, but not for ever: in a crowd there may be none. */
-static void lose_processor(void *argument, int64_t task, int32_t place) {
+static void lose_processor(void *argument, int64_t task, int32_t seat) {
   atomic_bool *helped = argument;
   const double end = processor_seconds() + 2e-3;
   (void)task;
-  if (place > 0) {
+  if (seat > 0) {
     atomic_store(helped, true);
     (void)nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
   }
   while (!atomic_load(helped) && processor_seconds() < end) sched_yield();
 }
 
-static void record_place(void *argument, int64_t task, int32_t place) {
-  struct places *places = argument;
-  const double end = processor_seconds() + places->seconds;
+static void record_seat(void *argument, int64_t task, int32_t seat) {
+  struct crowd_record *record = argument;
+  const double end = processor_seconds() + record->seconds;
   (void)task;
-  if (place > 0) atomic_fetch_add(&places->helped, 1);
+  if (seat > 0) atomic_fetch_add(&record->helped, 1);
   while (processor_seconds() < end) continue;
   sched_yield(); /* on one processor it is the helpers' turn */
 }
@@ -134,17 +134,17 @@ static void test_calls_in_a_crowd(void **state) {
   bool alone = false, long_helped = false, helped_again = false;
   for (int i = 0; i < 50 && !(alone && long_helped); i++) {
     atomic_bool helped = false;
-    struct places short_call = {.seconds = 2e-5}, long_call = {.seconds = 1e-3};
+    struct crowd_record short_call = {.seconds = 2e-5}, long_call = {.seconds = 1e-3};
     threads_for(2, 2, lose_processor, &helped);
-    threads_for(4, 6, record_place, &short_call);
-    threads_for(4, 20, record_place, &long_call);
+    threads_for(4, 6, record_seat, &short_call);
+    threads_for(4, 20, record_seat, &long_call);
     alone |= short_call.helped == 0;
     long_helped |= long_call.helped > 0;
   }
   for (int i = 0; i < 50 && !helped_again; i++) {
-    struct places call = {.seconds = 1e-4};
+    struct crowd_record call = {.seconds = 1e-4};
     (void)nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
-    threads_for(4, 8, record_place, &call);
+    threads_for(4, 8, record_seat, &call);
     helped_again = call.helped > 0;
   }
   assert_true(alone);

@@ -27,7 +27,7 @@ static void write_codes(const float *numbers, int64_t width, float *scale, bool 
 static void quantise_head(const struct problem *problem, const struct sequence *sequence,
                           int64_t row, int64_t head, int64_t position) {
   const int64_t at = sequence->row_q + row, key = sequence->mask.seqlen_k + row;
-  const int64_t place = sequence->leftpad + key;
+  const int64_t row_k = sequence->leftpad + key;
   const char *new_key = element(&problem->new_key, sequence->batch_q, at, head);
   const char *new_value = element(&problem->new_value, sequence->batch_q, at, head);
   const fa3_dtype dtype = problem->new_key.dtype;
@@ -36,11 +36,11 @@ static void quantise_head(const struct problem *problem, const struct sequence *
     turn_head(problem, new_key, dtype, position, (char *)numbers, FA3_FLOAT32);
   else
     for (int64_t i = 0; i < problem->head_dim; i++) numbers[i] = load_element(new_key, dtype, i);
-  write_codes(numbers, problem->head_dim, key_scale_at(problem, sequence, head, place),
+  write_codes(numbers, problem->head_dim, key_scale_at(problem, sequence, head, row_k),
               problem->key_scale_rows == 1, cache_row(&problem->key, sequence, key, head));
   for (int64_t i = 0; i < problem->value_head_dim; i++)
     numbers[i] = load_element(new_value, dtype, i);
-  write_codes(numbers, problem->value_head_dim, value_scale_at(problem, sequence, head, place),
+  write_codes(numbers, problem->value_head_dim, value_scale_at(problem, sequence, head, row_k),
               problem->value_scale_rows == 1, cache_row(&problem->value, sequence, key, head));
 }
 
@@ -77,11 +77,11 @@ struct append_call {
   int64_t parts; /* of the longest sequence */
 };
 
-static void append_part(void *argument, int64_t task, int32_t place) {
+static void append_part(void *argument, int64_t task, int32_t seat) {
   const struct append_call *call = argument;
   const struct sequence sequence = problem_sequence(call->problem, task / call->parts);
   const int64_t first = task % call->parts * ROWS_OF_TASK;
-  (void)place;
+  (void)seat;
   for (int64_t row = first; row < smaller(sequence.seqlen_q, first + ROWS_OF_TASK); row++)
     append_row(call->problem, &sequence, row);
 }

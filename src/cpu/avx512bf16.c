@@ -13,13 +13,14 @@ static inline float *store_pairs(float *words, vec a, vec b) {
 }
 
 #include "gradient.h"
-#include "pack.h"
+#include "arrange.h"
 #include "product.h"
 #include "softmax.h"
 
-void bfloat16_pack_queries(const struct rows *queries, float factor, int64_t depth, float *packed) {
-  for (int64_t r = 0; r < queries->count; r++, packed += depth) {
-    uint16_t *to = (uint16_t *)packed;
+void bfloat16_arrange_queries(const struct rows *queries, float factor, int64_t depth,
+                              float *arranged) {
+  for (int64_t r = 0; r < queries->count; r++, arranged += depth) {
+    uint16_t *to = (uint16_t *)arranged;
     memset(to, 0, (size_t)depth * sizeof(float));
     memcpy(to, queries->data + r * queries->stride, (size_t)queries->width * sizeof *to);
     if (factor != 1)
@@ -28,11 +29,11 @@ void bfloat16_pack_queries(const struct rows *queries, float factor, int64_t dep
   }
 }
 
-/* A row's pairs are words as they lie: turning words is what packing floats does. */
-void bfloat16_pack_keys(const struct rows *keys, int64_t depth, float *packed) {
+/* A row's pairs are words as they lie: turning words is what arranging floats does. */
+void bfloat16_arrange_keys(const struct rows *keys, int64_t depth, float *arranged) {
   struct rows words = *keys;
   words.width /= 2;
-  pack_keys_as(&words, FA3_FLOAT32, sizeof(float), depth, packed);
+  arrange_keys_as(&words, FA3_FLOAT32, sizeof(float), depth, arranged);
 }
 
 /* Two keys' values, interleaved. */
@@ -47,10 +48,10 @@ static inline vec pair_values(const struct rows *values, int64_t key, int64_t co
   return _mm512_castsi512_ps(_mm512_or_si512(_mm512_cvtepu16_epi32(first), high));
 }
 
-void bfloat16_pack_values(const struct rows *values, int64_t depth, int64_t panel_stride,
-                          float *packed) {
+void bfloat16_arrange_values(const struct rows *values, int64_t depth, int64_t panel_stride,
+                             float *arranged) {
   for (int64_t column = 0; column < values->width; column += VECTOR) {
-    float *to = packed + column / PANEL * panel_stride + column % PANEL;
+    float *to = arranged + column / PANEL * panel_stride + column % PANEL;
     for (int64_t pair = 0; pair < depth; pair++)
       vec_store(to + pair * PANEL,
                 2 * pair < values->count ? pair_values(values, 2 * pair, column) : vec_set(0));
@@ -76,13 +77,13 @@ void bfloat16_gradient(const struct gradient_step *step) {
 
 /* Up to 16 pairs of rows x 16 words. Two rows' words hold two columns each: a word of an even
  * column is made of their low halves, a word of an odd one of their high halves. */
-static inline void transpose_block(const float *packed, int64_t rows, int64_t stride,
+static inline void transpose_block(const float *arranged, int64_t rows, int64_t stride,
                                    float *transposed, int64_t transposed_stride, int64_t words) {
   const __m512i high = _mm512_set1_epi32((int32_t)0xffff0000);
   vec even[VECTOR], odd[VECTOR];
 #pragma GCC unroll 16
   for (int i = 0; i < VECTOR; i++) {
-    const float *from = packed + 2 * i * stride;
+    const float *from = arranged + 2 * i * stride;
     __m512i first = 2 * i < rows ? _mm512_loadu_si512(from) : _mm512_setzero_si512();
     __m512i second = 2 * i + 1 < rows ? _mm512_loadu_si512(from + stride) : _mm512_setzero_si512();
     even[i] = _mm512_castsi512_ps(
@@ -101,12 +102,12 @@ static inline void transpose_block(const float *packed, int64_t rows, int64_t st
   }
 }
 
-void bfloat16_transpose(const float *packed, int64_t rows, int64_t columns, int64_t stride,
+void bfloat16_transpose(const float *arranged, int64_t rows, int64_t columns, int64_t stride,
                         float *transposed, int64_t transposed_stride) {
   const int64_t words = (rows + 7) / 8 * 4;
   for (int64_t word = 0; word < words; word += VECTOR)
     for (int64_t column = 0; column < columns; column += 2 * VECTOR)
-      transpose_block(packed + 2 * word * stride + column / 2, rows - 2 * word, stride,
+      transpose_block(arranged + 2 * word * stride + column / 2, rows - 2 * word, stride,
                       transposed + column * transposed_stride + word, transposed_stride,
                       words - word);
 }

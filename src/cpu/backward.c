@@ -52,8 +52,8 @@ struct backward_call {
   void (*act)(const struct query_tiles *, const struct query_tile *);
 };
 
-static void run_tile(void *argument, int64_t task, int32_t place) {
-  (void)place;
+static void run_tile(void *argument, int64_t task, int32_t seat) {
+  (void)seat;
   const struct backward_call *call = argument;
   const int64_t heads = call->tiles->problem->heads_k, pair = task % call->pairs;
   const struct query_tile tile =
@@ -80,8 +80,8 @@ static double sink_gradient(const struct query_tiles *tiles, int64_t head, doubl
   return sum;
 }
 
-static void store_sink(void *argument, int64_t head, int32_t place) {
-  (void)place;
+static void store_sink(void *argument, int64_t head, int32_t seat) {
+  (void)seat;
   const struct backward_call *call = argument;
   const struct problem *problem = call->tiles->problem;
   const float sink = load_head_value(&problem->sink, head);
@@ -92,7 +92,7 @@ static void store_sink(void *argument, int64_t head, int32_t place) {
 
 /* The first keys first: under a causal mask they are seen by the most queries. Blocks are started
  * in this order, which key_block_run asks for. */
-static void run_block(void *argument, int64_t task, int32_t place) {
+static void run_block(void *argument, int64_t task, int32_t seat) {
   const struct backward_call *call = argument;
   const struct problem *problem = call->tiles->problem;
   const int64_t pair = task % call->pairs;
@@ -105,7 +105,7 @@ static void run_block(void *argument, int64_t task, int32_t place) {
   block.keys = smaller(call->tile_k, block.sequence.mask.seqlen_k - block.key);
   if (block.keys <= 0) return;
   key_scratch_layout(problem, call->tiles->routines,
-                     call->scratch + (size_t)place * call->scratch_size, &block.scratch);
+                     call->scratch + (size_t)seat * call->scratch_size, &block.scratch);
   key_block_run(&block);
 }
 

@@ -52,9 +52,9 @@ static void combine_row(const struct problem *problem, int64_t batch, int64_t ro
 }
 
 /* All heads of a row. */
-static void combine_heads(void *argument, int64_t task, int32_t place) {
+static void combine_heads(void *argument, int64_t task, int32_t seat) {
   const struct problem *problem = argument;
-  (void)place;
+  (void)seat;
   for (int64_t head = 0; head < problem->heads_q; head++)
     combine_row(problem, task / problem->rows_q, task % problem->rows_q, head);
 }

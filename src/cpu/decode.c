@@ -15,7 +15,7 @@
 #include "threads.h"
 
 enum {
-  FEW_ROWS = 16,      /* queries times heads of a group: with more, packing keys pays */
+  FEW_ROWS = 16,      /* queries times heads of a group: with more, arranging keys pays */
   WANTED_PARTS = 128, /* of all heads of all sequences */
   LEAST_PART = 4 * FEW_KEYS,
   MOST_ROWS = 64,      /* of all heads that a thread takes together */
@@ -314,7 +314,7 @@ static void add_result(const struct few *few, const float *result) {
 
 /* Some heads of a sequence, at most MOST_ROWS rows; whether there are rows that go this way. */
 static bool find_rows(const struct decode_call *call, const struct sequence *sequence,
-                      int64_t head_k, int64_t heads, int32_t place, struct few *few) {
+                      int64_t head_k, int64_t heads, int32_t seat, struct few *few) {
   const struct problem *problem = call->problem;
   *few = (struct few){.problem = problem,
                       .routines = call->routines,
@@ -325,7 +325,7 @@ static bool find_rows(const struct decode_call *call, const struct sequence *seq
                       .output_stride = round_up(problem->value_head_dim, call->routines->vector)};
   if (few->rows == 0 || !decodes(problem, sequence->seqlen_q)) return false;
   few->heads = smaller(heads, MOST_ROWS / few->rows);
-  scratch_layout(problem, call->scratch + (size_t)place * call->scratch_size, &few->scratch);
+  scratch_layout(problem, call->scratch + (size_t)seat * call->scratch_size, &few->scratch);
   begin_rows(few);
   return true;
 }
@@ -339,7 +339,7 @@ static struct key_range keys_of_part(const struct decode_call *call,
                             .end = smaller(visible.end, begin + call->part_keys)};
 }
 
-static void run_part(void *argument, int64_t task, int32_t place) {
+static void run_part(void *argument, int64_t task, int32_t seat) {
   const struct decode_call *call = argument;
   const int64_t heads_k = call->problem->heads_k, range = task % call->ranges;
   const int64_t part = task / call->ranges % call->parts;
@@ -350,7 +350,7 @@ static void run_part(void *argument, int64_t task, int32_t place) {
   const int64_t end = (range + 1) * heads_k / call->ranges;
   struct few few;
   for (int64_t head = range * heads_k / call->ranges; head < end; head += few.heads) {
-    if (!find_rows(call, &sequence, head, end - head, place, &few)) return;
+    if (!find_rows(call, &sequence, head, end - head, seat, &few)) return;
     if (keys.begin < keys.end) {
       attend_keys(&few, keys.begin, keys.end);
       order_outputs(&few);
@@ -362,12 +362,12 @@ static void run_part(void *argument, int64_t task, int32_t place) {
   }
 }
 
-static void run_merge(void *argument, int64_t pair, int32_t place) {
+static void run_merge(void *argument, int64_t pair, int32_t seat) {
   const struct decode_call *call = argument;
   const int64_t heads_k = call->problem->heads_k;
   const struct sequence sequence = problem_sequence(call->problem, pair / heads_k);
   struct few few;
-  if (!find_rows(call, &sequence, pair % heads_k, 1, place, &few)) return;
+  if (!find_rows(call, &sequence, pair % heads_k, 1, seat, &few)) return;
   take_result(&few, result_of(call, sequence.index, few.head_k, 0));
   for (int64_t part = 1; part < call->parts; part++) {
     const struct key_range keys = keys_of_part(call, &sequence, part);

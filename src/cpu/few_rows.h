@@ -1,5 +1,5 @@
 /* Few queries against many keys, for one level (after vector_*.h and softmax.h): memory bounds it,
- * so keys and values are read once, as they lie, and nothing is packed.
+ * so keys and values are read once, as they lie, and nothing is arranged.
  *
  * Four keys are taken together, all heads of them one after the other. They are not neighbours but
  * a quarter of a step's keys apart: so memory is read in four streams, each in its own pages from
@@ -34,12 +34,12 @@ struct few_columns {
   uint16_t widened[STREAMS * LARGEST_HEAD_DIM] __attribute__((aligned(64)));
 };
 
-/* The keys at a place of the streams. */
-INLINE void few_take(struct few_columns *columns, const struct few_rows_step *s, int64_t place) {
+/* The keys at this position of the streams. */
+INLINE void few_take(struct few_columns *columns, const struct few_rows_step *s, int64_t position) {
   const int64_t stream = few_stream(s);
   columns->count = 0;
   for (int64_t k = 0; k < STREAMS; k++) {
-    columns->keys[k] = k * stream + place;
+    columns->keys[k] = k * stream + position;
     columns->count += columns->keys[k] < s->count;
   }
 }
@@ -156,7 +156,8 @@ static inline void few_softmax(const struct few_rows_step *s, int64_t head, int6
 }
 
 /* Adds elements from `i` on of the columns' values to `rows` rows: `vectors` vectors of them, in
- * pairs, or one that is no half of a pair. All but the places are constants where this is called.
+ * pairs, or one that is no half of a pair. All but the positions are constants where this is
+ * called.
  */
 INLINE void few_values_block(const struct few_rows_step *s, const struct few_columns *columns,
                              fa3_dtype dtype, int64_t row, int64_t i, const int rows,
@@ -212,8 +213,8 @@ INLINE void few_multiply(const struct few_rows_step *s, const char *const *opera
   const fa3_dtype loaded = dtype == FA3_FLOAT8_E4M3 ? FA3_FLOAT16 : dtype;
   const int64_t stream = few_stream(s);
   struct few_columns columns;
-  for (int64_t place = 0; place < stream; place++) {
-    few_take(&columns, s, place);
+  for (int64_t position = 0; position < stream; position++) {
+    few_take(&columns, s, position);
     for (int64_t head = 0; head < s->heads; head++) {
       const int64_t end = (head + 1) * s->rows;
       int64_t row = head * s->rows;

@@ -57,7 +57,7 @@ static int64_t row_words(const struct scratch *scratch) {
   return scratch->head_depth + scratch->output_width;
 }
 
-/* The more rows share a tile's packing the better, while they stay in the cache. */
+/* The more rows share a tile's arranging the better, while they stay in the cache. */
 static int64_t largest_tile_q(const struct scratch *scratch) {
   int64_t rows = round_down(QUERY_WORDS / row_words(scratch), TILE_Q_STEP);
   return larger(smaller(rows, LARGEST_TILE_Q), TILE_Q_STEP);
@@ -138,7 +138,7 @@ struct block {
   int64_t head_k;
   int64_t first_row;
   int64_t rows;
-  float score_scale; /* above 0; its sign and a zero are in the packed queries */
+  float score_scale; /* above 0; its sign and a zero are in the arranged queries */
 };
 
 static int64_t query_of(const struct block *block, int64_t row) {
@@ -167,7 +167,7 @@ static void decode_rows(const struct block *block, struct rows *rows, scale_of *
   rows->stride = rows->width * (int64_t)sizeof *values;
 }
 
-/* Packs the queries and starts the rows' softmax. */
+/* Arranges the queries and starts the rows' softmax. */
 static void begin_block(struct block *block) {
   const struct problem *problem = block->problem;
   const struct scratch *scratch = &block->scratch;
@@ -184,8 +184,8 @@ static void begin_block(struct block *block) {
         .width = problem->head_dim,
     };
     decode_rows(block, &query, query_scale_of, head, query_of(block, row));
-    block->routines->pack_queries(&query, factor, scratch->head_depth,
-                                  scratch->queries + row * scratch->head_depth);
+    block->routines->arrange_queries(&query, factor, scratch->head_depth,
+                                     scratch->queries + row * scratch->head_depth);
     scratch->maximum[row] = -INFINITY;
     scratch->sum[row] = 0;
   }
@@ -297,10 +297,10 @@ static void attend_tile(const struct block *block, int64_t key, int64_t keys) {
   const int64_t pair = routines->elements_per_word;
 
   struct rows rows = key_rows(block, &problem->key, key_scale_of, key, keys);
-  routines->pack_keys(&rows, scratch->head_depth, scratch->keys);
+  routines->arrange_keys(&rows, scratch->head_depth, scratch->keys);
   rows = key_rows(block, &problem->value, value_scale_of, key, keys);
-  routines->pack_values(&rows, round_up((keys + pair - 1) / pair, routines->depth_step),
-                        routines->panel * scratch->tile_depth, scratch->values);
+  routines->arrange_values(&rows, round_up((keys + pair - 1) / pair, routines->depth_step),
+                           routines->panel * scratch->tile_depth, scratch->values);
   for (int64_t row = 0; row < block->rows; row += routines->strip)
     attend_strip(block, row, smaller(routines->strip, block->rows - row), key, keys);
 }
@@ -352,7 +352,7 @@ struct forward_call {
 };
 
 /* The last rows first: under a causal mask they see the most keys. */
-static void run_task(void *argument, int64_t task, int32_t place) {
+static void run_task(void *argument, int64_t task, int32_t seat) {
   const struct forward_call *call = argument;
   const struct problem *problem = call->problem;
   task = call->tasks - 1 - task;
@@ -364,7 +364,7 @@ static void run_task(void *argument, int64_t task, int32_t place) {
   const int64_t first_row = task / call->pairs * call->tile_q;
   if (first_row >= block.sequence.seqlen_q * block.group) return;
   if (decodes(problem, block.sequence.seqlen_q)) return;
-  scratch_layout(problem, call->routines, call->scratch + (size_t)place * call->scratch_size,
+  scratch_layout(problem, call->routines, call->scratch + (size_t)seat * call->scratch_size,
                  &block.scratch);
   run_block(&block, task % problem->heads_k, first_row, call->tile_q);
 }

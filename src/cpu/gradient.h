@@ -1,5 +1,5 @@
 /* What the backward pass needs of one level beside the forward pass's routines: after vector_*.h,
- * and after STORE_PROBABILITIES(words, a, b), which stores two vectors of floats as packed words.
+ * and after STORE_PROBABILITIES(words, a, b), which stores two vectors of floats as words.
  */
 #ifndef FA3_CPU_GRADIENT_H
 #define FA3_CPU_GRADIENT_H
@@ -13,7 +13,7 @@
 INLINE void gradient_row(const struct gradient_step *s, float *scores, float *gradients,
                          const bool capped) {
   vec scale = vec_set(s->scale), inverse_cap = vec_set(capped ? 1 / s->softcap : 0);
-  float *probabilities = scores, *packed = gradients;
+  float *probabilities = scores, *arranged = gradients;
   for (int64_t i = 0; i < s->columns; i += 2 * VECTOR) {
     vec p[2], g[2];
 #pragma GCC unroll 2
@@ -29,7 +29,7 @@ INLINE void gradient_row(const struct gradient_step *s, float *scores, float *gr
       }
     }
     probabilities = STORE_PROBABILITIES(probabilities, p[0], p[1]);
-    packed = STORE_PROBABILITIES(packed, g[0], g[1]);
+    arranged = STORE_PROBABILITIES(arranged, g[0], g[1]);
   }
 }
 

@@ -123,17 +123,17 @@ static void begin_block(const struct key_block *block, const struct sizes *sizes
   const int64_t depth = whole_depth(routines, block->keys);
   const struct rows keys = key_rows(block, &problem->key, problem->head_dim);
   const struct rows values = key_rows(block, &problem->value, problem->value_head_dim);
-  routines->pack_queries(&keys, factor, sizes->head_depth, scratch->keys);
-  routines->pack_queries(&values, 1, sizes->value_depth, scratch->values);
-  routines->pack_values(&keys, depth, routines->panel * depth, scratch->keys_depth);
+  routines->arrange_queries(&keys, factor, sizes->head_depth, scratch->keys);
+  routines->arrange_queries(&values, 1, sizes->value_depth, scratch->values);
+  routines->arrange_values(&keys, depth, routines->panel * depth, scratch->keys_depth);
   memset(scratch->grad_keys, 0, (size_t)(block->keys * sizes->head_width) * sizeof(float));
   memset(scratch->grad_values, 0, (size_t)(block->keys * sizes->value_width) * sizeof(float));
 }
 
 /* A tile's rows as columns and as depth. */
-static void pack_tile(const struct key_block *block, const struct query_tile *tile,
-                      const struct operand *operand, int64_t width, int64_t depth, float *columns,
-                      float *rows) {
+static void arrange_tile(const struct key_block *block, const struct query_tile *tile,
+                         const struct operand *operand, int64_t width, int64_t depth,
+                         float *columns, float *rows) {
   const struct query_tiles *tiles = block->tiles;
   const struct routines *routines = tiles->routines;
   const int64_t group = group_size(tiles->problem), bytes = width * element_size(operand);
@@ -148,11 +148,11 @@ static void pack_tile(const struct key_block *block, const struct query_tile *ti
     member = 0;
     query++;
   }
-  const struct rows packed = {
+  const struct rows arranged = {
       .data = copy, .dtype = operand->dtype, .stride = bytes, .count = tile->rows, .width = width};
-  routines->pack_keys(&packed, depth, columns);
-  routines->pack_values(&packed, whole_depth(routines, tile->rows),
-                        routines->panel * TILE_Q / routines->elements_per_word, rows);
+  routines->arrange_keys(&arranged, depth, columns);
+  routines->arrange_values(&arranged, whole_depth(routines, tile->rows),
+                           routines->panel * TILE_Q / routines->elements_per_word, rows);
 }
 
 /* Scores of rows [begin, begin + columns) of the tile: -infinity where a row does not see the
@@ -286,10 +286,10 @@ static void attend_tile(const struct key_block *block, const struct query_tile *
   const int64_t last = tile_query(block->tiles, tile, tile->rows - 1);
   const int64_t end = block->key + block->keys;
 
-  pack_tile(block, tile, &problem->query, problem->head_dim, sizes->head_depth,
-            scratch->query_columns, scratch->query_depth);
-  pack_tile(block, tile, &problem->grad_output, problem->value_head_dim, sizes->value_depth,
-            scratch->grad_output_columns, scratch->grad_output_depth);
+  arrange_tile(block, tile, &problem->query, problem->head_dim, sizes->head_depth,
+               scratch->query_columns, scratch->query_depth);
+  arrange_tile(block, tile, &problem->grad_output, problem->value_head_dim, sizes->value_depth,
+               scratch->grad_output_columns, scratch->grad_output_depth);
   const struct key_range full = mask_full(mask, first, last);
   if (full.begin > block->key || full.end < end || block->keys < block->tile_k)
     memset(scratch->grad_scores_q, 0,

@@ -42,7 +42,7 @@ int64_t key_block_largest(const struct problem *problem, const struct routines *
 size_t key_scratch_layout(const struct problem *problem, const struct routines *routines,
                           char *base, struct key_scratch *scratch);
 
-/* The block's place is set. Blocks of a sequence and key head are started in the order of their
+/* Where the block lies is set. Blocks of a sequence and key head are started in the order of their
  * keys. */
 void key_block_run(struct key_block *block);
 

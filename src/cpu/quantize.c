@@ -142,12 +142,12 @@ static float find_largest(const struct quantize_call *call, const struct part *p
 }
 
 /* For the one scale of the tensor. */
-static void measure_part(void *argument, int64_t task, int32_t place) {
+static void measure_part(void *argument, int64_t task, int32_t seat) {
   struct quantize_call *call = argument;
   struct part part;
   make_part(call, task, &part);
-  call->largest[place] =
-      fmaxf(call->largest[place], find_largest(call, &part, part.first, part.last));
+  call->largest[seat] =
+      fmaxf(call->largest[seat], find_largest(call, &part, part.first, part.last));
 }
 
 /* Rows that share a scale. */
@@ -168,11 +168,11 @@ static void quantize_rows(const struct quantize_call *call, const struct part *p
   }
 }
 
-static void quantize_part(void *argument, int64_t task, int32_t place) {
+static void quantize_part(void *argument, int64_t task, int32_t seat) {
   const struct quantize_call *call = argument;
   const int64_t rows = call->problem->codes_scale_rows;
   struct part part;
-  (void)place;
+  (void)seat;
   make_part(call, task, &part);
   const int64_t step = rows ? smaller(rows, call->part_rows) : call->part_rows;
   for (int64_t row = part.first; row < part.last; row += step)
@@ -207,7 +207,7 @@ void cpu_quantize(const struct problem *problem) {
   if (one_scale) {
     threads_for(threads, tasks, measure_part, &call);
     float largest = 0;
-    for (int32_t place = 0; place < threads; place++) largest = fmaxf(largest, call.largest[place]);
+    for (int32_t seat = 0; seat < threads; seat++) largest = fmaxf(largest, call.largest[seat]);
     call.scale = *(float *)(void *)scale->data = scale_for(largest);
   }
   threads_for(threads, tasks, quantize_part, &call);

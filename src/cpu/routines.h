@@ -1,9 +1,9 @@
-/* What one processor level supplies to the tile loops (forward.c, backward.c): packing, the matrix
- * product and the softmax step of one tile.
+/* What one processor level supplies to the tile loops (forward.c, backward.c): arranging
+ * operands, the matrix product and the softmax step of one tile.
  *
- * Packed operands are made of 32-bit words: one float, or two bfloat16 that follow each other
+ * Arranged operands are made of 32-bit words: one float, or two bfloat16 that follow each other
  * along the dimension that the product sums over (its depth). A left operand (queries,
- * probabilities) is packed by rows. A right operand (keys, values) is packed in panels of
+ * probabilities) is arranged by rows. A right operand (keys, values) is arranged in panels of
  * `panel` columns: panel after panel, in each word after word of the depth, `panel` columns. */
 #ifndef FA3_CPU_ROUTINES_H
 #define FA3_CPU_ROUTINES_H
@@ -34,7 +34,7 @@ struct product {
 struct softmax_step {
   int64_t rows;
   int64_t columns; /* a multiple of the routines' `panel` */
-  float *scores;   /* become the probabilities, packed by rows with the same stride */
+  float *scores;   /* become the probabilities, arranged by rows with the same stride */
   int64_t score_stride;
   float scale; /* from score to exponent of 2, above 0 and finite */
   float *maximum;
@@ -50,8 +50,8 @@ struct softmax_step {
 struct gradient_step {
   int64_t rows;
   int64_t columns; /* a multiple of the routines' `panel` */
-  float *scores;   /* capped if softcap is above 0; become P, packed by rows with the same stride */
-  float *gradients; /* dP; become dS, packed likewise */
+  float *scores; /* capped if softcap is above 0; become P, arranged by rows with the same stride */
+  float *gradients; /* dP; become dS, arranged likewise */
   int64_t stride;
   float scale;
   float softcap;      /* 0: none */
@@ -109,12 +109,12 @@ struct routines {
   int32_t strip;      /* rows that go through product, softmax and product together */
 
   /* Query rows times `factor`, which is 1, -1 or 0; zeros up to `depth` words. */
-  void (*pack_queries)(const struct rows *queries, float factor, int64_t depth, float *packed);
+  void (*arrange_queries)(const struct rows *queries, float factor, int64_t depth, float *arranged);
   /* Right operand of query * key^T: keys are columns, zeros up to a whole panel and `depth`. */
-  void (*pack_keys)(const struct rows *keys, int64_t depth, float *packed);
+  void (*arrange_keys)(const struct rows *keys, int64_t depth, float *arranged);
   /* Right operand of probabilities * value: keys are the depth, zeros up to `depth` words. */
-  void (*pack_values)(const struct rows *values, int64_t depth, int64_t panel_stride,
-                      float *packed);
+  void (*arrange_values)(const struct rows *values, int64_t depth, int64_t panel_stride,
+                         float *arranged);
 
   void (*multiply)(const struct product *product);
   /* score = softcap * tanh(score * scale / softcap); `columns` is a multiple of `vector`. */
@@ -130,9 +130,9 @@ struct routines {
 
   /* What the backward pass needs beside: */
   void (*gradient)(const struct gradient_step *step);
-  /* packed[row][column] to transposed[column][row], both packed by rows; `columns` is a multiple of
-   * `panel`, and the rows are filled up with zeros to a multiple of 8. */
-  void (*transpose)(const float *packed, int64_t rows, int64_t columns, int64_t stride,
+  /* arranged[row][column] to transposed[column][row], both arranged by rows; `columns` is a
+   * multiple of `panel`, and the rows are filled up with zeros to a multiple of 8. */
+  void (*transpose)(const float *arranged, int64_t rows, int64_t columns, int64_t stride,
                     float *transposed, int64_t transposed_stride);
   /* stored += row * factor, rounded once. */
   void (*add_row)(const float *row, int64_t width, float factor, fa3_dtype dtype, void *stored);

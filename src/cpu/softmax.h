@@ -1,5 +1,5 @@
 /* The softmax step of one level: after vector_*.h, and after STORE_PROBABILITIES(words, a, b),
- * which stores two vectors of floats as packed words. */
+ * which stores two vectors of floats as words. */
 #ifndef FA3_CPU_SOFTMAX_H
 #define FA3_CPU_SOFTMAX_H
 
@@ -25,20 +25,20 @@ static inline float row_maximum(const float *scores, int64_t columns) {
   return vec_reduce_max(vec_max(even, odd));
 }
 
-/* Scores become 2^((score - maximum) * scale), packed; returns their sum. The difference comes
+/* Scores become 2^((score - maximum) * scale), arranged; returns their sum. The difference comes
  * first: in score * scale - maximum * scale the last product's rounding error is an exponent, and a
  * large one where scores are large. In place: what is stored never passes what is still to be read.
  */
 static inline float row_exponentials(float *scores, int64_t columns, float scale, float maximum) {
   vec factor = vec_set(scale), shift = vec_set(maximum);
   vec even = vec_set(0), odd = vec_set(0);
-  float *packed = scores;
+  float *arranged = scores;
   for (int64_t i = 0; i < columns; i += 2 * VECTOR) {
     vec a = vec_exp2(vec_mul(vec_sub(vec_load(scores + i), shift), factor));
     vec b = vec_exp2(vec_mul(vec_sub(vec_load(scores + i + VECTOR), shift), factor));
     even = vec_add(even, a);
     odd = vec_add(odd, b);
-    packed = STORE_PROBABILITIES(packed, a, b);
+    arranged = STORE_PROBABILITIES(arranged, a, b);
   }
   return vec_reduce_add(vec_add(even, odd));
 }

@@ -31,7 +31,7 @@ struct job {
   _Alignas(CACHE_LINE) atomic_llong next_task;
   _Alignas(CACHE_LINE) atomic_int helpers; /* at work */
   int32_t threads;
-  int32_t places; /* taken so far */
+  int32_t seats; /* taken so far */
   int64_t tasks;
   task_work *work;
   void *argument;
@@ -83,15 +83,15 @@ static bool look_out(bool (*ready)(const void *), const void *argument) {
   return false;
 }
 
-static bool do_task(struct job *job, int32_t place) {
+static bool do_task(struct job *job, int32_t seat) {
   const int64_t task = atomic_fetch_add_explicit(&job->next_task, 1, memory_order_relaxed);
   if (task >= job->tasks) return false;
-  job->work(job->argument, task, place);
+  job->work(job->argument, task, seat);
   return true;
 }
 
-static void do_tasks(struct job *job, int32_t place) {
-  while (do_task(job, place)) continue;
+static void do_tasks(struct job *job, int32_t seat) {
+  while (do_task(job, seat)) continue;
 }
 
 /* A crowd: other threads want the processors too, as those of an OpenMP runtime that spin after
@@ -158,7 +158,7 @@ static void withdraw(const struct job *job) {
 static void wake_helpers(void) {
   const struct job *job = pool.jobs;
   if (!job) return;
-  const int64_t wanted = smaller(job->threads - job->places - pool.looking_out, WOKEN_BY_ONE);
+  const int64_t wanted = smaller(job->threads - job->seats - pool.looking_out, WOKEN_BY_ONE);
   for (int64_t i = 0; i < wanted; i++) pthread_cond_signal(&pool.published);
 }
 
@@ -192,12 +192,12 @@ static void *help(void *unused) {
   pthread_mutex_lock(&pool.lock);
   for (;;) {
     struct job *job = wait_for_job();
-    const int32_t place = job->places++;
-    if (job->places == job->threads) withdraw(job);
+    const int32_t seat = job->seats++;
+    if (job->seats == job->threads) withdraw(job);
     atomic_fetch_add_explicit(&job->helpers, 1, memory_order_relaxed);
     wake_helpers();
     pthread_mutex_unlock(&pool.lock);
-    do_tasks(job, place);
+    do_tasks(job, seat);
     leave(job);
     pthread_mutex_lock(&pool.lock);
   }
@@ -286,7 +286,7 @@ static void withdraw_and_wait(struct job *job) {
 }
 
 void threads_for(int32_t threads, int64_t tasks, task_work *work, void *argument) {
-  struct job job = {.work = work, .argument = argument, .tasks = tasks, .places = 1};
+  struct job job = {.work = work, .argument = argument, .tasks = tasks, .seats = 1};
   job.threads = (int32_t)smaller(smaller(threads, tasks), MOST_THREADS);
   if (job.threads <= 1) {
     do_tasks(&job, 0);

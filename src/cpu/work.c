@@ -11,13 +11,13 @@ static const double least_multiply_adds = 5e5;
 /* About 2 milliseconds of a thread with AVX-512. */
 static const double short_multiply_adds = 1e8;
 
-/* What packing a tile of keys and values costs, as rows of queries. */
-static const double packing_rows = 16;
+/* What arranging a tile of keys and values costs, as rows of queries. */
+static const double arranging_rows = 16;
 
 static double multiply_adds(const struct problem *problem, double queries, double keys) {
   const double rows = queries * (double)group_size(problem);
   if (rows == 0) return 0;
-  return (rows + packing_rows) * keys * (double)problem->heads_k *
+  return (rows + arranging_rows) * keys * (double)problem->heads_k *
          (double)(problem->head_dim + problem->value_head_dim);
 }
 

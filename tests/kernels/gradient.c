@@ -80,7 +80,7 @@ static bool check_score(const struct run *run, const struct strip *s, int64_t r,
   const double exponent = scaled - (double)step->lse[c];
   const double probability = exp(exponent);
   const double relative = probability == 0 ? 0 : (fabs(scaled) + 3 * fabs(exponent) + 6) * u;
-  double value = load_packed(run->routines, step->scores + r * STRIDE, 1, c);
+  double value = load_arranged(run->routines, step->scores + r * STRIDE, 1, c);
   if (!near(run, "probability", r, c, value, probability,
             probability * (relative + stored) + 0x1p-126))
     return false;
@@ -91,7 +91,7 @@ static bool check_score(const struct run *run, const struct strip *s, int64_t r,
   const double bound = fabs(gradient) * (relative + stored + 4 * u) +
                        probability * fabs(difference) * (step->softcap > 0 ? 6 * u : 0) +
                        (fabs(difference) + 1) * 0x1p-126;
-  value = load_packed(run->routines, step->gradients + r * STRIDE, 1, c);
+  value = load_arranged(run->routines, step->gradients + r * STRIDE, 1, c);
   return near(run, "gradient", r, c, value, gradient, bound);
 }
 
@@ -134,30 +134,30 @@ static void bench_gradient(struct run *run) {
 struct transposition {
   const struct routines *routines;
   int64_t rows, columns, stride;
-  float *packed;
+  float *arranged;
   float *transposed;
 };
 
 static struct transposition transposition_new(struct run *run, int64_t rows, int64_t columns) {
   const struct routines *routines = run->routines;
   struct transposition t = {routines, rows, columns, .stride = (int64_t)routines->strip + 8};
-  t.packed = new_floats(rows * STRIDE);
+  t.arranged = new_floats(rows * STRIDE);
   t.transposed = new_floats(columns * t.stride);
   for (int64_t i = 0; i < rows * STRIDE; i++) {
     const double values[2] = {rng_normal(&run->rng), rng_normal(&run->rng)};
-    t.packed[i] = pack_word(routines, values);
+    t.arranged[i] = arrange_word(routines, values);
   }
   return t;
 }
 
 static void transposition_free(struct transposition *t) {
-  guarded_free(t->packed);
+  guarded_free(t->arranged);
   guarded_free(t->transposed);
 }
 
 static void call_transpose(void *argument) {
   struct transposition *t = argument;
-  t->routines->transpose(t->packed, t->rows, t->columns, STRIDE, t->transposed, t->stride);
+  t->routines->transpose(t->arranged, t->rows, t->columns, STRIDE, t->transposed, t->stride);
 }
 
 /* Zeros fill the rows up to a multiple of 8; what comes after stays as it was. */
@@ -166,9 +166,9 @@ static bool check_column(const struct run *run, const struct transposition *t, i
   const float *to = t->transposed + column * t->stride;
   const int64_t whole = (t->rows + 7) / 8 * 8;
   for (int64_t r = 0; r < whole; r++) {
-    const double value = load_packed(routines, to, 1, r);
+    const double value = load_arranged(routines, to, 1, r);
     const double expected =
-        r < t->rows ? load_packed(routines, t->packed + r * STRIDE, 1, column) : 0;
+        r < t->rows ? load_arranged(routines, t->arranged + r * STRIDE, 1, column) : 0;
     if (!(value == expected))
       return wrong(run, "row %d of %d, column %d is %g: expected %g", (int)r, (int)t->rows,
                    (int)column, value, expected);

@@ -26,14 +26,14 @@ struct run {
 
 struct subject {
   const char *name;
-  bool every_dtype; /* else the routine sees packed words only */
+  bool every_dtype; /* else the routine sees words only */
   /* One random case; false after saying what is wrong. */
   bool (*check)(struct run *run);
   /* Calls report() for what it times. */
   void (*bench)(struct run *run);
 };
 
-extern const struct subject pack_subjects[5]; /* queries, keys, values, store_row, add_row */
+extern const struct subject arrange_subjects[5]; /* queries, keys, values, store_row, add_row */
 extern const struct subject multiply_subject;
 extern const struct subject cap_subject;
 extern const struct subject softmax_subject;
@@ -64,10 +64,10 @@ void guarded_free(void *memory);
 void fill_rows(struct rng *rng, const struct rows *rows, char *data);
 double load_element(const struct rows *rows, int64_t row, int64_t element);
 
-/* Element `index` along the depth of packed words: word index / pair, half index % pair. */
-double load_packed(const struct routines *routines, const float *words, int64_t word_stride,
-                   int64_t index);
+/* Element `index` along the depth of words: word index / pair, half index % pair. */
+double load_arranged(const struct routines *routines, const float *words, int64_t word_stride,
+                     int64_t index);
 /* A word made of the one or two elements at `values`. */
-float pack_word(const struct routines *routines, const double *values);
+float arrange_word(const struct routines *routines, const double *values);
 
 #endif

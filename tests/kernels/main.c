@@ -47,7 +47,7 @@ static void find_subjects(const struct subject *subjects[SUBJECTS]) {
   static const struct subject *const others[] = {
       &multiply_subject,  &cap_subject, &softmax_subject, &gradient_subject,
       &transpose_subject, &dot_subject, &forward_subject, &backward_subject};
-  for (int i = 0; i < 5; i++) subjects[i] = &pack_subjects[i];
+  for (int i = 0; i < 5; i++) subjects[i] = &arrange_subjects[i];
   for (int i = 5; i < SUBJECTS; i++) subjects[i] = others[i - 5];
 }
 

@@ -68,8 +68,8 @@ double load_element(const struct rows *rows, int64_t row, int64_t element) {
   return rows->dtype == FA3_FLOAT16 ? float_from_half(bits) : float_from_bfloat(bits);
 }
 
-double load_packed(const struct routines *routines, const float *words, int64_t word_stride,
-                   int64_t index) {
+double load_arranged(const struct routines *routines, const float *words, int64_t word_stride,
+                     int64_t index) {
   int64_t pair = routines->elements_per_word;
   const float *word = words + index / pair * word_stride;
   if (pair == 1) return *word;
@@ -78,7 +78,7 @@ double load_packed(const struct routines *routines, const float *words, int64_t 
   return float_from_bfloat(halves[index % pair]);
 }
 
-float pack_word(const struct routines *routines, const double *values) {
+float arrange_word(const struct routines *routines, const double *values) {
   if (routines->elements_per_word == 1) return (float)values[0];
   uint16_t halves[2] = {bfloat_from_float((float)values[0]), bfloat_from_float((float)values[1])};
   float word;

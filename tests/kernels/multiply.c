@@ -22,7 +22,7 @@ static int64_t round_up(int64_t value, int64_t step) {
 static void fill_words(struct run *run, float *words, int64_t count) {
   for (int64_t i = 0; i < count; i++) {
     double values[2] = {rng_normal(&run->rng), rng_normal(&run->rng)};
-    words[i] = pack_word(run->routines, values);
+    words[i] = arrange_word(run->routines, values);
   }
 }
 
@@ -67,7 +67,7 @@ static bool check_element(const struct run *run, const struct operands *o, int64
   double sum = before, magnitude = fabs(before);
   for (int64_t k = 0; k < o->depth; k++) {
     double product =
-        load_packed(routines, left, 1, k) * load_packed(routines, right, routines->panel, k);
+        load_arranged(routines, left, 1, k) * load_arranged(routines, right, routines->panel, k);
     sum += product;
     magnitude += fabs(product);
   }

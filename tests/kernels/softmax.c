@@ -88,8 +88,8 @@ static bool check_row(const struct run *run, const struct state *s, int64_t r) {
     double exponent = (scores[c] - shift) * scale; /* a difference and a product, both rounded */
     double expected = exp2(exponent);
     double relative = expected == 0 ? 0 : (2 * fabs(exponent) + 6) * u;
-    double packed = load_packed(run->routines, step->scores + r * STRIDE, 1, c);
-    if (!near(run, "probability", r, c, packed, expected,
+    double arranged = load_arranged(run->routines, step->scores + r * STRIDE, 1, c);
+    if (!near(run, "probability", r, c, arranged, expected,
               expected * (relative + stored) + 0x1p-126))
       return false;
     sum += expected;

@@ -15,10 +15,10 @@ static const float log2_e = 1.44269504f;
 static void step(const float *scores, const float *values, int width, float *maximum, float *sum,
                  float *output, float *exponentials) {
   const int columns = (width + PANEL - 1) / PANEL * PANEL;
-  float tile[MOST_WIDTH], packed_values[MOST_WIDTH * OUTPUT_WIDTH] = {0};
+  float tile[MOST_WIDTH], arranged_values[MOST_WIDTH * OUTPUT_WIDTH] = {0};
   for (int key = 0; key < columns; key++) tile[key] = key < width ? scores[key] : -INFINITY;
   for (int key = 0; key < width; key++)
-    packed_values[key * OUTPUT_WIDTH + OUTPUT_COLUMN] = values[key];
+    arranged_values[key * OUTPUT_WIDTH + OUTPUT_COLUMN] = values[key];
   plain_routines.softmax(&(struct softmax_step){
       .rows = 1,
       .columns = columns,
@@ -38,8 +38,8 @@ static void step(const float *scores, const float *values, int width, float *max
       .depth = columns,
       .left = tile,
       .left_stride = MOST_WIDTH,
-      .right = packed_values,
-      .right_stride = sizeof packed_values / sizeof *packed_values,
+      .right = arranged_values,
+      .right_stride = sizeof arranged_values / sizeof *arranged_values,
       .output = output,
       .output_stride = OUTPUT_WIDTH,
       .accumulate = true,

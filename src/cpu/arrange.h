@@ -1,14 +1,14 @@
-/* Packing and storing for one level (after vector_*.h). */
-#ifndef FA3_CPU_PACK_H
-#define FA3_CPU_PACK_H
+/* Arranging and storing for one level (after vector_*.h). */
+#ifndef FA3_CPU_ARRANGE_H
+#define FA3_CPU_ARRANGE_H
 
 #include "product.h"
 
 /* `dtype` is a constant where these are called, so that vec_load_as has no branch left. */
 
-/* Up to VECTOR keys x VECTOR words, turned: packed[word][key]. */
-INLINE void pack_key_block(const struct rows *keys, fa3_dtype dtype, int64_t element_size,
-                           int64_t key, int64_t word, float *packed) {
+/* Up to VECTOR keys x VECTOR words, turned: arranged[word][key]. */
+INLINE void arrange_key_block(const struct rows *keys, fa3_dtype dtype, int64_t element_size,
+                              int64_t key, int64_t word, float *arranged) {
   vec block[VECTOR];
   int64_t words = keys->width - word;
   const char *from = keys->data + key * keys->stride + word * element_size;
@@ -17,23 +17,23 @@ INLINE void pack_key_block(const struct rows *keys, fa3_dtype dtype, int64_t ele
     block[r] =
         key + r < keys->count ? vec_load_as(dtype, from + r * keys->stride, words) : vec_set(0);
   vec_transpose(block);
-  for (int r = 0; r < VECTOR && r < words; r++) vec_store(packed + r * PANEL, block[r]);
+  for (int r = 0; r < VECTOR && r < words; r++) vec_store(arranged + r * PANEL, block[r]);
 }
 
-INLINE void pack_keys_as(const struct rows *keys, fa3_dtype dtype, int64_t element_size,
-                         int64_t depth, float *packed) {
-  for (int64_t key = 0; key < keys->count; key += PANEL, packed += depth * PANEL) {
+INLINE void arrange_keys_as(const struct rows *keys, fa3_dtype dtype, int64_t element_size,
+                            int64_t depth, float *arranged) {
+  for (int64_t key = 0; key < keys->count; key += PANEL, arranged += depth * PANEL) {
     for (int64_t word = 0; word < keys->width; word += VECTOR)
       for (int v = 0; v < PANEL; v += VECTOR)
-        pack_key_block(keys, dtype, element_size, key + v, word, packed + word * PANEL + v);
-    for (int64_t i = keys->width * PANEL; i < depth * PANEL; i++) packed[i] = 0;
+        arrange_key_block(keys, dtype, element_size, key + v, word, arranged + word * PANEL + v);
+    for (int64_t i = keys->width * PANEL; i < depth * PANEL; i++) arranged[i] = 0;
   }
 }
 
-INLINE void pack_values_as(const struct rows *values, fa3_dtype dtype, int64_t element_size,
-                           int64_t panel_stride, float *packed) {
+INLINE void arrange_values_as(const struct rows *values, fa3_dtype dtype, int64_t element_size,
+                              int64_t panel_stride, float *arranged) {
   for (int64_t column = 0; column < values->width; column += VECTOR) {
-    float *to = packed + column / PANEL * panel_stride + column % PANEL;
+    float *to = arranged + column / PANEL * panel_stride + column % PANEL;
     const char *from = values->data + column * element_size;
     for (int64_t key = 0; key < values->count; key++)
       vec_store(to + key * PANEL,
@@ -41,12 +41,12 @@ INLINE void pack_values_as(const struct rows *values, fa3_dtype dtype, int64_t e
   }
 }
 
-INLINE void pack_queries_as(const struct rows *queries, fa3_dtype dtype, int64_t element_size,
-                            float factor, int64_t depth, float *packed) {
-  for (int64_t r = 0; r < queries->count; r++, packed += depth)
+INLINE void arrange_queries_as(const struct rows *queries, fa3_dtype dtype, int64_t element_size,
+                               float factor, int64_t depth, float *arranged) {
+  for (int64_t r = 0; r < queries->count; r++, arranged += depth)
     for (int64_t i = 0; i < queries->width; i += VECTOR) {
       const char *from = queries->data + r * queries->stride + i * element_size;
-      vec_store_as(FA3_FLOAT32, (char *)(packed + i), queries->width - i,
+      vec_store_as(FA3_FLOAT32, (char *)(arranged + i), queries->width - i,
                    vec_mul(vec_load_as(dtype, from, queries->width - i), vec_set(factor)));
     }
 }

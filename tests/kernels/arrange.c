@@ -1,4 +1,4 @@
-/* Packing copies: what comes out is compared bit for bit. */
+/* Arranging copies: what comes out is compared bit for bit. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,14 +31,14 @@ static int64_t depth_of(const struct run *run, int64_t elements) {
   return round_up((elements + pair - 1) / pair, run->routines->depth_step);
 }
 
-/* Compares one packed element with the row's, or with the 0 of the padding. */
+/* Compares one arranged element with the row's, or with the 0 of the padding. */
 static bool same(const struct run *run, const struct rows *rows, int64_t row, int64_t element,
-                 double factor, double packed) {
+                 double factor, double arranged) {
   bool inside = row < rows->count && element < rows->width;
   double expected = inside ? factor * load_element(rows, row, element) : 0;
-  if (packed == expected) return true;
+  if (arranged == expected) return true;
   return wrong(run, "row %d, element %d of %d x %d is %g: expected %g", (int)row, (int)element,
-               (int)rows->count, (int)rows->width, packed, expected);
+               (int)rows->count, (int)rows->width, arranged, expected);
 }
 
 static bool check_queries(struct run *run) {
@@ -46,13 +46,13 @@ static bool check_queries(struct run *run) {
   struct rows rows = random_rows(run, 20);
   double factor = (double)rng_between(&run->rng, -1, 1);
   int64_t depth = depth_of(run, rows.width);
-  float *packed = guarded_new((size_t)(rows.count * depth) * sizeof *packed);
-  routines->pack_queries(&rows, (float)factor, depth, packed);
-  bool good = guarded_intact(packed) || wrong(run, "wrote outside");
+  float *arranged = guarded_new((size_t)(rows.count * depth) * sizeof *arranged);
+  routines->arrange_queries(&rows, (float)factor, depth, arranged);
+  bool good = guarded_intact(arranged) || wrong(run, "wrote outside");
   for (int64_t r = 0; good && r < rows.count; r++)
     for (int64_t i = 0; good && i < depth * routines->elements_per_word; i++)
-      good = same(run, &rows, r, i, factor, load_packed(routines, packed + r * depth, 1, i));
-  guarded_free(packed);
+      good = same(run, &rows, r, i, factor, load_arranged(routines, arranged + r * depth, 1, i));
+  guarded_free(arranged);
   guarded_free((char *)rows.data);
   return good;
 }
@@ -62,15 +62,15 @@ static bool check_keys(struct run *run) {
   struct rows rows = random_rows(run, MOST_KEYS);
   int64_t depth = depth_of(run, rows.width), panel = routines->panel;
   int64_t columns = round_up(rows.count, panel);
-  float *packed = guarded_new((size_t)(columns * depth) * sizeof *packed);
-  routines->pack_keys(&rows, depth, packed);
-  bool good = guarded_intact(packed) || wrong(run, "wrote outside");
+  float *arranged = guarded_new((size_t)(columns * depth) * sizeof *arranged);
+  routines->arrange_keys(&rows, depth, arranged);
+  bool good = guarded_intact(arranged) || wrong(run, "wrote outside");
   for (int64_t key = 0; good && key < columns; key++) {
-    const float *column = packed + key / panel * panel * depth + key % panel;
+    const float *column = arranged + key / panel * panel * depth + key % panel;
     for (int64_t i = 0; good && i < depth * routines->elements_per_word; i++)
-      good = same(run, &rows, key, i, 1, load_packed(routines, column, panel, i));
+      good = same(run, &rows, key, i, 1, load_arranged(routines, column, panel, i));
   }
-  guarded_free(packed);
+  guarded_free(arranged);
   guarded_free((char *)rows.data);
   return good;
 }
@@ -81,15 +81,15 @@ static bool check_values(struct run *run) {
   int64_t depth = depth_of(run, rows.count), panel = routines->panel;
   int64_t panel_stride = panel * (depth + rng_between(&run->rng, 0, 3));
   int64_t columns = round_up(rows.width, panel);
-  float *packed = guarded_new((size_t)(columns / panel * panel_stride) * sizeof *packed);
-  routines->pack_values(&rows, depth, panel_stride, packed);
-  bool good = guarded_intact(packed) || wrong(run, "wrote outside");
+  float *arranged = guarded_new((size_t)(columns / panel * panel_stride) * sizeof *arranged);
+  routines->arrange_values(&rows, depth, panel_stride, arranged);
+  bool good = guarded_intact(arranged) || wrong(run, "wrote outside");
   for (int64_t i = 0; good && i < rows.width; i++) {
-    const float *column = packed + i / panel * panel_stride + i % panel;
+    const float *column = arranged + i / panel * panel_stride + i % panel;
     for (int64_t key = 0; good && key < depth * routines->elements_per_word; key++)
-      good = same(run, &rows, key, i, 1, load_packed(routines, column, panel, key));
+      good = same(run, &rows, key, i, 1, load_arranged(routines, column, panel, key));
   }
-  guarded_free(packed);
+  guarded_free(arranged);
   guarded_free((char *)rows.data);
   return good;
 }
@@ -137,43 +137,44 @@ static bool check_add_row(struct run *run) {
   return check_stored(run, true);
 }
 
-struct pack_bench {
+struct arrange_bench {
   const struct run *run;
   struct rows rows;
   int64_t depth;
-  float *packed;
+  float *arranged;
 };
 
 static void call_queries(void *argument) {
-  struct pack_bench *b = argument;
-  b->run->routines->pack_queries(&b->rows, 1, b->depth, b->packed);
+  struct arrange_bench *b = argument;
+  b->run->routines->arrange_queries(&b->rows, 1, b->depth, b->arranged);
 }
 
 static void call_keys(void *argument) {
-  struct pack_bench *b = argument;
-  b->run->routines->pack_keys(&b->rows, b->depth, b->packed);
+  struct arrange_bench *b = argument;
+  b->run->routines->arrange_keys(&b->rows, b->depth, b->arranged);
 }
 
 static void call_values(void *argument) {
-  struct pack_bench *b = argument;
-  b->run->routines->pack_values(&b->rows, b->depth, b->run->routines->panel * b->depth, b->packed);
+  struct arrange_bench *b = argument;
+  b->run->routines->arrange_values(&b->rows, b->depth, b->run->routines->panel * b->depth,
+                                   b->arranged);
 }
 
 static void call_store_row(void *argument) {
-  struct pack_bench *b = argument;
-  b->run->routines->store_row((const float *)b->packed, b->rows.width, 0.5f, b->run->dtype,
+  struct arrange_bench *b = argument;
+  b->run->routines->store_row((const float *)b->arranged, b->rows.width, 0.5f, b->run->dtype,
                               (char *)b->rows.data);
 }
 
 static void call_add_row(void *argument) {
-  struct pack_bench *b = argument;
-  b->run->routines->add_row((const float *)b->packed, b->rows.width, 0.5f, b->run->dtype,
+  struct arrange_bench *b = argument;
+  b->run->routines->add_row((const float *)b->arranged, b->rows.width, 0.5f, b->run->dtype,
                             (char *)b->rows.data);
 }
 
-/* 256 rows of head dim 128, one of 8 heads: a tile as the engine packs it. */
-static void bench_pack(struct run *run, void (*call)(void *), int64_t count, int64_t depth) {
-  struct pack_bench b = {.run = run, .depth = depth_of(run, depth)};
+/* 256 rows of head dim 128, one of 8 heads: a tile as the engine arranges it. */
+static void bench_arranging(struct run *run, void (*call)(void *), int64_t count, int64_t depth) {
+  struct arrange_bench b = {.run = run, .depth = depth_of(run, depth)};
   int64_t size = (int64_t)fa3_dtype_size(run->dtype);
   b.rows =
       (struct rows){.dtype = run->dtype, .stride = size * 8 * 128, .count = count, .width = 128};
@@ -181,37 +182,37 @@ static void bench_pack(struct run *run, void (*call)(void *), int64_t count, int
   fill_rows(&run->rng, &b.rows, data);
   b.rows.data = data;
   const size_t words = (size_t)MOST_KEYS * LARGEST_DIM;
-  b.packed = guarded_new(words * sizeof *b.packed);
-  memset(b.packed, 0, words * sizeof *b.packed);
+  b.arranged = guarded_new(words * sizeof *b.arranged);
+  memset(b.arranged, 0, words * sizeof *b.arranged);
   report(run, count == 1 ? "1x128" : "256x128", call, &b, (double)(count * 128), "element");
-  guarded_free(b.packed);
+  guarded_free(b.arranged);
   guarded_free(data);
 }
 
 static void bench_queries(struct run *run) {
-  bench_pack(run, call_queries, 256, 128);
+  bench_arranging(run, call_queries, 256, 128);
 }
 
 static void bench_keys(struct run *run) {
-  bench_pack(run, call_keys, 256, 128);
+  bench_arranging(run, call_keys, 256, 128);
 }
 
 static void bench_values(struct run *run) {
-  bench_pack(run, call_values, 256, 256);
+  bench_arranging(run, call_values, 256, 256);
 }
 
 static void bench_store_row(struct run *run) {
-  bench_pack(run, call_store_row, 1, 128);
+  bench_arranging(run, call_store_row, 1, 128);
 }
 
 static void bench_add_row(struct run *run) {
-  bench_pack(run, call_add_row, 1, 128);
+  bench_arranging(run, call_add_row, 1, 128);
 }
 
-const struct subject pack_subjects[5] = {
-    {"pack_queries", true, check_queries, bench_queries},
-    {"pack_keys", true, check_keys, bench_keys},
-    {"pack_values", true, check_values, bench_values},
+const struct subject arrange_subjects[5] = {
+    {"arrange_queries", true, check_queries, bench_queries},
+    {"arrange_keys", true, check_keys, bench_keys},
+    {"arrange_values", true, check_values, bench_values},
     {"store_row", true, check_store_row, bench_store_row},
     {"add_row", true, check_add_row, bench_add_row},
 };
