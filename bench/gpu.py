@@ -4,6 +4,7 @@
 
     python3 bench/gpu.py [--library build/release/libfa3.so] [--results bench/results/NAME.json]
                          [--parts forward,backward,shapes,decode,float8,cases] [--peers fa3,cudnn,...]
+                         [--head-dims 64,...] [--seqlens 512,...] [--energy]
 
 forward and backward: the FlashAttention-3 paper's setting, bfloat16, 16384 tokens in all, hidden size
 2048. shapes: the problems of bench/gpu_shapes.py, smaller or thinner, both passes. decode: one query
@@ -14,6 +15,10 @@ CUDA graph, as many as fill some milliseconds, so that nothing of the host is in
 graphs are replayed in turn, in random order each round, timed by events; a figure is the median over
 the rounds, its spread half the distance between the quartiles. Calls of a round use the same tensors,
 so what fits into the L2 cache may be there, for all of them.
+
+--energy: what a call of the grid from 4096 tokens on takes, in joules, ours and FlashAttention-3's, by
+replaying its graph until NVML's counter has changed several times. At its power limit a card is as fast
+as its calls are frugal.
 
 The official FlashAttention-3 is measured where its module flash_attn_interface can be imported.
 bench/gpu_chart.py draws the figures."""
@@ -30,6 +35,7 @@ import torch
 
 import fa3
 import gpu_decode
+import gpu_energy
 import gpu_float8
 import gpu_problem
 import gpu_shapes
@@ -40,6 +46,12 @@ HEAD_DIMS = (64, 128, 256)
 PARTS = ("forward", "backward", "shapes", "decode", "float8", "cases")
 PEERS = ("fa3", "cudnn", "fa2", "triton", "fa3_deterministic")
 MOST_CALLS = 100  # of a graph
+WITH_ENERGY = {"libfa3", "fa3"}
+ENERGY_SEQLEN = 4096  # and longer
+
+
+def numbers(text):
+    return [int(number) for number in text.split(",")]
 
 
 def arguments():
@@ -47,6 +59,9 @@ def arguments():
     parser.add_argument("--library", type=pathlib.Path, default=ROOT / "build/release/libfa3.so")
     parser.add_argument("--parts", default=",".join(PARTS), help="of " + ", ".join(PARTS))
     parser.add_argument("--peers", default="fa3,cudnn,fa2", help="of " + ", ".join(PEERS))
+    parser.add_argument("--head-dims", type=numbers, default=HEAD_DIMS, help="of the grid")
+    parser.add_argument("--seqlens", type=numbers, default=SEQLENS, help="of the grid")
+    parser.add_argument("--energy", action="store_true", help="joules of the grid's longer calls")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--milliseconds", type=float, default=5, help="of each kernel in a round")
     parser.add_argument("--results", type=pathlib.Path, help="also write the figures there, as JSON")
@@ -108,13 +123,39 @@ def time_calls(options, calls, flops):
     return {name: summary(values, flops) for name, values in samples.items()}
 
 
+def open_meter(options):
+    """The energy counter, or None and why there is none."""
+    if not options.energy:
+        return None, "not asked for"
+    try:
+        return gpu_energy.Meter(), "joules of a call, by NVML"
+    except gpu_energy.Unread as error:
+        print(f"energy: not read, {error}")
+        return None, f"not read, {error}"
+
+
+def add_energy(options, meter, calls, figures):
+    """Watts and joules of a call that follows itself for a quarter of a second."""
+    for name in calls.keys() & WITH_ENERGY:
+        count = max(1, round(options.milliseconds / figures[name]["milliseconds"]))
+        try:
+            watts, milliseconds = meter.measure(captured(calls[name], count).replay)
+        except gpu_energy.Unread as error:
+            figures[name]["energy"] = f"not read, {error}"
+            continue
+        figures[name].update(watts=watts, joules=watts * milliseconds / count * 1e-3)
+
+
 CALLS = {"forward": gpu_problem.forward_calls, "backward": gpu_problem.backward_calls}
 
 
-def measure(library, options, phase, shape):
+def measure(library, options, phase, shape, meter):
     problem = gpu_problem.Problem(shape)
     calls = CALLS[phase](library, problem, options.peers)
-    return time_calls(options, calls, shape.flops(phase))
+    figures = time_calls(options, calls, shape.flops(phase))
+    if meter:
+        add_energy(options, meter, calls, figures)
+    return figures
 
 
 def rate(cell, name):
@@ -130,16 +171,23 @@ def ratio(cell, *names):
 def row(cell, kernels):
     figures = "".join(f"{rate(cell, k):6.0f}" if k in cell else "     -" for k in kernels)
     ratios = (ratio(cell, "fa3"), ratio(cell, "cudnn"), ratio(cell, "fa3", "cudnn"))
-    return f"{cell['shape']:44}{figures}" + "".join(f"{r:7.3f}" if r else "      -" for r in ratios)
+    energies = "".join(
+        f"  {k} {cell[k]['joules']:.3g} J, {cell[k]['watts']:.0f} W"
+        for k in kernels
+        if "joules" in cell.get(k, {})
+    )
+    ratios = "".join(f"{r:7.3f}" if r else "      -" for r in ratios)
+    return f"{cell['shape']:44}{figures}{ratios}{energies}"
 
 
-def table(library, options, phase, shapes, save):
+def table(library, options, phase, shapes, save, meter=None):
     kernels = ("libfa3", *options.peers)
     print(f"{phase}, TFLOP/s:", *kernels, "and libfa3 over fa3, cudnn, the better of both")
     cells = []
     for shape in shapes:
         cell = {"shape": shape.name(), "head_dim": shape.head_dim, "causal": shape.causal}
-        cell.update(seqlen=shape.queries, **measure(library, options, phase, shape))
+        meter_of_cell = meter if shape.queries >= ENERGY_SEQLEN else None
+        cell.update(seqlen=shape.queries, **measure(library, options, phase, shape, meter_of_cell))
         cells.append(cell)
         save(cells)
         print(row(cell, kernels), flush=True)
@@ -156,6 +204,13 @@ def summarise(cells):
                 suffix = f"_{part}" if part else ""
                 figures[f"over_{label}{suffix}"] = statistics.geometric_mean(ratios)
                 figures[f"worst_over_{label}{suffix}"] = min(ratios)
+    energies = [
+        cell["libfa3"]["joules"] / cell["fa3"]["joules"]
+        for cell in cells
+        if "joules" in cell["libfa3"] and "joules" in cell.get("fa3", {})
+    ]
+    if energies:
+        figures["joules_over_fa3"] = statistics.geometric_mean(energies)
     return figures
 
 
@@ -258,7 +313,7 @@ def gemm(options):
 
 
 def run(options):
-    library = fa3.Library(options.library)
+    library = fa3.Library(options.library.resolve())
     library.prepare_gpu()
     query = ["nvidia-smi", "--query-gpu=driver_version,clocks.sm,clocks.mem", "--format=csv,noheader"]
     driver, *clocks = subprocess.run(query, capture_output=True, text=True).stdout.strip().split(", ")
@@ -283,7 +338,8 @@ def run(options):
             options.results.write_text(json.dumps(results, indent=1) + "\n")
 
     summaries = {}
-    grid = gpu_shapes.grid(HEAD_DIMS, SEQLENS)
+    meter, results["energy"] = open_meter(options)
+    grid = gpu_shapes.grid(options.head_dims, options.seqlens)
     tables = {"forward": ("forward", grid), "backward": ("backward", grid)}
     if "shapes" in options.parts:
         tables["shapes_forward"] = ("forward", gpu_shapes.THIN)
@@ -291,7 +347,8 @@ def run(options):
     for name, (phase, shapes) in tables.items():
         if name in PARTS and name not in options.parts:
             continue
-        cells = table(library, options, phase, shapes, lambda cells: save(name, cells))
+        of_grid = meter if name in PARTS else None
+        cells = table(library, options, phase, shapes, lambda cells: save(name, cells), of_grid)
         summaries[name] = summarise(cells)
         save("summary", summaries)
         print(name, {k: round(v, 3) for k, v in summaries[name].items()}, flush=True)

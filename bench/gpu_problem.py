@@ -5,6 +5,7 @@ import functools
 import math
 
 import torch
+import torch._functorch.config
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -146,8 +147,10 @@ def through_torch(problem, kind, tensors):
 
 @functools.lru_cache
 def compiled_flex_attention():
-    """FlexAttention, whose kernels are Triton's, one for each problem."""
+    """FlexAttention, whose kernels are Triton's, one for each problem. The gradients are asked for
+    again and again, so nothing of the forward pass may be given away."""
     torch._dynamo.config.recompile_limit = 1000
+    torch._functorch.config.donated_buffer = False
     return torch.compile(flex_attention, dynamic=False)
 
 
