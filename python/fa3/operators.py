@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
 from fa3 import _core
-from fa3.options import lse_shape, optional_inputs, schema
+from fa3.options import SEQUENCES, lse_shape, optional_inputs, schema
 
 if not hasattr(Tensor, "__dlpack_c_exchange_api__"):
     raise ImportError(
@@ -20,6 +20,8 @@ if not hasattr(Tensor, "__dlpack_c_exchange_api__"):
 
 # What has no gradient: tensors that the backward pass does not take.
 INFERENCE = optional_inputs("forward") - optional_inputs("backward")
+# What may say that some rows do not count.
+PARTS = SEQUENCES - {"cu_seqlens_q", "cu_seqlens_k", "diagonal"}
 
 
 def rows_contiguous(tensor: Tensor) -> Tensor:
@@ -83,11 +85,7 @@ def call_backward(
     if query.stride(-1) != 1 or key.stride(-1) != 1 or value.stride(-1) != 1:
         query, key, value = rows_contiguous(query), rows_contiguous(key), rows_contiguous(value)
     # As in call_forward: keys past a used length, or padded away, have gradient 0.
-    part = (
-        options.get("seqused_q") is not None
-        or options.get("seqused_k") is not None
-        or options.get("leftpad_k") is not None
-    )
+    part = any(name in PARTS and options[name] is not None for name in options)
     make = torch.zeros_like if part else torch.empty_like
     grad_query, grad_key, grad_value = gradients
     if grad_query is None:
