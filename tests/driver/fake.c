@@ -48,6 +48,7 @@ static int list_gpus(int capabilities[8]) {
 EXPORT int32_t cuDriverGetVersion(int *version);
 EXPORT int fake_thread_is_clean(void);
 EXPORT void fake_watch(fake_watcher *its_watcher);
+EXPORT const char *fake_kernel_name(int index);
 EXPORT int32_t cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64_t flags,
                                    int *result);
 
@@ -203,6 +204,10 @@ static int32_t library_get_kernel(struct kernel **kernel, const void *library, c
   (*kernel)->cluster_limit = 8;
   snprintf((*kernel)->name, sizeof(*kernel)->name, "%s", name);
   return SUCCESS;
+}
+
+const char *fake_kernel_name(int index) {
+  return index < kernel_count ? kernels[index].name : NULL;
 }
 
 static int32_t kernel_get_function(void **function) {

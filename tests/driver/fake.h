@@ -35,6 +35,9 @@ struct fake_launch {
 /* Exported as fake_watch: `watcher` sees every launch; null: nobody does. */
 typedef void fake_watcher(const struct fake_launch *launch);
 
+/* Exported as fake_kernel_name: a function that the driver was asked for, of any cubin; null behind
+ * the last. */
+
 /* What a kernel does: it adds 1 to the first byte of all memory. */
 void fake_launch(void);
 

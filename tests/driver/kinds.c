@@ -1,0 +1,295 @@
+/* Each function of each kernel is launched by some call: one that no call launches fails here. And
+ * what FP8 attention, fa3_append and fa3_combine tell their kernels; watched.c has the others. */
+#include <dlfcn.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "fa3.h"
+#include "fake.h"
+#include "kernels/append_params.h"
+#include "kernels/combine_params.h"
+#include "kernels/forward_fp8_params.h"
+#include "test.h"
+
+enum { BATCH = 2, HEADS_Q = 8, HEADS_K = 2, MOST_LAUNCHES = 256 };
+
+static const fa3_device gpu = {FA3_CUDA, 0};
+static const char *(*kernel_name)(int index);
+
+/* All launches of this process; those of the last call begin at `first`. */
+static struct fake_launch launches[MOST_LAUNCHES];
+static int count, first;
+static fa3_append_params append_params;
+static fa3_combine_params combine_params;
+static fa3_forward_fp8_params fp8_params;
+
+static void watch(const struct fake_launch *launch) {
+  assert_true(count < MOST_LAUNCHES);
+  const char *function = launch->function;
+  if (!strcmp(function, "append")) memcpy(&append_params, launch->params, sizeof append_params);
+  if (!strcmp(function, "combine")) memcpy(&combine_params, launch->params, sizeof combine_params);
+  if (!strcmp(function, "forward_fp8")) memcpy(&fp8_params, launch->params, sizeof fp8_params);
+  launches[count++] = *launch;
+}
+
+/* The last call's only launch. */
+static const struct fake_launch *launch_of(const char *function) {
+  assert_int_equal(count, first + 1);
+  assert_string_equal(launches[first].function, function);
+  return &launches[first];
+}
+
+static void assert_grid(const struct fake_launch *launch, unsigned x, unsigned y, unsigned z,
+                        unsigned threads) {
+  const unsigned grid[] = {x, y, z};
+  assert_memory_equal(launch->grid, grid, sizeof grid);
+  assert_int_equal(launch->block[0], threads);
+  assert_int_equal(launch->dependent, 1);
+}
+
+/* Where tensor number n lies; nothing reads it. */
+static void *place(int n) {
+  return (void *)(uintptr_t)((int64_t)n << 32);
+}
+
+static fa3_tensor tensor(int n, fa3_dtype dtype, int64_t rows, int64_t heads, int64_t head_dim) {
+  return fa3_dense(place(n), dtype, BATCH, rows, heads, head_dim);
+}
+
+static fa3_tensor matrix(int n, fa3_dtype dtype, int64_t rows, int64_t columns) {
+  return (fa3_tensor){.data = place(n),
+                      .dtype = dtype,
+                      .rank = 2,
+                      .shape = {rows, columns},
+                      .strides = {columns, 1}};
+}
+
+static void good(fa3_status status) {
+  if (status) fail_msg("%s", fa3_last_error());
+}
+
+static fa3_forward_args make_forward(fa3_dtype dtype, int64_t queries, int64_t keys,
+                                     int64_t head_dim) {
+  const fa3_dtype output = dtype == FA3_FLOAT8_E4M3 ? FA3_BFLOAT16 : dtype;
+  return (fa3_forward_args){.struct_size = sizeof(fa3_forward_args),
+                            .device = gpu,
+                            .query = tensor(1, dtype, queries, HEADS_Q, head_dim),
+                            .key = tensor(2, dtype, keys, HEADS_K, head_dim),
+                            .value = tensor(3, dtype, keys, HEADS_K, head_dim),
+                            .output = tensor(4, output, queries, HEADS_Q, head_dim)};
+}
+
+static void run_forward(fa3_forward_args *args) {
+  args->workspace = place(20);
+  good(fa3_forward_workspace(args, &args->workspace_size));
+  first = count;
+  good(fa3_forward(args));
+}
+
+static void run_backward(const fa3_forward_args *forward) {
+  const int64_t queries = forward->query.shape[1], keys = forward->key.shape[1];
+  const int64_t head_dim = forward->query.shape[3];
+  fa3_backward_args args = {.struct_size = sizeof args};
+  good(fa3_backward_init(forward, &args));
+  args.lse = fa3_lse(place(5), BATCH, HEADS_Q, queries);
+  args.grad_output = tensor(6, FA3_BFLOAT16, queries, HEADS_Q, head_dim);
+  args.grad_query = tensor(7, FA3_BFLOAT16, queries, HEADS_Q, head_dim);
+  args.grad_key = tensor(8, FA3_BFLOAT16, keys, HEADS_K, head_dim);
+  args.grad_value = tensor(9, FA3_BFLOAT16, keys, HEADS_K, head_dim);
+  args.grad_sink = forward->sink;
+  args.workspace = place(20);
+  good(fa3_backward_workspace(&args, &args.workspace_size));
+  first = count;
+  good(fa3_backward(&args));
+}
+
+/* A scale for each head that keys have, of queries too; or for each row. */
+static void test_fp8_forward(void **state) {
+  (void)state;
+  fa3_forward_args args = make_forward(FA3_FLOAT8_E4M3, 5000, 5000, 128);
+  args.query_scale = matrix(5, FA3_FLOAT32, BATCH, HEADS_K);
+  args.key_scale = (fa3_tensor){.data = place(6),
+                                .dtype = FA3_FLOAT32,
+                                .rank = 3,
+                                .shape = {BATCH, HEADS_K, 40},
+                                .strides = {HEADS_K * 40, 40, 1}};
+  args.key_scale_rows = 128;
+  run_forward(&args);
+  const struct fake_launch *launch = launch_of("forward_fp8");
+  assert_grid(launch, 132, 1, 1, FA3_FORWARD_THREADS(192));
+  assert_int_equal(launch->shared_bytes, launch->shared_limit);
+  assert_ptr_equal(fp8_params.query_scale.data, place(5));
+  assert_int_equal(fp8_params.query_scale.stride_batch, HEADS_K);
+  assert_int_equal(fp8_params.query_scale.stride_head, 1);
+  assert_int_equal(fp8_params.query_scale.rows, 0);
+  assert_int_equal(fp8_params.query_scale.heads_per_scale, HEADS_Q / HEADS_K);
+  assert_ptr_equal(fp8_params.key_scale.data, place(6));
+  assert_int_equal(fp8_params.key_scale.stride_head, 40);
+  assert_int_equal(fp8_params.key_scale.stride_block, 1);
+  assert_int_equal(fp8_params.key_scale.rows, 128);
+  assert_int_equal(fp8_params.key_scale.heads_per_scale, 1);
+  assert_null(fp8_params.value_scale.data);
+  assert_int_equal(fp8_params.output, FA3_OUTPUT_BF16);
+  assert_ptr_equal(fp8_params.forward.output_data, place(4));
+  assert_int_equal(fp8_params.forward.group, HEADS_Q / HEADS_K);
+  args.output.dtype = FA3_FLOAT32;
+  run_forward(&args);
+  assert_int_equal(fp8_params.output, FA3_OUTPUT_FP32);
+}
+
+static fa3_append_args make_append(fa3_dtype cache) {
+  return (fa3_append_args){.struct_size = sizeof(fa3_append_args),
+                           .device = gpu,
+                           .new_key = tensor(1, FA3_BFLOAT16, 3, HEADS_K, 64),
+                           .new_value = tensor(2, FA3_BFLOAT16, 3, HEADS_K, 64),
+                           .key = tensor(3, cache, 100, HEADS_K, 64),
+                           .value = tensor(4, cache, 100, HEADS_K, 64),
+                           .seqused_k = fa3_vector(place(5), FA3_INT32, BATCH)};
+}
+
+/* A warp has a head of a new row: of keys, of values, of queries that are turned with them. */
+static void test_append(void **state) {
+  (void)state;
+  fa3_append_args args = make_append(FA3_BFLOAT16);
+  args.query = tensor(6, FA3_BFLOAT16, 3, HEADS_Q, 64);
+  args.rotated_query = tensor(7, FA3_BFLOAT16, 3, HEADS_Q, 64);
+  args.rotary_cos = matrix(8, FA3_FLOAT32, 200, 16);
+  args.rotary_sin = matrix(9, FA3_FLOAT32, 200, 16);
+  args.flags = FA3_ROTARY_INTERLEAVED;
+  first = count;
+  good(fa3_append(&args));
+  assert_grid(launch_of("append"), 3, BATCH, (2 * HEADS_K + HEADS_Q) / FA3_APPEND_WARPS,
+              FA3_APPEND_THREADS);
+  assert_ptr_equal(append_params.sequences.used_k, place(5));
+  assert_ptr_equal(append_params.key.data, place(3));
+  assert_ptr_equal(append_params.rotated_query.data, place(7));
+  assert_ptr_equal(append_params.sin.data, place(9));
+  assert_null(append_params.page_table);
+  assert_null(append_params.positions);
+  assert_int_equal(append_params.rows_k, 100);
+  assert_int_equal(append_params.heads_q, HEADS_Q);
+  assert_int_equal(append_params.pairs, 16);
+  assert_int_equal(append_params.table_rows, 200);
+  assert_int_equal(append_params.interleaved, 1);
+  assert_int_equal(append_params.kind, FA3_APPEND_BFLOAT16);
+  assert_int_equal(append_params.table_kind, FA3_APPEND_FLOAT32);
+  assert_int_equal(append_params.quantised, 0);
+
+  /* Into pages of codes, each row with a scale of its own, which is written. */
+  args = make_append(FA3_FLOAT8_E4M3);
+  args.key = fa3_dense(place(3), FA3_FLOAT8_E4M3, 40, 16, HEADS_K, 64);
+  args.value = fa3_dense(place(4), FA3_FLOAT8_E4M3, 40, 16, HEADS_K, 64);
+  args.page_table = matrix(6, FA3_INT32, BATCH, 10);
+  args.key_scale = args.value_scale = (fa3_tensor){.data = place(7),
+                                                   .dtype = FA3_FLOAT32,
+                                                   .rank = 3,
+                                                   .shape = {40, HEADS_K, 16},
+                                                   .strides = {HEADS_K * 16, 16, 1}};
+  args.value_scale.data = place(8);
+  args.key_scale_rows = args.value_scale_rows = 1;
+  first = count;
+  good(fa3_append(&args));
+  assert_grid(launch_of("append"), 3, BATCH, 1, FA3_APPEND_THREADS);
+  assert_int_equal(append_params.quantised, 1);
+  assert_ptr_equal(append_params.page_table, place(6));
+  assert_int_equal(append_params.page_table_stride, 10);
+  assert_int_equal(append_params.page_size, 16);
+  assert_int_equal(append_params.pages, 40);
+  assert_int_equal(append_params.rows_k, 10 * 16);
+  assert_int_equal(append_params.heads_q, 0);
+  assert_null(append_params.cos.data);
+  assert_ptr_equal(append_params.value_scale.data, place(8));
+  assert_int_equal(append_params.value_scale.rows, 1);
+  assert_int_equal(append_params.value_scale.stride_batch, HEADS_K * 16);
+}
+
+/* Three sets of keys: all sequences of one after all of another. */
+static void test_combine(void **state) {
+  (void)state;
+  enum { SETS = 3, ROWS = 5, DIM = 64 };
+  const fa3_combine_args args = {
+      .struct_size = sizeof args,
+      .device = gpu,
+      .partial_output = fa3_dense(place(1), FA3_FLOAT32, (int64_t)SETS * BATCH, ROWS, HEADS_Q, DIM),
+      .partial_lse = fa3_lse(place(2), (int64_t)SETS * BATCH, HEADS_Q, ROWS),
+      .output = tensor(3, FA3_FLOAT16, ROWS, HEADS_Q, DIM),
+      .lse = fa3_lse(place(4), BATCH, HEADS_Q, ROWS)};
+  first = count;
+  good(fa3_combine(&args));
+  assert_grid(launch_of("combine"), ROWS * HEADS_Q / FA3_COMBINE_ROWS, BATCH, 1,
+              FA3_COMBINE_THREADS);
+  assert_int_equal(combine_params.splits, SETS);
+  assert_int_equal(combine_params.heads, HEADS_Q);
+  assert_int_equal(combine_params.head_dim, DIM);
+  assert_int_equal(combine_params.seqlen_q, ROWS);
+  assert_int_equal(combine_params.kind, FA3_COMBINE_FLOAT16);
+  assert_int_equal(combine_params.partial_strides.split, BATCH * ROWS * HEADS_Q * DIM);
+  assert_int_equal(combine_params.partial_strides.batch, ROWS * HEADS_Q * DIM);
+  assert_int_equal(combine_params.partial_lse_strides.split, BATCH * HEADS_Q * ROWS);
+  assert_int_equal(combine_params.partial_lse_strides.row, 1);
+  assert_ptr_equal(combine_params.lse, place(4));
+  assert_null(combine_params.cu_seqlens_q);
+  assert_null(combine_params.sink);
+}
+
+/* Calls that take what those above leave out. */
+static void run_the_others(void) {
+  fa3_forward_args args = make_forward(FA3_BFLOAT16, 1, 200000, 128);
+  run_forward(&args); /* decode, combine */
+  args = make_forward(FA3_BFLOAT16, 1, 5000, 128);
+  args.key.dtype = args.value.dtype = FA3_FLOAT8_E4M3;
+  run_forward(&args); /* decode_fp8 */
+  args = make_forward(FA3_BFLOAT16, 3000, 3000, 64);
+  run_forward(&args);
+  run_backward(&args); /* backward_finish */
+  args = make_forward(FA3_BFLOAT16, 3000, 3000, 256);
+  run_backward(&args);
+  args = make_forward(FA3_BFLOAT16, 4096, 77, 64);
+  args.sink = (fa3_tensor){
+      .data = place(10), .dtype = FA3_BFLOAT16, .rank = 1, .shape = {HEADS_Q}, .strides = {1}};
+  args.key.data = (char *)args.key.data + 2; /* copy_strided, sinks_to_float */
+  run_backward(&args);                       /* backward_sum, backward_sink */
+  const fa3_quantize_args quantize = {
+      .struct_size = sizeof quantize,
+      .device = gpu,
+      .input = tensor(1, FA3_BFLOAT16, 3000, HEADS_Q, 64),
+      .codes = tensor(2, FA3_FLOAT8_E4M3, 3000, HEADS_Q, 64),
+      .codes_scale = fa3_vector(place(3), FA3_FLOAT32, 1)}; /* quantize_clear */
+  good(fa3_quantize(&quantize));
+}
+
+static void test_every_function(void **state) {
+  (void)state;
+  run_the_others();
+  assert_non_null(kernel_name(0));
+  for (int k = 0; kernel_name(k); k++) {
+    bool launched = false;
+    for (int i = 0; i < count && !launched; i++)
+      launched = !strcmp(launches[i].function, kernel_name(k));
+    if (!launched) fail_msg("no call of this test launches %s", kernel_name(k));
+  }
+}
+
+int main(void) {
+  void *library = dlopen("libcuda.so.1", RTLD_NOW);
+  void *watching = library ? dlsym(library, "fake_watch") : NULL;
+  void *names = library ? dlsym(library, "fake_kernel_name") : NULL;
+  void (*start_watching)(fake_watcher *);
+  if (!watching || !names) return 1;
+  if (fa3_prepare(gpu)) {
+    printf("skipped: %s\n", fa3_last_error());
+    return TEST_SKIPPED;
+  }
+  memcpy(&start_watching, &watching, sizeof watching);
+  memcpy(&kernel_name, &names, sizeof names);
+  start_watching(watch);
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_fp8_forward),
+      cmocka_unit_test(test_append),
+      cmocka_unit_test(test_combine),
+      cmocka_unit_test(test_every_function),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
