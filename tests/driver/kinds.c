@@ -114,7 +114,7 @@ static void test_fp8_forward(void **state) {
                                 .dtype = FA3_FLOAT32,
                                 .rank = 3,
                                 .shape = {BATCH, HEADS_K, 40},
-                                .strides = {HEADS_K * 40, 40, 1}};
+                                .strides = {(int64_t)HEADS_K * 40, 40, 1}};
   args.key_scale_rows = 128;
   run_forward(&args);
   const struct fake_launch *launch = launch_of("forward_fp8");
@@ -186,7 +186,7 @@ static void test_append(void **state) {
                                                    .dtype = FA3_FLOAT32,
                                                    .rank = 3,
                                                    .shape = {40, HEADS_K, 16},
-                                                   .strides = {HEADS_K * 16, 16, 1}};
+                                                   .strides = {(int64_t)HEADS_K * 16, 16, 1}};
   args.value_scale.data = place(8);
   args.key_scale_rows = args.value_scale_rows = 1;
   first = count;
