@@ -22,7 +22,7 @@
 
 typedef struct {
   int blocks; /* row blocks of a head */
-  int heads;  /* heads (of queries, or of keys where query heads are packed) */
+  int heads;  /* heads (of queries, or of keys where query heads share tiles) */
   int batches;
   int section; /* heads, over all batches, that are in flight together */
   int uneven;  /* tiles of a head differ in length: longest first, as above; else block after block,
