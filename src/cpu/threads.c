@@ -100,12 +100,9 @@ static void do_tasks(struct job *job, int32_t seat) {
  * only if they are long; idle helpers sleep at once. A crowd is seen where a call takes more than
  * twice the processor time of its caller, and believed in for a time that grows while the first
  * calls after it see it again. */
-static bool is_crowded(int64_t now) {
-  return now < atomic_load_explicit(&pool.crowded_until, memory_order_relaxed);
-}
-
 bool threads_crowded(void) {
-  return is_crowded(nanoseconds());
+  const int64_t until = atomic_load_explicit(&pool.crowded_until, memory_order_relaxed);
+  return until && nanoseconds() < until;
 }
 
 static void see_crowd(int64_t now) {
@@ -168,7 +165,7 @@ static bool any_job(const void *unused) {
 }
 
 static struct job *wait_for_job(void) {
-  if (!pool.jobs && !is_crowded(nanoseconds())) {
+  if (!pool.jobs && !threads_crowded()) {
     pool.looking_out++;
     pthread_mutex_unlock(&pool.lock);
     (void)look_out(any_job, NULL);
@@ -259,7 +256,7 @@ static void publish(struct job *job) {
   if (!follows_fork) return; /* a child could hang */
   pthread_mutex_lock(&pool.lock);
   create_helpers(job->threads - 1);
-  if (!is_crowded(nanoseconds())) pool.calls++;
+  if (!threads_crowded()) pool.calls++;
   if (pool.helpers) {
     job->next = pool.jobs;
     pool.jobs = job;
@@ -292,7 +289,7 @@ void threads_for(int32_t threads, int64_t tasks, task_work *work, void *argument
     do_tasks(&job, 0);
     return;
   }
-  if (is_crowded(nanoseconds()) && do_short_work(&job)) return;
+  if (threads_crowded() && do_short_work(&job)) return;
   int cancel; /* a caller that is cancelled now is so when its helpers have left */
   (void)pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
   const int64_t start = nanoseconds(), processor = nanoseconds_of(CLOCK_THREAD_CPUTIME_ID);

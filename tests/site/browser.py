@@ -2,6 +2,7 @@
 
 import pathlib
 import shutil
+import socket
 import sys
 
 from selenium import webdriver
@@ -11,22 +12,34 @@ PHONE = (360, 740)
 DESKTOP = (1200, 900)
 
 
+def missing():
+    """What a small container lacks that Chromium needs; empty where nothing is missing."""
+    if not shutil.which("chromium") or not shutil.which("chromedriver"):
+        return "there is no chromium with its chromedriver"
+    if not pathlib.Path("/proc/self").exists():
+        return "Chromium reads /proc, which is not mounted"
+    try:
+        socket.getaddrinfo("localhost", 80)
+    except OSError:
+        return "localhost, where chromedriver listens, has no address (/etc/hosts has it elsewhere)"
+    return ""
+
+
 class Browser:
     def __init__(self, site):
         self.site = pathlib.Path(site).resolve()
         if not (self.site / "index.html").exists():
             sys.exit(f"{self.site}: no index.html; make site builds it")
-        chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-        if not chromium or not driver:
-            print("skipped: there is no chromium with its chromedriver here")
+        if missing():
+            print(f"skipped: {missing()}")
             sys.exit(0)
         options = webdriver.ChromeOptions()
-        options.binary_location = chromium
+        options.binary_location = shutil.which("chromium")
         for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
                          "--disable-dev-shm-usage", "--force-device-scale-factor=1"):
             options.add_argument(argument)
         options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-        self.driver = webdriver.Chrome(options=options, service=Service(driver))
+        self.driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
         self.driver.set_script_timeout(30)
 
     def __enter__(self):
