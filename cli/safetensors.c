@@ -221,13 +221,20 @@ static size_t distance(const char *a, const char *b) {
   return row[b_length];
 }
 
-/* What name in the file could have been meant, if there is one; one that begins so is nearest. */
+/* Whether the name is the beginning of the other or, as in layer0.query, its last part. */
+static bool is_part(const char *name, const char *other) {
+  const size_t length = strlen(name), end = strlen(other);
+  if (strncmp(name, other, length) == 0) return true;
+  return end > length && other[end - length - 1] == '.' && strcmp(other + end - length, name) == 0;
+}
+
+/* What name in the file could have been meant, if there is one. */
 static const char *nearest(const struct table *table, const char *name) {
   const char *best = NULL;
   size_t least = strlen(name) / 2 + 1;
   for (size_t i = 0; i < table->count; i++) {
     const char *other = table->entries[i].name;
-    const size_t far = strncmp(name, other, strlen(name)) ? distance(name, other) : 0;
+    const size_t far = is_part(name, other) ? 0 : distance(name, other);
     if (far > least || (best && far == least)) continue;
     least = far;
     best = other;

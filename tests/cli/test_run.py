@@ -89,6 +89,8 @@ class Run(program.ProgramTest):
         safetensors.numpy.save_file({"layer0.key": key, "layer0.query": query}, self.path("in.safetensors"))
         self.refuse(program.INPUT, ["has no tensor 'layer0.q': there is 'layer0.query'"], "run",
                     "--in", "in.safetensors", "--q", ":layer0.q", "--out", "o.npy")
+        self.refuse(program.INPUT, ["has no tensor 'query' or 'q': there is 'layer0.query'"], "run",
+                    "--in", "in.safetensors", "--out", "o.npy")
 
     def test_masks_and_scores(self):
         self.check_dense("--causal", causal=True)
