@@ -86,29 +86,10 @@ static void fill(const struct gradient_trial *trial, struct rng *rng) {
 struct gradient_trial gradient_trial_new(const struct gradient_spec *spec, struct rng *rng) {
   struct gradient_trial trial = {.spec = *spec, .forward = trial_new(&spec->forward, rng)};
   trial_run(&trial.forward, rng);
-  const fa3_forward_args *forward = &trial.forward.args;
   fa3_backward_args *args = &trial.args;
-  *args = (fa3_backward_args){.struct_size = sizeof *args,
-                              .query = forward->query,
-                              .key = forward->key,
-                              .value = forward->value,
-                              .output = forward->output,
-                              .lse = forward->lse,
-                              .sink = forward->sink,
-                              .cu_seqlens_q = forward->cu_seqlens_q,
-                              .cu_seqlens_k = forward->cu_seqlens_k,
-                              .seqused_q = forward->seqused_q,
-                              .seqused_k = forward->seqused_k,
-                              .leftpad_k = forward->leftpad_k,
-                              .diagonal = forward->diagonal,
-                              .max_seqlen_q = forward->max_seqlen_q,
-                              .max_seqlen_k = forward->max_seqlen_k,
-                              .flags = forward->flags | spec->flags,
-                              .softmax_scale = forward->softmax_scale,
-                              .softcap = forward->softcap,
-                              .num_threads = forward->num_threads,
-                              .window_left = forward->window_left,
-                              .window_right = forward->window_right};
+  args->struct_size = sizeof *args;
+  if (fa3_backward_init(&trial.forward.args, args)) fail_msg("%s", fa3_last_error());
+  args->flags |= spec->flags;
   make_like(&trial, TENSOR_grad_output, &args->output, args->output.dtype, rng);
   make_like(&trial, TENSOR_grad_query, &args->query, spec->grad_query_dtype, rng);
   make_like(&trial, TENSOR_grad_key, &args->key, spec->grad_key_dtype, rng);
