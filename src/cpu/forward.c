@@ -341,6 +341,10 @@ static void run_block(struct block *block, int64_t head_k, int64_t first_row, in
   end_block(block);
 }
 
+/* From this magnitude on the backward pass needs lse as it rounds scores itself: P of a row's
+ * largest one is exp(score - lse), and a last digit of them is then more than rounding. */
+static const float large_lse = 4096;
+
 struct forward_call {
   const struct problem *problem;
   const struct routines *routines;
@@ -350,6 +354,35 @@ struct forward_call {
   char *scratch;
   size_t scratch_size; /* of a thread */
 };
+
+static bool has_large_lse(const struct problem *problem, const struct sequence *sequence,
+                          int64_t head_k) {
+  const int64_t group = group_size(problem);
+  for (int64_t query = 0; query < sequence->seqlen_q; query++)
+    for (int64_t head = head_k * group; head < (head_k + 1) * group; head++) {
+      const float lse =
+          *(const float *)element(&problem->lse, sequence->batch_q, sequence->row_q + query, head);
+      if (isfinite(lse) && fabsf(lse) >= large_lse) return true;
+    }
+  return false;
+}
+
+/* Among those that cpu_decode has done. */
+static bool any_large_lse(const struct problem *problem) {
+  for (int64_t batch = 0; batch < problem->batch; batch++) {
+    const struct sequence sequence = problem_sequence(problem, batch);
+    if (!decodes(problem, sequence.seqlen_q)) continue;
+    for (int64_t head_k = 0; head_k < problem->heads_k; head_k++)
+      if (has_large_lse(problem, &sequence, head_k)) return true;
+  }
+  return false;
+}
+
+/* Whether a backward call can follow this one. */
+static bool has_gradients(const struct problem *problem) {
+  return problem->lse.data && problem->key.dtype != FA3_FLOAT8_E4M3 &&
+         !(problem->features & (FA3_FEATURE_PAGE_TABLE | FA3_FEATURE_BATCH_INDEX));
+}
 
 /* The last rows first: under a causal mask they see the most keys. */
 static void run_task(void *argument, int64_t task, int32_t seat) {
@@ -367,6 +400,23 @@ static void run_task(void *argument, int64_t task, int32_t seat) {
   scratch_layout(problem, call->routines, call->scratch + (size_t)seat * call->scratch_size,
                  &block.scratch);
   run_block(&block, task % problem->heads_k, first_row, call->tile_q);
+}
+
+/* What cpu_decode has done, where lse are large: it sums scores in another order than the backward
+ * pass, and tiles sum them in the same. A task is a pair, whose few rows are one block. */
+static void run_again(void *argument, int64_t task, int32_t seat) {
+  const struct forward_call *call = argument;
+  const struct problem *problem = call->problem;
+  struct block block = {.problem = problem,
+                        .routines = call->routines,
+                        .group = group_size(problem),
+                        .sequence = problem_sequence(problem, task / problem->heads_k)};
+  const int64_t head_k = task % problem->heads_k;
+  if (!decodes(problem, block.sequence.seqlen_q)) return;
+  if (!has_large_lse(problem, &block.sequence, head_k)) return;
+  scratch_layout(problem, call->routines, call->scratch + (size_t)seat * call->scratch_size,
+                 &block.scratch);
+  run_block(&block, head_k, 0, TILE_Q_STEP);
 }
 
 void cpu_forward(const struct problem *problem, const struct routines *routines,
@@ -388,4 +438,6 @@ void cpu_forward(const struct problem *problem, const struct routines *routines,
   if (!decodes(problem, work.longest_q)) threads_for(threads, call.tasks, run_task, &call);
   cpu_decode(problem, routines, threads,
              call.scratch + call.scratch_size * (size_t)plan->num_threads);
+  if (has_gradients(problem) && any_large_lse(problem))
+    threads_for(threads, call.pairs, run_again, &call);
 }
