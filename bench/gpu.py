@@ -135,7 +135,7 @@ def open_meter(options):
 
 
 def add_energy(options, meter, calls, figures):
-    """Watts and joules of a call that follows itself for a quarter of a second."""
+    """Watts and joules of a call that follows itself for half a second."""
     for name in calls.keys() & WITH_ENERGY:
         count = max(1, round(options.milliseconds / figures[name]["milliseconds"]))
         try:

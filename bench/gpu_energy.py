@@ -6,8 +6,9 @@ import time
 
 import torch
 
-SECONDS = 0.25  # of replays: the counter is brought up to date ten to fifty times a second
-MOST_SECONDS = 1.0
+WARM_UP = 0.15  # seconds until power and clock have settled, and the counter has come after
+SECONDS = 0.4  # of replays after that: the counter is brought up to date about ten times a second
+MOST_SECONDS = 1.5
 
 
 class Unread(Exception):
@@ -48,16 +49,16 @@ class Meter:
         changes = []  # (when, joules)
         start.record()
         replay()
-        while len(changes) < 3 or time.perf_counter() < begin + SECONDS:
+        while len(changes) < 3 or time.perf_counter() < begin + WARM_UP + SECONDS:
             queued = torch.cuda.Event()
             queued.record()
             replay()  # the next, so that the GPU always has one
             count += 1
             while not queued.query():
                 now, joules = time.perf_counter(), self.read()
-                if joules != last:
+                if joules != last and now > begin + WARM_UP:
                     changes.append((now, joules))
-                    last = joules
+                last = joules
             if time.perf_counter() > begin + MOST_SECONDS:
                 break
         end.record()
