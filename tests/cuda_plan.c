@@ -292,6 +292,25 @@ static void test_short_sequences(void **state) {
   }
 }
 
+/* Causal and long: all heads are under way together where the cache holds their keys and values. */
+static void test_long_sequences(void **state) {
+  (void)state;
+  static const struct {
+    int64_t seqlen, batch, heads, heads_k;
+    int32_t group;
+  } cases[] = {{2048, 1, 32, 32, 32}, {2048, 2, 16, 16, 32}, {2048, 3, 16, 16, 0},
+               {8192, 1, 8, 8, 8},    {8192, 1, 64, 8, 64},  {8192, 1, 16, 16, 0}};
+  struct cuda_plan plan;
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    struct problem problem = make_problem(FA3_BFLOAT16, cases[i].batch, cases[i].seqlen,
+                                          cases[i].heads, cases[i].heads_k, 128, 128);
+    problem.window_right = 0;
+    assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+    assert_int_equal(plan.forward.tiles.group, cases[i].group);
+    assert_int_equal(plan.forward.tiles.grouped, 0);
+  }
+}
+
 /* Tiles are smaller where the grid has few of them, or few in its last round. */
 static void test_tile_sizes(void **state) {
   (void)state;
@@ -304,7 +323,7 @@ static void test_tile_sizes(void **state) {
       {1, 2048, 16, 128, false, 128}, {8, 2048, 16, 128, false, 128}, {8, 2048, 16, 128, true, 128},
       {1, 16384, 2, 64, false, 128},  {1, 2048, 12, 64, true, 128},   {1, 1024, 1, 64, false, 64},
       {2, 8192, 32, 64, true, 192},   {1, 1024, 4, 256, true, 64},    {1, 16384, 8, 256, true, 128},
-      {64, 197, 12, 64, false, 192},  {32, 77, 16, 64, true, 192}};
+      {64, 197, 12, 64, false, 192},  {32, 77, 16, 64, true, 192},    {2, 250, 32, 64, false, 128}};
   struct cuda_plan plan;
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     struct problem problem =
@@ -316,11 +335,11 @@ static void test_tile_sizes(void **state) {
     assert_int_equal(plan.forward.tiles.blocks, divide_up(cases[i].seqlen, cases[i].queries));
   }
   /* Query heads that share tiles, and codes, whose kernel's tiles are as they are. */
-  struct problem problem = make_problem(FA3_BFLOAT16, 1, 100, 8, 1, 128, 128);
+  struct problem problem = make_problem(FA3_BFLOAT16, 1, 40, 8, 1, 128, 128);
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
   assert_int_equal(plan.forward.tile_heads, 8);
   assert_int_equal(plan.forward.tile_queries, 8);
-  assert_int_equal(plan.forward.tiles.blocks, 13);
+  assert_int_equal(plan.forward.tiles.blocks, 5);
   problem = make_problem(FA3_BFLOAT16, 1, 1024, 1, 1, 128, 128);
   problem.query.dtype = problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
@@ -341,7 +360,8 @@ static void test_tiles_of_groups(void **state) {
     assert_int_equal(plan.forward.tiles.heads, 2);
     assert_int_equal(plan.forward.tiles.blocks, 1);
   }
-  /* More heads than a tile has rows, many queries, or one head each: as they are. */
+  /* More heads than a tile has rows, queries that fill tiles better than half, or one head each: as
+   * they are. */
   struct problem problem = make_problem(FA3_FLOAT16, 3, 1, 128, 1, 128, 128);
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
   assert_int_equal(plan.forward.tile_heads, 1);
@@ -349,6 +369,12 @@ static void test_tiles_of_groups(void **state) {
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
   assert_int_equal(plan.forward.tile_heads, 1);
   assert_int_equal(plan.forward.tiles.heads, 32);
+  problem = make_problem(FA3_FLOAT16, 3, 65, 32, 8, 128, 128);
+  assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+  assert_int_equal(plan.forward.tile_heads, 1);
+  problem = make_problem(FA3_FLOAT16, 3, 64, 32, 8, 128, 128);
+  assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+  assert_int_equal(plan.forward.tile_heads, 4);
   problem = make_problem(FA3_FLOAT16, 3, 200, 8, 8, 128, 128);
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
   assert_int_equal(plan.forward.tile_heads, 1);
@@ -424,7 +450,7 @@ static void test_staging(void **state) {
 static void test_long_strides(void **state) {
   (void)state;
   struct cuda_plan plan;
-  struct problem problem = make_problem(FA3_FLOAT16, 1, 100, 8, 1, 64, 64);
+  struct problem problem = make_problem(FA3_FLOAT16, 1, 40, 8, 1, 64, 64);
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
   assert_true(!plan.decodes && plan.forward.tile_heads == 8);
   problem.query.stride_head = (int64_t)1 << 36; /* times 8, and 2 bytes: 2^40 */
@@ -560,6 +586,7 @@ int main(void) {
       cmocka_unit_test(test_tile_sizes),
       cmocka_unit_test(test_tiles_of_groups),
       cmocka_unit_test(test_short_sequences),
+      cmocka_unit_test(test_long_sequences),
       cmocka_unit_test(test_pages),
       cmocka_unit_test(test_splits),
       cmocka_unit_test(test_staging),

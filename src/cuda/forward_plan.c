@@ -16,6 +16,9 @@ enum { ROWS = 64, MOST_MULTIPROCESSORS = 144 /* that a Hopper GPU can have */ };
  * part of Hopper's 50 MB. */
 static const double cache_bytes = 10e6;
 
+/* And what stays there until the call is done, where there is no more than that. */
+static const double whole_bytes = 32 << 20;
+
 static int32_t shared_bytes(const struct kernel *kernel) {
   return FA3_FORWARD_SHARED_BYTES(kernel->head_dim, kernel->value_head_dim, kernel->tile_q,
                                   kernel->tile_k);
@@ -66,11 +69,16 @@ fa3_status supports_forward(const fa3_capability *capability) {
 }
 
 /* Of short sequences the heads of as many groups as they have row blocks are under way together.
- * The last heads, a tile for each multiprocessor, stand outside, for the end to be even. */
+ * The last heads, a tile for each multiprocessor, stand outside, for the end to be even. Long ones
+ * whose keys and values fit into the cache are under way all together, longest tiles first. */
 static void plan_groups(double head_bytes, const struct cuda_facts *facts, fa3_tile_space *tiles) {
   enum { MOST_BLOCKS = 8 };
-  if (!tiles->uneven || tiles->blocks > MOST_BLOCKS || tiles->blocks < 2) return;
+  if (!tiles->uneven || tiles->blocks < 2) return;
   const int32_t heads = tiles->heads * tiles->batches;
+  if (tiles->blocks > MOST_BLOCKS) {
+    if (head_bytes * heads <= whole_bytes) tiles->group = heads;
+    return;
+  }
   const int32_t last = facts->multiprocessors / tiles->blocks;
   const double group = cache_bytes / ((head_bytes > 1 ? head_bytes : 1) * tiles->blocks);
   if (heads <= last) {
@@ -110,7 +118,10 @@ static void plan_tile_size(const struct problem *problem, const struct cuda_fact
   for (int64_t warpgroups = all; warpgroups > 0; warpgroups--) {
     const int64_t blocks = divide_up(longest, warpgroups * rows);
     const double time = grid_time(problem, facts, plan->kernel, warpgroups, blocks * all_heads);
-    if (warpgroups < all && (blocks == plan->tiles.blocks || time > 0.95 * best)) continue;
+    /* As many tiles: a gain only where they run side by side, and the last was the shorter one. */
+    const bool even = blocks > 1 && blocks * all_heads <= facts->multiprocessors;
+    if (warpgroups < all && ((blocks == plan->tiles.blocks && !even) || time > 0.95 * best))
+      continue;
     best = time;
     plan->tiles.blocks = (int32_t)blocks;
     plan->tile_queries = (int32_t)(warpgroups * rows);
@@ -131,7 +142,8 @@ static fa3_status plan_tiles(const struct problem *problem, const struct cuda_fa
   const int64_t step = (INT64_C(1) << 40) / (int64_t)fa3_dtype_size(problem->query.dtype) / group;
   if (group > 1 && group <= ROWS && problem->query.stride_head < step) {
     int64_t group_blocks = divide_up(longest, blocks_of * (ROWS / group));
-    if (group_blocks * problem->heads_k < blocks * heads) {
+    /* Their rows of O leave one by one, so that it pays where tiles are many fewer. */
+    if (2 * group_blocks * problem->heads_k <= blocks * heads) {
       plan->tile_heads = (int32_t)group;
       blocks = group_blocks;
       heads = problem->heads_k;
