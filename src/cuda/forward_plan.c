@@ -6,6 +6,7 @@
 #include "cuda/kernels.h"
 #include "cuda/limits.h"
 #include "cuda/plan.h"
+#include "cuda/sequences.h"
 #include "error.h"
 #include "integer.h"
 #include "kernels/mask.h"
@@ -187,6 +188,13 @@ static void plan_pages(const struct problem *problem, struct forward_plan *plan)
   plan->box = box < LEAST_BOX ? 0 : (int32_t)box;
 }
 
+/* Tiles of unequal length go to whoever is free. */
+static fa3_status reserve_counter(const struct problem *problem, struct forward_plan *plan,
+                                  size_t *size) {
+  if (!plan->tiles.uneven && !queries_vary(problem) && !keys_vary(problem)) return FA3_OK;
+  return reserve(size, &plan->next_tile, "a counter", 1, 1, sizeof(uint32_t));
+}
+
 static fa3_status plan_workspace(const struct problem *problem, struct cuda_plan *plan) {
   size_t *size = &plan->workspace_size;
   /* Of a negative scale the kernel takes the size, and minus the query. */
@@ -195,9 +203,7 @@ static fa3_status plan_workspace(const struct problem *problem, struct cuda_plan
                                    {TENSOR_value, FORM_TMA},
                                    {TENSOR_output, FORM_TMA},
                                    {TENSOR_sink, FORM_FLOATS}};
-  /* Tiles of unequal length go to whoever is free. */
-  if (plan->forward.tiles.uneven)
-    TRY(reserve(size, &plan->forward.next_tile, "a counter", 1, 1, sizeof(uint32_t)));
+  TRY(reserve_counter(problem, &plan->forward, size));
   TRY(count_splits(problem, size));
   return plan_staging(problem, demands, sizeof demands / sizeof *demands, &plan->staging, size);
 }
@@ -223,8 +229,7 @@ static fa3_status plan_fp8_workspace(const struct problem *problem, struct cuda_
   const struct kernel *kernel = forward->kernel;
   const struct demand demands[] = {{TENSOR_sink, FORM_FLOATS}};
   size_t *size = &plan->workspace_size;
-  if (forward->tiles.uneven)
-    TRY(reserve(size, &forward->next_tile, "a counter", 1, 1, sizeof(uint32_t)));
+  TRY(reserve_counter(problem, forward, size));
   const int64_t sums = FA3_FORWARD_FP8_SUMS(kernel->head_dim, kernel->tile_q);
   TRY(count_splits(problem, size));
   if (sums && problem->max_seqlen_k > FA3_FORWARD_FP8_PERIOD)
