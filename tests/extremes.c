@@ -17,21 +17,26 @@ enum { QUERY, KEY, VALUE, OUTPUT, GRAD_OUTPUT, GRAD_QUERY, GRAD_KEY, GRAD_VALUE,
 
 struct attention {
   fa3_dtype dtype;
+  fa3_dtype output_dtype; /* and grad_output's */
   char data[TENSORS][ELEMENTS * sizeof(float)];
   float lse[SEQLEN];
   char *workspace;
   fa3_backward_args args;
 };
 
+static fa3_dtype dtype_of(const struct attention *a, int which) {
+  return which == OUTPUT || which == GRAD_OUTPUT ? a->output_dtype : a->dtype;
+}
+
 static float element(const struct attention *a, int which, int64_t index) {
   const void *data = a->data[which];
-  if (a->dtype == FA3_FLOAT32) return ((const float *)data)[index];
+  if (dtype_of(a, which) == FA3_FLOAT32) return ((const float *)data)[index];
   return float_from_bfloat(((const uint16_t *)data)[index]);
 }
 
 static void set_element(struct attention *a, int which, int64_t index, double value) {
   void *data = a->data[which];
-  if (a->dtype == FA3_FLOAT32)
+  if (dtype_of(a, which) == FA3_FLOAT32)
     ((float *)data)[index] = (float)value;
   else
     ((uint16_t *)data)[index] = bfloat_from_float((float)value);
@@ -42,11 +47,12 @@ static int64_t chosen(int64_t i) {
   return i * 7 % SEQLEN;
 }
 
-static struct attention *attention_new(fa3_dtype dtype, double size) {
+static struct attention *attention_new(fa3_dtype dtype, fa3_dtype output_dtype, double size) {
   struct attention *a = calloc(1, sizeof *a);
   assert_non_null(a);
   struct rng rng = rng_for(1);
   a->dtype = dtype;
+  a->output_dtype = output_dtype;
   for (int64_t i = 0; i < SEQLEN; i++) {
     set_element(a, QUERY, i * HEAD_DIM + chosen(i), size);
     set_element(a, KEY, i * HEAD_DIM + i, size);
@@ -68,7 +74,7 @@ static struct attention *attention_new(fa3_dtype dtype, double size) {
       &a->args.query,       &a->args.key,        &a->args.value,    &a->args.output,
       &a->args.grad_output, &a->args.grad_query, &a->args.grad_key, &a->args.grad_value};
   for (int t = 0; t < TENSORS; t++)
-    *tensors[t] = fa3_dense(a->data[t], dtype, 1, SEQLEN, 1, HEAD_DIM);
+    *tensors[t] = fa3_dense(a->data[t], dtype_of(a, t), 1, SEQLEN, 1, HEAD_DIM);
   return a;
 }
 
@@ -112,7 +118,7 @@ static void expect_finite(const struct attention *a, int which, const char *name
 static void test_rows_that_one_score_decides(void **state) {
   (void)state;
   for (size_t n = 0; n < 2 * sizeof sizes / sizeof *sizes; n++) {
-    struct attention *a = attention_new(dtypes[n % 2], sizes[n / 2]);
+    struct attention *a = attention_new(dtypes[n % 2], dtypes[n % 2], sizes[n / 2]);
     forward(a);
     backward(a);
     for (int64_t i = 0; i < SEQLEN; i++)
@@ -134,39 +140,46 @@ static void test_rows_that_one_score_decides(void **state) {
   }
 }
 
-/* Few queries go another way than many, by which their scores are summed in another order. Scores
- * are not exact here, and the last digit of one is a number. P of the row's largest is still 1:
- * then grad_value, summed over the keys, is grad_output summed over the queries. */
-static void test_few_queries(void **state) {
-  (void)state;
-  enum { FEW = 3 };
-  for (size_t n = 0; n < 2 * sizeof sizes / sizeof *sizes; n++) {
-    struct attention *a = attention_new(dtypes[n % 2], 1);
-    struct rng rng = rng_for(n);
-    for (int64_t e = 0; e < 2 * ELEMENTS; e++)
-      set_element(a, e < ELEMENTS ? QUERY : KEY, e % ELEMENTS, rng_normal(&rng));
-    a->args.softmax_scale = (float)(sizes[n / 2] * sizes[n / 2]);
-    a->args.lse = fa3_lse(a->lse, 1, 1, FEW);
-    a->args.query.shape[1] = a->args.output.shape[1] = FEW;
-    a->args.grad_output.shape[1] = a->args.grad_query.shape[1] = FEW;
-    forward(a);
-    backward(a);
-    for (int64_t d = 0; d < HEAD_DIM; d++) {
-      double value = 0, output = 0, magnitude = 0;
-      for (int64_t j = 0; j < SEQLEN; j++)
-        value += (double)element(a, GRAD_VALUE, j * HEAD_DIM + d);
-      for (int64_t i = 0; i < FEW; i++) {
-        output += (double)element(a, GRAD_OUTPUT, i * HEAD_DIM + d);
-        magnitude += fabs((double)element(a, GRAD_OUTPUT, i * HEAD_DIM + d));
-      }
-      if (!(fabs(value - output) <= magnitude * 1e-2))
-        fail_msg("scores of %g: grad_value's column %d has the sum %g: expected %g",
-                 (double)a->args.softmax_scale, (int)d, value, output);
+/* Scores are not exact here, and the last digit of one is a number. P of a row's largest is still
+ * 1: then grad_value, summed over the keys, is grad_output summed over the queries. */
+static void check_inexact_scores(fa3_dtype dtype, fa3_dtype output_dtype, int64_t queries,
+                                 double size) {
+  struct attention *a = attention_new(dtype, output_dtype, 1);
+  struct rng rng = rng_for(2);
+  for (int which = QUERY; which <= KEY; which++)
+    for (int64_t e = 0; e < ELEMENTS; e++) set_element(a, which, e, rng_normal(&rng));
+  a->args.softmax_scale = (float)(size * size);
+  a->args.lse = fa3_lse(a->lse, 1, 1, queries);
+  a->args.query.shape[1] = a->args.output.shape[1] = queries;
+  a->args.grad_output.shape[1] = a->args.grad_query.shape[1] = queries;
+  forward(a);
+  backward(a);
+  for (int64_t d = 0; d < HEAD_DIM; d++) {
+    double value = 0, output = 0, magnitude = 0;
+    for (int64_t j = 0; j < SEQLEN; j++) value += (double)element(a, GRAD_VALUE, j * HEAD_DIM + d);
+    for (int64_t i = 0; i < queries; i++) {
+      output += (double)element(a, GRAD_OUTPUT, i * HEAD_DIM + d);
+      magnitude += fabs((double)element(a, GRAD_OUTPUT, i * HEAD_DIM + d));
     }
-    for (int64_t e = 0; e < FEW * HEAD_DIM; e++) assert_true(isfinite(element(a, GRAD_QUERY, e)));
-    expect_finite(a, GRAD_KEY, "grad_key");
-    attention_free(a);
+    if (!(fabs(value - output) <= magnitude * 1e-2))
+      fail_msg("scores of %g: grad_value's column %d has the sum %g: expected %g",
+               (double)a->args.softmax_scale, (int)d, value, output);
   }
+  for (int64_t e = 0; e < queries * HEAD_DIM; e++) assert_true(isfinite(element(a, GRAD_QUERY, e)));
+  expect_finite(a, GRAD_KEY, "grad_key");
+  attention_free(a);
+}
+
+/* Few queries go another way than many, by which scores are summed in another order; and gradients
+ * of float32 outputs are computed in float32, whatever the inputs are. */
+static void test_scores_that_are_not_exact(void **state) {
+  (void)state;
+  for (size_t n = 0; n < sizeof sizes / sizeof *sizes; n++)
+    for (int64_t queries = 3; queries <= SEQLEN; queries += SEQLEN - 3) {
+      check_inexact_scores(FA3_FLOAT32, FA3_FLOAT32, queries, sizes[n]);
+      check_inexact_scores(FA3_BFLOAT16, FA3_BFLOAT16, queries, sizes[n]);
+      check_inexact_scores(FA3_BFLOAT16, FA3_FLOAT32, queries, sizes[n]);
+    }
 }
 
 /* P of the chosen key is exp(below), past the largest float from 88.73 on: then infinity. */
@@ -174,7 +187,7 @@ static void test_lse_below_the_scores(void **state) {
   (void)state;
   static const float belows[] = {10, 80, 88, 89, 100, 1000, 1e10f};
   for (size_t n = 0; n < 2 * sizeof belows / sizeof *belows; n++) {
-    struct attention *a = attention_new(dtypes[n % 2], 4);
+    struct attention *a = attention_new(dtypes[n % 2], dtypes[n % 2], 4);
     const float below = belows[n / 2];
     forward(a);
     for (int64_t i = 0; i < SEQLEN; i++) a->lse[i] = 16 - below;
@@ -202,7 +215,7 @@ static void test_lse_below_the_scores(void **state) {
 static void test_smallest_softcap(void **state) {
   (void)state;
   for (int n = 0; n < 2; n++) {
-    struct attention *a = attention_new(dtypes[n], 4);
+    struct attention *a = attention_new(dtypes[n], dtypes[n], 4);
     a->args.softcap = FLT_MIN;
     forward(a);
     backward(a);
@@ -218,7 +231,7 @@ int main(void) {
   rng_run_seed();
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_rows_that_one_score_decides),
-      cmocka_unit_test(test_few_queries),
+      cmocka_unit_test(test_scores_that_are_not_exact),
       cmocka_unit_test(test_lse_below_the_scores),
       cmocka_unit_test(test_smallest_softcap),
   };

@@ -185,7 +185,7 @@ static fa3_status plan(const struct problem *problem, struct plan *plan) {
   if (problem->phase == FA3_BACKWARD)
     TRY(cpu_plan_backward(problem, routines, ours));
   else
-    cpu_plan_forward(problem, routines, ours);
+    cpu_plan_forward(problem, routines, level_routines(level, problem->output.dtype), ours);
   plan->workspace_size = ours->workspace_size;
   return FA3_OK;
 }
@@ -210,7 +210,8 @@ static fa3_status run(const struct problem *problem, const struct plan *plan) {
   if (problem->phase == FA3_BACKWARD)
     cpu_backward(problem, routines, ours, problem->workspace);
   else
-    cpu_forward(problem, routines, ours, problem->workspace);
+    cpu_forward(problem, routines, level_routines(level, problem->output.dtype), ours,
+                problem->workspace);
   return FA3_OK;
 }
 

@@ -117,15 +117,29 @@ static int64_t choose_tile_q(const struct problem *problem, const struct routine
   return round_up(divide_up(rows, blocks), routines->strip);
 }
 
+/* Whether a backward call can follow this one. */
+static bool has_gradients(const struct problem *problem) {
+  return problem->features & FA3_FEATURE_LSE && problem->key.dtype != FA3_FLOAT8_E4M3 &&
+         !(problem->features & (FA3_FEATURE_PAGE_TABLE | FA3_FEATURE_BATCH_INDEX));
+}
+
+/* Of a thread, with either routines. */
+static size_t scratch_size(const struct problem *problem, const struct routines *routines,
+                           const struct routines *backward) {
+  struct scratch scratch;
+  const size_t size = scratch_layout(problem, routines, NULL, &scratch);
+  if (!has_gradients(problem)) return size;
+  const size_t again = scratch_layout(problem, backward, NULL, &scratch);
+  return again > size ? again : size;
+}
+
 void cpu_plan_forward(const struct problem *problem, const struct routines *routines,
-                      struct cpu_plan *plan) {
+                      const struct routines *backward, struct cpu_plan *plan) {
   plan->num_threads = work_most_threads(problem);
   plan->tile_k = TILE_K;
   plan->tile_q = choose_tile_q(problem, routines, plan->num_threads);
-  struct scratch scratch;
-  plan->workspace_size =
-      scratch_layout(problem, routines, NULL, &scratch) * (size_t)plan->num_threads + CACHE_LINE +
-      decode_workspace(problem, plan->num_threads);
+  plan->workspace_size = scratch_size(problem, routines, backward) * (size_t)plan->num_threads +
+                         CACHE_LINE + decode_workspace(problem, plan->num_threads);
 }
 
 /* A block of query rows of one key head, and the sequence they belong to. */
@@ -341,48 +355,16 @@ static void run_block(struct block *block, int64_t head_k, int64_t first_row, in
   end_block(block);
 }
 
-/* From this magnitude on the backward pass needs lse as it rounds scores itself: P of a row's
- * largest one is exp(score - lse), and a last digit of them is then more than rounding. */
-static const float large_lse = 4096;
-
 struct forward_call {
   const struct problem *problem;
   const struct routines *routines;
+  const struct routines *backward; /* those that a backward call after this one takes */
   int64_t tile_q;
   int64_t pairs; /* of a sequence and a key head */
   int64_t tasks; /* a block of rows of a pair each */
   char *scratch;
   size_t scratch_size; /* of a thread */
 };
-
-static bool has_large_lse(const struct problem *problem, const struct sequence *sequence,
-                          int64_t head_k) {
-  const int64_t group = group_size(problem);
-  for (int64_t query = 0; query < sequence->seqlen_q; query++)
-    for (int64_t head = head_k * group; head < (head_k + 1) * group; head++) {
-      const float lse =
-          *(const float *)element(&problem->lse, sequence->batch_q, sequence->row_q + query, head);
-      if (isfinite(lse) && fabsf(lse) >= large_lse) return true;
-    }
-  return false;
-}
-
-/* Among those that cpu_decode has done. */
-static bool any_large_lse(const struct problem *problem) {
-  for (int64_t batch = 0; batch < problem->batch; batch++) {
-    const struct sequence sequence = problem_sequence(problem, batch);
-    if (!decodes(problem, sequence.seqlen_q)) continue;
-    for (int64_t head_k = 0; head_k < problem->heads_k; head_k++)
-      if (has_large_lse(problem, &sequence, head_k)) return true;
-  }
-  return false;
-}
-
-/* Whether a backward call can follow this one. */
-static bool has_gradients(const struct problem *problem) {
-  return problem->lse.data && problem->key.dtype != FA3_FLOAT8_E4M3 &&
-         !(problem->features & (FA3_FEATURE_PAGE_TABLE | FA3_FEATURE_BATCH_INDEX));
-}
 
 /* The last rows first: under a causal mask they see the most keys. */
 static void run_task(void *argument, int64_t task, int32_t seat) {
@@ -402,42 +384,78 @@ static void run_task(void *argument, int64_t task, int32_t seat) {
   run_block(&block, task % problem->heads_k, first_row, call->tile_q);
 }
 
-/* What cpu_decode has done, where lse are large: it sums scores in another order than the backward
- * pass, and tiles sum them in the same. A task is a pair, whose few rows are one block. */
+/* From this magnitude on the backward pass needs lse as it rounds scores itself: P of a row's
+ * largest one is exp(score - lse), and a last digit of them is then more than rounding. */
+static const float large_lse = 4096;
+
+static bool has_large_lse(const struct problem *problem, const struct sequence *sequence,
+                          int64_t head_k, int64_t first_row, int64_t end_row) {
+  const int64_t group = group_size(problem);
+  for (int64_t row = first_row; row < end_row; row++) {
+    const float lse =
+        *(const float *)element(&problem->lse, sequence->batch_q, sequence->row_q + row / group,
+                                head_k * group + row % group);
+    if (isfinite(lse) && fabsf(lse) >= large_lse) return true;
+  }
+  return false;
+}
+
+/* Tiles sum scores in the same order as the backward pass, if the routines are the same. */
+static bool sums_otherwise(const struct forward_call *call, const struct sequence *sequence) {
+  return call->backward != call->routines || decodes(call->problem, sequence->seqlen_q);
+}
+
+static bool any_large_lse(const struct forward_call *call) {
+  const struct problem *problem = call->problem;
+  for (int64_t batch = 0; batch < problem->batch; batch++) {
+    const struct sequence sequence = problem_sequence(problem, batch);
+    if (!sums_otherwise(call, &sequence)) continue;
+    const int64_t rows = sequence.seqlen_q * group_size(problem);
+    for (int64_t head_k = 0; head_k < problem->heads_k; head_k++)
+      if (has_large_lse(problem, &sequence, head_k, 0, rows)) return true;
+  }
+  return false;
+}
+
+/* A block with large lse, as the backward pass sums its scores. */
 static void run_again(void *argument, int64_t task, int32_t seat) {
   const struct forward_call *call = argument;
   const struct problem *problem = call->problem;
-  struct block block = {.problem = problem,
-                        .routines = call->routines,
-                        .group = group_size(problem),
-                        .sequence = problem_sequence(problem, task / problem->heads_k)};
-  const int64_t head_k = task % problem->heads_k;
-  if (!decodes(problem, block.sequence.seqlen_q)) return;
-  if (!has_large_lse(problem, &block.sequence, head_k)) return;
-  scratch_layout(problem, call->routines, call->scratch + (size_t)seat * call->scratch_size,
+  struct block block = {
+      .problem = problem,
+      .routines = call->backward,
+      .group = group_size(problem),
+      .sequence = problem_sequence(problem, task % call->pairs / problem->heads_k)};
+  const int64_t head_k = task % problem->heads_k, first_row = task / call->pairs * call->tile_q;
+  const int64_t end_row = smaller(first_row + call->tile_q, block.sequence.seqlen_q * block.group);
+  if (!sums_otherwise(call, &block.sequence)) return;
+  if (!has_large_lse(problem, &block.sequence, head_k, first_row, end_row)) return;
+  scratch_layout(problem, call->backward, call->scratch + (size_t)seat * call->scratch_size,
                  &block.scratch);
-  run_block(&block, head_k, 0, TILE_Q_STEP);
+  run_block(&block, head_k, first_row, call->tile_q);
 }
 
 void cpu_forward(const struct problem *problem, const struct routines *routines,
-                 const struct cpu_plan *plan, void *workspace) {
+                 const struct routines *backward, const struct cpu_plan *plan, void *workspace) {
   const struct work work = work_of(problem);
   if (work.longest_q == 0) return;
-  struct scratch layout;
   struct forward_call call = {
       .problem = problem,
       .routines = routines,
+      .backward = backward,
       .tile_q = plan->tile_q,
       .pairs = problem->batch * problem->heads_k,
       .scratch = (char *)(((uintptr_t)workspace + CACHE_LINE - 1) & -(uintptr_t)CACHE_LINE),
-      .scratch_size = scratch_layout(problem, routines, NULL, &layout)};
+      .scratch_size = scratch_size(problem, routines, backward)};
   /* One thread packs the fewest tiles with the largest blocks. */
   if (work_is_short(&work) && threads_crowded()) call.tile_q = choose_tile_q(problem, routines, 1);
-  call.tasks = divide_up(work.longest_q * group_size(problem), call.tile_q) * call.pairs;
+  const int64_t rows = work.longest_q * group_size(problem);
+  call.tasks = divide_up(rows, call.tile_q) * call.pairs;
   const int32_t threads = work_threads(&work, plan->num_threads);
   if (!decodes(problem, work.longest_q)) threads_for(threads, call.tasks, run_task, &call);
   cpu_decode(problem, routines, threads,
              call.scratch + call.scratch_size * (size_t)plan->num_threads);
-  if (has_gradients(problem) && any_large_lse(problem))
-    threads_for(threads, call.pairs, run_again, &call);
+  if (!has_gradients(problem) || !any_large_lse(&call)) return;
+  call.tile_q = choose_tile_q(problem, backward, threads);
+  threads_for(threads, divide_up(rows, call.tile_q) * call.pairs, run_again, &call);
 }

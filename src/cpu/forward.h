@@ -6,9 +6,10 @@
 #include "problem.h"
 #include "routines.h"
 
+/* `backward` are the routines that a backward call after this one takes. */
 void cpu_plan_forward(const struct problem *problem, const struct routines *routines,
-                      struct cpu_plan *plan);
+                      const struct routines *backward, struct cpu_plan *plan);
 void cpu_forward(const struct problem *problem, const struct routines *routines,
-                 const struct cpu_plan *plan, void *workspace);
+                 const struct routines *backward, const struct cpu_plan *plan, void *workspace);
 
 #endif

@@ -44,9 +44,9 @@ static void run_forward(const struct call *c) {
   struct problem problem;
   struct cpu_plan plan;
   if (problem_from_args(FA3_FORWARD, &args, &problem)) abort();
-  cpu_plan_forward(&problem, c->routines, &plan);
+  cpu_plan_forward(&problem, c->routines, c->routines, &plan);
   void *workspace = guarded_new(plan.workspace_size);
-  cpu_forward(&problem, c->routines, &plan, workspace);
+  cpu_forward(&problem, c->routines, c->routines, &plan, workspace);
   guarded_free(workspace);
 }
 

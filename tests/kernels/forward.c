@@ -50,13 +50,13 @@ static struct call call_new(struct run *run, const struct call_shape *shape) {
 
 static void call_plan(struct call *c) {
   if (problem_from_args(FA3_FORWARD, &c->args, &c->problem)) abort();
-  cpu_plan_forward(&c->problem, c->routines, &c->plan);
+  cpu_plan_forward(&c->problem, c->routines, c->routines, &c->plan);
   c->workspace = guarded_new(c->plan.workspace_size);
 }
 
 static void call_run(void *argument) {
   struct call *c = argument;
-  cpu_forward(&c->problem, c->routines, &c->plan, c->workspace);
+  cpu_forward(&c->problem, c->routines, c->routines, &c->plan, c->workspace);
 }
 
 static void call_free(struct call *c) {
