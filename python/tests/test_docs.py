@@ -33,10 +33,11 @@ def run_python(text, folder):
     if "torch.distributed" not in text:
         exec(text, {})
         return
-    try:
-        socket.getaddrinfo("localhost", 80)
-    except OSError:
-        pytest.skip("localhost has no address here, which PyTorch's launcher needs")
+    for host in ("localhost", socket.gethostname()):  # PyTorch's processes look for each other there
+        try:
+            socket.getaddrinfo(host, 80)
+        except OSError:
+            pytest.skip(f"{host} has no address here")
     program = folder / "program.py"
     program.write_text(text)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
