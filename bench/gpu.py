@@ -246,6 +246,8 @@ def decode(library, options, save):
             + "".join(f"  {name} {hot[name]:.1f}, {cold[name]:.1f}" for name in hot.keys() - peers),
             flush=True,
         )
+    for miss in gpu_decode.misses(cells):
+        print("missed:", miss)
     ratios = [c["hot"]["fa3"] / c["hot"]["libfa3"] for c in cells if "fa3" in c["hot"]]
     if not ratios:
         return {}

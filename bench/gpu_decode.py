@@ -15,6 +15,8 @@ except ImportError:
     flash_attn_with_kvcache = None
 
 CHUNK = 512
+START = 4.5  # microseconds that a cold call may take beside its bytes' time
+APPEND = 1.5  # that an append may add to attention
 L2_BYTES = 64 << 20  # more than any Hopper GPU has
 
 
@@ -54,6 +56,17 @@ class Decode:
     def cache_bytes(self):
         row = self.head_dim + 4 * (self.codes == "token") if self.codes else 2 * self.head_dim
         return 2 * sum(self.lengths()) * self.heads_k * row
+
+    def share(self):
+        """Of the read bandwidth: what a cold call has to have beside START; None: others are its bars."""
+        if self.queries >= CHUNK or self.chunks or self.appended:
+            return None
+        if self.codes or self.skewed:
+            return 0.88
+        return {1: 0.75, 16: 0.90}.get(self.page_size, 0.94)
+
+    def most_microseconds(self, bandwidth):
+        return START + 1e6 * self.cache_bytes() / (self.share() * bandwidth)
 
     def caches_beyond_l2(self):
         return max(1, math.ceil(3 * L2_BYTES / self.cache_bytes()))
@@ -207,3 +220,23 @@ def calls(library, shape, caches, with_fa3):
         return call
 
     return {name: all_of(name) for name in each[0]}
+
+
+def misses(cells):
+    """What a must of these cells falls short of, one line each."""
+    found = []
+    for shape, cell in zip(SHAPES, cells):
+        hot, cold = cell["hot"], cell["cold"]
+        if "fa3" in hot and hot["fa3"] < hot["libfa3"]:
+            found.append(f"{shape.name()}: {hot['fa3'] / hot['libfa3']:.3f} of FlashAttention-3, hot")
+        if shape.share() is not None:
+            most = shape.most_microseconds(cell["read_bandwidth"])
+            if cold["libfa3"] > most:
+                found.append(f"{shape.name()}: {cold['libfa3']:.1f} us cold, at most {most:.1f}")
+        if shape.appended:
+            found += [
+                f"{shape.name()}: {times['append and attend'] - times['libfa3']:.1f} us more {name}"
+                for name, times in (("hot", hot), ("cold", cold))
+                if times["append and attend"] > times["libfa3"] + APPEND
+            ]
+    return found
