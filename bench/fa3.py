@@ -167,6 +167,17 @@ class Library:
         the header."""
         return self.gpu_call("append", AppendArgs(struct_size=ctypes.sizeof(AppendArgs)), tensors)
 
+    def append_forward(self, append, forward):
+        """The calls that append_gpu and forward_gpu gave, as one."""
+        pointers = [ctypes.byref(call.args) for call in (append, forward)]
+
+        def call():
+            stream = torch.cuda.current_stream().cuda_stream
+            append.args.stream = forward.args.stream = stream
+            self.check(self.lib.fa3_append_forward(*pointers))
+
+        return call
+
     def gpu_call(self, phase, args, tensors):
         tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         device = next(iter(tensors.values())).device
@@ -183,6 +194,7 @@ class Library:
             args.stream = torch.cuda.current_stream().cuda_stream
             self.check(run(pointer))
 
+        call.args = args
         return call
 
     def workspace_of(self, phase, args, device):

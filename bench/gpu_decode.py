@@ -182,6 +182,7 @@ def one_cache(library, shape, with_fa3):
             ours()
 
         found["append and attend"] = (append_and_attend, lambda: output)
+        found["in one call"] = (library.append_forward(append, ours), lambda: output)
     # The official function takes no packed queries beside a cache.
     if with_fa3 and flash_attn_with_kvcache and not (shape.codes or shape.chunks or shape.appended):
         options |= {"cache_seqlens": cache["seqused_k"], "page_table": cache["page_table"]}
@@ -235,8 +236,8 @@ def misses(cells):
                 found.append(f"{shape.name()}: {cold['libfa3']:.1f} us cold, at most {most:.1f}")
         if shape.appended:
             found += [
-                f"{shape.name()}: {times['append and attend'] - times['libfa3']:.1f} us more {name}"
+                f"{shape.name()}: {times['in one call'] - times['libfa3']:.1f} us more {name}"
                 for name, times in (("hot", hot), ("cold", cold))
-                if times["append and attend"] > times["libfa3"] + APPEND
+                if times["in one call"] > times["libfa3"] + APPEND
             ]
     return found

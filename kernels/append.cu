@@ -166,8 +166,8 @@ extern "C" __global__ void __launch_bounds__(FA3_APPEND_THREADS)
     append(const __grid_constant__ fa3_append_params p) {
   const int batch = blockIdx.y, row = blockIdx.x;
   const int number = blockIdx.z * FA3_APPEND_WARPS + threadIdx.x / 32;
-  let_next_grid_launch();
   wait_for_prior_grids();
+  let_next_grid_launch();  // which may count on what was before (decode_work.cuh)
   if (number >= 2 * p.heads_k + p.heads_q) return;
   const bool value = number >= p.heads_k && number < 2 * p.heads_k;
   const bool query = number >= 2 * p.heads_k;

@@ -1,22 +1,15 @@
 // Partial results of attention become one: output = sum of output_i * exp(lse_i - lse), where lse
-// is the logarithm of the sum of exp(lse_i). A warp has a row.
+// is the logarithm of the sum of exp(lse_i). A warp has a row, or all of a block's have one: then
+// each takes every so many of its parts, and what they have is put together again.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include "combine_params.h"
 #include "registers.cuh"
 
-__device__ __forceinline__ float reduce_max(float x) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) x = max_nan(x, __shfl_xor_sync(0xffffffff, x, step));
-  return x;
-}
-
-__device__ __forceinline__ float reduce_add(float x) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffff, x, step);
-  return x;
-}
+// Parts that are read at once, so that their latencies do not add up.
+constexpr int kTogether = 8;
+constexpr int kColumns = 128;  // at a time, 32 apart in a lane
 
 __device__ __forceinline__ void store(const fa3_combine_params &p, int64_t at, float x) {
   if (p.kind == FA3_COMBINE_FLOAT32)
@@ -27,68 +20,157 @@ __device__ __forceinline__ void store(const fa3_combine_params &p, int64_t at, f
     ((__nv_bfloat16 *)p.output)[at] = __float2bfloat16_rn(x);
 }
 
-// What an average counts for, against the greatest.
-__device__ __forceinline__ float weight_of(const fa3_combine_params &p, int64_t at, int split,
-                                           float top) {
-  if (split >= p.splits) return 0.0f;
-  const float lse = p.partial_lse[at + split * p.partial_lse_strides.split];
+// What a part counts for, against the greatest.
+__device__ __forceinline__ float weight_of(float lse, float top) {
   return lse == -INFINITY ? 0.0f : exp2_unit((lse - top) * 1.44269504f);
 }
 
-extern "C" __global__ void __launch_bounds__(FA3_COMBINE_THREADS)
+// Where the parts of a row are.
+struct parts {
+  int64_t at, lse_at;          // of the first
+  int64_t stride, lse_stride;  // from one to the next
+  int64_t jump, lse_jump;      // and what the first is ahead of them
+  int count;
+};
+
+__device__ __forceinline__ parts find_parts(const fa3_combine_params &p, int batch, int query,
+                                            int head) {
+  parts x;
+  if (p.parts == nullptr) {
+    auto offset = [&](const fa3_combine_strides &strides) {
+      return batch * strides.batch + (int64_t)query * strides.row + head * strides.head;
+    };
+    x.at = offset(p.partial_strides);
+    x.lse_at = offset(p.partial_lse_strides);
+    x.stride = p.partial_strides.split;
+    x.lse_stride = p.partial_lse_strides.split;
+    x.jump = x.lse_jump = 0;
+    x.count = p.splits;
+    return x;
+  }
+  const int group_head = head / p.group, row = query * p.group + head - group_head * p.group;
+  const int tile = row / p.tile_rows;
+  const int64_t heads_k = p.heads / p.group;
+  const fa3_combine_parts found = p.parts[(batch * heads_k + group_head) * p.row_tiles + tile];
+  x.lse_at = 2 * (int64_t)found.block * p.tile_rows + row - tile * p.tile_rows;
+  x.lse_stride = 2 * p.tile_rows;
+  x.lse_jump = p.tile_rows;
+  x.at = x.lse_at * p.head_dim;
+  x.stride = x.lse_stride * p.head_dim;
+  x.jump = x.lse_jump * p.head_dim;
+  x.count = found.count;
+  return x;
+}
+
+// What some parts come to: an average times its sum, of the lane's columns.
+struct merged {
+  float top, sum;
+  float x[4];
+};
+
+__device__ __forceinline__ void merge_parts(const fa3_combine_params &p, const parts &of, int first,
+                                            int step, int column, merged &m) {
+  const int lane = threadIdx.x & 31;
+  m.top = -INFINITY;
+  m.sum = m.x[0] = m.x[1] = m.x[2] = m.x[3] = 0.0f;
+  for (int begin = first; begin < of.count; begin += kTogether * step) {
+    const int mine = begin + lane % kTogether * step;
+    float lse = -INFINITY, x[kTogether][4];
+    if (mine < of.count)
+      lse = p.partial_lse[of.lse_at + mine * of.lse_stride + (mine == 0 ? of.lse_jump : 0)];
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      const int s = begin + i * step;
+      const float *const from = p.partial + of.at + s * of.stride + (s == 0 ? of.jump : 0) + column;
+#pragma unroll
+      for (int c = 0; c < 4; ++c)
+        x[i][c] = s < of.count && column + 32 * c < p.head_dim ? from[32 * c] : 0.0f;
+    }
+    float top = max_nan(lse, m.top);
+#pragma unroll
+    for (int i = kTogether / 2; i > 0; i /= 2)
+      top = max_nan(top, __shfl_xor_sync(0xffffffff, top, i));
+    const float weight = weight_of(lse, top), before = weight_of(m.top, top);
+    m.top = top;
+    m.sum *= before;
+#pragma unroll
+    for (int c = 0; c < 4; ++c) m.x[c] *= before;
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      const float w = __shfl_sync(0xffffffff, weight, i);
+      m.sum += w;
+      // A part without keys may hold anything.
+#pragma unroll
+      for (int c = 0; c < 4; ++c) m.x[c] += w != 0.0f ? w * x[i][c] : 0.0f;
+    }
+  }
+}
+
+// The warps' of one row become one, in all of them.
+__device__ __forceinline__ void merge_warps(merged &m) {
+  __shared__ float tops[FA3_COMBINE_WARPS], sums[FA3_COMBINE_WARPS];
+  __shared__ float columns[FA3_COMBINE_WARPS][kColumns];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+  __syncthreads();  // what was there before has been read
+  if (lane == 0) {
+    tops[warp] = m.top;
+    sums[warp] = m.sum;
+  }
+#pragma unroll
+  for (int c = 0; c < 4; ++c) columns[warp][lane + 32 * c] = m.x[c];
+  __syncthreads();
+  m.top = -INFINITY;
+#pragma unroll
+  for (int i = 0; i < FA3_COMBINE_WARPS; ++i) m.top = max_nan(m.top, tops[i]);
+  m.sum = m.x[0] = m.x[1] = m.x[2] = m.x[3] = 0.0f;
+#pragma unroll
+  for (int i = 0; i < FA3_COMBINE_WARPS; ++i) {
+    const float weight = weight_of(tops[i], m.top);
+    m.sum += weight * sums[i];
+#pragma unroll
+    for (int c = 0; c < 4; ++c) m.x[c] += weight * columns[i][lane + 32 * c];
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(FA3_COMBINE_THREADS, 1)
     combine(const __grid_constant__ fa3_combine_params p) {
   const int lane = threadIdx.x & 31, batch = blockIdx.y;
-  const int64_t index = (int64_t)blockIdx.x * FA3_COMBINE_ROWS + threadIdx.x / 32;
+  const int warp = p.warps == 1 ? 0 : threadIdx.x / 32;  // of the row's
+  const int64_t index =
+      p.warps == 1 ? (int64_t)blockIdx.x * FA3_COMBINE_WARPS + threadIdx.x / 32 : blockIdx.x;
   const int query = (int)(index / p.heads), head = (int)(index % p.heads);
+  let_next_grid_launch();
   wait_for_prior_grids();
   const int first = p.cu_seqlens_q ? p.cu_seqlens_q[batch] : 0;
   const int queries = p.used_q         ? p.used_q[batch]
                       : p.cu_seqlens_q ? p.cu_seqlens_q[batch + 1] - first
                                        : p.seqlen_q;
   if (query >= queries) return;
-  auto offset = [&](const fa3_combine_strides &strides, int row) {
-    return batch * strides.batch + (int64_t)row * strides.row + head * strides.head;
+  const parts of = find_parts(p, batch, query, head);
+  if (of.count == 0) return;  // the result is whole
+  auto offset = [&](const fa3_combine_strides &strides) {
+    return batch * strides.batch + (int64_t)(first + query) * strides.row + head * strides.head;
   };
-
-  const int64_t lse_at = offset(p.partial_lse_strides, query);
-  float top = -INFINITY;
-  for (int s = lane; s < p.splits; s += 32)
-    top = max_nan(top, p.partial_lse[lse_at + s * p.partial_lse_strides.split]);
-  top = reduce_max(top);
-  float sink = -INFINITY;
-  if (p.sink != nullptr) {
-    sink = p.sink[head];
-    top = max_nan(top, sink);
-  }
-  float sum = 0.0f;
-  for (int s = lane; s < p.splits; s += 32) sum += weight_of(p, lse_at, s, top);
-  sum = reduce_add(sum);
-  if (sink != -INFINITY) sum += exp2_unit((sink - top) * 1.44269504f);
-  const float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
-
-  const float *const partial = p.partial + offset(p.partial_strides, query);
-  const int64_t output = offset(p.output_strides, first + query);
-  for (int column = lane; column - lane < p.head_dim; column += 128) {
-    float x[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    for (int begin = 0; begin < p.splits; begin += 32) {
-      const float weight = weight_of(p, lse_at, begin + lane, top);
-      const int end = min(p.splits - begin, 32);
-#pragma unroll 8
-      for (int s = 0; s < end; ++s) {
-        const float w = __shfl_sync(0xffffffff, weight, s);
-        const float *const from = partial + (begin + s) * p.partial_strides.split + column;
+  const float sink = p.sink != nullptr ? p.sink[head] : -INFINITY;
+  const int64_t output = offset(p.output_strides);
+  for (int column = lane; column - lane < p.head_dim; column += kColumns) {
+    merged m;
+    merge_parts(p, of, warp, p.warps, column, m);
+    if (p.warps > 1) merge_warps(m);
+    if (sink != -INFINITY) {
+      const float top = max_nan(m.top, sink), weight = weight_of(m.top, top);
+      m.top = top;
+      m.sum = m.sum * weight + weight_of(sink, top);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const bool read = w != 0.0f && column + 32 * i < p.head_dim;
-          x[i] += read ? w * from[32 * i] : 0.0f;
-        }
-      }
+      for (int c = 0; c < 4; ++c) m.x[c] *= weight;
     }
+    if (warp > 0) continue;
+    const float factor = m.sum == 0.0f ? 0.0f : 1.0f / m.sum;
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      if (column + 32 * i < p.head_dim) store(p, output + column + 32 * i, x[i] * factor);
+    for (int c = 0; c < 4; ++c)
+      if (column + 32 * c < p.head_dim) store(p, output + column + 32 * c, m.x[c] * factor);
+    if (column == 0 && p.lse != nullptr)
+      p.lse[offset(p.lse_strides)] =
+          m.sum == 0.0f ? -INFINITY : fmaf(log2_unit(m.sum), 0.69314718f, m.top);
   }
-  if (lane == 0 && p.lse != nullptr)
-    p.lse[offset(p.lse_strides, first + query)] =
-        sum == 0.0f ? -INFINITY : fmaf(log2_unit(sum), 0.69314718f, top);
 }

@@ -1,12 +1,12 @@
 /* The combine kernel's launch contract, shared by host and device: several averages of each row, of
- * different keys, become one. A block has FA3_COMBINE_ROWS rows of one sequence, row r being query
- * r / heads and head r % heads; the grid is (blocks of the longest sequence, batch). */
+ * different keys, become one. A row, number r of a sequence being query r / heads and head
+ * r % heads, is a warp's, or a block's; the grid is (blocks of the longest sequence, batch). */
 #ifndef FA3_COMBINE_PARAMS_H
 #define FA3_COMBINE_PARAMS_H
 
 #include <stdint.h>
 
-enum { FA3_COMBINE_ROWS = 4, FA3_COMBINE_THREADS = 32 * FA3_COMBINE_ROWS };
+enum { FA3_COMBINE_WARPS = 8, FA3_COMBINE_THREADS = 32 * FA3_COMBINE_WARPS };
 
 /* What FA3_COMBINE writes. */
 enum { FA3_COMBINE_FLOAT32 = 0, FA3_COMBINE_FLOAT16 = 1, FA3_COMBINE_BFLOAT16 = 2 };
@@ -15,6 +15,12 @@ enum { FA3_COMBINE_FLOAT32 = 0, FA3_COMBINE_FLOAT16 = 1, FA3_COMBINE_BFLOAT16 = 
 typedef struct {
   int64_t split, batch, row, head;
 } fa3_combine_strides;
+
+/* Of a tile of rows whose keys several of the decode kernel's blocks have: the first of them, and
+ * how many there are; 0 if one has all, and no results are partial. */
+typedef struct {
+  int block, count;
+} fa3_combine_parts;
 
 typedef struct {
   const float *partial;     /* averages; the last dimension is contiguous */
@@ -28,7 +34,14 @@ typedef struct {
   const int *used_q;       /* per-sequence lengths, or null */
   int seqlen_q;            /* the length where the arrays are null */
   int splits, heads, head_dim;
-  int kind; /* of output */
+  int kind;  /* of output */
+  int warps; /* that share a row: 1 or FA3_COMBINE_WARPS */
+
+  /* Not null: instead of strides and splits, where a tile's parts are. A block has two places of
+   * tile_rows rows: the second for a tile that it is the first of, and that goes on in others, the
+   * first for one that it goes on with. */
+  const fa3_combine_parts *parts;  /* [batch][key head][row tile] */
+  int tile_rows, row_tiles, group; /* a tile's row r: query r / group, head r % group */
 } fa3_combine_params;
 
 #endif

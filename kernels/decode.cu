@@ -7,6 +7,7 @@
 // where a sequence is cut into more parts than a cluster has blocks, combine.cu does the rest.
 //
 // Compile with -DFA3_BF16=1 or FA3_FP16=1, FA3_TILE_Q, FA3_HEAD_DIM and FA3_STAGES.
+#include "decode_deal.cuh"
 #include "decode_load.cuh"
 #include "decode_merge.cuh"
 
@@ -99,15 +100,25 @@ __device__ __forceinline__ void attend(const fa3_decode_params &p, const work &w
   const int units = w.units.end - w.units.begin;
   int key = w.units.begin * kUnitKeys + threadIdx.x / 32 * kStepKeys;  // of the next load
 
-  // The queries pass through what is the last stage.
+  // The queries pass through what is the last stage. Those that are turned just now come when keys
+  // are under way.
   const uint32_t queries = ring + (kStages - 1) * kStageBytes;
-  load_queries(p, w, queries);
+  const bool late = kRegistersLeft && p.appended;
+  if (!late) load_queries(p, w, queries);
   uint32_t query[kQueryParts][4];
   const fa3_range common = find_common_keys(p, w);
   const float scale = product_scale(p);
   uint32_t next = ring;  // to fill; the one behind it is next to compute with
 #pragma unroll 1
   for (int i = 1 - kStages; i < units; ++i) {
+    if (late && i <= 0) {
+      await_append(p, w, key);
+      if (i == 0) {
+        wait_for_prior_grids();
+        load_queries(p, w, queries);
+        copy_async_wait_all();
+      }
+    }
     if (i >= 0) {
       copy_async_wait<kStages - 2>();
       __syncwarp();
@@ -137,15 +148,34 @@ __device__ __forceinline__ void attend(const fa3_decode_params &p, const work &w
   }
 }
 
-extern "C" __global__ void __launch_bounds__(FA3_DECODE_THREADS, 2)
-    decode(const __grid_constant__ fa3_decode_params p) {
-  const uint32_t base = (uint32_t)__cvta_generic_to_shared(shared);
-  const work w = find_work(p);
-  if (w.rows <= 0) return;  // as all of the cluster
+// One tile's keys, or a part of them; false if there are none, for this block.
+__device__ __forceinline__ bool run_piece(const fa3_decode_params &p, const work &w, uint32_t base,
+                                          bool dealt) {
+  if (w.rows <= 0) return false;  // as all of the cluster
   begin_block(p, w, base);
-  if (w.rank >= w.active) return;
+  if (w.rank >= w.active) return false;
   attention a = no_attention();
   const work &kept = kKeptWork ? *(const work *)(shared + kWorkAt) : w;
   if (w.units.begin < w.units.end) attend(p, kept, base + threadIdx.x / 32 * kWarpBytes, a);
-  finish_block(p, w, base, a);
+  finish_block(p, w, base, dealt, a);
+  return true;
+}
+
+extern "C" __global__ void __launch_bounds__(FA3_DECODE_THREADS, 2)
+    decode(const __grid_constant__ fa3_decode_params p) {
+  run_piece(p, find_work(p), (uint32_t)__cvta_generic_to_shared(shared), false);
+  wait_for_prior_grids();  // whoever waits for this kernel may count on what was before
+}
+
+// With keys dealt out. A function of its own, for which all that follows from the block's index is
+// not the same in all threads as far as the compiler knows.
+extern "C" __global__ void __launch_bounds__(FA3_DECODE_THREADS, 2)
+    decode_dealt(const __grid_constant__ fa3_decode_params p) {
+  if constexpr (kRegistersLeft) {  // else the plan never asks for it
+    begin_deal(p);
+    while (run_piece(p, take_piece(p), (uint32_t)__cvta_generic_to_shared(shared), true) &&
+           !deal_ends())
+      __syncthreads();  // others still read what the next tile takes the place of
+    wait_for_prior_grids();
+  }
 }

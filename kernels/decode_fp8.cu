@@ -8,6 +8,7 @@
 //
 // Compile with -DFA3_E4M3=1, FA3_TILE_Q, FA3_HEAD_DIM and FA3_STAGES.
 #include "codes.cuh"
+#include "decode_deal.cuh"
 #include "decode_load.cuh"
 #include "decode_merge.cuh"
 
@@ -73,8 +74,19 @@ __device__ __forceinline__ float fit_row(queries &q, int t) {
   return __int_as_float((127 - 14 + exponent) << 23);
 }
 
-__device__ __forceinline__ void load_queries(const fa3_decode_fp8_params &p, const work &w,
-                                             queries &q) {
+// Where the four neighbours are that are number n of a lane's 16 columns of chunk c.
+struct query_place {
+  int part, at;
+};
+
+__device__ __forceinline__ query_place place_of_query(int c, int t, int n) {
+  const int k = 4 * c + n / 4 * 2 + n % 2;
+  return {part_of_step(k), place_in_part(k, t, n % 4 / 2)};
+}
+
+// The queries as they lie in memory, on their way; of codes the first half of the places.
+__device__ __forceinline__ void fetch_queries(const fa3_decode_fp8_params &p, const work &w,
+                                              queries &q) {
   const int lane = threadIdx.x & 31;
   const bool codes = p.query == FA3_QUERY_E4M3;
 #pragma unroll
@@ -91,31 +103,37 @@ __device__ __forceinline__ void load_queries(const fa3_decode_fp8_params &p, con
 #pragma unroll
     for (int c = 0; c < kHeadDim / 64; ++c) {
       const int column = 64 * c + 16 * (lane & 3);
-      uint4 x[2];
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        x[h] = make_uint4(0, 0, 0, 0);
+        uint4 x = make_uint4(0, 0, 0, 0);
         if (there && column + 8 * h < p.decode.head_dim && !(codes && h == 1))
-          x[h] = *(const uint4 *)(from + (codes ? column : 2 * (column + 8 * h)));
-      }
-      if (codes) {
-        const uint4 y = x[0];
-        unpack_codes(y.x, x[0].x, x[0].y);
-        unpack_codes(y.y, x[0].z, x[0].w);
-        unpack_codes(y.z, x[1].x, x[1].y);
-        unpack_codes(y.w, x[1].z, x[1].w);
-      }
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const uint32_t y[4] = {x[h].x, x[h].y, x[h].z, x[h].w};
+          x = *(const uint4 *)(from + (codes ? column : 2 * (column + 8 * h)));
+        const uint32_t y[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int k = 4 * c + 2 * h + i % 2;
-          q.x[part_of_step(k)][place_in_part(k, t, i / 2)] = y[i];
+          const query_place at = place_of_query(c, t, 4 * h + i);
+          q.x[at.part][at.at] = y[i];
         }
       }
     }
-    q.factor[t] = scale_of_query(p, w, place) * product_scale(p.decode);
+    q.factor[t] = scale_of_query(p, w, place);
+  }
+}
+
+// They become float16.
+__device__ __forceinline__ void fit_queries(const fa3_decode_fp8_params &p, queries &q) {
+#pragma unroll
+  for (int t = 0; t < kRowTiles; ++t) {
+    if (p.query == FA3_QUERY_E4M3)
+#pragma unroll
+      for (int c = 0; c < kHeadDim / 64; ++c)
+#pragma unroll
+        for (int i = 3; i >= 0; --i) {
+          const query_place from = place_of_query(c, t, i), low = place_of_query(c, t, 2 * i),
+                            high = place_of_query(c, t, 2 * i + 1);
+          unpack_codes(q.x[from.part][from.at], q.x[low.part][low.at], q.x[high.part][high.at]);
+        }
+    q.factor[t] *= product_scale(p.decode);
     if (p.query == FA3_QUERY_BF16) q.factor[t] *= fit_row(q, t);
   }
   if (kSharedQueries)
@@ -237,7 +255,13 @@ __device__ __forceinline__ void attend(const fa3_decode_fp8_params &fp8, const w
   const lane_scales scales = find_scales(fp8, w);
   queries q;
   q.shared = ring + kRingBytes;
-  if (kSharedQueries) load_queries(fp8, w, q);
+  if (kSharedQueries) {
+    wait_for_prior_grids();
+    fetch_queries(fp8, w, q);
+    fit_queries(fp8, q);
+  } else if (!p.appended) {
+    fetch_queries(fp8, w, q);
+  }
   const fa3_range common = find_common_keys(p, w);
   uint32_t next = ring;  // to fill; the one behind it is next to compute with
 #pragma unroll 1
@@ -246,6 +270,13 @@ __device__ __forceinline__ void attend(const fa3_decode_fp8_params &fp8, const w
       copy_async_wait<kStages - 2>();
       __syncwarp();
     }
+    if (p.appended && i < 0) {
+      await_append(p, w, key);
+      if (i == -1) {
+        wait_for_prior_grids();
+        if (!kSharedQueries) fetch_queries(fp8, w, q);
+      }
+    }
     if (i + kStages - 1 < units) {
       const place at = load_step(p, w, key, next);
       load_scale(scales, at, next);
@@ -253,7 +284,7 @@ __device__ __forceinline__ void attend(const fa3_decode_fp8_params &fp8, const w
     key += kUnitKeys;
     copy_async_commit();
     next = next + kStageBytes == ring + kRingBytes ? ring : next + kStageBytes;
-    if (i == -1 && !kSharedQueries) load_queries(fp8, w, q);
+    if (i == -1 && !kSharedQueries) fit_queries(fp8, q);
     if (i < 0) continue;
 
     const uint32_t stage = next;
@@ -275,15 +306,33 @@ __device__ __forceinline__ void attend(const fa3_decode_fp8_params &fp8, const w
   }
 }
 
-extern "C" __global__ void __launch_bounds__(FA3_DECODE_THREADS,
-                                             kRows == 8 && kHeadDim <= 128 ? 3 : 2)
-    decode_fp8(const __grid_constant__ fa3_decode_fp8_params p) {
-  const uint32_t base = (uint32_t)__cvta_generic_to_shared(shared);
-  const work w = find_work(p.decode);
-  if (w.rows <= 0) return;  // as all of the cluster
+// One tile's keys, or a part of them; false if there are none, for this block.
+__device__ __forceinline__ bool run_piece(const fa3_decode_fp8_params &p, const work &w,
+                                          uint32_t base, bool dealt) {
+  if (w.rows <= 0) return false;  // as all of the cluster
   begin_block(p.decode, w, base);
-  if (w.rank >= w.active) return;
+  if (w.rank >= w.active) return false;
   attention a = no_attention();
   if (w.units.begin < w.units.end) attend(p, w, base + threadIdx.x / 32 * kWarpBytes, a);
-  finish_block(p.decode, w, base, a);
+  finish_block(p.decode, w, base, dealt, a);
+  return true;
+}
+
+constexpr int kBlocksAtOnce = kRows == 8 && kHeadDim <= 128 ? 3 : 2;
+
+extern "C" __global__ void __launch_bounds__(FA3_DECODE_THREADS, kBlocksAtOnce)
+    decode_fp8(const __grid_constant__ fa3_decode_fp8_params p) {
+  run_piece(p, find_work(p.decode), (uint32_t)__cvta_generic_to_shared(shared), false);
+  wait_for_prior_grids();  // whoever waits for this kernel may count on what was before
+}
+
+// With keys dealt out. A function of its own, for which all that follows from the block's index is
+// not the same in all threads as far as the compiler knows.
+extern "C" __global__ void __launch_bounds__(FA3_DECODE_THREADS, kBlocksAtOnce)
+    decode_fp8_dealt(const __grid_constant__ fa3_decode_fp8_params p) {
+  begin_deal(p.decode);
+  while (run_piece(p, take_piece(p.decode), (uint32_t)__cvta_generic_to_shared(shared), true) &&
+         !deal_ends())
+    __syncthreads();  // others still read what the next tile takes the place of
+  wait_for_prior_grids();
 }

@@ -4,6 +4,7 @@
 #define FA3_DECODE_MERGE_CUH
 
 #include "cluster.cuh"
+#include "decode_deal.cuh"
 #include "decode_softmax.cuh"
 #include "mbarrier.cuh"
 
@@ -36,13 +37,14 @@ __device__ __forceinline__ void merge_warps(const work &w, attention &a) {
     for (int i = 1; i < kWarps; ++i) top = max_nan(top, tops[i * kRows + row]);
 #pragma unroll
     for (int i = 0; i < kWarps; ++i)
-      sum += sums[i * kRows + row] * exp2_unit(tops[i * kRows + row] - top);
+      sum += sums[i * kRows + row] * exp2_unit(exponent_of(tops[i * kRows + row] - top));
     if (warp == 0 && (lane & 3) == 0) {
       float *const result = (float *)(shared + kResultAt) + 2 * row;
       result[0] = top;
       result[1] = sum;
     }
-    const float factor = exp2_unit(a.top[t] - top + (kScaledValues ? a.unit[t] : 0.0f));
+    const float factor =
+        exp2_unit(exponent_of(a.top[t] - top) + (kScaledValues ? a.unit[t] : 0.0f));
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int output_row = 8 * t + 2 * (lane & 3) + r;
@@ -77,26 +79,27 @@ __device__ __forceinline__ uint32_t pack_output(const fa3_decode_params &p, floa
 __device__ __forceinline__ void store_result(const fa3_decode_params &p, const work &w, int row,
                                              int column, float4 x, float top, float sum) {
   const row_place place = place_of_row(p, w, row);
-  float logit = top * 0.69314718f;
-  if (p.sink != nullptr && p.partial == nullptr) {
+  float logit = top;
+  if (p.sink != nullptr && w.part < 0) {
     const float sink = p.sink[place.head];
     if (sum == 0.0f) logit = -INFINITY;
     const float higher = max_nan(max_nan(logit, sink), -FLT_MAX);
-    const float shift = exp2_unit((logit - higher) * 1.44269504f);
-    sum = sum * shift + exp2_unit((sink - higher) * 1.44269504f);
+    const float shift = exp2_unit(exponent_of(logit - higher));
+    sum = sum * shift + exp2_unit(exponent_of(sink - higher));
     logit = higher;
     x.x *= shift, x.y *= shift, x.z *= shift, x.w *= shift;
   }
   const float factor = sum == 0.0f ? 0.0f : reciprocal_unit(sum);
   const float lse = sum == 0.0f ? -INFINITY : fmaf(log2_unit(sum), 0.69314718f, logit);
   x.x *= factor, x.y *= factor, x.z *= factor, x.w *= factor;
-  if (p.partial != nullptr) {
-    const int64_t row_at =
-        ((int64_t)w.cluster * p.batch + w.batch) * p.sequences.seqlen_q + place.query;
-    const int64_t at = row_at * (int)(p.heads_k.divisor * p.group.divisor) + place.head;
+  if (w.part >= 0) {
+    int64_t at = (int64_t)w.part * kRows + row;
+    if (p.parts == nullptr)
+      at = (((int64_t)w.part * p.batch + w.batch) * p.sequences.seqlen_q + place.query) *
+               (int)(p.heads_k.divisor * p.group.divisor) +
+           place.head;
     if (column == 0) p.partial_lse[at] = lse;
-    if (column < p.head_dim_v && sum != 0.0f)
-      *(float4 *)(p.partial + at * p.head_dim_v + column) = x;
+    if (column < p.head_dim_v) *(float4 *)(p.partial + at * p.head_dim_v + column) = x;
     return;
   }
   if (column == 0 && p.lse != nullptr)
@@ -180,7 +183,7 @@ __device__ __forceinline__ void store_results(const fa3_decode_params &p, const 
 #pragma unroll 4
       for (int b = 0; b < w.active; ++b) {
         const float4 y = quads[b * share];
-        const float factor = exp2_unit(results[b * kRows].x - top);
+        const float factor = exp2_unit(exponent_of(results[b * kRows].x - top));
         total.y += results[b * kRows].y * factor;
         x.x += y.x * factor, x.y += y.y * factor, x.z += y.z * factor, x.w += y.w * factor;
       }
@@ -201,12 +204,14 @@ __device__ __forceinline__ void begin_block(const fa3_decode_params &p, const wo
   cluster_announce();
 }
 
-// When its warps have attended.
+// When its warps have attended. `dealt`: more may follow.
 __device__ __forceinline__ void finish_block(const fa3_decode_params &p, const work &begun,
-                                             uint32_t base, attention &a) {
+                                             uint32_t base, bool dealt, attention &a) {
   const work &w = kSharedWork ? *(const work *)(shared + kWorkAt) : begun;
-  let_next_grid_launch();
+  wait_for_prior_grids();  // if there was nothing to attend to, only now
+  if (!dealt) let_next_grid_launch();
   merge_warps(w, a);
+  if (dealt && deal_ends()) let_next_grid_launch();
   if (p.cluster > 1) cluster_wait_announced();
   if (w.active > 1) {
     send_results(w, base);

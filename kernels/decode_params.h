@@ -10,6 +10,7 @@
 
 #include <stdint.h>
 
+#include "combine_params.h"
 #include "fp8_scales.h"
 #include "sequence.h"
 
@@ -48,6 +49,8 @@ typedef struct {
   int pages;               /* that there are */
   int rows_k;              /* that a sequence, or a packed batch, has in memory: no other is read */
 
+  int appended; /* newest keys of a sequence that the kernel before writes, and it alone; or 0 */
+
   int most_queries; /* of a sequence: those with more are not this kernel's but the forward one's */
 
   fa3_divisor heads_k;
@@ -58,7 +61,7 @@ typedef struct {
   int split_units;          /* units of FA3_DECODE_KEYS keys of a split; 0: an even share */
   int head_dim, head_dim_v; /* multiples of 8 */
 
-  float scale_log2;   /* of the scores, or the cap, times log2(e) */
+  float scale;        /* of the scores, or the cap */
   float softcap_log2; /* 0: no cap; else scale / cap * 2 log2(e) */
   int output_kind;    /* FA3_OUTPUT_... */
 
@@ -68,6 +71,12 @@ typedef struct {
   float *partial;
   float *partial_lse;
   int batch;
+
+  /* Where each tile's partial results are, with keys dealt out evenly (decode_deal.cuh). Null: keys
+   * are split. */
+  fa3_combine_parts *parts;
+  int most_units;  /* of FA3_DECODE_KEYS keys, of a sequence */
+  int piece_units; /* that a tile's beginning counts for */
 } fa3_decode_params;
 
 /* What queries are where key and value are E4M3 codes. */

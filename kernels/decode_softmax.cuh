@@ -16,7 +16,7 @@ constexpr bool kScaledValues = kElementBytes == 1;
 struct attention {
   float output[kRowTiles][kHeadDim / 16][4];  // [e]: column e / 2 and row e % 2 of the lane's
   // Of row 8t + l / 4:
-  float top[kRowTiles];   // its maximum, as a power of 2
+  float top[kRowTiles];   // its maximum, a logit
   float sum[kRowTiles];   // of this lane's keys
   float unit[kRowTiles];  // with scaled values: the output's, as a power of 2 over the top
 };
@@ -65,9 +65,16 @@ __device__ __forceinline__ void add_sums(const float (&sums)[2][2][4], float (&s
                 sums[i / 2][1][place_in_part(1, t, 0) * 2 + i % 2];
 }
 
-// What makes exponents of 2 of products, or with a cap what the cap takes.
+// What makes logits of products, or with a cap what the cap takes. A logit is a product, rounded:
+// so it is in the backward pass, and lse, whose logit one score may decide, has to be of the same.
 __device__ __forceinline__ float product_scale(const fa3_decode_params &p) {
-  return p.softcap_log2 != 0.0f ? p.softcap_log2 : p.scale_log2;
+  return p.softcap_log2 != 0.0f ? p.softcap_log2 : p.scale;
+}
+
+// The exponent of 2 of a difference of logits.
+constexpr float kLog2e = 1.44269504f;
+__device__ __forceinline__ float exponent_of(float difference) {
+  return __fmul_rn(difference, kLog2e);
 }
 
 // The keys that all rows of the block see.
@@ -85,8 +92,7 @@ __device__ __forceinline__ void adjust_scores(const fa3_decode_params &p, const 
     for (int t = 0; t < kRowTiles; ++t)
 #pragma unroll
       for (int e = 0; e < 4; ++e)
-        s[t][e] =
-            __fmul_rn(p.scale_log2, fmaf(-2.0f, reciprocal_unit(1.0f + exp2_unit(s[t][e])), 1.0f));
+        s[t][e] = __fmul_rn(p.scale, fmaf(-2.0f, reciprocal_unit(1.0f + exp2_unit(s[t][e])), 1.0f));
   if (key >= common.begin && key + kStepKeys <= common.end) return;
   const int lane = threadIdx.x & 31;
 #pragma unroll
@@ -109,7 +115,7 @@ __device__ __forceinline__ void follow_maxima(attention &a, const float (&s)[kRo
   for (int t = 0; t < kRowTiles; ++t) {
     const float top = max_nan(
         a.top[t], row_maximum(max_nan(max_nan(s[t][0], s[t][1]), max_nan(s[t][2], s[t][3]))));
-    const float moved = a.top[t] - top;
+    const float moved = exponent_of(a.top[t] - top);
     float factor = exp2_unit(moved);
     a.top[t] = top;
     a.sum[t] *= factor;
@@ -117,7 +123,7 @@ __device__ __forceinline__ void follow_maxima(attention &a, const float (&s)[kRo
       const float before = a.unit[t] + moved;
       float unit = max_nan(before, FA3_NO_REFERENCE);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) unit = max_nan(unit, s[t][i] - top + of_value[i]);
+      for (int i = 0; i < 4; ++i) unit = max_nan(unit, fmaf(s[t][i] - top, kLog2e, of_value[i]));
       a.unit[t] = row_maximum(unit);
       factor = exp2_unit(before - a.unit[t]);
     }
@@ -143,9 +149,9 @@ __device__ __forceinline__ void exponentiate(attention &a, const float (&s)[kRow
   for (int t = 0; t < kRowTiles; ++t)
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float exponent = s[t][i] - a.top[t];
-      beyond |= !(exponent <= 0.0f);
-      if (kScaledValues) beyond |= !(exponent + of_value[i] <= a.unit[t]);
+      const float less = s[t][i] - a.top[t];
+      beyond |= !(less <= 0.0f);
+      if (kScaledValues) beyond |= !(fmaf(less, kLog2e, of_value[i]) <= a.unit[t]);
     }
   if (__any_sync(0xffffffff, beyond)) follow_maxima(a, s, of_value);
 #pragma unroll
@@ -153,10 +159,11 @@ __device__ __forceinline__ void exponentiate(attention &a, const float (&s)[kRow
     float factors[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float exponent = s[t][i] - a.top[t];
-      const float probability = exp2_unit(exponent);
+      const float less = s[t][i] - a.top[t];
+      const float probability = exp2_unit(exponent_of(less));
       a.sum[t] += probability;
-      factors[i] = kScaledValues ? exp2_unit(exponent + of_value[i] - a.unit[t]) : probability;
+      factors[i] =
+          kScaledValues ? exp2_unit(fmaf(less, kLog2e, of_value[i]) - a.unit[t]) : probability;
     }
 #pragma unroll
     for (int n = 0; n < 2; ++n) packed[t][n] = pack_pair(factors[2 * n], factors[2 * n + 1]);

@@ -49,7 +49,9 @@ constexpr bool kSharedWork = kElementBytes == 1 || kHeadDim > 128;
 constexpr bool kKeptWork = kElementBytes == 2 && kHeadDim > 128;  // nor while it attends
 constexpr int kWorkAt = kReceived + 8;
 constexpr int kWorkBytes = 80;
-constexpr int kSharedBytes = kWorkAt + kWorkBytes;
+constexpr int kDealAt = kWorkAt + kWorkBytes;  // what is left to do (decode_deal.cuh)
+constexpr int kDealBytes = 40;
+constexpr int kSharedBytes = kDealAt + kDealBytes;
 constexpr int kSharedBytesByHost = kElementBytes == 1
                                        ? FA3_DECODE_FP8_SHARED_BYTES(kRows, kHeadDim, kStages)
                                        : FA3_DECODE_SHARED_BYTES(kRows, kHeadDim, kStages);
@@ -63,10 +65,10 @@ __device__ __forceinline__ int divide(int n, const fa3_divisor &d) {
 
 // What a block does: up to kRows rows, and a range of keys.
 struct work {
-  int batch, head;     // of keys
-  int split, cluster;  // the split, and which of the sequence's clusters this is
-  int rank;            // of the block in its cluster
-  int active;          // how many of the cluster's blocks have work
+  int batch, head;  // of keys
+  int part;         // the place of the result among partial ones; -1: it is whole
+  int rank;         // of the block in its cluster
+  int active;       // how many of the cluster's blocks have work
   int first_row, rows;
   fa3_sequence sequence;
   fa3_range seen;   // keys that any of the rows sees
@@ -75,18 +77,13 @@ struct work {
 
 static_assert(sizeof(work) <= kWorkBytes, "room for it");
 
-__device__ __forceinline__ work find_work(const fa3_decode_params &p) {
-  work w;
-  const int tile = divide(blockIdx.x, p.splits), above = divide(tile, p.row_tiles);
-  w.split = blockIdx.x - tile * p.splits.divisor;
-  w.rank = w.split & (p.cluster - 1);
-  w.cluster = w.split / p.cluster;
-  w.first_row = (tile - above * p.row_tiles.divisor) * kRows;
-  w.batch = divide(above, p.heads_k);
-  w.head = above - w.batch * p.heads_k.divisor;
-  wait_for_prior_grids();
+// The units of some keys.
+__device__ __forceinline__ fa3_range units_of(const fa3_range &keys) {
+  return {keys.begin / kUnitKeys, (keys.end + kUnitKeys - 1) / kUnitKeys};
+}
 
-  w.sequence = fa3_find_sequence(&p.sequences, w.batch);
+// From the first row on: how many there are, and the keys that they see.
+__device__ __forceinline__ void find_rows(const fa3_decode_params &p, work &w) {
   const fa3_mask &mask = w.sequence.mask;
   w.rows = mask.queries <= p.most_queries
                ? min(kRows, mask.queries * (int)p.group.divisor - w.first_row)
@@ -97,13 +94,52 @@ __device__ __forceinline__ work find_work(const fa3_decode_params &p) {
     w.seen.end = fa3_visible_keys(&mask, divide(w.first_row + w.rows - 1, p.group)).end;
     w.seen.end = max(w.seen.end, w.seen.begin);
   }
-  const int first = w.seen.begin / kUnitKeys, end = (w.seen.end + kUnitKeys - 1) / kUnitKeys;
-  const int begin = p.split_units ? 0 : first;  // of the first split
+}
+
+// PTX ISA, "fence": what this thread reads from here on is no older than what it has learned of.
+__device__ __forceinline__ void fence_device(void) {
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");
+}
+
+// Where registers are full all of an append is awaited first, and keys are never dealt out.
+constexpr bool kRegistersLeft = !kKeptWork;
+
+// Before lengths and pages are read. Of an append under way all that is awaited is what it writes,
+// later, where it is read: what came before it is there, for it let this kernel begin when it had
+// awaited that. The fence keeps what the multiprocessor may still know of older contents away.
+__device__ __forceinline__ void begin_grid(const fa3_decode_params &p) {
+  if (kRegistersLeft && p.appended)
+    fence_device();
+  else
+    wait_for_prior_grids();
+}
+
+// Before a step of keys is read: some of its rows may be appended just now.
+__device__ __forceinline__ void await_append(const fa3_decode_params &p, const work &w, int key) {
+  if (key + kStepKeys > w.sequence.mask.keys - p.appended) wait_for_prior_grids();
+}
+
+__device__ __forceinline__ work find_work(const fa3_decode_params &p) {
+  work w;
+  const int tile = divide(blockIdx.x, p.splits), above = divide(tile, p.row_tiles);
+  const int split = blockIdx.x - tile * p.splits.divisor;
+  w.rank = split & (p.cluster - 1);
+  w.part = p.partial != nullptr ? split / p.cluster : -1;
+  w.first_row = (tile - above * p.row_tiles.divisor) * kRows;
+  w.batch = divide(above, p.heads_k);
+  w.head = above - w.batch * p.heads_k.divisor;
+  begin_grid(p);
+
+  w.sequence = fa3_find_sequence(&p.sequences, w.batch);
+  find_rows(p, w);
+  const fa3_range seen = units_of(w.seen);
+  const int begin = p.split_units ? 0 : seen.begin;  // of the first split
   const int share =
-      p.split_units ? p.split_units : divide(end - begin + p.splits.divisor - 1, p.splits);
-  w.units.begin = max(begin + w.split * share, first);
-  w.units.end = min(begin + (w.split + 1) * share, end);
-  const int rest = end - begin - (w.split - w.rank) * share;  // from the cluster's first split on
+      p.split_units ? p.split_units : divide(seen.end - begin + p.splits.divisor - 1, p.splits);
+  w.units.begin = max(begin + split * share, seen.begin);
+  w.units.end = min(begin + (split + 1) * share, seen.end);
+  const int rest =
+      seen.end - begin - (split - w.rank) * share;  // from the cluster's first split on
   w.active = rest > 0 ? min((rest + share - 1) / share, p.cluster) : 1;
   return w;
 }

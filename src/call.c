@@ -2,6 +2,7 @@
  * without touching the data; then what needs the data is checked, and the engine runs the plan. */
 #include "engine.h"
 #include "error.h"
+#include "integer.h"
 #include "structs.h"
 #include "validate.h"
 
@@ -77,6 +78,30 @@ fa3_status fa3_backward(const fa3_backward_args *args) {
 
 fa3_status fa3_append(const fa3_append_args *args) {
   return run(FA3_APPEND, args);
+}
+
+/* Keys of a sequence that the append writes, counted from its newest; all may be, if it is not said
+ * how many there are. */
+static int64_t appended_keys(const struct problem *append, const struct problem *forward) {
+  const int64_t rows = smaller(append->max_seqlen_q, append->rows_q);
+  if (append->batch == 0 || rows == 0) return 0;
+  return forward->seqused_k ? rows : INT64_MAX;
+}
+
+fa3_status fa3_append_forward(const fa3_append_args *append, const fa3_forward_args *forward) {
+  struct call first, second;
+  TRY(plan_call(FA3_APPEND, append, &first));
+  TRY(plan_call(FA3_FORWARD, forward, &second));
+  const fa3_device *here = &first.problem.device, *there = &second.problem.device;
+  if (here->type != there->type || here->index != there->index ||
+      first.problem.stream != second.problem.stream)
+    return set_error(FA3_INVALID_DEVICE, "forward's device or stream is not append's");
+  TRY(problem_check_data(&first.problem));
+  TRY(problem_check_data(&second.problem));
+  TRY(check_workspace(&second));
+  second.problem.appended = appended_keys(&first.problem, &second.problem);
+  TRY(first.engine->run(&first.problem, &first.plan));
+  return second.engine->run(&second.problem, &second.plan);
 }
 
 fa3_status fa3_combine(const fa3_combine_args *args) {

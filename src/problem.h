@@ -66,6 +66,7 @@ struct problem {
   int32_t reserved_multiprocessors;
   int32_t num_splits; /* at most; 0: the engine chooses */
   int64_t split_keys; /* of a part; 0: the engine chooses */
+  int64_t appended;   /* newest keys of a sequence that the call queued just before writes */
 
   void *workspace; /* as it was given, unchecked */
   size_t workspace_size;

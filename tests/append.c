@@ -240,10 +240,63 @@ static void test_refusals(void **state) {
   free(a);
 }
 
+/* Both calls in one are what they are one after the other; queries and cache are the same. */
+static void test_append_and_attend(void **state) {
+  (void)state;
+  static float output[TOTAL * HEADS_Q * VALUE_DIM], expected[TOTAL * HEADS_Q * VALUE_DIM];
+  static char workspace[1 << 20];
+  int32_t used[BATCH];
+  struct rng rng = rng_for(2);
+  struct append *a = malloc(sizeof *a);
+  assert_non_null(a);
+  make(a, &rng, true, true, HEAD_DIM / 2, true);
+  for (int b = 0; b < BATCH; b++) used[b] = a->used_k[b] + a->starts[b + 1] - a->starts[b];
+  fill(&rng, a->key, sizeof a->key);
+  fill(&rng, a->value, sizeof a->value);
+  fa3_forward_args forward = {
+      .struct_size = sizeof forward,
+      .query = a->args.rotated_query,
+      .key = a->args.key,
+      .value = a->args.value,
+      .output = fa3_packed(expected, FA3_FLOAT32, TOTAL, HEADS_Q, VALUE_DIM),
+      .cu_seqlens_q = a->args.cu_seqlens_q,
+      .seqused_k = fa3_vector(used, FA3_INT32, BATCH),
+      .page_table = a->args.page_table,
+      .flags = FA3_CAUSAL,
+      .workspace = workspace,
+      .workspace_size = sizeof workspace};
+  memset(expected, 0, sizeof expected);
+  memset(output, 0, sizeof output);
+  if (fa3_append(&a->args) || fa3_forward(&forward)) fail_msg("%s", fa3_last_error());
+  for (int b = 0; b < BATCH; b++) /* what is new is to come from the second call */
+    for (int i = a->used_k[b]; i < used[b]; i++)
+      a->key[(a->page_table[b * COLUMNS + i / PAGE_SIZE] * PAGE_SIZE + i % PAGE_SIZE) * HEADS_K *
+             HEAD_DIM] = nothing;
+  memset(a->rotated, 0, sizeof a->rotated);
+  forward.output.data = output;
+  if (fa3_append_forward(&a->args, &forward)) fail_msg("%s", fa3_last_error());
+  assert_memory_equal(output, expected, sizeof output);
+
+  /* Nothing is written if either is refused. */
+  memset(a->rotated, 0, sizeof a->rotated);
+  forward.flags = 1u << 31;
+  assert_int_equal(fa3_append_forward(&a->args, &forward), FA3_INVALID_FLAGS);
+  forward.flags = FA3_CAUSAL;
+  forward.device.index = 1;
+  assert_int_equal(fa3_append_forward(&a->args, &forward), FA3_INVALID_DEVICE);
+  forward.device.index = 0;
+  forward.workspace_size = 0;
+  assert_int_equal(fa3_append_forward(&a->args, &forward), FA3_INVALID_WORKSPACE);
+  for (size_t i = 0; i < sizeof a->rotated / sizeof *a->rotated; i++)
+    if (a->rotated[i] != 0) fail_msg("something was written");
+  free(a);
+}
+
 int main(void) {
   rng_run_seed();
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_append),
+      cmocka_unit_test(test_append_and_attend),
       cmocka_unit_test(test_refusals),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -13,7 +13,10 @@
 #include "kernels/mask.h"
 #include "test.h"
 
-static const struct cuda_facts facts = {.architecture = "sm_90a", .multiprocessors = 132};
+static const struct cuda_facts facts = {.architecture = "sm_90a",
+                                        .multiprocessors = 132,
+                                        .most_multiprocessors = 132,
+                                        .bandwidth = 3352};
 
 static struct problem make_problem(fa3_dtype dtype, int64_t batch, int64_t seqlen, int64_t heads_q,
                                    int64_t heads_k, int64_t head_dim, int64_t value_head_dim) {
@@ -387,10 +390,11 @@ static void test_splits(void **state) {
     int64_t batch, seqlen_k, heads_q, heads_k;
     int32_t splits, cluster;
   } cases[] = {
-      {1, 1024, 32, 8, 8, 8},    {1, 8192, 32, 8, 8, 8},   {8, 8192, 32, 8, 1, 1},
-      {32, 8192, 32, 8, 2, 2},   {128, 2048, 32, 8, 1, 1}, {1, 1024, 16, 1, 16, 16},
-      {1, 131072, 16, 1, 64, 8}, {8, 8192, 16, 1, 8, 8},   {1, 64, 16, 1, 1, 1},
-      {1, 0, 16, 1, 1, 1},       {128, 2048, 16, 1, 2, 2},
+      {1, 1024, 32, 8, 8, 8},     {1, 8192, 32, 8, 8, 8},   {8, 8192, 32, 8, 2, 2},
+      {32, 8192, 32, 8, 2, 2},    {128, 2048, 32, 8, 1, 1}, {1, 1024, 16, 1, 16, 16},
+      {1, 131072, 16, 1, 128, 2}, {8, 8192, 16, 1, 8, 8},   {1, 64, 16, 1, 1, 1},
+      {1, 0, 16, 1, 1, 1},        {128, 2048, 16, 1, 2, 2}, {1, 8192, 16, 1, 64, 8},
+      {1, 131072, 32, 8, 16, 2},  {3, 5000, 32, 8, 8, 8},   {32, 8192, 16, 1, 4, 2},
   };
   struct cuda_plan plan;
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -407,6 +411,61 @@ static void test_splits(void **state) {
     assert_int_equal(plan.decode.cluster, 1);
     assert_int_equal(plan.decode.splits, larger(divide_up(cases[i].seqlen_k, 128), 1));
   }
+}
+
+/* Keys are dealt out to all blocks alike where sequences' own splits would leave the memory idle:
+ * of codes with lengths that only the device knows, and where the memory is faster. */
+static void test_dealt_keys(void **state) {
+  (void)state;
+  const struct cuda_facts faster = {.architecture = "sm_90a",
+                                    .multiprocessors = 132,
+                                    .most_multiprocessors = 132,
+                                    .bandwidth = 4917};
+  static const int32_t lengths[32];
+  struct cuda_plan plan;
+  struct problem problem = make_problem(FA3_BFLOAT16, 11, 1, 16, 1, 128, 128);
+  problem.rows_k = problem.max_seqlen_k = 32768;
+  assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+  assert_int_equal(plan.decode.blocks, 0);
+  assert_int_equal(plan_forward(&problem, &faster, &plan), FA3_OK);
+  assert_int_equal(plan.decode.blocks, 264);
+  assert_non_null(plan.decode.combine);
+  const size_t size = plan.workspace_size;
+  for (int rows = 2; rows <= 8192; rows *= 2) { /* with more there is no less room */
+    problem.rows_q = problem.max_seqlen_q = rows;
+    assert_int_equal(plan_forward(&problem, &faster, &plan), FA3_OK);
+    assert_true(plan.workspace_size >= size);
+    if (plan.decodes && plan.decode.blocks)
+      assert_true(plan.decode.row_tiles * 11 <= 4096 && plan.decode.row_tiles <= 4);
+  }
+  problem.rows_q = problem.max_seqlen_q = 1;
+  problem.split_keys = 128;
+  assert_int_equal(plan_forward(&problem, &faster, &plan), FA3_OK);
+  assert_int_equal(plan.decode.blocks, 0);
+  problem.split_keys = 0;
+  problem.num_splits = 4;
+  assert_int_equal(plan_forward(&problem, &faster, &plan), FA3_OK);
+  assert_int_equal(plan.decode.blocks, 0);
+
+  problem = make_problem(FA3_BFLOAT16, 8, 1, 32, 8, 128, 128);
+  problem.rows_k = problem.max_seqlen_k = 8192;
+  problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;
+  assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+  assert_true(plan.decode.alone && plan.decode.splits == 2 && plan.decode.blocks == 0);
+  assert_int_equal(plan_forward(&problem, &faster, &plan), FA3_OK);
+  assert_true(!plan.decode.alone && plan.decode.blocks == 264);
+
+  problem = make_problem(FA3_BFLOAT16, 32, 1, 32, 8, 128, 128);
+  problem.rows_k = problem.max_seqlen_k = 8192;
+  problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;
+  assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+  assert_int_equal(plan.decode.blocks, 0);
+  problem.seqused_k = lengths;
+  assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+  assert_int_equal(plan.decode.blocks, 264);
+  problem.max_seqlen_k = 256;
+  assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+  assert_int_equal(plan.decode.blocks, 0);
 }
 
 static bool is_staged(const struct cuda_plan *plan, enum tensor tensor) {
@@ -589,6 +648,7 @@ int main(void) {
       cmocka_unit_test(test_long_sequences),
       cmocka_unit_test(test_pages),
       cmocka_unit_test(test_splits),
+      cmocka_unit_test(test_dealt_keys),
       cmocka_unit_test(test_staging),
       cmocka_unit_test(test_long_strides),
       cmocka_unit_test(test_limits),

@@ -58,12 +58,13 @@ fa3_status launch_combine(
       .splits = (int)(partial->batch / output->batch),
       .heads = (int)problem->heads_q,
       .head_dim = (int)problem->value_head_dim,
-      .kind = combine_element_kind(output->dtype)};
-  const struct grid grid = {
-      .x = (unsigned)divide_up(problem->rows_q * problem->heads_q, FA3_COMBINE_ROWS),
-      .y = (unsigned)problem->batch,
-      .z = 1,
-      .threads = FA3_COMBINE_THREADS,
-      .dependent = true};
+      .kind = combine_element_kind(output->dtype),
+      .warps = partial->batch / output->batch > 8 ? FA3_COMBINE_WARPS : 1};
+  const struct grid grid = {.x = (unsigned)divide_up(problem->rows_q * problem->heads_q,
+                                                     FA3_COMBINE_WARPS / params.warps),
+                            .y = (unsigned)problem->batch,
+                            .z = 1,
+                            .threads = FA3_COMBINE_THREADS,
+                            .dependent = true};
   return launch_kernel(scope, plan->helper, 0, &grid, &params);
 }

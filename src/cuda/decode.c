@@ -49,6 +49,9 @@ static fa3_status combine_splits(const struct cuda_scope *scope, const struct pr
   const int64_t heads = problem->heads_q, dim = problem->value_head_dim;
   const int64_t rows = problem->batch * longest;
   const struct operand *output = &problem->output, *lse = &problem->lse;
+  const bool dealt = plan->blocks > 0;
+  const int64_t tiles = problem->batch * problem->heads_k * plan->row_tiles;
+  const bool shared = (dealt ? plan->blocks / tiles : plan->splits / plan->cluster) > 8;
   fa3_combine_params params = {
       .partial = (const float *)(const void *)(workspace + plan->partial.offset),
       .partial_lse = (const float *)(const void *)(workspace + plan->partial_lse.offset),
@@ -73,12 +76,20 @@ static fa3_status combine_splits(const struct cuda_scope *scope, const struct pr
       .splits = plan->splits / plan->cluster,
       .heads = (int)heads,
       .head_dim = (int)dim,
-      .kind = combine_element_kind(output->dtype)};
-  const struct grid grid = {.x = (unsigned)divide_up(longest * heads, FA3_COMBINE_ROWS),
-                            .y = (unsigned)problem->batch,
-                            .z = 1,
-                            .threads = FA3_COMBINE_THREADS,
-                            .dependent = true};
+      .kind = combine_element_kind(output->dtype),
+      .warps = shared ? FA3_COMBINE_WARPS : 1};
+  if (dealt) {
+    params.parts = (const fa3_combine_parts *)(const void *)(workspace + plan->parts.offset);
+    params.tile_rows = plan->kernel->tile_q;
+    params.row_tiles = plan->row_tiles;
+    params.group = (int)(heads / problem->heads_k);
+  }
+  const struct grid grid = {
+      .x = (unsigned)divide_up(longest * heads, FA3_COMBINE_WARPS / params.warps),
+      .y = (unsigned)problem->batch,
+      .z = 1,
+      .threads = FA3_COMBINE_THREADS,
+      .dependent = true};
   return launch_kernel(scope, plan->combine, 0, &grid, &params);
 }
 
@@ -120,6 +131,7 @@ fa3_status launch_decode(const struct cuda_scope *scope, const struct problem *p
       .page_size = make_divisor(paged ? larger(problem->key.rows, 1) : INT32_MAX),
       .pages = (int)problem->batch_k,
       .rows_k = (int)problem->rows_k,
+      .appended = (int)smaller(problem->appended, INT32_MAX / 2),
       .most_queries = plan->most_queries,
       .heads_k = make_divisor(problem->heads_k),
       .group = make_divisor(problem->heads_q / problem->heads_k),
@@ -129,23 +141,28 @@ fa3_status launch_decode(const struct cuda_scope *scope, const struct problem *p
       .split_units = plan->split_units,
       .head_dim = (int)problem->head_dim,
       .head_dim_v = (int)problem->value_head_dim,
-      .scale_log2 = scales.scale_log2,
+      .scale = scales.scale,
       .softcap_log2 = scales.softcap_log2,
       .output_kind = output_kind(output->dtype),
       .partial = plan->combine ? (float *)(void *)(workspace + plan->partial.offset) : NULL,
       .partial_lse = plan->combine ? (float *)(void *)(workspace + plan->partial_lse.offset) : NULL,
-      .batch = (int)problem->batch};
+      .batch = (int)problem->batch,
+      .parts = plan->blocks ? (fa3_combine_parts *)(void *)(workspace + plan->parts.offset) : NULL,
+      .most_units = plan->most_units,
+      .piece_units = plan->piece_units};
   const int64_t blocks =
-      problem->batch * problem->heads_k * (int64_t)plan->row_tiles * plan->splits;
+      plan->blocks ? plan->blocks
+                   : problem->batch * problem->heads_k * (int64_t)plan->row_tiles * plan->splits;
   if (blocks == 0) return FA3_OK;
   const struct grid grid = {.x = (unsigned)blocks,
                             .y = 1,
                             .z = 1,
                             .threads = FA3_DECODE_THREADS,
-                            .cluster = (unsigned)plan->cluster,
+                            .cluster = plan->blocks ? 0 : (unsigned)plan->cluster,
+                            .alone = plan->alone,
                             .dependent = true};
   const struct error_message before = error_keep();
-  fa3_status status = launch_kernel(scope, plan->kernel, 0, &grid, &fp8);
+  fa3_status status = launch_kernel(scope, plan->kernel, plan->blocks > 0, &grid, &fp8);
   if (!status) return plan->combine ? combine_splits(scope, problem, plan, workspace) : FA3_OK;
   if (plan->cluster == 1) return status;
   /* A context with few multiprocessors has no room for the cluster: one block does it all. */

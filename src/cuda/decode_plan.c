@@ -12,36 +12,44 @@
 #include "kernels/decode_params.h"
 
 /* docs/notes/hopper-decode.md says why these. */
-static const int64_t few_rows = 64;  /* with more, the forward kernel's tiles are full */
-static const int64_t full_grid = 64; /* blocks that keep the memory of a Hopper GPU busy */
-static const int64_t full_grid_of_codes = 128; /* a block has arithmetic to wait for */
-static const int64_t many_tiles = 264;     /* row tiles that need no splits, of sequences alike */
-static const int64_t long_keys = 8192;     /* from here on splits may be more than a cluster */
-static const int64_t keys_of_split = 1024; /* with more, they are where the grid is not full */
+static const int64_t few_rows = 64;     /* with more, the forward kernel's tiles are full */
+static const int64_t full_grid = 64;    /* blocks that use the memory well, of clusters */
+static const int64_t many_tiles = 264;  /* row tiles that need no splits, of sequences alike */
+static const int64_t long_keys = 8192;  /* from here on splits may be more than a cluster */
+static const int64_t short_split = 128; /* keys: with more, more splits where the grid isn't full */
 static const int64_t largest_cluster = 16;
-static const int64_t large_cluster = 8; /* larger ones load the GPU unevenly */
-static const int64_t small_cluster = 2;
+static const int64_t large_cluster = 8;  /* larger ones load the GPU unevenly */
 static const int64_t partial_tiles = 64; /* row tiles that have partial results */
 static const int64_t few_keys = 1280;    /* that the forward kernel's tiles hold without loss */
 static const int64_t most_blocks = 1 << 30;
+/* What a block gets of the memory by itself, in GB/s: it has other things to do than to load, and
+ * of codes more. So many of the bandwidth are the blocks that use all of it. */
+static const int64_t block_bandwidth = 52, block_bandwidth_of_codes = 26;
+/* Keys dealt out: blocks of a multiprocessor, units that each has at least, units that a tile's
+ * beginning counts for, and most tiles. */
+static const int64_t dealt_blocks = 2, dealt_units = 12, piece_units = 6, dealt_tiles = 4096;
 
 static int32_t shared_bytes(const struct kernel *kernel) {
   return FA3_DECODE_SHARED_BYTES(kernel->tile_q, kernel->head_dim, kernel->stages);
 }
 
 const struct kernel_kind decode_kind = {.phase = FA3_FORWARD,
-                                        .entries = {"decode"},
+                                        .entries = {"decode", "decode_dealt"},
+                                        .others_alike = 1,
                                         .shared_bytes = shared_bytes,
-                                        .large_clusters = true};
+                                        .large_clusters = true,
+                                        .may_be_alone = true};
 
 static int32_t fp8_shared_bytes(const struct kernel *kernel) {
   return FA3_DECODE_FP8_SHARED_BYTES(kernel->tile_q, kernel->head_dim, kernel->stages);
 }
 
 const struct kernel_kind decode_fp8_kind = {.phase = FA3_FORWARD,
-                                            .entries = {"decode_fp8"},
+                                            .entries = {"decode_fp8", "decode_fp8_dealt"},
+                                            .others_alike = 1,
                                             .shared_bytes = fp8_shared_bytes,
-                                            .large_clusters = true};
+                                            .large_clusters = true,
+                                            .may_be_alone = true};
 
 const struct kernel *find_decode_kernel(const char *architecture, fa3_dtype key_dtype,
                                         int64_t head_dim, int64_t value_head_dim, bool softcap,
@@ -81,27 +89,89 @@ bool decode_takes(const struct problem *problem) {
          tiles * problem->batch * problem->heads_k <= 2 * full_grid;
 }
 
-/* Splits of a sequence where they are shares of its keys. Neither this nor the shape of clusters
- * depends on how many multiprocessors the call may use, and so no result does. */
+static bool has_codes(const struct problem *problem) {
+  return problem->key.dtype == FA3_FLOAT8_E4M3;
+}
+
+/* Whether the lengths of keys may be far apart. */
+static bool lengths_differ(const struct problem *problem) {
+  return problem->batch > 1 && (problem->seqused_k || problem->cu_seqlens_k);
+}
+
+static int64_t most_units(const struct problem *problem) {
+  return divide_up(larger(problem->max_seqlen_k, 1), FA3_DECODE_KEYS);
+}
+
+/* Blocks that use all of the memory's bandwidth. */
+static int64_t blocks_needed(const struct problem *problem, const struct cuda_facts *facts) {
+  return facts->bandwidth / (has_codes(problem) ? block_bandwidth_of_codes : block_bandwidth);
+}
+
+/* Splits of a sequence where they are shares of its keys, in clusters. */
 static int64_t choose_splits(const struct problem *problem, int64_t tiles) {
-  const int64_t most = divide_up(larger(problem->max_seqlen_k, 1), FA3_DECODE_KEYS);
-  const bool codes = problem->key.dtype == FA3_FLOAT8_E4M3;
-  const int64_t grid = codes ? full_grid_of_codes : full_grid;
+  const int64_t most = most_units(problem);
+  const bool codes = has_codes(problem);
+  const int64_t grid = codes && problem->max_seqlen_k >= long_keys ? 2 * full_grid : full_grid;
   int64_t splits = largest_cluster;
   while (splits > 1 && splits * tiles > grid) splits /= 2;
   if (tiles > grid && tiles <= many_tiles) splits = 2;
-  /* Lengths may be far apart: long sequences are cut finely, and blocks without keys leave. */
-  if (problem->batch > 1 && keys_vary(problem))
-    splits = larger(splits, tiles < (codes ? 2 * many_tiles : 4 * full_grid) ? 8 : 4);
-  while (splits * tiles < grid && problem->max_seqlen_k / splits > keys_of_split) splits *= 2;
-  while (splits > 1 && (splits > most || (problem->num_splits && splits > problem->num_splits)))
-    splits /= 2;
+  if (splits < large_cluster && 5 * splits * tiles < 4 * grid)
+    splits = 2 * tiles * large_cluster <= 2 * many_tiles ? large_cluster : large_cluster / 2;
+  /* Long sequences are cut finely, and blocks without keys leave; in one round, if that is near. */
+  if (lengths_differ(problem)) {
+    const bool one_round = tiles > many_tiles / 8 && tiles <= 62;
+    const bool fine = tiles < (codes ? 2 * many_tiles : 4 * full_grid) && !one_round;
+    splits = larger(splits, fine ? 8 : 4);
+  }
+  while (problem->max_seqlen_k >= long_keys && splits * tiles < full_grid &&
+         problem->max_seqlen_k / splits > short_split)
+    splits *= 2;
+  while (splits > 1 && splits > most) splits /= 2;
   return splits;
 }
 
-/* Rows of partial results; 0: there are none, however many queries these keys have. */
-static fa3_status count_split_rows(const struct problem *problem, int64_t *rows) {
+/* Splits of a sequence in pairs of blocks, each of which has a multiprocessor; 0: they would not
+ * fill the GPU, or have few keys. */
+static int64_t choose_pairs(const struct problem *problem, const struct cuda_facts *facts,
+                            int64_t tiles) {
+  const int64_t most = facts->most_multiprocessors;
+  int64_t splits = 2;
+  while (2 * splits * tiles <= most) splits *= 2;
+  const int64_t blocks = splits * tiles;
+  if (blocks > most || 10 * blocks < 9 * most || blocks < blocks_needed(problem, facts) ||
+      lengths_differ(problem))
+    return 0;
+  if (splits > 2 && (splits / 2 * tiles > partial_tiles || problem->max_seqlen_k < long_keys))
+    return 0;
+  return problem->max_seqlen_k / splits >= (has_codes(problem) ? 512 : 1024) ? splits : 0;
+}
+
+/* Whether keys are dealt out to blocks of which there are so many. */
+static bool deals(const struct problem *problem, const struct cuda_facts *facts,
+                  const struct kernel *kernel, int64_t tiles, int64_t splits) {
+  const int64_t blocks = dealt_blocks * facts->most_multiprocessors;
+  const bool codes = has_codes(problem);
+  /* As many row tiles as there is always room for, see count_split_rows. */
+  if (problem->split_keys || problem->num_splits || tiles > dealt_tiles ||
+      row_tiles(problem, longest_query(problem)) > few_rows / FA3_DECODE_ROWS ||
+      (!codes && kernel->head_dim > 128) ||
+      tiles * (most_units(problem) + piece_units) > INT32_MAX / 2)
+    return false;
+  if (tiles * most_units(problem) < dealt_units * blocks) return false;
+  return codes && lengths_differ(problem) ? true : splits * tiles < blocks_needed(problem, facts);
+}
+
+/* Rows of partial results; 0: there are none, however many queries these keys have. More than the
+ * call itself has, so that a larger one never takes less. */
+static fa3_status count_split_rows(const struct problem *problem, const struct cuda_facts *facts,
+                                   int64_t *rows) {
+  const int64_t blocks = dealt_blocks * facts->most_multiprocessors;
+  const int64_t tiles = few_rows / FA3_DECODE_ROWS;
+  int64_t units;
   *rows = problem->max_seqlen_k < long_keys ? 0 : partial_tiles * FA3_DECODE_ROWS;
+  if (__builtin_mul_overflow(problem->batch, problem->heads_k * tiles, &units) ||
+      __builtin_mul_overflow(units, most_units(problem), &units) || units >= dealt_units * blocks)
+    *rows = larger(*rows, 2 * blocks * FA3_DECODE_ROWS);
   if (problem->split_keys &&
       (__builtin_mul_overflow(smaller(problem->max_seqlen_q, problem->rows_q), problem->batch,
                               rows) ||
@@ -114,27 +184,26 @@ static fa3_status count_split_rows(const struct problem *problem, int64_t *rows)
   return FA3_OK;
 }
 
-fa3_status count_splits(const struct problem *problem, size_t *workspace_size) {
+/* The splits' room, counted or reserved. */
+static fa3_status reserve_splits(const struct problem *problem, const struct cuda_facts *facts,
+                                 struct decode_plan *plan, size_t *workspace_size) {
   int64_t rows;
-  TRY(count_split_rows(problem, &rows));
-  if (!rows) return FA3_OK;
-  const int64_t row_bytes = (int64_t)sizeof(float) * problem->value_head_dim;
-  TRY(make_room(workspace_size, "the splits' output", 1, rows, row_bytes));
-  return make_room(workspace_size, "the splits' lse", 1, rows, sizeof(float));
-}
-
-/* As much, and where it is. */
-static fa3_status reserve_splits(const struct problem *problem, struct decode_plan *plan,
-                                 size_t *workspace_size) {
-  int64_t rows;
-  TRY(count_split_rows(problem, &rows));
+  TRY(count_split_rows(problem, facts, &rows));
   if (!rows) return FA3_OK;
   const int64_t row_bytes = (int64_t)sizeof(float) * problem->value_head_dim;
   TRY(reserve(workspace_size, &plan->partial, "the splits' output", 1, rows, row_bytes));
-  return reserve(workspace_size, &plan->partial_lse, "the splits' lse", 1, rows, sizeof(float));
+  TRY(reserve(workspace_size, &plan->partial_lse, "the splits' lse", 1, rows, sizeof(float)));
+  return reserve(workspace_size, &plan->parts, "the tiles' parts", 1, dealt_tiles,
+                 sizeof(fa3_combine_parts));
 }
 
-static fa3_status plan_splits(const struct problem *problem, const char *architecture,
+fa3_status count_splits(const struct problem *problem, const struct cuda_facts *facts,
+                        size_t *workspace_size) {
+  struct decode_plan unused = {0};
+  return reserve_splits(problem, facts, &unused, workspace_size);
+}
+
+static fa3_status plan_splits(const struct problem *problem, const struct cuda_facts *facts,
                               struct decode_plan *plan) {
   const bool all = plan->most_queries == INT32_MAX;
   const int64_t tiles = row_tiles(problem, all ? longest_query(problem) : plan->most_queries);
@@ -149,15 +218,25 @@ static fa3_status plan_splits(const struct problem *problem, const char *archite
   if (splits > large_cluster && (splits > largest_cluster || problem->max_seqlen_k > long_keys ||
                                  plan->kernel->head_dim > 128))
     cluster = large_cluster;
-  /* Blocks of codes need a multiprocessor each, and these are not to be had by eights. */
-  if (problem->key.dtype == FA3_FLOAT8_E4M3 && splits == largest_cluster &&
-      problem->max_seqlen_k > long_keys)
-    cluster = small_cluster;
   /* Without room for partial results, a cluster is all; so it is where others need that room. */
   if (cluster < splits && (problem->max_seqlen_k < long_keys || !all)) splits = cluster;
+  const int64_t pairs = all && all_tiles ? choose_pairs(problem, facts, all_tiles) : 0;
+  if (pairs) {
+    splits = pairs;
+    cluster = 2;
+    plan->alone = true;
+  } else if (all && deals(problem, facts, plan->kernel, all_tiles, splits)) {
+    splits = cluster = 1;
+    plan->blocks = (int32_t)(dealt_blocks * facts->most_multiprocessors);
+    plan->most_units = (int32_t)most_units(problem) + 1;
+    plan->piece_units = (int32_t)piece_units;
+  }
+  while (splits > 1 && problem->num_splits && splits > problem->num_splits) splits /= 2;
+  cluster = smaller(cluster, splits);
   if (problem->split_keys) {
     splits = larger(divide_up(problem->max_seqlen_k, problem->split_keys), 1);
     cluster = 1;
+    plan->alone = false;
     plan->split_units = (int32_t)smaller(problem->split_keys / FA3_DECODE_KEYS, INT32_MAX / 2);
   }
   if (__builtin_mul_overflow(all_tiles, splits, &grid) || grid > most_blocks)
@@ -168,9 +247,9 @@ static fa3_status plan_splits(const struct problem *problem, const char *archite
   plan->row_tiles = (int32_t)tiles;
   plan->splits = (int32_t)splits;
   plan->cluster = (int32_t)cluster;
-  if (splits > cluster)
-    plan->combine =
-        find_kernel(&(struct kernel_need){.kind = &combine_kind, .architecture = architecture});
+  if (splits > cluster || plan->blocks)
+    plan->combine = find_kernel(
+        &(struct kernel_need){.kind = &combine_kind, .architecture = facts->architecture});
   if (plan->combine && problem->batch > MAX_GRID)
     return set_error(FA3_UNSUPPORTED,
                      "%" PRId64 " sequences in splits that are combined: the CUDA kernels take %d",
@@ -223,8 +302,8 @@ fa3_status plan_decode(const struct problem *problem, const struct cuda_facts *f
   TRY(check_lengths(problem));
   TRY(check_scale(problem));
   TRY(check_inputs(problem));
-  TRY(plan_splits(problem, facts->architecture, decode));
-  TRY(reserve_splits(problem, decode, &plan->workspace_size));
+  TRY(plan_splits(problem, facts, decode));
+  TRY(reserve_splits(problem, facts, decode, &plan->workspace_size));
   return plan_staging(problem, demands, count, &plan->staging, &plan->workspace_size);
 }
 
@@ -246,5 +325,5 @@ fa3_status plan_few_queries(const struct problem *problem, const struct cuda_fac
   decode->kernel = kernel;
   decode->most_queries =
       (int32_t)larger(FA3_DECODE_ROWS / (problem->heads_q / problem->heads_k), 1);
-  return plan_splits(problem, facts->architecture, decode);
+  return plan_splits(problem, facts, decode);
 }

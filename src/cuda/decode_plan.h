@@ -15,8 +15,13 @@ struct decode_plan {
   int32_t splits;
   int32_t cluster;     /* splits that are put together at once */
   int32_t split_units; /* of a split; 0: an even share */
+  int32_t blocks;      /* that all keys are dealt out to; 0: each sequence is split by itself */
+  int32_t most_units;  /* of a sequence, where they are */
+  int32_t piece_units; /* that a tile's beginning counts for there */
+  bool alone;          /* a multiprocessor has one block */
   struct reservation partial;
   struct reservation partial_lse;
+  struct reservation parts; /* where partial results are, of keys that are dealt out */
 };
 
 /* The kernel for keys of that dtype, and so many rows: queries of a sequence times query heads of a
@@ -35,7 +40,8 @@ fa3_status plan_few_queries(const struct problem *problem, const struct cuda_fac
 
 /* Adds the room that splits of such keys take, for a call that has none: so the workspace does not
  * shrink where more queries need no splits. */
-fa3_status count_splits(const struct problem *problem, size_t *workspace_size);
+fa3_status count_splits(const struct problem *problem, const struct cuda_facts *facts,
+                        size_t *workspace_size);
 
 /* Likewise as plan_forward. */
 fa3_status plan_decode(const struct problem *problem, const struct cuda_facts *facts,

@@ -123,10 +123,10 @@ static fa3_status load_kernel(struct cuda_device *device, int32_t k) {
     TRY_CUDA(driver, cuLibraryLoadData, &libraries[k], kernel->cubin, NULL, NULL, 0, NULL, NULL, 0);
   for (int e = 0; e < KERNEL_ENTRIES && kernel->kind->entries[e]; e++)
     TRY(get_function(driver, libraries[k], kernel->kind->entries[e], &entries[e]));
-  const int shared_bytes = kernel_shared_bytes(kernel);
-  if (shared_bytes)
+  const int shared_bytes = kernel_shared_limit(kernel);
+  for (int e = 0; shared_bytes && e <= kernel->kind->others_alike; e++)
     TRY_CUDA(driver, cuKernelSetAttribute, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-             shared_bytes, entries[0], device->device);
+             shared_bytes, entries[e], device->device);
   if (kernel->kind->large_clusters)
     TRY_CUDA(driver, cuKernelSetAttribute, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1,
              entries[0], device->device);
@@ -140,12 +140,24 @@ static fa3_status load_kernels(struct cuda_device *device) {
   return FA3_OK;
 }
 
+/* Twice a clock a bit comes on each line. */
+static fa3_status find_bandwidth(struct cuda_device *device) {
+  int clock = 0, width = 0;
+  TRY_CUDA(device->driver, cuDeviceGetAttribute, &clock, CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE,
+           device->device);
+  TRY_CUDA(device->driver, cuDeviceGetAttribute, &width,
+           CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH, device->device);
+  device->bandwidth = (int)(2e-6 * clock * width / 8);
+  return FA3_OK;
+}
+
 static fa3_status load_device(int32_t index, struct cuda_device *device) {
   fa3_device_info info = {0};
   TRY(find_device(index, &device->driver, &device->device));
   TRY(cuda_device_info(index, &info));
   TRY(cuda_device_check(index));
   TRY(cuda_check_wanted(&device->checks));
+  TRY(find_bandwidth(device));
   device->multiprocessors = info.units;
   memcpy(device->architecture, info.level, sizeof device->architecture);
   /* Kept: the kernels stay loaded until the process ends. */

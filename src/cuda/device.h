@@ -13,6 +13,7 @@ struct cuda_device {
   CUkernel entries[KERNELS][KERNEL_ENTRIES]; /* of the kernels of its architecture */
   CUdevice device;
   int multiprocessors;
+  int bandwidth;         /* of the memory, by its clock and width, in GB/s */
   bool checks;           /* lengths and pages before every call: FA3_CHECK_DEVICE */
   char architecture[32]; /* as variants.def has it */
 };

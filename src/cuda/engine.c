@@ -82,10 +82,13 @@ static fa3_status plan(const struct problem *problem, struct plan *plan) {
   const struct cuda_device *device;
   TRY(cuda_device_get(problem->device.index, &device));
   TRY(cuda_scope_find(device, problem->stream, &ours->scope));
+  const int most = ours->scope.multiprocessors;
   ours->scope.multiprocessors =
       (int)larger(ours->scope.multiprocessors - (int64_t)problem->reserved_multiprocessors, 1);
   const struct cuda_facts facts = {.architecture = device->architecture,
-                                   .multiprocessors = ours->scope.multiprocessors};
+                                   .multiprocessors = ours->scope.multiprocessors,
+                                   .most_multiprocessors = most,
+                                   .bandwidth = device->bandwidth};
   TRY(phases[problem->phase].plan(problem, &facts, &ours->plan));
   plan->workspace_size = with_alignment(ours->plan.workspace_size);
   return FA3_OK;
@@ -102,6 +105,7 @@ static fa3_status launch(const struct problem *problem, const struct engine_plan
   if (staging->count == 0 || problem->batch == 0)
     return phases[problem->phase].launch(&ours->scope, problem, &ours->plan, workspace);
   TRY(stage(&ours->scope, problem, staging, workspace, &staged));
+  staged.appended = 0; /* copies are what was queued last, and wait for it */
   TRY(phases[problem->phase].launch(&ours->scope, &staged, &ours->plan, workspace));
   return unstage(&ours->scope, problem, staging, &staged);
 }

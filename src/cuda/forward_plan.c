@@ -195,7 +195,8 @@ static fa3_status reserve_counter(const struct problem *problem, struct forward_
   return reserve(size, &plan->next_tile, "a counter", 1, 1, sizeof(uint32_t));
 }
 
-static fa3_status plan_workspace(const struct problem *problem, struct cuda_plan *plan) {
+static fa3_status plan_workspace(const struct problem *problem, const struct cuda_facts *facts,
+                                 struct cuda_plan *plan) {
   size_t *size = &plan->workspace_size;
   /* Of a negative scale the kernel takes the size, and minus the query. */
   const struct demand demands[] = {{TENSOR_query, problem->scale < 0 ? FORM_MINUS : FORM_TMA},
@@ -204,7 +205,7 @@ static fa3_status plan_workspace(const struct problem *problem, struct cuda_plan
                                    {TENSOR_output, FORM_TMA},
                                    {TENSOR_sink, FORM_FLOATS}};
   TRY(reserve_counter(problem, &plan->forward, size));
-  TRY(count_splits(problem, size));
+  TRY(count_splits(problem, facts, size));
   return plan_staging(problem, demands, sizeof demands / sizeof *demands, &plan->staging, size);
 }
 
@@ -224,14 +225,15 @@ static fa3_status check_fp8_operands(const struct problem *problem) {
                    (double)problem->scale);
 }
 
-static fa3_status plan_fp8_workspace(const struct problem *problem, struct cuda_plan *plan) {
+static fa3_status plan_fp8_workspace(const struct problem *problem, const struct cuda_facts *facts,
+                                     struct cuda_plan *plan) {
   struct forward_plan *forward = &plan->forward;
   const struct kernel *kernel = forward->kernel;
   const struct demand demands[] = {{TENSOR_sink, FORM_FLOATS}};
   size_t *size = &plan->workspace_size;
   TRY(reserve_counter(problem, forward, size));
   const int64_t sums = FA3_FORWARD_FP8_SUMS(kernel->head_dim, kernel->tile_q);
-  TRY(count_splits(problem, size));
+  TRY(count_splits(problem, facts, size));
   if (sums && problem->max_seqlen_k > FA3_FORWARD_FP8_PERIOD)
     TRY(reserve(size, &forward->sums, "sums", MOST_MULTIPROCESSORS, sums, sizeof(float)));
   return plan_staging(problem, demands, sizeof demands / sizeof *demands, &plan->staging, size);
@@ -258,11 +260,11 @@ fa3_status plan_forward(const struct problem *problem, const struct cuda_facts *
   TRY(plan_tiles(problem, facts, forward));
   if (fp8) {
     TRY(check_fp8_operands(problem));
-    TRY(plan_fp8_workspace(problem, plan));
+    TRY(plan_fp8_workspace(problem, facts, plan));
   } else {
     plan_pages(problem, forward);
     TRY(plan_few_queries(problem, facts, &forward->few));
-    TRY(plan_workspace(problem, plan));
+    TRY(plan_workspace(problem, facts, plan));
   }
   plan_grid(facts, forward);
   return FA3_OK;

@@ -62,6 +62,12 @@ int32_t kernel_shared_bytes(const struct kernel *kernel) {
   return kernel->kind->shared_bytes ? kernel->kind->shared_bytes(kernel) : 0;
 }
 
+int32_t kernel_shared_limit(const struct kernel *kernel) {
+  const int32_t more_than_half = 116 << 10; /* of 228 KB, with the 1 KB that a block costs */
+  const int32_t bytes = kernel_shared_bytes(kernel);
+  return kernel->kind->may_be_alone && bytes < more_than_half ? more_than_half : bytes;
+}
+
 const struct kernel *find_kernel(const struct kernel_need *need) {
   for (int32_t k = 0; k < KERNELS; k++) {
     const struct kernel *kernel = &kernels[k];

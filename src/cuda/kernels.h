@@ -16,9 +16,13 @@ struct kernel;
 struct kernel_kind {
   fa3_phase phase;                     /* whose kernel it is; 0: one that helps others */
   const char *entries[KERNEL_ENTRIES]; /* the functions of its cubin */
-  /* Of a block of the first function; null: it asks for none. */
+  /* Of a block of the first function, and of others that ask for as much; null: none asks. */
   int32_t (*shared_bytes)(const struct kernel *kernel);
+  int others_alike;
   bool large_clusters; /* the first function may have clusters of more than 8 blocks */
+  /* Its blocks may be launched with more than half of a multiprocessor's shared memory, so that
+   * each has one of its own. */
+  bool may_be_alone;
 };
 
 struct kernel {
@@ -46,7 +50,9 @@ int32_t kernels_cuda_version(void);
 /* Whether any kernel runs on GPUs of that level. */
 bool kernels_for(const char *level);
 
+/* What a block of the first function asks for, and the most that it may be launched with. */
 int32_t kernel_shared_bytes(const struct kernel *kernel);
+int32_t kernel_shared_limit(const struct kernel *kernel);
 
 /* What a kernel has to take. */
 struct kernel_need {

@@ -12,6 +12,7 @@ struct grid {
   unsigned z;
   unsigned threads;
   unsigned cluster; /* blocks of a cluster; 0: the kernel says */
+  bool alone;       /* a multiprocessor has one block: of a kernel that may be so */
   bool dependent;   /* may begin before the kernel ahead of it ends, and waits for it by itself */
 };
 

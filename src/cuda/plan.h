@@ -11,7 +11,9 @@
 
 struct cuda_facts {
   const char *architecture;
-  int multiprocessors; /* that the call may use */
+  int multiprocessors;      /* that the call may use */
+  int most_multiprocessors; /* those that it leaves free included */
+  int bandwidth;            /* of the memory, by its clock and width, in GB/s */
 };
 
 struct cuda_plan {

@@ -11,7 +11,8 @@
 #include "problem.h"
 
 struct scales {
-  float scale_log2;   /* of the scores, or the cap, times log2(e) */
+  float scale;        /* of the scores, or the cap */
+  float scale_log2;   /* the same times log2(e) */
   float softcap_log2; /* 0: no cap; else scale / cap * 2 log2(e) */
 };
 
@@ -25,9 +26,11 @@ static inline float scales_nonzero(double factor) {
 static inline struct scales make_scales(double scale, double softcap) {
   const double log2e = 1.4426950408889634;
   if (softcap > 0)
-    return (struct scales){.scale_log2 = scales_nonzero(softcap * log2e),
+    return (struct scales){.scale = scales_nonzero(softcap),
+                           .scale_log2 = scales_nonzero(softcap * log2e),
                            .softcap_log2 = scales_nonzero(2 * log2e * scale / softcap)};
-  return (struct scales){.scale_log2 = scales_nonzero(scale * log2e)};
+  return (struct scales){.scale = scales_nonzero(scale),
+                         .scale_log2 = scales_nonzero(scale * log2e)};
 }
 
 /* Of an operand of so many heads. */

@@ -93,6 +93,10 @@ static int32_t device_get_attribute(int *value, int attribute, int32_t device) {
   list_gpus(capabilities);
   if (attribute == 16)
     *value = 132;
+  else if (attribute == 36)
+    *value = 2619000;
+  else if (attribute == 37)
+    *value = 5120;
   else if (attribute == 75)
     *value = capabilities[device] / 10;
   else if (attribute == 76)

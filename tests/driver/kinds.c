@@ -218,7 +218,7 @@ static void test_combine(void **state) {
       .lse = fa3_lse(place(4), BATCH, HEADS_Q, ROWS)};
   first = count;
   good(fa3_combine(&args));
-  assert_grid(launch_of("combine"), ROWS * HEADS_Q / FA3_COMBINE_ROWS, BATCH, 1,
+  assert_grid(launch_of("combine"), ROWS * HEADS_Q / FA3_COMBINE_WARPS, BATCH, 1,
               FA3_COMBINE_THREADS);
   assert_int_equal(combine_params.splits, SETS);
   assert_int_equal(combine_params.heads, HEADS_Q);
@@ -241,6 +241,11 @@ static void run_the_others(void) {
   args = make_forward(FA3_BFLOAT16, 1, 5000, 128);
   args.key.dtype = args.value.dtype = FA3_FLOAT8_E4M3;
   run_forward(&args); /* decode_fp8 */
+  args = make_forward(FA3_BFLOAT16, 1, 4000, 128);
+  args.query.shape[0] = args.key.shape[0] = args.value.shape[0] = args.output.shape[0] = 27;
+  run_forward(&args); /* decode_dealt */
+  args.key.dtype = args.value.dtype = FA3_FLOAT8_E4M3;
+  run_forward(&args); /* decode_fp8_dealt */
   args = make_forward(FA3_BFLOAT16, 3000, 3000, 64);
   run_forward(&args);
   run_backward(&args); /* backward_finish */

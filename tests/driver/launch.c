@@ -17,7 +17,7 @@ static fa3_forward_args make_args(void) {
   for (int i = 0; i < 4; i++)
     *tensors[i] = fa3_dense((void *)(uintptr_t)((i + 1) << 20), FA3_BFLOAT16, 2, 10000, 4, 64);
   args.workspace = (void *)(uintptr_t)(9 << 20);
-  args.workspace_size = 1 << 20;
+  args.workspace_size = 4 << 20;
   return args;
 }
 

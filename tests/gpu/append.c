@@ -1,6 +1,7 @@
-/* fa3_append on a GPU against the CPU engine: random dtypes, head dims, caches and forms of rotary
- * embedding. Everything is in page-locked memory, which both engines take; what a call writes
- * begins as the same random bytes for both, and every byte of it is compared. */
+/* fa3_append on a GPU against the CPU engine, and with attention behind it in one call: random
+ * dtypes, head dims, caches and forms of rotary embedding. Everything is in page-locked memory,
+ * which both engines take; what a call writes begins as the same random bytes for both, and every
+ * byte of it is compared. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -220,7 +221,96 @@ static void run_trial(int trial) {
   }
 }
 
+/* Attention behind that append, of the queries that it turns or of others. */
+static fa3_forward_args attention_of(struct rng *rng, const fa3_append_args *append) {
+  const bool packed = append->new_key.rank == 3;
+  const int64_t batch = append->seqused_k.shape[0], rows = append->new_key.shape[packed ? 0 : 1];
+  const int64_t last = append->new_key.rank - 1, dim = append->new_key.shape[last];
+  const int64_t each = packed ? rows / batch : rows, heads = 2 * append->new_key.shape[last - 1];
+  fa3_forward_args args = {.struct_size = sizeof args,
+                           .device = append->device,
+                           .key = append->key,
+                           .value = append->value,
+                           .seqused_k = vector(rng, batch),
+                           .cu_seqlens_q = append->cu_seqlens_q,
+                           .leftpad_k = append->leftpad_k,
+                           .cache_batch_index = append->cache_batch_index,
+                           .page_table = append->page_table,
+                           .key_scale = append->key_scale,
+                           .value_scale = append->value_scale,
+                           .key_scale_rows = append->key_scale_rows,
+                           .value_scale_rows = append->value_scale_rows,
+                           .max_seqlen_q = append->max_seqlen_q,
+                           .flags = FA3_CAUSAL,
+                           .workspace_size = 16 << 20};
+  args.query = append->rotated_query.dtype
+                   ? append->rotated_query
+                   : make_rows(rng, append->new_key.dtype, packed, batch, each, heads, dim);
+  const int64_t heads_q = args.query.shape[last - 1];
+  args.output = make_rows(rng, append->new_key.dtype, packed, batch, each, heads_q,
+                          append->new_value.shape[last]);
+  args.workspace = take(args.workspace_size);
+  const int32_t *starts = append->cu_seqlens_q.data, *before = append->seqused_k.data;
+  for (int64_t b = 0; b < batch; b++)
+    ((int32_t *)args.seqused_k.data)[b] =
+        before[b] + (packed ? starts[b + 1] - starts[b] : (int32_t)rows);
+  return args;
+}
+
+/* Both calls in one give the bits of one after the other. What is behind a sequence's keys before
+ * they are there is something else, and so are queries that are not turned yet. */
+static void run_pair(int trial) {
+  struct rng rng = rng_for(1000 + (uint64_t)trial);
+  fa3_append_args append;
+  do {
+    taken = 0;
+    append = make_call(&rng);
+  } while (append.new_key.dtype == FA3_FLOAT32 || append.new_key.dtype == FA3_FLOAT8_E4M3 ||
+           append.new_key.shape[append.new_key.rank - 1] > 256 ||
+           append.new_value.shape[append.new_value.rank - 1] > 256);
+  const fa3_forward_args forward = attention_of(&rng, &append);
+  fa3_tensor *outputs[OUTPUTS];
+  void *before[OUTPUTS] = {0};
+  list_outputs(&append, outputs);
+  for (int i = 0; i < OUTPUTS; i++) {
+    const size_t bytes = (size_t)elements(outputs[i]) * fa3_dtype_size(outputs[i]->dtype);
+    if (outputs[i]->dtype) before[i] = memcpy(take(bytes), outputs[i]->data, bytes);
+  }
+  const size_t bytes = (size_t)elements(&forward.output) * sizeof(uint16_t);
+  void *const expected = take(bytes);
+  for (int one = 0; one < 2; one++) {
+    for (int i = 0; i < OUTPUTS; i++)
+      if (before[i])
+        memcpy(outputs[i]->data, before[i],
+               (size_t)elements(outputs[i]) * fa3_dtype_size(outputs[i]->dtype));
+    memset(forward.output.data, 0xff, bytes);
+    fa3_status status;
+    if (one) {
+      status = fa3_append_forward(&append, &forward);
+    } else {
+      status = fa3_append(&append);
+      if (!status) GPU(cuCtxSynchronize, );
+      if (!status) status = fa3_forward(&forward);
+    }
+    if (status) fail_msg("trial %d: %s", trial, fa3_last_error());
+    GPU(cuCtxSynchronize, );
+    if (!one) memcpy(expected, forward.output.data, bytes);
+  }
+  if (memcmp(expected, forward.output.data, bytes) != 0)
+    fail_msg("trial %d: both in one differ from one after the other", trial);
+}
+
 static int trials;
+
+static void test_append_and_attend(void **state) {
+  (void)state;
+  void *pages;
+  GPU(cuMemAllocHost, &pages, MEMORY);
+  memory = pages;
+  const int pairs = gpu_trials(400);
+  for (int trial = 0; trial < pairs; trial++) run_pair(trial);
+  GPU(cuMemFreeHost, pages);
+}
 
 static void test_against_the_cpu(void **state) {
   (void)state;
@@ -235,7 +325,8 @@ static void test_against_the_cpu(void **state) {
 int main(void) {
   if (!gpu_open()) return TEST_SKIPPED;
   rng_run_seed();
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_against_the_cpu)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_against_the_cpu),
+                                     cmocka_unit_test(test_append_and_attend)};
   const int result = cmocka_run_group_tests(tests, NULL, NULL);
   if (result == 0) printf("passed: %d calls\n", trials);
   return result;

@@ -18,7 +18,7 @@ enum {
   HEADS_K = 2,
   HEAD_DIM = 64,
   PAGE_SIZE = 16,
-  COLUMNS = 40,
+  COLUMNS = 100, /* of codes enough for keys that are dealt out */
   PAGES = 1200,
   ROWS = PAGES * PAGE_SIZE,
   LONGEST = PAGE_SIZE * COLUMNS,
@@ -39,7 +39,7 @@ struct cache {
   float lse[BATCH * HEADS_Q], other_lse[BATCH * HEADS_Q];
   int32_t page_table[BATCH * COLUMNS];
   int32_t used[BATCH], starts[BATCH + 1];
-  char workspace[16 << 20];
+  char workspace[64 << 20];
 };
 
 static struct cache *cache;

@@ -34,6 +34,7 @@ TESTS = {
     "refusals": ["test_gpu_refusals"],
     "append": ["test_gpu_append"],
     "cache": ["test_gpu_cache"],
+    "lse": ["test_gpu_lse"],
     "large": ["test_gpu_large"],
 }
 SECONDS_OF_A_TEST = int(os.environ.get("FA3_GPU_TEST_SECONDS", 180))

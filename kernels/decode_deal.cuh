@@ -1,0 +1,131 @@
+// Keys dealt out evenly: the units of all sequences, their heads and row tiles in a row, are cut
+// into as many neighbouring parts as there are blocks, wherever that falls. So every block has as
+// much to do as any other, however far lengths are apart. To begin with a tile takes time too, so
+// before its units come `piece_units` others that stand for nothing else. A tile of rows whose keys
+// are several blocks' has partial results, which combine.cu puts together.
+#ifndef FA3_DECODE_DEAL_CUH
+#define FA3_DECODE_DEAL_CUH
+
+#include "decode_work.cuh"
+
+// What is left of a block's part: units `unit` to `end` of all. Sequence `batch` has its first at
+// `before`. In shared memory, so that it takes no registers meanwhile.
+struct deal {
+  int unit, end;
+  int batch, before;
+  int share;  // units of a block
+};
+
+static_assert(sizeof(deal) + kWarps * 4 <= kDealBytes, "room for it");
+
+// Of one sequence, each of its tiles: the units that any of its rows sees, one at least, so that
+// some block says that there is nothing. And its tiles of rows, of all key heads.
+struct sequence_units {
+  fa3_range units;
+  int row_tiles;  // of a key head
+  int all;        // units of all tiles
+};
+
+__device__ __forceinline__ sequence_units count_units(const fa3_decode_params &p,
+                                                      const fa3_mask &mask) {
+  sequence_units s;
+  const int queries = min(max(mask.queries, 0), p.sequences.seqlen_q);
+  s.row_tiles = (queries * (int)p.group.divisor + kRows - 1) / kRows;
+  s.units.begin = max(fa3_visible_keys(&mask, 0).begin, 0) / kUnitKeys;
+  const int end = (fa3_visible_keys(&mask, mask.queries - 1).end + kUnitKeys - 1) / kUnitKeys;
+  s.units.end = s.units.begin + min(max(end - s.units.begin, 1), p.most_units);
+  s.all = (s.units.end - s.units.begin + p.piece_units) * s.row_tiles * (int)p.heads_k.divisor;
+  return s;
+}
+
+__device__ __forceinline__ int units_of_sequence(const fa3_decode_params &p, int batch) {
+  return count_units(p, fa3_find_sequence(&p.sequences, batch).mask).all;
+}
+
+// The block's part. All threads come here, and see it behind the barrier.
+__device__ __forceinline__ void begin_deal(const fa3_decode_params &p) {
+  deal *const d = (deal *)(shared + kDealAt);
+  int *const of_warps = (int *)(d + 1);
+  const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+  begin_grid(p);
+  const int each = (p.batch + FA3_DECODE_THREADS - 1) / FA3_DECODE_THREADS;
+  const int first = threadIdx.x * each, last = min(first + each, p.batch);
+  int mine = 0;
+  for (int b = first; b < last; ++b) mine += units_of_sequence(p, b);
+  int before = mine;  // of threads up to this one
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int x = __shfl_up_sync(0xffffffff, before, step);
+    if (lane >= step) before += x;
+  }
+  if (lane == 31) of_warps[warp] = before;
+  if (threadIdx.x == 0) *d = deal{0, 0, 0, 0, 1};
+  __syncthreads();
+  int all = 0;
+  before -= mine;
+#pragma unroll
+  for (int i = 0; i < kWarps; ++i) {
+    before += i < warp ? of_warps[i] : 0;
+    all += of_warps[i];
+  }
+  const int share = (all + gridDim.x - 1) / gridDim.x, unit = blockIdx.x * share;
+  if (unit >= before && unit < before + mine) {
+    int b = first, x = units_of_sequence(p, b);
+    for (; unit >= before + x; x = units_of_sequence(p, ++b)) before += x;
+    *d = deal{unit, min(unit + share, all), b, before, share};
+  }
+  __syncthreads();
+}
+
+// The next tile's part of it; no rows where there is none.
+__device__ __forceinline__ work take_piece(const fa3_decode_params &p) {
+  deal d = *(const deal *)(shared + kDealAt);
+  work w;
+  w.rows = w.rank = 0;
+  w.active = 1;
+  if (d.unit >= d.end) return w;
+  w.batch = d.batch;
+  w.sequence = fa3_find_sequence(&p.sequences, w.batch);
+  sequence_units s = count_units(p, w.sequence.mask);
+  while (d.unit - d.before >= s.all) {
+    d.before += s.all;
+    w.batch = ++d.batch;
+    w.sequence = fa3_find_sequence(&p.sequences, w.batch);
+    s = count_units(p, w.sequence.mask);
+  }
+  const int units = s.units.end - s.units.begin, span = p.piece_units + units;
+  const int tile = (d.unit - d.before) / span, first = d.unit - d.before - tile * span;
+  const int count = min(span - first, d.end - d.unit);
+  const int begin = max(first - p.piece_units, 0), end = first + count - p.piece_units;
+  if (begin >= end) return w;  // nothing but a beginning: it is left to the next block
+  w.head = tile / s.row_tiles;
+  const int row_tile = tile - w.head * s.row_tiles;
+  w.first_row = row_tile * kRows;
+  find_rows(p, w);
+  const fa3_range seen = units_of(w.seen);
+  w.units.begin = max(s.units.begin + begin, seen.begin);
+  w.units.end = min(s.units.begin + end, seen.end);
+  const bool whole = begin == 0 && end == units;
+  w.part = whole ? -1 : 2 * (int)blockIdx.x + (begin == 0);
+  if (begin == 0 && threadIdx.x == 0) {
+    fa3_combine_parts parts = {0, 0};
+    if (!whole) {
+      parts.block = blockIdx.x;
+      parts.count = (d.unit - first + span - 1) / d.share - (int)blockIdx.x + 1;
+    }
+    p.parts[((int64_t)w.batch * p.heads_k.divisor + w.head) * p.row_tiles.divisor + row_tile] =
+        parts;
+  }
+  d.unit += count;
+  __syncthreads();  // all have read it
+  if (threadIdx.x == 0) *(deal *)(shared + kDealAt) = d;
+  return w;
+}
+
+// Whether nothing follows what was taken last.
+__device__ __forceinline__ bool deal_ends(void) {
+  const deal *const d = (const deal *)(shared + kDealAt);
+  return d->unit >= d->end;
+}
+
+#endif

@@ -1,0 +1,239 @@
+/* The lse of a row that one score decides is that score's logit, however large: the product times
+ * the scale, rounded once, as the backward pass has it. So a gradient behind any forward kernel has
+ * a probability of exactly 1. Random shapes, lengths, splits and scores of up to 10^9; everything
+ * is in page-locked memory. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "fa3.h"
+#include "float8.h"
+#include "gpu.h"
+#include "rng.h"
+#include "test.h"
+
+enum {
+  FEW = 3, /* sequences, of so many keys, */
+  KEYS = 9000,
+  BATCH = 27, /* or these, whose heads are too few for the memory: keys are dealt out */
+  DEALT_KEYS = 4000,
+  ROWS = BATCH * DEALT_KEYS,
+  QUERIES = 3,
+  HEADS_K = 2,
+  GROUP = 8,
+  HEADS_Q = HEADS_K * GROUP,
+  HEAD_DIM = 128,
+  ROW_K = HEADS_K * HEAD_DIM,
+  ROW_Q = HEADS_Q * HEAD_DIM,
+  TRIALS = 60
+};
+
+static const fa3_device cuda = {FA3_CUDA, 0};
+
+struct memory {
+  uint16_t key[ROWS * ROW_K], value[ROWS * ROW_K];
+  uint16_t grad_key[ROWS * ROW_K], grad_value[ROWS * ROW_K];
+  uint8_t codes[ROWS * ROW_K];
+  uint16_t query[BATCH * QUERIES * ROW_Q], output[BATCH * QUERIES * ROW_Q];
+  uint16_t grad_output[BATCH * QUERIES * ROW_Q], grad_query[BATCH * QUERIES * ROW_Q];
+  float lse[BATCH * HEADS_Q * QUERIES];
+  float scale[BATCH * HEADS_K];
+  char workspace[256 << 20];
+};
+
+static struct memory *memory;
+
+static uint16_t bfloat(double x) {
+  const float f = (float)x;
+  uint32_t bits;
+  memcpy(&bits, &f, sizeof bits);
+  return (uint16_t)(bits >> 16);
+}
+
+static float number(uint16_t bits) {
+  const uint32_t wide = (uint32_t)bits << 16;
+  float f;
+  memcpy(&f, &wide, sizeof f);
+  return f;
+}
+
+/* One call's sizes and where its one large key is. */
+struct shape {
+  int64_t batch, keys, queries, split_keys;
+  int64_t large; /* the key */
+  int column;    /* of the only element of it, and of queries, that is not 0 */
+  float scale;   /* of scores; 0: the header's */
+  bool codes;
+};
+
+static struct shape random_shape(struct rng *rng) {
+  const bool dealt = rng_chance(rng, 0.1);
+  struct shape shape = {.batch = dealt ? BATCH : rng_between(rng, 1, FEW),
+                        .keys = dealt                  ? DEALT_KEYS
+                                : rng_chance(rng, 0.5) ? rng_between(rng, 1, 300)
+                                                       : rng_between(rng, 300, KEYS),
+                        .queries = dealt ? 1 : rng_between(rng, 1, QUERIES),
+                        .column = (int)rng_between(rng, 0, HEAD_DIM - 1),
+                        .codes = rng_chance(rng, 0.4)};
+  shape.large = rng_between(rng, 0, shape.keys - 1);
+  if (!dealt && rng_chance(rng, 0.3)) shape.split_keys = 64 * rng_between(rng, 1, 20);
+  if (rng_chance(rng, 0.5)) shape.scale = (float)(0.01 + rng_uniform(rng));
+  return shape;
+}
+
+/* Other scores are 0, and what decides is from 10^3 up. Values are what they may be. */
+static void fill(const struct shape *shape, struct rng *rng) {
+  const double score = pow(10, 3 + 6 * rng_uniform(rng));
+  const size_t all = (size_t)(shape->batch * shape->keys * ROW_K);
+  memset(memory->key, 0, all * sizeof *memory->key);
+  memset(memory->codes, 0, all);
+  for (size_t i = 0; i < all; i++) memory->value[i] = bfloat(rng_normal(rng));
+  for (int64_t b = 0; b < shape->batch; b++)
+    for (int64_t head = 0; head < HEADS_K; head++) {
+      const int64_t at = ((b * shape->keys + shape->large) * HEADS_K + head) * HEAD_DIM;
+      memory->key[at + shape->column] = bfloat(1 + rng_uniform(rng));
+      memory->codes[at + shape->column] = e4m3_from_float((float)(1 + rng_uniform(rng)));
+      memory->scale[b * HEADS_K + head] = (float)(0.5 + rng_uniform(rng));
+    }
+  for (int64_t i = 0; i < shape->batch * shape->queries * ROW_Q; i++) {
+    const double x = score * (1 + rng_uniform(rng));
+    memory->query[i] = i % HEAD_DIM == shape->column ? bfloat(x / 0.05) : 0;
+    memory->grad_output[i] = bfloat(rng_normal(rng));
+  }
+}
+
+static fa3_tensor keys_of(const struct shape *shape, uint16_t *data) {
+  return fa3_dense(data, FA3_BFLOAT16, shape->batch, shape->keys, HEADS_K, HEAD_DIM);
+}
+
+static fa3_tensor queries_of(const struct shape *shape, uint16_t *data) {
+  return fa3_dense(data, FA3_BFLOAT16, shape->batch, shape->queries, HEADS_Q, HEAD_DIM);
+}
+
+static void run_forward(const struct shape *shape) {
+  fa3_forward_args args = {.struct_size = sizeof args,
+                           .device = cuda,
+                           .query = queries_of(shape, memory->query),
+                           .key = keys_of(shape, memory->key),
+                           .value = keys_of(shape, memory->value),
+                           .output = queries_of(shape, memory->output),
+                           .lse = fa3_lse(memory->lse, shape->batch, HEADS_Q, shape->queries),
+                           .workspace = memory->workspace,
+                           .workspace_size = sizeof memory->workspace,
+                           .softmax_scale = shape->scale,
+                           .split_keys = shape->split_keys};
+  if (shape->scale > 0) args.flags = FA3_SCALE;
+  if (shape->codes) {
+    args.key.data = memory->codes;
+    args.key.dtype = FA3_FLOAT8_E4M3;
+    args.value = args.key;
+    args.key_scale = (fa3_tensor){.data = memory->scale,
+                                  .dtype = FA3_FLOAT32,
+                                  .rank = 2,
+                                  .shape = {shape->batch, HEADS_K},
+                                  .strides = {HEADS_K, 1}};
+  }
+  memset(memory->lse, 0xff, sizeof memory->lse);
+  if (fa3_forward(&args)) fail_msg("%s", fa3_last_error());
+  GPU(cuCtxSynchronize, );
+}
+
+/* Every element of a value's gradient is a sum of some of grad_output, or 0. */
+static void check_gradients(const struct shape *shape) {
+  fa3_backward_args args = {.struct_size = sizeof args,
+                            .device = cuda,
+                            .query = queries_of(shape, memory->query),
+                            .key = keys_of(shape, memory->key),
+                            .value = keys_of(shape, memory->value),
+                            .output = queries_of(shape, memory->output),
+                            .lse = fa3_lse(memory->lse, shape->batch, HEADS_Q, shape->queries),
+                            .grad_output = queries_of(shape, memory->grad_output),
+                            .grad_query = queries_of(shape, memory->grad_query),
+                            .grad_key = keys_of(shape, memory->grad_key),
+                            .grad_value = keys_of(shape, memory->grad_value),
+                            .workspace = memory->workspace,
+                            .workspace_size = sizeof memory->workspace,
+                            .softmax_scale = shape->scale};
+  if (shape->scale > 0) args.flags = FA3_SCALE;
+  memset(memory->grad_value, 0xff,
+         (size_t)(shape->batch * shape->keys * ROW_K) * sizeof *memory->grad_value);
+  if (fa3_backward(&args)) fail_msg("%s", fa3_last_error());
+  GPU(cuCtxSynchronize, );
+  for (int64_t b = 0; b < shape->batch; b++)
+    for (int64_t i = 0; i < shape->keys * ROW_K; i++) {
+      double sum = 0, all = 0;
+      for (int64_t q = 0; q < shape->queries * GROUP && i / ROW_K == shape->large; q++) {
+        const int64_t row = b * shape->queries + q / GROUP, head = i % ROW_K / HEAD_DIM;
+        const int64_t at = row * ROW_Q + (head * GROUP + q % GROUP) * HEAD_DIM + i % HEAD_DIM;
+        const double x = (double)number(memory->grad_output[at]);
+        sum += x;
+        all += fabs(x);
+      }
+      const double got = (double)number(memory->grad_value[b * shape->keys * ROW_K + i]);
+      if (!(fabs(got - sum) <= 0x1p-8 * fabs(sum) + 0x1p-20 * all))
+        fail_msg("grad_value %d of sequence %d is %g: expected %g", (int)i, (int)b, got, sum);
+    }
+}
+
+/* As the kernels multiply, each product rounded. A product of two elements is exact, and scales of
+ * codes are part of the scale. */
+static void check_lse(const struct shape *shape) {
+  const float scale = shape->scale > 0 ? shape->scale : (float)(1 / sqrt(HEAD_DIM));
+  for (int64_t b = 0; b < shape->batch; b++)
+    for (int64_t q = 0; q < shape->queries; q++)
+      for (int64_t head = 0; head < HEADS_Q; head++) {
+        const int64_t head_k = b * HEADS_K + head / GROUP;
+        const int64_t key = (b * shape->keys + shape->large) * ROW_K + head / GROUP * HEAD_DIM;
+        const uint16_t element =
+            memory->query[(b * shape->queries + q) * ROW_Q + head * HEAD_DIM + shape->column];
+        const float got = memory->lse[(b * HEADS_Q + head) * shape->queries + q];
+        double score = (double)number(element) * (double)scale, slack = 0;
+        if (shape->codes) {
+          score *= (double)float_from_e4m3(memory->codes[key + shape->column]) *
+                   (double)memory->scale[head_k];
+          slack = 0x1p-23 * score; /* of three factors and a product */
+        } else {
+          score = (double)(float)(score * (double)number(memory->key[key + shape->column]));
+        }
+        if (!(fabs((double)got - score) <= slack))
+          fail_msg("lse of sequence %d, query %d, head %d is %.9g: expected %.9g", (int)b, (int)q,
+                   (int)head, (double)got, score);
+      }
+}
+
+static void test_one_score_decides(void **state) {
+  (void)state;
+  const int trials = gpu_trials(TRIALS);
+  for (int trial = 0; trial < trials; trial++) {
+    struct rng rng = rng_for((uint64_t)trial);
+    const struct shape shape = random_shape(&rng);
+    fill(&shape, &rng);
+    run_forward(&shape);
+    check_lse(&shape);
+    if (!shape.codes) check_gradients(&shape);
+  }
+}
+
+static int open_memory(void **state) {
+  (void)state;
+  void *taken;
+  GPU(cuMemAllocHost, &taken, sizeof *memory);
+  memory = taken;
+  return 0;
+}
+
+static int close_memory(void **state) {
+  (void)state;
+  GPU(cuMemFreeHost, memory);
+  return 0;
+}
+
+int main(void) {
+  if (!gpu_open()) return 77;
+  rng_run_seed();
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_one_score_decides)};
+  const int result = cmocka_run_group_tests(tests, open_memory, close_memory);
+  if (result == 0) printf("passed: %d trials\n", gpu_trials(TRIALS));
+  return result;
+}
