@@ -33,7 +33,7 @@ constexpr bool kLazyRescale = kWarpgroups < 3;
 
 // Whether a consumer keeps its rows of Q in registers, where there is room: the first product then
 // reads a third less of shared memory, and issues in half the instructions.
-constexpr bool kQueriesInRegisters = kWarpgroups < 3 && kTileK == 128 && !FA3_PAGES;
+constexpr bool kQueriesInRegisters = kWarpgroups < 3 && kTileK == 128;
 
 #if FA3_BF16
 constexpr bool kBf16 = true;
@@ -159,9 +159,9 @@ __device__ __forceinline__ void adjust_scores(const fa3_forward_params &params, 
   fa3_range seen[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r)
-    seen[r] =
-        fa3_visible_keys(&w.sequence.mask, find_row(params, w, c.warpgroup, r, threadIdx.x).query);
-  mask_scores(c.s, seen, n * kTileK + 2 * (threadIdx.x & 3));
+    seen[r] = fa3_visible_keys(&w.sequence.mask,
+                               find_row(params, w, c.warpgroup, r, thread_again()).query);
+  mask_scores(c.s, seen, n * kTileK + 2 * (thread_again() & 3));
 }
 
 // A tile of keys that only other consumers' rows see: hand it back, and keep the turns in step.
@@ -179,8 +179,8 @@ __device__ __forceinline__ void pass_over(const layout &m, consumer &c) {
 __device__ __forceinline__ void store_tile(const fa3_forward_params &params, const layout &m,
                                            uint32_t t, int warpgroup, const results &x) {
   const work &w = work_of(t);
-  store_output<kBf16>(params, m, w, warpgroup, x, threadIdx.x);
-  store_lse(params, w, warpgroup, x, threadIdx.x);
+  store_output<kBf16>(params, m, w, warpgroup, x, thread_again());
+  store_lse(params, w, warpgroup, x, thread_again());
   finish_work(m, t);
 }
 
@@ -293,7 +293,7 @@ __device__ __forceinline__ void end_tile(const fa3_forward_params &params, const
   wgmma_fence();
   issue_output(c, uniform(c.next_v));
   if (!kLazyRescale) softmax_leave_bases(c.rows, c.bases);
-  finish_rows(params, w, c.warpgroup, c.rows, params.scale.natural, c.out, threadIdx.x);
+  finish_rows(params, w, c.warpgroup, c.rows, params.scale.natural, c.out, thread_again());
   c.pending = true;
   c.product = true;
 }
@@ -304,7 +304,7 @@ __device__ __forceinline__ void skip_tile(const fa3_forward_params &params, cons
 #pragma unroll
   for (int i = 0; i < kHeadDimV / 2; ++i) c.out.o[i] = 0.0f;
   ring_release(c.q, t);
-  finish_rows(params, w, c.warpgroup, c.rows, params.scale.natural, c.out, threadIdx.x);
+  finish_rows(params, w, c.warpgroup, c.rows, params.scale.natural, c.out, thread_again());
   c.pending = true;
 }
 
@@ -394,16 +394,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
   if (warp < 4) {
     registers_give_back<kProducerRegisters>();
-    if (warp == 0 && !paged)
-      load_keys_and_values(params, m);
-    else if (warp == 0)
-      load_pages<false>(params, m);
-    else if (warp == 1)
-      load_queries(params, m);
-    else if (warp == 2)
+    if (warp == 2)
       schedule(params, m);
     else if (paged)
-      load_pages<true>(params, m);
+      load_pages(params, m, warp);
+    else if (warp == 0)
+      load_keys_and_values(params, m);
+    else if (warp == 1)
+      load_queries(params, m);
   } else {
     registers_take<kConsumerRegisters>();
     attend(params, m, warp / 4 - 1);

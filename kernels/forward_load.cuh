@@ -63,28 +63,34 @@ __device__ __forceinline__ void load_keys_and_values(const fa3_forward_params &p
   }
 }
 
+// Of tile t, a buffer for each consumer.
+__device__ __forceinline__ void load_queries_of(const fa3_forward_params &params, const layout &m,
+                                                const work &w, uint32_t t, bool leader) {
+  const int step = params.queries_per_warpgroup, row = w.sequence.query_row + w.first;
+  const int head = w.head, batch = w.sequence.query_batch;
+  for (int i = 0; i < kWarpgroups; ++i) {
+    const auto q = ring_beside(m.q, i);
+    const barrier full = ring_full(q, t);
+    ring_wait_empty(q, t);
+    if (leader) {
+      barrier_expect(full, step * params.tile_heads * kHeadDim * 2);
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c)
+        tma_load_5d(ring_tile(q, t) + c * kRows * kRowBytes, &params.query, full.address,
+                    c * kChunk, 0, row + i * step, head, batch);
+    }
+    __syncwarp();
+  }
+}
+
 __device__ __forceinline__ void load_queries(const fa3_forward_params &params, const layout &m) {
   const bool leader = elect_one();
-  const int step = params.queries_per_warpgroup;
   for (uint32_t t = 0;; ++t) {
     ring_wait_full(m.work, t);
     const work &w = work_of(t);
     if (w.last) break;
-    const int row = w.sequence.query_row + w.first, head = w.head, batch = w.sequence.query_batch;
+    load_queries_of(params, m, w, t, leader);
     finish_work(m, t);
-    for (int i = 0; i < kWarpgroups; ++i) {
-      const auto q = ring_beside(m.q, i);
-      const barrier full = ring_full(q, t);
-      ring_wait_empty(q, t);
-      if (leader) {
-        barrier_expect(full, step * params.tile_heads * kHeadDim * 2);
-#pragma unroll
-        for (int c = 0; c < kChunks; ++c)
-          tma_load_5d(ring_tile(q, t) + c * kRows * kRowBytes, &params.query, full.address,
-                      c * kChunk, 0, row + i * step, head, batch);
-      }
-      __syncwarp();
-    }
   }
 }
 

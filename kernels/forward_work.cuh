@@ -94,13 +94,18 @@ static_assert(kSharedBytes <= kSharedBytesByHost && kSharedBytesByHost <= 232448
 static_assert(kThreads == FA3_FORWARD_THREADS(FA3_TILE_Q), "threads");
 static_assert(kChunk == FA3_FORWARD_CHUNK(kHeadDim, kHeadDimV), "chunk");
 
+// Where keys and values are in pages, as many warps share each tile of them; where none are shared,
+// one warp loads K and one V.
+constexpr int kPageLoaders = kHeadDim > 128 ? 1 : 3;
+
 // Its barriers and the initial arrivals at them, by one thread.
 __device__ __forceinline__ void init_barriers(const layout &m, bool paged) {
   for (int i = 0; i < kWarpgroups; ++i) ring_init(ring_beside(m.q, i), 1, 4);
-  ring_init(m.k, 1, kConsumerWarps);
-  ring_init(m.v, 1, kConsumerWarps);
+  const int loaders = paged ? kPageLoaders : 1;
+  ring_init(m.k, loaders, kConsumerWarps);
+  ring_init(m.v, loaders, kConsumerWarps);
   ring_init(m.work, 1, 32 * (kConsumerWarps + (paged ? 3 : 2)));
-  barrier_init(m.v_landed, 1);
+  barrier_init(m.v_landed, loaders);
   barrier_init(m.work_wanted, 1);
   mbarrier_init_fence();
 }
