@@ -15,8 +15,8 @@ constexpr int kHeadDimV = FA3_VALUE_HEAD_DIM;    // of V and O
 constexpr int kRows = 64;                        // of Q, of a consumer
 constexpr int kWarpgroups = FA3_TILE_Q / kRows;  // consumers
 constexpr int kTileK = FA3_TILE_K;               // keys of a tile
-// Depth of the rings: of K's tiles, of chunks of V, of tiles of V transposed.
-constexpr int kStages = FA3_FORWARD_STAGES;
+constexpr int kStages = FA3_FORWARD_STAGES;      // depth of the rings: of K's tiles, of chunks of V
+constexpr int kTransposedStages = FA3_FORWARD_FP8_TRANSPOSED_STAGES(kHeadDim);  // of V transposed
 constexpr int kWorkSlots = 2;  // the tile that is computed, and the next
 // Tiles of keys whose products the matrix unit sums.
 constexpr int kPeriod = FA3_FORWARD_FP8_PERIOD / kTileK;
@@ -70,7 +70,7 @@ struct layout {
   ring<1, kQBytes> q;
   ring<kStages, kKBytes> k;
   ring<kStages, kVChunkBytes> v;  // as it comes
-  ring<kStages, kVBytes> v_transposed;
+  ring<kTransposedStages, kVBytes> v_transposed;
   uint32_t o;           // kOBytes for each consumer warp
   uint32_t sums;        // kSumBytes for each consumer, or nothing
   uint32_t units;       // kUnitBytes for each consumer
@@ -86,7 +86,7 @@ __host__ __device__ constexpr layout lay_out(uint32_t base) {
   layout m = {};
   const uint32_t q = base, k = q + kWarpgroups * kQBytes, v = k + kStages * kKBytes;
   const uint32_t v_transposed = v + kStages * kVChunkBytes;
-  m.o = v_transposed + kStages * kVBytes;
+  m.o = v_transposed + kTransposedStages * kVBytes;
   m.sums = m.o + kConsumerWarps * kOBytes;
   m.units = m.sums + (kSharedSums ? kWarpgroups * kSumBytes : 0);
   m.row_scales = m.units + kWarpgroups * kUnitBytes;
@@ -96,11 +96,11 @@ __host__ __device__ constexpr layout lay_out(uint32_t base) {
   const uint32_t k_barriers = q_barriers + kWarpgroups * kRingBarrierBytes<1>;
   const uint32_t v_barriers = k_barriers + kRingBarrierBytes<kStages>;
   const uint32_t transposed_barriers = v_barriers + kRingBarrierBytes<kStages>;
-  const uint32_t work_barriers = transposed_barriers + kRingBarrierBytes<kStages>;
+  const uint32_t work_barriers = transposed_barriers + kRingBarrierBytes<kTransposedStages>;
   m.q = make_ring<1, kQBytes>(q, q_barriers);
   m.k = make_ring<kStages, kKBytes>(k, k_barriers);
   m.v = make_ring<kStages, kVChunkBytes>(v, v_barriers);
-  m.v_transposed = make_ring<kStages, kVBytes>(v_transposed, transposed_barriers);
+  m.v_transposed = make_ring<kTransposedStages, kVBytes>(v_transposed, transposed_barriers);
   m.work = make_ring<kWorkSlots, kWorkBytes>(work, work_barriers);
   m.work_wanted = {work_barriers + kRingBarrierBytes<kWorkSlots>};
   m.end = m.work_wanted.address + 8;
