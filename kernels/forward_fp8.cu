@@ -7,7 +7,7 @@
 //     keys, or for a third consumer.
 //   - V is transposed on the way in (forward_fp8_load.cuh), as FP8 products take operands that run
 //     along K only.
-//   - P are codes too, of 2^8 times the probability: the greatest is exact, and what is 2^-14 of it
+//   - P are codes too, of 2^7 times the probability: the greatest is exact, and what is 2^-13 of it
 //     is still a normal number.
 //   - The matrix unit's sums keep about 13 bits. So every kPeriod tiles O joins float32 sums, which
 //     a thread keeps for itself in memory.
