@@ -337,16 +337,24 @@ static void test_tile_sizes(void **state) {
     assert_int_equal(plan.forward.tile_queries, cases[i].queries);
     assert_int_equal(plan.forward.tiles.blocks, divide_up(cases[i].seqlen, cases[i].queries));
   }
-  /* Query heads that share tiles, and codes, whose kernel's tiles are as they are. */
+  /* Query heads that share tiles, and codes: two warpgroups stay together. */
   struct problem problem = make_problem(FA3_BFLOAT16, 1, 40, 8, 1, 128, 128);
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
   assert_int_equal(plan.forward.tile_heads, 8);
   assert_int_equal(plan.forward.tile_queries, 8);
   assert_int_equal(plan.forward.tiles.blocks, 5);
-  problem = make_problem(FA3_BFLOAT16, 1, 1024, 1, 1, 128, 128);
-  problem.query.dtype = problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;
-  assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
-  assert_int_equal(plan.forward.tile_queries, 192);
+  static const struct {
+    int64_t seqlen, heads, head_dim;
+    int32_t queries;
+  } of_codes[] = {
+      {1024, 1, 128, 64}, {2048, 8, 64, 128}, {8192, 16, 128, 192}, {1024, 1, 256, 128}};
+  for (size_t i = 0; i < sizeof of_codes / sizeof *of_codes; i++) {
+    problem = make_problem(FA3_BFLOAT16, 1, of_codes[i].seqlen, of_codes[i].heads,
+                           of_codes[i].heads, of_codes[i].head_dim, of_codes[i].head_dim);
+    problem.query.dtype = problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;
+    assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+    assert_int_equal(plan.forward.tile_queries, of_codes[i].queries);
+  }
 }
 
 /* Few queries: the query heads of a key head share tiles, whatever their number. */
