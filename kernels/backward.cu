@@ -252,7 +252,7 @@ struct dq_share {
   int warpgroup;
   int column;         // its first
   int skipped;        // columns of its product that the other has
-  uint32_t all_keys;  // the descriptor of all keys, of these columns
+  uint32_t all_keys;  // the descriptor of all keys of the first buffer, of these columns
 };
 
 __device__ __forceinline__ dq_share find_share(const layout &m, int warpgroup) {
@@ -265,13 +265,14 @@ __device__ __forceinline__ dq_share find_share(const layout &m, int warpgroup) {
   return share;
 }
 
-// Issues dQ of step `use`; the product runs on.
+// Issues dQ of step `use`, whose keys are those of tile `keys_use`; the product runs on.
 __device__ __forceinline__ void issue_query_step(const layout &m, const dq_share &share,
-                                                 uint32_t use, float (&dq)[kQueryColumns / 2]) {
+                                                 uint32_t use, uint32_t keys_use,
+                                                 float (&dq)[kQueryColumns / 2]) {
   const uint32_t ds_at = uniform(wgmma_descriptor_low(
       ring_tile(m.d_s, use) + (kSplitRows ? share.warpgroup * kDsBlockBytes : 0), 0));
   wgmma_fence();
-  issue_dq(dq, ds_at, share.all_keys);
+  issue_dq(dq, ds_at, share.all_keys + keys_use % kKeyStages * (kKeyBytes >> 4));
 }
 
 // Where the thread's part of a block's sum is.
@@ -335,16 +336,16 @@ __device__ __forceinline__ void skip_tile(const fa3_backward_params &p, const wo
   store_zeros(p.grad_value, w.sequence.key_batch, key_row, keys, w.part, thread);
 }
 
-// dK and dV of the warp's keys, by way of the buffer of values, which all warps have read for the
-// last time.
+// dK and dV of the warp's keys, by way of the buffer of values, which all warps whose keys these
+// are have read for the last time.
 __device__ __forceinline__ void store_gradients(const fa3_backward_params &p, const layout &m,
-                                                const work &w, int warpgroup,
+                                                const work &w, int warpgroup, uint32_t keys_use,
                                                 const float (&dk)[kHeadDim / 2],
                                                 const float (&dv)[kHeadDim / 2]) {
   const int warp = warpgroup * 4 + (thread_again() & 127) / 32;
   const int first_key = w.tile * kTileN + warp * 16;
   const int keys = w.sequence.mask.keys - first_key, key_row = w.sequence.key_row + first_key;
-  const uint32_t staging = m.v.data + warp * (32 * kHeadDim);
+  const uint32_t staging = ring_tile(m.v, keys_use) + warp * (32 * kHeadDim);
   store_warp_rows<kHeadDim>(p.grad_value, dv, 1.0f, w.sequence.key_batch, key_row, keys, w.part,
                             staging);
   store_warp_rows<kHeadDim>(p.grad_key, dk, p.scale, w.sequence.key_batch, key_row, keys, w.part,
@@ -355,32 +356,60 @@ __device__ __forceinline__ void store_gradients(const fa3_backward_params &p, co
 
 __device__ __forceinline__ void differentiate(const fa3_backward_params &p, const layout &m,
                                               int warpgroup) {
-  const uint32_t own_keys =
-      uniform(wgmma_descriptor_low(m.k.data + warpgroup * kKeys * kRowBytes, kTileN * kRowBytes));
-  const uint32_t own_values = own_keys + ((m.v.data - m.k.data) >> 4);
   const dq_share share = find_share(m, warpgroup);
   const int lane = threadIdx.x & 31;
   const uint32_t own_ds = row_of_ds(m.d_s.data, warpgroup);
 
   if (warpgroup == 0) pass_turn(1);
   float dk[kHeadDim / 2], dv[kHeadDim / 2];
-  uint32_t use = 0, keys_use = 0;  // steps begun, tiles of keys loaded
+  uint32_t use = 0, keys_use = 0;  // steps begun, tiles of keys begun
+  query_step before = {};
+  bool pending = false;  // its dQ is still to come
+  // What is still to come of a tile, where no step follows.
+  const auto finish_tile = [&](uint32_t t) {
+    const work &w = work_of(t);
+    float dq[kQueryColumns / 2];
+    ring_wait_full(m.d_s, use - 1);
+    issue_query_step(m, share, use - 1, keys_use - 1, dq);
+    wgmma_wait<0>();
+    registers_touch(dq);
+    ring_release(m.k, keys_use - 1);
+    ring_release(m.d_s, use - 1);
+    if (!kNoPause) {
+      // Under a causal mask nobody waits for a tile's last step: its gradients go first.
+      store_gradients(p, m, w, warpgroup, keys_use - 1, dk, dv);
+      ring_release(m.v, keys_use - 1);
+    }
+    float4 *partial;
+    const int kind = wait_for_turn(m, share, use - 1, partial);
+    put_partials(share, dq, partial, fate_of_partial(kind), 0, kQueryColumns / 8);
+    finish_query_step(p, m, w, share, use - 1, dq, before, kind, partial);
+    finish_work(m, t);
+    pending = false;
+  };
   for (uint32_t t = 0;; ++t) {
     ring_wait_full(m.work, t);
     const work &w = work_of(t);
-    if (uniform(w.last)) break;
+    if (uniform(w.last)) {
+      if (kNoPause && pending) finish_tile(t - 1);
+      break;
+    }
     const int steps = uniform(w.steps), heads = uniform(w.heads);
     if (steps == 0) {
+      if (kNoPause && pending) finish_tile(t - 1);
       skip_tile(p, w, warpgroup);
       finish_work(m, t);
       continue;
     }
     ring_wait_full(m.k, keys_use);
+    const uint32_t own_keys = uniform(wgmma_descriptor_low(
+        ring_tile(m.k, keys_use) + warpgroup * kKeys * kRowBytes, kTileN * kRowBytes));
+    const uint32_t own_values = uniform(wgmma_descriptor_low(
+        ring_tile(m.v, keys_use) + warpgroup * kKeys * kRowBytes, kTileN * kRowBytes));
 
     // Block after block, and in each the query heads one after the other: tiles of the same keys'
     // head keep their distance, where they would meet again at the last block of the next head.
     int block = uniform(w.start), group = 0;
-    query_step before;
     for (int step = 0; step < steps; ++step) {
       const uint32_t queries =
           uniform(wgmma_descriptor_low(ring_tile(m.q, use), kTileM * kRowBytes));
@@ -464,12 +493,14 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, cons
       float dq[kQueryColumns / 2];
       float4 *partial = nullptr;
       int kind = kTurnAlone;
-      if (step > 0) ring_wait_full(m.d_s, use - 1);
-      issue_query_step(m, share, use - 1, dq);
-      if (step > 0) kind = wait_for_turn(m, share, use - 1, partial);
+      if (pending) ring_wait_full(m.d_s, use - 1);
+      issue_query_step(m, share, use - 1, step > 0 ? keys_use : keys_use - 1, dq);
+      if (pending) kind = wait_for_turn(m, share, use - 1, partial);
       wgmma_wait<0>();
       registers_touch(dq);
-      if (step > 0) ring_release(m.d_s, use - 1);
+      if (pending) ring_release(m.d_s, use - 1);
+      const bool follows = kNoPause && step == 0 && pending;  // another tile's last step
+      if (follows) ring_release(m.k, keys_use - 1);
       constexpr int kProductParts = kTileM / 16 * (kShortStep ? 1 : 2);
       auto put_share = [&](int part) {
         constexpr int kParts = kQueryColumns / 8;
@@ -479,7 +510,10 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, cons
       if (!kShortStep) issue_gradient(dv, weights, d_o, step > 0, put_share);
       issue_gradient(dk, ds, queries, step > 0,
                      [&](int part) { put_share(part + kProductParts - kTileM / 16); });
-      if (step > 0) finish_query_step(p, m, w, share, use - 1, dq, before, kind, partial);
+      if (pending)
+        finish_query_step(p, m, follows ? work_of(t - 1) : w, share, use - 1, dq, before, kind,
+                          partial);
+      if (follows) finish_work(m, t - 1);
       if (kShortStep && step + 1 < steps) ring_wait_full(m.q, use + 1);
       wgmma_wait<0>();
       registers_touch(dk);
@@ -487,29 +521,20 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, cons
       barrier_arrive(ring_empty(m.q, use));  // every thread has read statistics
       ring_release(m.d_o, use);
       before = now;
+      pending = true;
       ++use;
       if (++group == heads) {
         group = 0;
         block += uniform(w.step);
       }
     }
-    float dq[kQueryColumns / 2];
-    ring_wait_full(m.d_s, use - 1);
-    issue_query_step(m, share, use - 1, dq);
-    wgmma_wait<0>();
-    registers_touch(dq);
-    ring_release(m.k, keys_use);
-    ring_release(m.d_s, use - 1);
-    // Under a causal mask nobody waits for a tile's last step: its gradients go first.
-    store_gradients(p, m, w, warpgroup, dk, dv);
-    ring_release(m.v, keys_use);
-    float4 *partial;
-    const int kind = wait_for_turn(m, share, use - 1, partial);
-    put_partials(share, dq, partial, fate_of_partial(kind), 0, kQueryColumns / 8);
-    finish_query_step(p, m, w, share, use - 1, dq, before, kind, partial);
-
+    if (kNoPause) {
+      named_barrier_sync(kBarrierOwn + warpgroup, 128);
+      store_gradients(p, m, w, warpgroup, keys_use, dk, dv);
+      ring_release(m.v, keys_use);
+    }
     ++keys_use;
-    finish_work(m, t);
+    if (!kNoPause) finish_tile(t);
   }
 }
 

@@ -30,6 +30,18 @@ __device__ __forceinline__ void load_tile(const layout &m, uint32_t to, const fa
   __syncwarp();
 }
 
+// The keys of a tile, or the values.
+__device__ __forceinline__ void load_keys(const fa3_backward_params &p, const layout &m,
+                                          const work &w, const ring<kKeyStages, kKeyBytes> &to,
+                                          const fa3_tensor_map &map, uint32_t tiles,
+                                          uint32_t &landed, bool leader) {
+  const int first = w.tile * kTileN;
+  ring_wait_empty(to, tiles);
+  load_tile<kTileN>(m, ring_tile(to, tiles), map, ring_full(to, tiles), w.sequence.key_row + first,
+                    w.head, w.sequence.key_batch, w.sequence.mask.keys - first, p.clear_key, 0,
+                    landed, leader);
+}
+
 __device__ __forceinline__ void load(const fa3_backward_params &p, const layout &m) {
   const bool leader = elect_one();
   uint32_t use = 0, tiles = 0, landed = 0;  // buffers filled so far
@@ -37,7 +49,10 @@ __device__ __forceinline__ void load(const fa3_backward_params &p, const layout 
     ring_wait_full(m.work, t);
     const work &w = work_of(t);
     if (w.last) break;
-    const int first = w.tile * kTileN;
+    if (kNoPause && w.steps > 0) {
+      load_keys(p, m, w, m.k, p.key, tiles, landed, leader);
+      load_keys(p, m, w, m.v, p.value, tiles, landed, leader);
+    }
     int block = w.start;
     for (int left = w.blocks.end - w.blocks.begin; left > 0; --left, block += w.step) {
       for (int g = 0; g < w.heads; ++g, ++use) {
@@ -66,14 +81,10 @@ __device__ __forceinline__ void load(const fa3_backward_params &p, const layout 
                           batch, rows_left, p.clear_query, 0, landed, leader);
 
         if (g > 0 || block != w.start) continue;
-        ring_wait_empty(m.k, tiles);
-        load_tile<kTileN>(m, ring_tile(m.k, tiles), p.key, ring_full(m.k, tiles),
-                          w.sequence.key_row + first, w.head, w.sequence.key_batch,
-                          w.sequence.mask.keys - first, p.clear_key, 0, landed, leader);
-        ring_wait_empty(m.v, tiles);
-        load_tile<kTileN>(m, ring_tile(m.v, tiles), p.value, ring_full(m.v, tiles),
-                          w.sequence.key_row + first, w.head, w.sequence.key_batch,
-                          w.sequence.mask.keys - first, p.clear_key, 0, landed, leader);
+        if (!kNoPause) {
+          load_keys(p, m, w, m.k, p.key, tiles, landed, leader);
+          load_keys(p, m, w, m.v, p.value, tiles, landed, leader);
+        }
         ++tiles;
         if (use > 0) continue;
         // All so far was the caller's; this is made by the kernel before.

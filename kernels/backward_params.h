@@ -156,12 +156,14 @@ typedef struct {
 /* Columns of a tile that lie side by side in shared memory. */
 #define FA3_BACKWARD_CHUNK(head_dim, head_dim_v) FA3_FORWARD_CHUNK(head_dim, head_dim_v)
 
-/* Shared memory of backward.cu: keys and values, rings of queries and of dO, two tiles of dS, the
- * rows' statistics, barriers and the work in hand. */
+/* Shared memory of backward.cu: keys and values, of the next tile too where there is room; rings of
+ * queries and of dO, two tiles of dS, the rows' statistics, barriers and the work in hand. */
 #define FA3_BACKWARD_STAGES 2
-#define FA3_BACKWARD_SHARED_BYTES(head_dim, head_dim_v, tile_q, tile_k)             \
-  (2 * (((tile_k) + FA3_BACKWARD_STAGES * (tile_q)) * ((head_dim) + (head_dim_v)) + \
-        2 * (tile_q) * (tile_k)) +                                                  \
+#define FA3_BACKWARD_KEY_STAGES(tile_q) ((tile_q) == 128 ? 2 : 1)
+#define FA3_BACKWARD_SHARED_BYTES(head_dim, head_dim_v, tile_q, tile_k)                 \
+  (2 * ((FA3_BACKWARD_KEY_STAGES(tile_q) * (tile_k) + FA3_BACKWARD_STAGES * (tile_q)) * \
+            ((head_dim) + (head_dim_v)) +                                               \
+        2 * (tile_q) * (tile_k)) +                                                      \
    FA3_BACKWARD_STAGES * 8 * (tile_q) + 1024)
 
 /* Shared memory of backward_wide.cu: 64 keys and values, 128 columns of the neighbour's keys, two

@@ -14,6 +14,11 @@ constexpr int kHeadDim = FA3_HEAD_DIM;
 constexpr int kTileM = FA3_TILE_Q;            // queries per step: 64, 80 or 128
 constexpr int kTileN = FA3_TILE_K;            // keys of a tile
 constexpr int kStages = FA3_BACKWARD_STAGES;  // depth of the rings of Q and of dO
+constexpr int kKeyStages = FA3_BACKWARD_KEY_STAGES(FA3_TILE_Q);  // and of K and of V
+
+// With the next tile's keys in a buffer of their own a tile's last dQ is left to the next tile's
+// first step, as that of any other step is to the one after it.
+constexpr bool kNoPause = kKeyStages > 1;
 
 constexpr int kWarpgroups = 2;               // consumers
 constexpr int kKeys = kTileN / kWarpgroups;  // of a warpgroup
@@ -22,8 +27,9 @@ constexpr int kConsumerWarps = 4 * kWarpgroups;
 // What the launch allots (168 for every thread) is all there is to share out.
 constexpr int kProducerRegisters = 24;
 constexpr int kConsumerRegisters = 240;
-constexpr int kWorkSlots = 2;  // the tile that is computed, and the next
-constexpr int kTurns = 4;      // steps that may have the leave to add, and not have added
+// The tile that is computed, the next, and the one before if dQ of it is still to come.
+constexpr int kWorkSlots = kNoPause ? 3 : 2;
+constexpr int kTurns = 4;  // steps that may have the leave to add, and not have added
 
 // The warpgroups share dQ's product: by rows if there are 128; else both take all rows and 64
 // columns, of which the second leaves out those that the first has too. 80 rows are no multiple of
@@ -59,7 +65,7 @@ constexpr int kTurnBytes = 32;
 
 // What lies in shared memory.
 struct layout {
-  ring<1, kKeyBytes> k, v;
+  ring<kKeyStages, kKeyBytes> k, v;
   ring<kStages, kQueryBytes> q, d_o;  // Q and dO
   ring<2, kDsBytes> d_s;              // dS
   uint32_t rows;                      // lse and D of a block of queries, beside each buffer of Q
@@ -76,13 +82,14 @@ struct layout {
 // From a base aligned to 1024, as the copy engine's tiles have to be.
 __host__ __device__ constexpr layout lay_out(uint32_t base) {
   layout m = {};
-  const uint32_t k = base, v = k + kKeyBytes, q = v + kKeyBytes, d_o = q + kStages * kQueryBytes;
+  const uint32_t k = base, v = k + kKeyStages * kKeyBytes, q = v + kKeyStages * kKeyBytes;
+  const uint32_t d_o = q + kStages * kQueryBytes;
   const uint32_t d_s = d_o + kStages * kQueryBytes;
   m.rows = d_s + 2 * kDsBytes;
   m.whole = m.rows + kStages * kRowsBytes;
   const uint32_t k_barriers = m.whole + kStages * kWholeBytes;
-  const uint32_t v_barriers = k_barriers + kRingBarrierBytes<1>;
-  m.landed = {v_barriers + kRingBarrierBytes<1>};
+  const uint32_t v_barriers = k_barriers + kRingBarrierBytes<kKeyStages>;
+  m.landed = {v_barriers + kRingBarrierBytes<kKeyStages>};
   const uint32_t q_barriers = m.landed.address + 8;
   const uint32_t do_barriers = q_barriers + kRingBarrierBytes<kStages>;
   const uint32_t ds_barriers = do_barriers + kRingBarrierBytes<kStages>;
@@ -93,8 +100,8 @@ __host__ __device__ constexpr layout lay_out(uint32_t base) {
   m.work_wanted = {work_barriers + kRingBarrierBytes<kWorkSlots>};
   const uint32_t turns = (m.work_wanted.address + 8 + 31) / 32 * 32;
   const uint32_t work = turns + kTurnBytes * kTurns;
-  m.k = make_ring<1, kKeyBytes>(k, k_barriers);
-  m.v = make_ring<1, kKeyBytes>(v, v_barriers);
+  m.k = make_ring<kKeyStages, kKeyBytes>(k, k_barriers);
+  m.v = make_ring<kKeyStages, kKeyBytes>(v, v_barriers);
   m.q = make_ring<kStages, kQueryBytes>(q, q_barriers);
   m.d_o = make_ring<kStages, kQueryBytes>(d_o, do_barriers);
   m.d_s = make_ring<2, kDsBytes>(d_s, ds_barriers);
@@ -144,7 +151,8 @@ __device__ __forceinline__ void init_barriers(const layout &m) {
   mbarrier_init_fence();
 }
 
-enum { kBarrierTurn = 1 };  // named barriers kBarrierTurn + warpgroup; 0 is __syncthreads
+// Named barriers; 0 is __syncthreads.
+enum { kBarrierTurn = 1, kBarrierOwn = 3 };  // + warpgroup: of both, and of its own warps
 
 extern __shared__ __align__(1024) unsigned char shared[];
 
