@@ -226,11 +226,6 @@ __device__ __forceinline__ void put_partial(const float (&dq)[kQueryColumns / 2]
       : "memory");
 }
 
-// A step of which dQ is still to come.
-struct query_step {
-  int block, head;  // of queries
-};
-
 __device__ __forceinline__ partial_fate fate_of_partial(int kind) {
   return kind >= kTurnLast ? kKeepPartial : kind == kTurnFirst ? kStorePartial : kAddPartial;
 }
@@ -407,8 +402,6 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, cons
     const uint32_t own_values = uniform(wgmma_descriptor_low(
         ring_tile(m.v, keys_use) + warpgroup * kKeys * kRowBytes, kTileN * kRowBytes));
 
-    // Block after block, and in each the query heads one after the other: tiles of the same keys'
-    // head keep their distance, where they would meet again at the last block of the next head.
     int block = uniform(w.start), group = 0;
     for (int step = 0; step < steps; ++step) {
       const uint32_t queries =
@@ -523,7 +516,13 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, cons
       before = now;
       pending = true;
       ++use;
-      if (++group == heads) {
+      if (kByHead) {
+        block += uniform(w.step);
+        if (block < w.blocks.begin || block >= w.blocks.end) {
+          block = uniform(w.start);
+          ++group;
+        }
+      } else if (++group == heads) {
         group = 0;
         block += uniform(w.step);
       }

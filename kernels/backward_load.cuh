@@ -53,44 +53,41 @@ __device__ __forceinline__ void load(const fa3_backward_params &p, const layout 
       load_keys(p, m, w, m.k, p.key, tiles, landed, leader);
       load_keys(p, m, w, m.v, p.value, tiles, landed, leader);
     }
-    int block = w.start;
-    for (int left = w.blocks.end - w.blocks.begin; left > 0; --left, block += w.step) {
-      for (int g = 0; g < w.heads; ++g, ++use) {
-        // All that can be found out before the buffer is free.
-        const int head = w.query_head + g, batch = w.sequence.query_batch;
-        const int row = w.sequence.query_row + block * kTileM,
-                  rows_left = w.sequence.mask.queries - block * kTileM;
-        const float *rows =
-            p.rows + ((int64_t)head * p.slots + w.sequence.slot + block) * (kRowsBytes / 4);
+    query_step step = first_step(w);
+    for (int left = w.steps; left > 0; --left, ++use, next_step(w, step)) {
+      // All that can be found out before the buffer is free.
+      const int head = step.head, batch = w.sequence.query_batch;
+      const int row = w.sequence.query_row + step.block * kTileM,
+                rows_left = w.sequence.mask.queries - step.block * kTileM;
+      const float *rows =
+          p.rows + ((int64_t)head * p.slots + w.sequence.slot + step.block) * (kRowsBytes / 4);
 
-        // The first step's may be large: they are not there yet.
-        const bool large = kLoaderTells && (use == 0 || rows[2 * kTileM] != 0.0f);
-        ring_wait_empty(m.q, use);
-        if (leader) {
+      // The first step's may be large: they are not there yet.
+      const bool large = kLoaderTells && (use == 0 || rows[2 * kTileM] != 0.0f);
+      ring_wait_empty(m.q, use);
+      if (leader) {
 #pragma unroll
-          for (int i = 0; kLoaderTells && i < kWarpgroups; ++i)
-            whole_of(use)[i] = large ? fa3_range{0, 0} : w.whole[i];
-          if (use > 0)
-            bulk_load(rows_of_step(m, use), rows, kRowsBytes, ring_full(m.q, use).address);
-        }
-        load_tile<kTileM>(m, ring_tile(m.q, use), p.query, ring_full(m.q, use), row, head, batch,
-                          rows_left, p.clear_query, kRowsBytes, landed, leader);
-
-        ring_wait_empty(m.d_o, use);
-        load_tile<kTileM>(m, ring_tile(m.d_o, use), p.grad_output, ring_full(m.d_o, use), row, head,
-                          batch, rows_left, p.clear_query, 0, landed, leader);
-
-        if (g > 0 || block != w.start) continue;
-        if (!kNoPause) {
-          load_keys(p, m, w, m.k, p.key, tiles, landed, leader);
-          load_keys(p, m, w, m.v, p.value, tiles, landed, leader);
-        }
-        ++tiles;
-        if (use > 0) continue;
-        // All so far was the caller's; this is made by the kernel before.
-        wait_for_prior_grids();
-        if (leader) bulk_load(m.rows, rows, kRowsBytes, ring_full(m.q, 0).address);
+        for (int i = 0; kLoaderTells && i < kWarpgroups; ++i)
+          whole_of(use)[i] = large ? fa3_range{0, 0} : w.whole[i];
+        if (use > 0) bulk_load(rows_of_step(m, use), rows, kRowsBytes, ring_full(m.q, use).address);
       }
+      load_tile<kTileM>(m, ring_tile(m.q, use), p.query, ring_full(m.q, use), row, head, batch,
+                        rows_left, p.clear_query, kRowsBytes, landed, leader);
+
+      ring_wait_empty(m.d_o, use);
+      load_tile<kTileM>(m, ring_tile(m.d_o, use), p.grad_output, ring_full(m.d_o, use), row, head,
+                        batch, rows_left, p.clear_query, 0, landed, leader);
+
+      if (left < w.steps) continue;
+      if (!kNoPause) {
+        load_keys(p, m, w, m.k, p.key, tiles, landed, leader);
+        load_keys(p, m, w, m.v, p.value, tiles, landed, leader);
+      }
+      ++tiles;
+      if (use > 0) continue;
+      // All so far was the caller's; this is made by the kernel before.
+      wait_for_prior_grids();
+      if (leader) bulk_load(m.rows, rows, kRowsBytes, ring_full(m.q, 0).address);
     }
     finish_work(m, t);
     if (leader) barrier_arrive(m.work_wanted);

@@ -4,7 +4,7 @@
  *   1. backward_prepare (backward_prepare.cu): lse and D = rowsum(dO * O) - dlse of each row, in
  *      tiles, and zeros in the counters (and in dQ where a block of rows sees no key).
  *   2. backward (backward.cu, backward_wide.cu): dK, dV and dQ.
- *   3. backward_finish (backward.cu), if dQ is finished later: stores it from `partial`.
+ *   3. backward_finish (of the same file), if dQ is finished later: stores it from `partial`.
  *   4. backward_sum (backward_prepare.cu), if tiles are dealt out in parts (backward_order.h): dK
  *      and dV as the sum over their parts, in the order of the parts.
  *   5. backward_sink (backward_prepare.cu), if the sink's gradient is wanted.

@@ -311,10 +311,9 @@ __device__ __forceinline__ void make_dk(const fa3_backward_params &p, uint32_t b
   }
 }
 
-// Where the thread's part of a block of dQ is summed.
-__device__ __forceinline__ float *partial_of(const fa3_backward_params &p, const work &w,
-                                             const query_step &step, int column, int64_t &slot) {
-  slot = (int64_t)step.head * p.slots + w.sequence.slot + step.block;
+// Where the thread's part of a block of dQ is summed, from a column on.
+__device__ __forceinline__ float *partial_of(const fa3_backward_params &p, int64_t slot,
+                                             int column) {
   return p.partial + slot * (kTileM * kHeadDim) + column * kTileM + (threadIdx.x & 127) * 4;
 }
 
@@ -345,10 +344,9 @@ __device__ __forceinline__ void make_dq(const fa3_backward_params &p, uint32_t b
       issue_dq<kColumns>(dq, d_s_of_peer, keys_of_peer, true);
       wgmma_commit();
 
-      const fa3_turn mine =
-          fa3_find_turn(&one_sum, &w.sequence.mask, w.tile, step.block, kTileM, kTileN);
-      int64_t slot;
-      float *partial = partial_of(p, w, step, column, slot);
+      const fa3_turn mine = find_turn(p, w, step);
+      const int64_t slot = slot_of(p, w, step, mine);
+      float *partial = partial_of(p, slot, column);
       if (!mine.last) ring_wait_empty(m.added, added);
       if (mine.before > 0) {
         while (load_acquire(p.counters + slot) < 2 * mine.before) {
@@ -393,17 +391,38 @@ __device__ __forceinline__ void count_additions(const fa3_backward_params &p, co
     if (w.last) break;
     query_step step = first_step(w);
     for (int left = w.steps; left > 0; --left, next_step(w, step)) {
-      if (fa3_find_turn(&one_sum, &w.sequence.mask, w.tile, step.block, kTileM, kTileN).last)
-        continue;
+      const fa3_turn mine = find_turn(p, w, step);
+      if (mine.last) continue;
       ring_wait_full(m.added, added);
       if (leader) {
         barrier_arrive(ring_empty(m.added, added));
-        count_release(p.counters + (int64_t)step.head * p.slots + w.sequence.slot + step.block);
+        count_release(p.counters + slot_of(p, w, step, mine));
       }
       ++added;
       __syncwarp();
     }
     finish_work(m, t);
+  }
+}
+
+// Takes a block's sums of dQ, where backward has left them, as its last tile would.
+extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_FINISH_THREADS)
+    backward_finish(const __grid_constant__ fa3_backward_params p) {
+  wait_for_prior_grids();
+  let_next_grid_launch();
+  const int block = blockIdx.x, head = blockIdx.y, row = block * kTileM;
+  const backward_sequence s = find_sequence(p.sequences, blockIdx.z);
+  const fa3_range tiles = fa3_visible_tiles(&s.mask, row, row + kTileM, kTileN);
+  if (tiles.begin >= tiles.end) return;
+  for (int group = threadIdx.x / 128; group < kHeadDim / 32; group += 2) {
+    dq_sums all = {};
+    for (int sum = 0; sum < fa3_sum_count(&p.tiles); ++sum) {
+      if (!fa3_sum_used(&p.tiles, tiles, sum)) continue;
+      const int64_t slot = (int64_t)(sum * p.heads + head) * p.slots + s.slot + block;
+      add_sums(all, load_sums(partial_of(p, slot, 0), group));
+    }
+    store_sums(p.grad_query, all, p.scale, s.query_batch, s.query_row + row, s.mask.queries - row,
+               head, 32 * group);
   }
 }
 

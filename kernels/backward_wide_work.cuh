@@ -145,9 +145,6 @@ __device__ __forceinline__ void forget(uint32_t &x) {
   asm volatile("" : "+r"(x));
 }
 
-// In this kernel all tiles of a head add to one sum.
-__device__ constexpr fa3_key_tiles one_sum = {};
-
 extern __shared__ __align__(1024) unsigned char shared[];
 
 __device__ __forceinline__ work &work_of(uint32_t tile) {
@@ -232,6 +229,21 @@ __device__ __forceinline__ void next_step(const work &w, query_step &step) {
   if (--step.block >= w.blocks.begin) return;
   step.block = w.blocks.end - 1;
   ++step.head;
+}
+
+// When the tile adds to a step's block of dQ, and whether it then stores it.
+__device__ __forceinline__ fa3_turn find_turn(const fa3_backward_params &p, const work &w,
+                                              const query_step &step) {
+  const fa3_key_tiles tiles = {.sums_log2 = p.tiles.sums_log2};  // none go upwards
+  fa3_turn turn = fa3_find_turn(&tiles, &w.sequence.mask, w.tile, step.block, kTileM, kTileN);
+  if (p.finished_later) turn.last = 0;
+  return turn;
+}
+
+// The number of the sum that it adds to.
+__device__ __forceinline__ int64_t slot_of(const fa3_backward_params &p, const work &w,
+                                           const query_step &step, const fa3_turn &turn) {
+  return (int64_t)(turn.sum * p.heads + step.head) * p.slots + w.sequence.slot + step.block;
 }
 
 // This warp has read a buffer that both blocks share for the last time.

@@ -47,6 +47,15 @@ static_assert(kHeadDim == FA3_VALUE_HEAD_DIM, "head dims");
 static_assert(kSplitRows || kHeadDim >= 64, "dQ's columns");
 static_assert(!kTransposed || kHeadDim == 128, "a warpgroup has 64 columns of dQ^T");
 
+// Whether a tile is done with a query head of its group before it takes the next. Else all heads
+// take a block of queries before the next block: tiles of the same keys' head keep their distance,
+// where they would meet again at the last block of the next head. In a window they don't meet.
+#if FA3_BY_HEAD
+constexpr bool kByHead = true;
+#else
+constexpr bool kByHead = false;
+#endif
+
 // A tile lies in shared memory as blocks of kChunk columns, row after row of kRowBytes, swizzled by
 // the copy engine.
 constexpr int kChunk = FA3_BACKWARD_CHUNK(kHeadDim, kHeadDim);
@@ -161,6 +170,28 @@ __device__ __forceinline__ work &work_of(uint32_t tile) {
   return *(work *)(shared + ring_tile(from_shared.work, tile));
 }
 
+// A step of a tile: a block of queries of a head.
+struct query_step {
+  int block, head;
+};
+
+__device__ __forceinline__ query_step first_step(const work &w) {
+  return {w.start, w.query_head};
+}
+
+__device__ __forceinline__ void next_step(const work &w, query_step &step) {
+  if (kByHead) {
+    step.block += w.step;
+    if (step.block >= w.blocks.begin && step.block < w.blocks.end) return;
+    step.block = w.start;
+    ++step.head;
+  } else {
+    if (++step.head < w.query_head + w.heads) return;
+    step.head = w.query_head;
+    step.block += w.step;
+  }
+}
+
 // Steps that need care (backward_probability.cuh) go the way of those with a mask. Of longer ones
 // the loading warp tells it, so that the consumers need not ask.
 constexpr bool kLoaderTells = kTileM > 64;
@@ -249,23 +280,21 @@ __device__ __forceinline__ void grant_turns(const fa3_backward_params &p, const 
     ring_wait_full(m.work, t);
     const work &w = work_of(t);
     if (w.last) break;
-    int block = w.start;
-    for (int left = w.blocks.end - w.blocks.begin; left > 0; --left, block += w.step) {
-      for (int g = 0; g < w.heads; ++g, ++use) {
-        ring_wait_empty(m.turns, use);
-        if ((threadIdx.x & 31) == 0) {
-          turn_of(use) = make_turn(p, w, w.query_head + g, block);
+    query_step step = first_step(w);
+    for (int left = w.steps; left > 0; --left, ++use, next_step(w, step)) {
+      ring_wait_empty(m.turns, use);
+      if ((threadIdx.x & 31) == 0) {
+        turn_of(use) = make_turn(p, w, step.head, step.block);
 #pragma unroll 1
-          for (int share = 0; share < kShares; ++share) {
-            const turn &mine = turn_of(use);
-            const int *counter = counter_of(p, mine, share);
-            while (mine.before > 0 && load_acquire(counter) < mine.before) {
-            }
-            barrier_arrive(turn_granted(m, use, share));
+        for (int share = 0; share < kShares; ++share) {
+          const turn &mine = turn_of(use);
+          const int *counter = counter_of(p, mine, share);
+          while (mine.before > 0 && load_acquire(counter) < mine.before) {
           }
+          barrier_arrive(turn_granted(m, use, share));
         }
-        __syncwarp();
       }
+      __syncwarp();
     }
     finish_work(m, t);
   }

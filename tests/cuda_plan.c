@@ -134,6 +134,35 @@ static void test_backward_kernel_by_length(void **state) {
   assert_int_equal(queries_of_step(64, 2048, 0, 0), 128);
 }
 
+/* Under a window, with 2 heads of keys in 2 sequences. */
+static int32_t goes_by_head(int64_t group, int64_t head_dim, int64_t seqlen, int64_t window_left,
+                            float softcap) {
+  struct problem problem = make_backward_problem(seqlen, seqlen, head_dim, head_dim);
+  struct cuda_plan plan;
+  problem.heads_q = 2 * group;
+  problem.window_left = window_left;
+  problem.window_right = 0;
+  problem.softcap = softcap;
+  assert_int_equal(plan_backward(&problem, &facts, &plan), FA3_OK);
+  return plan.backward.kernel->by_head;
+}
+
+static void test_backward_kernel_by_head(void **state) {
+  (void)state;
+  assert_true(goes_by_head(4, 128, 8192, 1000, 0));
+  assert_true(goes_by_head(4, 128, 8192, 1000, 30));
+  assert_true(goes_by_head(4, 128, 8192, 4096, 0));
+  assert_true(goes_by_head(4, 64, 8192, 1000, 0));
+  assert_false(goes_by_head(1, 128, 8192, 1000, 0));
+  assert_false(goes_by_head(3, 64, 8192, 1000, 0)); /* stays in the L2 cache */
+  assert_false(goes_by_head(4, 128, 1800, 500, 0));
+  assert_false(goes_by_head(4, 128, 8192, 5000, 0)); /* tiles would wait */
+  assert_false(goes_by_head(4, 128, 8192, FA3_NO_LIMIT, 0));
+  assert_false(goes_by_head(4, 64, 8192, 1000, 30)); /* there is none as narrow */
+  assert_false(goes_by_head(4, 96, 8192, 1000, 0));
+  assert_false(goes_by_head(4, 256, 8192, 1000, 0)); /* the wide kernel always does */
+}
+
 static struct backward_plan deal(int64_t batch, int64_t seqlen_q, int64_t seqlen_k, int64_t heads_q,
                                  int64_t heads_k, int64_t head_dim, bool causal) {
   struct problem problem = make_backward_problem(seqlen_q, seqlen_k, head_dim, head_dim);
@@ -194,7 +223,9 @@ static void test_finished_later(void **state) {
   assert_false(deal(2, 8192, 8192, 32, 32, 64, false).finished_later); /* many tiles */
   assert_false(deal(32, 512, 512, 16, 16, 128, false).finished_later); /* short ones */
   assert_false(deal(8, 2048, 2048, 16, 16, 128, true).finished_later);
-  assert_false(deal(1, 2048, 2048, 16, 16, 256, false).finished_later); /* pairs of blocks */
+  assert_true(deal(16, 512, 512, 8, 8, 256, false).finished_later); /* pairs of blocks */
+  assert_false(deal(8, 2048, 2048, 8, 8, 256, true).finished_later);
+  assert_false(deal(64, 128, 128, 8, 8, 256, false).finished_later); /* one tile */
 }
 
 static void check_sums(struct backward_plan plan, int32_t upward, int32_t sums) {
@@ -221,8 +252,11 @@ static void test_sums(void **state) {
   check_sums(deal(4, 128, 4096, 16, 16, 128, false), 0, 2);
   check_sums(deal(2, 0, 4096, 3, 3, 64, true), 0, 1); /* no query */
   check_sums(deal(1, 2048, 2048, 16, 16, 128, false), 0, 1);
-  check_sums(deal(2, 4096, 4096, 10, 10, 64, false), 0, 1);  /* beyond the cache */
-  check_sums(deal(1, 16384, 16384, 2, 2, 256, false), 0, 1); /* pairs of blocks */
+  check_sums(deal(2, 4096, 4096, 10, 10, 64, false), 0, 1); /* beyond the cache */
+  check_sums(deal(1, 16384, 16384, 2, 2, 256, false), 0, 1);
+  check_sums(deal(1, 4096, 4096, 4, 1, 256, false), 0, 2); /* pairs of blocks */
+  check_sums(deal(1, 4096, 4096, 1, 1, 256, false), 0, 4);
+  check_sums(deal(1, 4096, 4096, 1, 1, 256, true), 0, 1);
 }
 
 /* As many heads as the cache holds, or as it takes that none waits for another; in equal parts. */
@@ -645,6 +679,7 @@ int main(void) {
       cmocka_unit_test(test_kernels_fit),
       cmocka_unit_test(test_backward_plans),
       cmocka_unit_test(test_backward_kernel_by_length),
+      cmocka_unit_test(test_backward_kernel_by_head),
       cmocka_unit_test(test_backward_section),
       cmocka_unit_test(test_backward_parts),
       cmocka_unit_test(test_finished_later),

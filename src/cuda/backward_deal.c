@@ -27,6 +27,9 @@ enum { SAMPLES = 64 };
  * that it has whatever their size. */
 enum { CACHE_BYTES = 24 << 20, WHOLE_CACHE_BYTES = 44 << 20, LEAST_HEADS = 4 };
 
+/* Between two tiles of a window that come to the same block of queries. */
+enum { BETWEEN_BYTES = 30 << 20 };
+
 /* What a section has at most under a causal mask. Measured: docs/notes/hopper-backward-tiles.md. */
 enum { TOGETHER_BYTES = 512 << 20 };
 
@@ -57,10 +60,13 @@ int64_t bytes_of_parts(const struct problem *problem) {
                  (int64_t)MOST_TILE_PARTS * TILE_K * bytes_of_row(problem));
 }
 
-/* Blocks of queries that a tile visits for a query head: in the mean, and at most. */
+/* Blocks of queries that a tile visits for a query head: in the mean, at most, and of some tiles,
+ * in order. */
 struct visits {
   double mean;
   double most;
+  double of[SAMPLES];
+  int samples;
 };
 
 static struct visits count_visits(const struct problem *problem, const struct kernel *kernel,
@@ -70,11 +76,12 @@ static struct visits count_visits(const struct problem *problem, const struct ke
   const fa3_mask mask =
       fa3_make_mask(queries, keys, keys - queries, problem->window_left, problem->window_right);
   const int samples = tiles < SAMPLES ? tiles : SAMPLES;
-  struct visits visits = {0};
+  struct visits visits = {.samples = samples};
   for (int i = 0; i < samples; i++) {
     const int first = (int)((int64_t)i * tiles / samples) * kernel->tile_k;
     const fa3_range seen = fa3_seeing_tiles(&mask, first, first + kernel->tile_k, kernel->tile_q);
     const double blocks = seen.end > seen.begin ? seen.end - seen.begin : 0;
+    visits.of[i] = blocks;
     visits.mean += blocks / samples;
     if (blocks > visits.most) visits.most = blocks;
   }
@@ -93,19 +100,36 @@ struct deal {
   bool chained;    /* tiles of a part by rows begin at the same block, under a causal mask */
 };
 
+/* At least, where tiles are dealt out by heads and long ones are taken first: when a worker takes
+ * its tile of round number n, there have been enough that one has n tiles, each no shorter than
+ * that. */
+static double longest_rounds(const struct deal *deal, int64_t parts, double heads) {
+  const int64_t tiles = deal->tiles * parts;
+  double steps = 0;
+  for (int64_t round = 0; round * deal->workers < tiles; round++) {
+    const int64_t sample = round * deal->workers * deal->visits.samples / tiles;
+    const double all = (double)(round + 1) * (deal->visits.of[sample] * heads + boundary_steps);
+    if (all > steps) steps = all;
+  }
+  return steps;
+}
+
 /* How long it takes, in steps, where each tile's work is dealt out so. */
 static double estimate(const struct deal *deal, int64_t head_parts, int64_t row_parts) {
   const int64_t parts = head_parts * row_parts, tiles = deal->tiles * parts;
   const double blocks = (double)divide_up(deal->blocks, row_parts);
   const double rows = deal->visits.most < blocks ? deal->visits.most : blocks;
-  const double longest = rows * (double)divide_up(deal->group, head_parts) + boundary_steps;
+  const double heads = (double)divide_up(deal->group, head_parts);
+  const double longest = rows * heads + boundary_steps;
   const double mean = deal->visits.mean * (double)deal->group / (double)parts + boundary_steps;
-  double steps;
-  if (deal->visits.mean > 0.75 * deal->visits.most) { /* all alike: rounds */
-    steps = (double)divide_up(tiles, deal->workers) * longest;
+  const double even = (double)tiles * mean / (double)deal->workers;
+  double steps = row_parts == 1 ? longest_rounds(deal, parts, heads) : 0;
+  if (deal->visits.mean > 0.75 * deal->visits.most) { /* nearly alike: rounds */
+    if (row_parts > 1) steps = (double)divide_up(tiles, deal->workers) * longest;
+    if (even > steps) steps = even;
   } else { /* the long ones first, and the short ones fill the gaps */
-    const double even = (double)tiles * mean / (double)deal->workers;
-    steps = even > longest ? even + 0.25 * mean : longest + 0.25 * even;
+    const double filled = even > longest ? even + 0.25 * mean : longest + 0.25 * even;
+    if (filled > steps) steps = filled;
     if (row_parts > 1) {
       steps *= 1.08; /* the parts differ too */
       if (deal->chained)
@@ -134,15 +158,19 @@ static void deal_parts(const struct problem *problem, const struct kernel *kerne
       .workers = workers,
       .bytes = TILE_K * bytes_of_row(problem),
       .chained = problem->window_left >= FA3_NO_LIMIT};
+  if (2 * deal.tiles > smaller(MOST_PER_WORKER * workers, MOST_TILE_PARTS)) return;
   const int64_t taken = fa3_key_tile_count(tiles);
   double best = estimate(&deal, 1, 1);
+  /* What a tile sees through a window lies in few of the parts by rows. */
+  const bool narrow = deal.visits.most < 0.75 * (double)deal.blocks;
   for (int64_t parts = 2; parts <= MOST_PARTS; parts++) {
+    const int64_t most_row_parts = narrow ? 1 : smaller(parts, deal.blocks);
     if (parts * taken > MOST_TAKEN ||
         parts * deal.tiles > smaller(MOST_PER_WORKER * workers, MOST_TILE_PARTS) ||
         parts * problem->batch_k * problem->rows_k * problem->heads_k * bytes_of_row(problem) >
             bytes_of_parts(problem))
       break;
-    for (int64_t rows = 1; rows <= smaller(parts, deal.blocks); rows++) {
+    for (int64_t rows = 1; rows <= most_row_parts; rows++) {
       if (parts % rows || deal.group % (parts / rows)) continue;
       const double steps = estimate(&deal, parts / rows, rows);
       if (steps > 0.97 * best) continue;
@@ -151,6 +179,37 @@ static void deal_parts(const struct problem *problem, const struct kernel *kerne
       tiles->row_parts = (int32_t)rows;
     }
   }
+}
+
+/* Whether a tile of keys should be done with a query head before it takes the next. Under a window
+ * a tile begins at a block of its own, and comes to those of the tile before it so many blocks
+ * later, times the heads of the group that take a block in turn. What all multiprocessors read and
+ * add to in between, Q, dO and dQ, is to stay in the L2 cache. At the end of a sequence tiles begin
+ * at the same block, and by head would wait for each other at each: so the window is to be short.
+ */
+static bool goes_by_head(const struct problem *problem, const fa3_key_tiles *tiles) {
+  const int64_t longest = smaller(problem->max_seqlen_q, problem->rows_q);
+  const double heads = (double)problem->heads_q / (double)larger(problem->heads_k, 1);
+  const double between = heads / tiles->head_parts * MULTIPROCESSORS * TILE_K;
+  const double all = (double)(problem->query.batch * problem->rows_q * problem->heads_q);
+  const double bytes_of_row = (double)(6 * problem->head_dim + 2 * problem->value_head_dim);
+  return heads > 1 && problem->window_left + problem->window_right <= longest / 2 &&
+         fmin(between, all) * bytes_of_row > BETWEEN_BYTES;
+}
+
+/* The kernel that does so, or the same if there is none of its size. */
+static const struct kernel *find_by_head(const struct kernel *kernel, bool softcap) {
+  const struct kernel_need need = {.kind = kernel->kind,
+                                   .architecture = kernel->architecture,
+                                   .dtype = (fa3_dtype)kernel->dtype,
+                                   .head_dim = kernel->head_dim,
+                                   .value_head_dim = kernel->value_head_dim,
+                                   .softcap = softcap,
+                                   .by_head = true,
+                                   .queries = kernel->least_queries};
+  const struct kernel *other = find_kernel(&need);
+  return other && other->head_dim == kernel->head_dim && other->tile_q == kernel->tile_q ? other
+                                                                                         : kernel;
 }
 
 /* How many heads of keys are in flight together. Without a mask few enough that their queries and
@@ -172,8 +231,9 @@ static int64_t find_section(const struct problem *problem, const struct backward
   const int64_t bytes_per_head = queries * bytes_per_query;
   int64_t most = CACHE_BYTES / bytes_per_head;
   if (problem->window_right < FA3_NO_LIMIT) {
-    /* The kernel for pairs of blocks is done with a query head before it takes the next. */
-    const int64_t in_turn = plan->cluster > 1 ? 1 : divide_up(group, plan->tiles.head_parts);
+    /* Some kernels are done with a query head before they take the next. */
+    const bool by_head = plan->cluster > 1 || kernel->by_head;
+    const int64_t in_turn = by_head ? 1 : divide_up(group, plan->tiles.head_parts);
     const int64_t tiles_in_chain = plan->cluster > 1 ? 12 : 8;
     const double chain = 3.0 * (double)(workers * kernel->tile_q) /
                          ((double)(tiles_in_chain * kernel->tile_k) * sqrt((double)in_turn));
@@ -197,13 +257,16 @@ static int64_t find_section(const struct problem *problem, const struct backward
 /* The last tile of a head is slow: in each step it reads what others have summed, and stores dQ.
  * Under a causal mask each tile is the last of a few blocks; without one the last tile is that of
  * all, and where tiles are few and long all others wait for it. Then a kernel over the whole GPU
- * stores dQ. */
+ * stores dQ. The tiles of the wide kernel, whose warpgroup for dQ is the last of a chain, always
+ * gain by that. */
 static bool finish_later(const struct problem *problem, const struct backward_plan *plan) {
   const fa3_key_tiles *tiles = &plan->tiles;
   const int64_t group = problem->heads_q / larger(problem->heads_k, 1);
   const int64_t steps = plan->blocks_q * group / fa3_key_tile_parts(tiles);
   const bool masked = problem->window_left < FA3_NO_LIMIT || problem->window_right < FA3_NO_LIMIT;
-  return !masked && plan->cluster == 1 && steps >= LONG_TILE &&
+  if (masked) return false;
+  if (plan->cluster > 1) return tiles->tiles > 2 && plan->blocks_q > 0;
+  return steps >= LONG_TILE &&
          (plan->kernel->tile_q == 80 || fa3_key_tile_count(tiles) <= FEW_TILES);
 }
 
@@ -220,7 +283,8 @@ int64_t bytes_of_more_sums(const struct problem *problem, int64_t bytes_of_sum) 
  * as many queries as keys, if all tiles are two to a multiprocessor, the first half begins at the
  * diagonal, each tile at a block of its own, and goes upwards. They keep their distance from the
  * start. The second half, which is shorter, follows as it comes, and adds to another sum. With 128
- * queries a step two sums alone are as good, and better where tiles are long. */
+ * queries a step two sums alone are as good, and better where tiles are long. Pairs of blocks
+ * cannot go upwards, and lose by two sums what their tiles wait less. */
 static void deal_sums(const struct problem *problem, const struct visits *visits,
                       struct backward_plan *plan) {
   fa3_key_tiles *tiles = &plan->tiles;
@@ -230,15 +294,14 @@ static void deal_sums(const struct problem *problem, const struct visits *visits
   const double bytes = (double)sizeof(float) * (double)problem->heads_q * plan->slots *
                        plan->kernel->tile_q * plan->kernel->head_dim;
   const double steps_of_sum = bytes / BYTES_OF_STEP;
-  if (plan->cluster > 1 || problem->window_left < FA3_NO_LIMIT || problem->cu_seqlens_q ||
-      problem->cu_seqlens_k)
-    return;
+  const int64_t workers = MULTIPROCESSORS / plan->cluster;
+  if (problem->window_left < FA3_NO_LIMIT || problem->cu_seqlens_q || problem->cu_seqlens_k) return;
   if (visits->mean > 0.75 * visits->most) {
     const double beside =
-        (double)smaller(tiles->tiles, MULTIPROCESSORS / larger((int64_t)tiles->section * parts, 1));
+        (double)smaller(tiles->tiles, workers / larger((int64_t)tiles->section * parts, 1));
     const double steps = visits->most * (double)group / parts;
     const double rounds =
-        steps < 1.75 * beside ? (double)divide_up(all * tiles->tiles, MULTIPROCESSORS) : 1;
+        steps < 1.75 * beside ? (double)divide_up(all * tiles->tiles, workers) : 1;
     /* More sums than tiles side by side are of no use. */
     for (int log2 = 1; (1 << log2) <= MOST_SUMS && (1 << log2) < 2 * beside; log2++) {
       const double sums = 1 << log2;
@@ -246,8 +309,8 @@ static void deal_sums(const struct problem *problem, const struct visits *visits
       const double gain = 1.2 * beside * (1 - 1 / sums) * rounds;
       if (gain > 3 * (sums - 1) * steps_of_sum + finish_steps) tiles->sums_log2 = log2;
     }
-  } else if (tiles->row_parts == 1) {
-    const int64_t beside = MULTIPROCESSORS / all;
+  } else if (tiles->row_parts == 1 && plan->cluster == 1) {
+    const int64_t beside = workers / all;
     const double gain = (plan->kernel->tile_q == 128 ? 0.35 : 0.95) * (double)beside;
     if (2 * beside < tiles->tiles || beside >= tiles->tiles || bytes > MORE_SUMS_BYTES ||
         gain < 1.1 * (finish_steps + 2.5 * steps_of_sum))
@@ -264,6 +327,8 @@ void deal_tiles(const struct problem *problem, int64_t workers, struct backward_
   plan->tiles.head_parts = plan->tiles.row_parts = 1;
   if (fa3_key_tile_count(&plan->tiles) > 0)
     deal_parts(problem, plan->kernel, MULTIPROCESSORS / plan->cluster, &plan->tiles);
+  if (goes_by_head(problem, &plan->tiles))
+    plan->kernel = find_by_head(plan->kernel, problem->softcap > 0);
   plan->tiles.section = (int32_t)find_section(problem, plan, workers);
   const struct visits visits = count_visits(problem, plan->kernel, plan->tiles.tiles);
   plan->tiles.sums_log2 = plan->tiles.upward = 0;

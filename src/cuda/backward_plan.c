@@ -28,7 +28,9 @@ const struct kernel_kind backward_kind = {
     .entries = {[BACKWARD_MAIN] = "backward", [BACKWARD_FINISH] = "backward_finish"},
     .shared_bytes = shared_bytes};
 const struct kernel_kind backward_wide_kind = {
-    .phase = FA3_BACKWARD, .entries = {"backward"}, .shared_bytes = wide_shared_bytes};
+    .phase = FA3_BACKWARD,
+    .entries = {[BACKWARD_MAIN] = "backward", [BACKWARD_FINISH] = "backward_finish"},
+    .shared_bytes = wide_shared_bytes};
 const struct kernel_kind backward_prepare_kind = {
     .entries = {[BACKWARD_PREPARE] = "backward_prepare",
                 [BACKWARD_SUM] = "backward_sum",

@@ -5,7 +5,7 @@
 #include "cuda/staging.h"
 #include "kernels/backward_params.h"
 
-/* The functions of kernels/backward.cu; backward_wide.cu has the first. */
+/* The functions of kernels/backward.cu and backward_wide.cu. */
 enum { BACKWARD_MAIN, BACKWARD_FINISH };
 
 /* The functions of kernels/backward_prepare.cu. */

@@ -63,6 +63,7 @@ struct kernel_need {
   int64_t value_head_dim;
   bool softcap;
   bool pages;
+  bool by_head;    /* exactly: a kernel with it is no better in general */
   int64_t queries; /* of a head, that a tile of keys meets */
   int64_t tile_q;  /* at least */
 };

@@ -337,15 +337,16 @@ static void test_backward(void **state) {
   assert_int_equal(launches[1].dependent, 1);
   assert_ptr_equal(backward_params.grad_key.data, place(8));
 
-  /* Under a mask dQ is stored by the tiles; and by pairs of blocks. */
+  /* Under a mask dQ is stored by the tiles. */
   args = make_backward(3000, 64);
   args.flags = FA3_CAUSAL;
   run_backward(&args);
   ASSERT_LAUNCHES("backward_prepare", "backward");
   assert_int_equal(backward_params.finished_later, 0);
-  args = make_backward(3000, 256);
+  args = make_backward(3000, 256); /* pairs of blocks */
   run_backward(&args);
-  ASSERT_LAUNCHES("backward_prepare", "backward");
+  ASSERT_LAUNCHES("backward_prepare", "backward", "backward_finish");
+  assert_int_equal(launches[2].grid[0], 47); /* blocks of 64 queries */
   assert_int_equal(launches[1].grid[0], MULTIPROCESSORS);
   assert_int_equal(launches[1].block[0], FA3_BACKWARD_WIDE_THREADS);
   args = make_backward(100, 256);

@@ -39,6 +39,18 @@ static struct spec random_forward(bool backward, struct rng *rng) {
     spec.max_seqlen_q = rng_between(rng, 2048, 2300) * (masked ? 4 : 1);
     spec.max_seqlen_k = rng_between(rng, 1, 600);
   }
+  /* Grouped heads under a window, and more queries than the L2 cache holds: kernels that go by
+   * head. */
+  if (backward && rng_chance(rng, 0.04)) {
+    spec.batch = 1;
+    spec.heads_k = 8;
+    spec.group = 4;
+    spec.head_dim = spec.value_head_dim = RNG_PICK(rng, 64, 120, 128);
+    spec.max_seqlen_q = spec.max_seqlen_k = rng_between(rng, 2100, 2300);
+    spec.flags |= FA3_WINDOW;
+    spec.window_left = rng_between(rng, 0, 800);
+    spec.window_right = rng_between(rng, 0, 200);
+  }
   /* Codes have to lie where the copy engine takes them. */
   spec.codes &= !backward;
   if (spec.codes) {
