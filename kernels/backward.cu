@@ -373,7 +373,7 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, cons
     if (!kNoPause) {
       // Under a causal mask nobody waits for a tile's last step: its gradients go first.
       store_gradients(p, m, w, warpgroup, keys_use - 1, dk, dv);
-      ring_release(m.v, keys_use - 1);
+      barrier_arrive(ring_empty(m.v, keys_use - 1));  // every thread has staged rows there
     }
     float4 *partial;
     const int kind = wait_for_turn(m, share, use - 1, partial);
@@ -530,7 +530,7 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, cons
     if (kNoPause) {
       named_barrier_sync(kBarrierOwn + warpgroup, 128);
       store_gradients(p, m, w, warpgroup, keys_use, dk, dv);
-      ring_release(m.v, keys_use);
+      barrier_arrive(ring_empty(m.v, keys_use));  // every thread has staged rows there
     }
     ++keys_use;
     if (!kNoPause) finish_tile(t);

@@ -143,7 +143,7 @@ __device__ __forceinline__ barrier turn_taken(const layout &m, uint32_t use, int
 // Its barriers and the initial arrivals at them, by one thread.
 __device__ __forceinline__ void init_barriers(const layout &m) {
   ring_init(m.k, 1, kConsumerWarps);
-  ring_init(m.v, 1, kConsumerWarps);
+  ring_init(m.v, 1, 32 * kConsumerWarps);
   barrier_init(m.landed, 1);
   ring_init(m.q, 1, 32 * kConsumerWarps);
   ring_init(m.d_o, 1, kConsumerWarps);
