@@ -65,10 +65,10 @@ __device__ __forceinline__ void add_sums(const float (&sums)[2][2][4], float (&s
                 sums[i / 2][1][place_in_part(1, t, 0) * 2 + i % 2];
 }
 
-// What makes logits of products, or with a cap what the cap takes. A logit is a product, rounded:
-// so it is in the backward pass, and lse, whose logit one score may decide, has to be of the same.
+// What makes logits of products; a cap takes them as they are. A logit is a product, rounded: so it
+// is in the backward pass, and lse, whose logit one score may decide, has to be of the same.
 __device__ __forceinline__ float product_scale(const fa3_decode_params &p) {
-  return p.softcap_log2 != 0.0f ? p.softcap_log2 : p.scale;
+  return p.softcap_log2 != 0.0f ? 1.0f : p.scale;
 }
 
 // The exponent of 2 of a difference of logits.
@@ -83,7 +83,8 @@ __device__ __forceinline__ fa3_range find_common_keys(const fa3_decode_params &p
                          divide(w.first_row + w.rows - 1, p.group) + 1);
 }
 
-// Of scaled products: the cap, and -inf where a row does not see the key.
+// Of scaled products: the cap, and -inf where a row does not see the key. The factor of a tiny cap
+// is near the largest float: it comes last, as an infinite one would make NaN of a score of 0.
 __device__ __forceinline__ void adjust_scores(const fa3_decode_params &p, const work &w,
                                               const fa3_range &common, int key,
                                               float (&s)[kRowTiles][4]) {
@@ -92,7 +93,9 @@ __device__ __forceinline__ void adjust_scores(const fa3_decode_params &p, const 
     for (int t = 0; t < kRowTiles; ++t)
 #pragma unroll
       for (int e = 0; e < 4; ++e)
-        s[t][e] = __fmul_rn(p.scale, fmaf(-2.0f, reciprocal_unit(1.0f + exp2_unit(s[t][e])), 1.0f));
+        s[t][e] = __fmul_rn(
+            p.scale,
+            fmaf(-2.0f, reciprocal_unit(1.0f + exp2_unit(s[t][e] * p.softcap_log2)), 1.0f));
   if (key >= common.begin && key + kStepKeys <= common.end) return;
   const int lane = threadIdx.x & 31;
 #pragma unroll
