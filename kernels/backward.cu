@@ -31,7 +31,7 @@
 // exponentials fall in the time of the other's products; dV is issued while dS is on its way, and
 // the next step's queries are waited for while dK runs. With 128 none of this pays. Measured:
 // docs/notes/hopper-backward.md.
-constexpr bool kShortStep = kTileM < 128;
+constexpr bool kShortStep = kTileQ < 128;
 
 __device__ __forceinline__ void take_turn(int warpgroup) {
   if (kShortStep) named_barrier_sync(kBarrierTurn + warpgroup, 128 * kWarpgroups);
@@ -45,13 +45,13 @@ constexpr uint32_t kDescriptorHigh = wgmma_descriptor_high<kRowBytes>();
 constexpr uint32_t kDsDescriptorHigh = wgmma_descriptor_high<kDsRowBytes>();
 
 // S^T = K Q^T, or dP^T = V dO^T, for the warpgroup's keys and a block of queries.
-__device__ __forceinline__ void issue_scores(float (&s)[kTileM / 2], uint32_t keys,
+__device__ __forceinline__ void issue_scores(float (&s)[kTileQ / 2], uint32_t keys,
                                              uint32_t queries) {
 #pragma unroll
   for (int k = 0; k < kHeadDim; k += 16) {
     const int chunk = k / kChunk, inside = k % kChunk * 2;
-    wgmma_shared<kTileM>(s, keys + ((chunk * kTileN * kRowBytes + inside) >> 4),
-                         queries + ((chunk * kTileM * kRowBytes + inside) >> 4), kDescriptorHigh,
+    wgmma_shared<kTileQ>(s, keys + ((chunk * kTileK * kRowBytes + inside) >> 4),
+                         queries + ((chunk * kTileQ * kRowBytes + inside) >> 4), kDescriptorHigh,
                          k > 0);
   }
   wgmma_commit();
@@ -60,10 +60,10 @@ __device__ __forceinline__ void issue_scores(float (&s)[kTileM / 2], uint32_t ke
 // dV += P^T dO, or dK += dS^T Q. `before` each part, what else there is to do.
 template <class Before>
 __device__ __forceinline__ void issue_gradient(float (&gradient)[kHeadDim / 2],
-                                               const uint32_t (&weights)[kTileM / 4],
+                                               const uint32_t (&weights)[kTileQ / 4],
                                                uint32_t queries, bool accumulate, Before before) {
 #pragma unroll
-  for (int k = 0; k < kTileM; k += 16) {
+  for (int k = 0; k < kTileQ; k += 16) {
     before(k / 16);
     wgmma_fence();
     wgmma_registers<kHeadDim>(gradient, weights + k / 4, queries + ((k * kRowBytes) >> 4),
@@ -76,7 +76,7 @@ __device__ __forceinline__ void issue_gradient(float (&gradient)[kHeadDim / 2],
 __device__ __forceinline__ void issue_dq(float (&dq)[kQueryColumns / 2], uint32_t ds,
                                          uint32_t keys) {
 #pragma unroll
-  for (int k = 0; k < kTileN; k += 16) {
+  for (int k = 0; k < kTileK; k += 16) {
     const uint32_t of_keys = keys + ((k * kRowBytes) >> 4);
     const uint32_t of_ds =
         ds + ((kTransposed ? k / 64 * kDsBlockBytes + k % 64 * 2 : k * kDsRowBytes) >> 4);
@@ -94,9 +94,9 @@ __device__ __forceinline__ void issue_dq(float (&dq)[kQueryColumns / 2], uint32_
 // the address of the thread's first query's.
 template <bool kLarge>
 __device__ __forceinline__ void take_exponentials(const fa3_backward_params &p,
-                                                  float (&s)[kTileM / 2], uint32_t lse) {
+                                                  float (&s)[kTileQ / 2], uint32_t lse) {
 #pragma unroll
-  for (int j = 0; j < kTileM / 8; ++j) {
+  for (int j = 0; j < kTileQ / 8; ++j) {
     const float2 l = load_shared_pair(lse + 32 * j);
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
@@ -108,13 +108,13 @@ __device__ __forceinline__ void take_exponentials(const fa3_backward_params &p,
 }
 
 // Zeros where the thread's two keys are not seen. `column` is the query of its first probability.
-__device__ __forceinline__ void hide(float (&s)[kTileM / 2], const fa3_range (&seen)[2],
+__device__ __forceinline__ void hide(float (&s)[kTileQ / 2], const fa3_range (&seen)[2],
                                      int column) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int begin = seen[r].begin - column, end = seen[r].end - column;
 #pragma unroll
-    for (int j = 0; j < kTileM / 8; ++j) {
+    for (int j = 0; j < kTileQ / 8; ++j) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const int offset = 8 * j + e;
@@ -125,12 +125,12 @@ __device__ __forceinline__ void hide(float (&s)[kTileM / 2], const fa3_range (&s
 }
 
 // P and dS = P (dP - D), packed. `d` is the address of the thread's first query's D.
-__device__ __forceinline__ void take_differences(uint32_t (&weights)[kTileM / 4],
-                                                 uint32_t (&ds)[kTileM / 4],
-                                                 const float (&s)[kTileM / 2],
-                                                 const float (&dp)[kTileM / 2], uint32_t d) {
+__device__ __forceinline__ void take_differences(uint32_t (&weights)[kTileQ / 4],
+                                                 uint32_t (&ds)[kTileQ / 4],
+                                                 const float (&s)[kTileQ / 2],
+                                                 const float (&dp)[kTileQ / 2], uint32_t d) {
 #pragma unroll
-  for (int j = 0; j < kTileM / 8; ++j) {
+  for (int j = 0; j < kTileQ / 8; ++j) {
     const float2 l = load_shared_pair(d + 32 * j);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -144,13 +144,13 @@ __device__ __forceinline__ void take_differences(uint32_t (&weights)[kTileM / 4]
 // The same where scores are capped: from the scores themselves, and dS is also multiplied by the
 // derivative of the cap. `seen` are the queries that see the thread's two keys.
 __device__ __forceinline__ void take_capped_differences(
-    uint32_t (&weights)[kTileM / 4], uint32_t (&ds)[kTileM / 4], float (&s)[kTileM / 2],
-    const float (&dp)[kTileM / 2], const fa3_range (&seen)[2], int column, uint32_t lse, uint32_t d,
+    uint32_t (&weights)[kTileQ / 4], uint32_t (&ds)[kTileQ / 4], float (&s)[kTileQ / 2],
+    const float (&dp)[kTileQ / 2], const fa3_range (&seen)[2], int column, uint32_t lse, uint32_t d,
     const fa3_backward_params &p) {
-  const bool large = has_large_lse<kTileM>(lse);
+  const bool large = has_large_lse<kTileQ>(lse);
   cap_scores(s, p.softcap_log2);
 #pragma unroll
-  for (int j = 0; j < kTileM / 8; ++j) {
+  for (int j = 0; j < kTileQ / 8; ++j) {
     const float2 l = load_shared_pair(lse + 32 * j), k = load_shared_pair(d + 32 * j);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -181,10 +181,10 @@ __device__ __forceinline__ uint32_t row_of_ds(uint32_t base, int warpgroup) {
 }
 
 // The warp's 16 keys of dS^T, to shared memory, where dQ's product takes them from.
-__device__ __forceinline__ void store_ds(const uint32_t (&ds)[kTileM / 4], uint32_t row) {
+__device__ __forceinline__ void store_ds(const uint32_t (&ds)[kTileQ / 4], uint32_t row) {
   const int lane = threadIdx.x & 31;
 #pragma unroll
-  for (int j = 0; j < kTileM / 8; j += 2) {
+  for (int j = 0; j < kTileQ / 8; j += 2) {
     const uint32_t to =
         kTransposed ? row + j * 8 * kDsRowBytes
                     : row + j / 8 * kDsBlockBytes + (((j % 8 + lane / 16) ^ (lane & 7)) << 4);
@@ -236,7 +236,7 @@ __device__ __forceinline__ void find_seeing(const work &w, int warpgroup, int la
   const int row = (thread_again() & 127) / 32 * 16 + lane / 4;  // and the one eight below
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int key = w.tile * kTileN + warpgroup * kKeys + row + 8 * r;
+    const int key = w.tile * kTileK + warpgroup * kKeys + row + 8 * r;
     seen[r] = fa3_seeing_queries(&w.sequence.mask, key);
     if (key >= w.sequence.mask.keys) seen[r].end = 0;
   }
@@ -256,7 +256,7 @@ __device__ __forceinline__ dq_share find_share(const layout &m, int warpgroup) {
   share.column = warpgroup * kSecondColumn;
   share.skipped = warpgroup * kOverlap;
   share.all_keys = uniform(wgmma_descriptor_low(
-      m.k.data + share.column / kChunk * kTileN * kRowBytes, kTileN * kRowBytes));
+      m.k.data + share.column / kChunk * kTileK * kRowBytes, kTileK * kRowBytes));
   return share;
 }
 
@@ -298,7 +298,7 @@ __device__ __forceinline__ void store_query_step(const fa3_backward_params &p,
                                                  const backward_sequence &s, const dq_share &share,
                                                  const float (&dq)[kQueryColumns / 2],
                                                  const query_step &q) {
-  const int first_row = q.block * kTileM + (kSplitRows ? share.warpgroup * 64 : 0);
+  const int first_row = q.block * kTileQ + (kSplitRows ? share.warpgroup * 64 : 0);
   const int first = s.query_row + first_row, rows = s.mask.queries - first_row;
   if (kTransposed)
     store_columns<kQueryColumns>(p.grad_query, dq, p.scale, s.query_batch, first, rows, q.head,
@@ -325,7 +325,7 @@ __device__ __forceinline__ void finish_query_step(const fa3_backward_params &p, 
 // A tile whose keys no query sees.
 __device__ __forceinline__ void skip_tile(const fa3_backward_params &p, const work &w,
                                           int warpgroup) {
-  const int first_key = w.tile * kTileN + warpgroup * kKeys, thread = thread_again() & 127;
+  const int first_key = w.tile * kTileK + warpgroup * kKeys, thread = thread_again() & 127;
   const int keys = w.sequence.mask.keys - first_key, key_row = w.sequence.key_row + first_key;
   store_zeros(p.grad_key, w.sequence.key_batch, key_row, keys, w.part, thread);
   store_zeros(p.grad_value, w.sequence.key_batch, key_row, keys, w.part, thread);
@@ -338,7 +338,7 @@ __device__ __forceinline__ void store_gradients(const fa3_backward_params &p, co
                                                 const float (&dk)[kHeadDim / 2],
                                                 const float (&dv)[kHeadDim / 2]) {
   const int warp = warpgroup * 4 + (thread_again() & 127) / 32;
-  const int first_key = w.tile * kTileN + warp * 16;
+  const int first_key = w.tile * kTileK + warp * 16;
   const int keys = w.sequence.mask.keys - first_key, key_row = w.sequence.key_row + first_key;
   const uint32_t staging = ring_tile(m.v, keys_use) + warp * (32 * kHeadDim);
   store_warp_rows<kHeadDim>(p.grad_value, dv, 1.0f, w.sequence.key_batch, key_row, keys, w.part,
@@ -398,19 +398,19 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, cons
     }
     ring_wait_full(m.k, keys_use);
     const uint32_t own_keys = uniform(wgmma_descriptor_low(
-        ring_tile(m.k, keys_use) + warpgroup * kKeys * kRowBytes, kTileN * kRowBytes));
+        ring_tile(m.k, keys_use) + warpgroup * kKeys * kRowBytes, kTileK * kRowBytes));
     const uint32_t own_values = uniform(wgmma_descriptor_low(
-        ring_tile(m.v, keys_use) + warpgroup * kKeys * kRowBytes, kTileN * kRowBytes));
+        ring_tile(m.v, keys_use) + warpgroup * kKeys * kRowBytes, kTileK * kRowBytes));
 
     int block = uniform(w.start), group = 0;
     for (int step = 0; step < steps; ++step) {
       const uint32_t queries =
-          uniform(wgmma_descriptor_low(ring_tile(m.q, use), kTileM * kRowBytes));
+          uniform(wgmma_descriptor_low(ring_tile(m.q, use), kTileQ * kRowBytes));
       const uint32_t d_o = queries + ((m.d_o.data - m.q.data) >> 4);
       const uint32_t lse = rows_of_step(m, use) + 8 * (lane & 3);
-      const uint32_t d = lse + 4 * kTileM;
+      const uint32_t d = lse + 4 * kTileQ;
 
-      float s[kTileM / 2], dp[kTileM / 2];
+      float s[kTileQ / 2], dp[kTileQ / 2];
       if (!kShortStep || step == 0) ring_wait_full(m.q, use);
       take_turn(warpgroup);
       registers_touch(s);
@@ -424,17 +424,17 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, cons
 
       const fa3_range whole = kLoaderTells ? whole_of(use)[warpgroup] : w.whole[warpgroup];
       const bool masked = block < whole.begin || block >= whole.end ||
-                          (!kLoaderTells && has_large_lse<kTileM>(lse));
+                          (!kLoaderTells && has_large_lse<kTileQ>(lse));
       fa3_range seen[2] = {{0, FA3_UNBOUNDED}, {0, FA3_UNBOUNDED}};
       if (masked) find_seeing(w, warpgroup, lane, seen);
-      const int first_query = block * kTileM + 2 * (lane & 3);
+      const int first_query = block * kTileQ + 2 * (lane & 3);
       const query_step now = {block, w.query_head + group};
-      uint32_t weights[kTileM / 4], ds[kTileM / 4];
+      uint32_t weights[kTileQ / 4], ds[kTileQ / 4];
       wgmma_wait<1>();
       pass_turn(warpgroup);
       registers_touch(s);
       auto finish_scores = [&](bool hides) {
-        if (kShortStep && hides && has_large_lse<kTileM>(lse))
+        if (kShortStep && hides && has_large_lse<kTileQ>(lse))
           take_exponentials<true>(p, s, lse);
         else
           take_exponentials<false>(p, s, lse);
@@ -443,7 +443,7 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, cons
         // never taken, which it cannot know.
         if (hides) {
           // The scores once more, and their P: a choice above would cost every step.
-          if (!kShortStep && has_large_lse<kTileM>(lse)) {
+          if (!kShortStep && has_large_lse<kTileQ>(lse)) {
             wgmma_wait<0>();
             registers_touch(s);
             registers_touch(dp);
@@ -457,7 +457,7 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, cons
           hide(s, seen, first_query);
         } else if (kShortStep && isnan(p.scale)) {
 #pragma unroll
-          for (int i = 0; i < kTileM / 2; ++i) s[i] = 0.0f;
+          for (int i = 0; i < kTileQ / 2; ++i) s[i] = 0.0f;
         }
         registers_touch(s);
         ring_wait_empty(m.d_s, use);
@@ -494,7 +494,7 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, cons
       if (pending) ring_release(m.d_s, use - 1);
       const bool follows = kNoPause && step == 0 && pending;  // another tile's last step
       if (follows) ring_release(m.k, keys_use - 1);
-      constexpr int kProductParts = kTileM / 16 * (kShortStep ? 1 : 2);
+      constexpr int kProductParts = kTileQ / 16 * (kShortStep ? 1 : 2);
       auto put_share = [&](int part) {
         constexpr int kParts = kQueryColumns / 8;
         put_partials(share, dq, partial, fate_of_partial(kind), part * kParts / kProductParts,
@@ -502,7 +502,7 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, cons
       };
       if (!kShortStep) issue_gradient(dv, weights, d_o, step > 0, put_share);
       issue_gradient(dk, ds, queries, step > 0,
-                     [&](int part) { put_share(part + kProductParts - kTileM / 16); });
+                     [&](int part) { put_share(part + kProductParts - kTileQ / 16); });
       if (pending)
         finish_query_step(p, m, follows ? work_of(t - 1) : w, share, use - 1, dq, before, kind,
                           partial);
@@ -544,14 +544,14 @@ extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_FINISH_THREADS)
   let_next_grid_launch();
   const int block = blockIdx.x, head = blockIdx.y, warpgroup = threadIdx.x / 128;
   const backward_sequence s = find_sequence(p.sequences, blockIdx.z);
-  const fa3_range tiles = fa3_visible_tiles(&s.mask, block * kTileM, (block + 1) * kTileM, kTileN);
+  const fa3_range tiles = fa3_visible_tiles(&s.mask, block * kTileQ, (block + 1) * kTileQ, kTileK);
   if (tiles.begin >= tiles.end) return;
   const dq_share share = find_share(lay_out(0), warpgroup);
   float dq[kQueryColumns / 2] = {};
   for (int sum = 0; sum < fa3_sum_count(&p.tiles); ++sum) {
     if (!fa3_sum_used(&p.tiles, tiles, sum)) continue;
     const int64_t slot = (int64_t)(sum * p.heads + head) * p.slots + s.slot + block;
-    add_partial(dq, partial_of(p.partial + slot * (kTileM * kHeadDim), share), share.skipped);
+    add_partial(dq, partial_of(p.partial + slot * (kTileQ * kHeadDim), share), share.skipped);
   }
   store_query_step(p, s, share, dq, {block, head});
 }

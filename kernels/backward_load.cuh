@@ -35,9 +35,9 @@ __device__ __forceinline__ void load_keys(const fa3_backward_params &p, const la
                                           const work &w, const ring<kKeyStages, kKeyBytes> &to,
                                           const fa3_tensor_map &map, uint32_t tiles,
                                           uint32_t &landed, bool leader) {
-  const int first = w.tile * kTileN;
+  const int first = w.tile * kTileK;
   ring_wait_empty(to, tiles);
-  load_tile<kTileN>(m, ring_tile(to, tiles), map, ring_full(to, tiles), w.sequence.key_row + first,
+  load_tile<kTileK>(m, ring_tile(to, tiles), map, ring_full(to, tiles), w.sequence.key_row + first,
                     w.head, w.sequence.key_batch, w.sequence.mask.keys - first, p.clear_key, 0,
                     landed, leader);
 }
@@ -57,13 +57,13 @@ __device__ __forceinline__ void load(const fa3_backward_params &p, const layout 
     for (int left = w.steps; left > 0; --left, ++use, next_step(w, step)) {
       // All that can be found out before the buffer is free.
       const int head = step.head, batch = w.sequence.query_batch;
-      const int row = w.sequence.query_row + step.block * kTileM,
-                rows_left = w.sequence.mask.queries - step.block * kTileM;
+      const int row = w.sequence.query_row + step.block * kTileQ,
+                rows_left = w.sequence.mask.queries - step.block * kTileQ;
       const float *rows =
           p.rows + ((int64_t)head * p.slots + w.sequence.slot + step.block) * (kRowsBytes / 4);
 
       // The first step's may be large: they are not there yet.
-      const bool large = kLoaderTells && (use == 0 || rows[2 * kTileM] != 0.0f);
+      const bool large = kLoaderTells && (use == 0 || rows[2 * kTileQ] != 0.0f);
       ring_wait_empty(m.q, use);
       if (leader) {
 #pragma unroll
@@ -71,11 +71,11 @@ __device__ __forceinline__ void load(const fa3_backward_params &p, const layout 
           whole_of(use)[i] = large ? fa3_range{0, 0} : w.whole[i];
         if (use > 0) bulk_load(rows_of_step(m, use), rows, kRowsBytes, ring_full(m.q, use).address);
       }
-      load_tile<kTileM>(m, ring_tile(m.q, use), p.query, ring_full(m.q, use), row, head, batch,
+      load_tile<kTileQ>(m, ring_tile(m.q, use), p.query, ring_full(m.q, use), row, head, batch,
                         rows_left, p.clear_query, kRowsBytes, landed, leader);
 
       ring_wait_empty(m.d_o, use);
-      load_tile<kTileM>(m, ring_tile(m.d_o, use), p.grad_output, ring_full(m.d_o, use), row, head,
+      load_tile<kTileQ>(m, ring_tile(m.d_o, use), p.grad_output, ring_full(m.d_o, use), row, head,
                         batch, rows_left, p.clear_query, 0, landed, leader);
 
       if (left < w.steps) continue;

@@ -11,7 +11,7 @@
  * All but the last may be programmatic dependent launches: they wait for the one before by
  * themselves.
  *
- * dQ is a sum over tiles of keys. Its blocks of tile_m rows collect that sum in `partial`, in the
+ * dQ is a sum over tiles of keys. Its blocks of tile_q rows collect that sum in `partial`, in the
  * order in which tiles are taken (backward_order.h): a counter per block tells how many tiles have
  * been added, and whose turn it is. The first tile stores, those between add, the last one adds
  * what is there to its own and writes the gradient. Where dQ is finished later, the last one adds
@@ -24,7 +24,7 @@
  *   rows      float [heads_q][slots][FA3_BACKWARD_STATISTICS]: lse * log2(e) of each row, or
  *                   infinity for a row that takes no part; then D; then whether the block has an
  *                   lse beyond FA3_LARGE_LSE, in which case all of its lse are as they were given
- *   partial   float [sums][heads_q][slots][tile_m * head_dim of the variant], laid out as the
+ *   partial   float [sums][heads_q][slots][tile_q * head_dim of the variant], laid out as the
  *                   kernel likes
  *   parts     float [batch][heads_k][parts][seqlen_k][head_dim], then the same with head_dim_v,
  *                   where there are parts; grad_key and grad_value of the second launch
@@ -34,12 +34,12 @@
  * Tensor maps (16-bit elements, zero fill out of bounds; innermost dimension first; `C` is the
  * variant's chunk, swizzle 2 * C bytes; a head dim below the variant's is encoded as it is and zero
  * filled):
- *   query        4-d (head_dim, seqlen_q, heads_q, batch)    box (C, tile_m, 1, 1)
- *   grad_output  4-d (head_dim_v, seqlen_q, heads_q, batch)  box (C, tile_m, 1, 1)
+ *   query        4-d (head_dim, seqlen_q, heads_q, batch)    box (C, tile_q, 1, 1)
+ *   grad_output  4-d (head_dim_v, seqlen_q, heads_q, batch)  box (C, tile_q, 1, 1)
  *   key          4-d (head_dim, seqlen_k, heads_k, batch)    box (C, keys, 1, 1)
  *   value        4-d (head_dim_v, seqlen_k, heads_k, batch)  box (C, keys, 1, 1)
- * `keys` is tile_n, but half of it for backward_wide.cu, where the two blocks of a cluster share a
- * tile (128 keys, and tile_m is 64); there each block of rows is counted twice for a tile. With
+ * `keys` is tile_k, but half of it for backward_wide.cu, where the two blocks of a cluster share a
+ * tile (128 keys, and tile_q is 64); there each block of rows is counted twice for a tile. With
  * cumulative lengths seqlen is the total and the batch dimension is 1. */
 #ifndef FA3_BACKWARD_PARAMS_H
 #define FA3_BACKWARD_PARAMS_H
@@ -56,8 +56,8 @@ typedef struct {
   const int *leftpad_k;                   /* keys to skip at a sequence's start, or null */
   const int64_t *diagonal;           /* the key that query 0 stands at, or null: keys - queries */
   int seqlen_q, seqlen_k;            /* the lengths where the arrays are null */
-  int blocks_q;                      /* of tile_m rows, of the longest sequence (or a bound) */
-  int tile_m, tile_n;                /* of the variant */
+  int blocks_q;                      /* of tile_q rows, of the longest sequence (or a bound) */
+  int tile_q, tile_k;                /* of the variant */
   int64_t window_left, window_right; /* FA3_NO_LIMIT: none */
 } fa3_backward_sequences;
 
@@ -91,7 +91,7 @@ typedef struct {
 
 typedef struct {
   const float *sinks;
-  int blocks_q, slots, batches, tile_m;
+  int blocks_q, slots, batches, tile_q;
   const int *cu_seqlens_q, *used_q; /* as above */
   int seqlen_q;
   void *grad_sink; /* heads_q entries */
@@ -143,15 +143,15 @@ typedef struct {
 
 /* Floats of a block of rows in `rows`: the last is there eight times, a pair for each thread of a
  * quad. */
-#define FA3_BACKWARD_STATISTICS(tile_m) (2 * (tile_m) + 8)
+#define FA3_BACKWARD_STATISTICS(tile_q) (2 * (tile_q) + 8)
 
 /* Beyond it the roundings of lse * log2(e) are more than that of P to bfloat16. */
 #define FA3_LARGE_LSE 4096.0f
 
 /* Slots of a head: `rows_q` is seqlen_q, or with cumulative lengths the total. */
-#define FA3_BACKWARD_SLOTS(cumulative, batch, rows_q, tile_m)     \
-  ((cumulative) ? (int64_t)(rows_q) / (tile_m) + (int64_t)(batch) \
-                : (int64_t)(batch) * (((rows_q) + (tile_m)-1) / (tile_m)))
+#define FA3_BACKWARD_SLOTS(cumulative, batch, rows_q, tile_q)     \
+  ((cumulative) ? (int64_t)(rows_q) / (tile_q) + (int64_t)(batch) \
+                : (int64_t)(batch) * (((rows_q) + (tile_q)-1) / (tile_q)))
 
 /* Columns of a tile that lie side by side in shared memory. */
 #define FA3_BACKWARD_CHUNK(head_dim, head_dim_v) FA3_FORWARD_CHUNK(head_dim, head_dim_v)
@@ -175,7 +175,7 @@ typedef struct {
 /* The first slot of a sequence: `first_row` is its entry of cu_seqlens_q. */
 FA3_SHARED int fa3_backward_slot(const fa3_backward_sequences *sequences, int batch,
                                  int first_row) {
-  return sequences->cu_seqlens_q ? first_row / sequences->tile_m + batch
+  return sequences->cu_seqlens_q ? first_row / sequences->tile_q + batch
                                  : batch * sequences->blocks_q;
 }
 

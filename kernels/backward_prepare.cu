@@ -80,10 +80,10 @@ extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_PREPARE_THREADS, 4)
   // wait.
   let_next_grid_launch();
   const backward_sequence s = find_sequence(p.sequences, batch);
-  const int tile_m = p.sequences.tile_m, first = block * tile_m;
+  const int tile_q = p.sequences.tile_q, first = block * tile_q;
   if (first >= s.mask.queries) return;
   const int64_t slot = (int64_t)head * p.slots + s.slot + block;
-  const fa3_range tiles = fa3_visible_tiles(&s.mask, first, first + tile_m, p.sequences.tile_n);
+  const fa3_range tiles = fa3_visible_tiles(&s.mask, first, first + tile_q, p.sequences.tile_k);
   const bool seen = tiles.begin < tiles.end;
   if (threadIdx.x < 2 * p.sums) p.counters[(int64_t)threadIdx.x * gridDim.y * p.slots + slot] = 0;
 
@@ -97,20 +97,20 @@ extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_PREPARE_THREADS, 4)
   const int left = s.mask.queries - first;  // rows of the block that are in use
   float of_sink = 0.0f;
   bool large = false;
-  float *statistics = p.rows + slot * FA3_BACKWARD_STATISTICS(tile_m);
-  for (int begin = threadIdx.x / kLanes; begin < tile_m; begin += kRowsAtOnce * kRowsApart) {
+  float *statistics = p.rows + slot * FA3_BACKWARD_STATISTICS(tile_q);
+  for (int begin = threadIdx.x / kLanes; begin < tile_q; begin += kRowsAtOnce * kRowsApart) {
     float log_sum[kRowsAtOnce], product[kRowsAtOnce] = {};
 #pragma unroll
     for (int i = 0; i < kRowsAtOnce; ++i) {
       const int in_tile = begin + i * kRowsApart;
       log_sum[i] = -INFINITY;
-      if (lane == 0 && in_tile < tile_m && in_tile < left)
+      if (lane == 0 && in_tile < tile_q && in_tile < left)
         log_sum[i] = lse[(s.query_row + first + in_tile) * p.lse_stride_row];
     }
     const int64_t row = s.query_row + first + begin;
     const uint16_t *x = output + row * p.output_stride_row,
                    *y = grad_output + row * p.grad_output_stride_row;
-    const int rows = (tile_m < left ? tile_m : left) - begin, columns = p.head_dim_v - 8 * lane;
+    const int rows = (tile_q < left ? tile_q : left) - begin, columns = p.head_dim_v - 8 * lane;
     // Apart, for a load that may take two forms is waited for before the next.
     if (p.vectors)
       add_row_products<true>(p, x, y, rows, columns, product);
@@ -122,27 +122,27 @@ extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_PREPARE_THREADS, 4)
       for (int lanes = kLanes / 2; lanes > 0; lanes /= 2)
         product[i] += __shfl_xor_sync(0xffffffff, product[i], lanes);
       const int in_tile = begin + i * kRowsApart, row = s.query_row + first + in_tile;
-      if (in_tile >= tile_m) continue;
+      if (in_tile >= tile_q) continue;
       if (lane != 0) continue;
       if (in_tile < left && p.grad_lse)
         product[i] -= p.grad_lse[s.query_batch * p.grad_lse_stride_batch +
                                  row * p.grad_lse_stride_row + head * p.grad_lse_stride_head];
       statistics[in_tile] = log_sum[i] == -INFINITY ? INFINITY : log_sum[i] * kLog2E;
-      statistics[tile_m + in_tile] = product[i];
+      statistics[tile_q + in_tile] = product[i];
       if (log_sum[i] == -INFINITY) continue;
       large |= fabsf(log_sum[i]) > FA3_LARGE_LSE;
       if (p.sink) of_sink -= exp2_unit((p.sink[head] - log_sum[i]) * kLog2E) * product[i];
     }
   }
   large = __syncthreads_or(large);
-  if (threadIdx.x < 8) statistics[2 * tile_m + threadIdx.x] = large;
-  for (int in_tile = threadIdx.x; large && in_tile < tile_m && in_tile < left;
+  if (threadIdx.x < 8) statistics[2 * tile_q + threadIdx.x] = large;
+  for (int in_tile = threadIdx.x; large && in_tile < tile_q && in_tile < left;
        in_tile += FA3_BACKWARD_PREPARE_THREADS) {
     const float log_sum = lse[(s.query_row + first + in_tile) * p.lse_stride_row];
     statistics[in_tile] = log_sum == -INFINITY ? INFINITY : log_sum;
   }
   if (!seen && !p.grad_query.accumulate) {
-    for (int in_tile = threadIdx.x / kLanes; in_tile < tile_m && in_tile < left;
+    for (int in_tile = threadIdx.x / kLanes; in_tile < tile_q && in_tile < left;
          in_tile += kRowsApart) {
       float zeros[8] = {};
       for (int column = 8 * lane; column < p.grad_query.head_dim; column += 8 * kLanes)
@@ -199,8 +199,8 @@ extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_SINK_THREADS)
     const int queries = p.used_q         ? p.used_q[batch]
                         : p.cu_seqlens_q ? p.cu_seqlens_q[batch + 1] - row
                                          : p.seqlen_q;
-    const int slot = p.cu_seqlens_q ? row / p.tile_m + batch : batch * p.blocks_q;
-    const int blocks = (queries + p.tile_m - 1) / p.tile_m;
+    const int slot = p.cu_seqlens_q ? row / p.tile_q + batch : batch * p.blocks_q;
+    const int blocks = (queries + p.tile_q - 1) / p.tile_q;
     for (int block = threadIdx.x; block < blocks; block += FA3_BACKWARD_SINK_THREADS)
       sum += p.sinks[(int64_t)head * p.slots + slot + block];
   }

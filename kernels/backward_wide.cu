@@ -84,7 +84,7 @@ __device__ __forceinline__ void find_probabilities(const fa3_backward_params &p,
                                                    uint32_t to) {
   if (!kGeneral) load_statistics(lse, 4, 4, rows);
   const bool capped = kGeneral && p.softcap_log2 != 0.0f;
-  const bool large = kGeneral && has_large_lse<kTileM>(rows);
+  const bool large = kGeneral && has_large_lse<kTileQ>(rows);
   fa3_range seeing[2];
   if constexpr (kGeneral) {
     const int thread = thread_again() & 127, column = 2 * (thread & 3);
@@ -94,8 +94,8 @@ __device__ __forceinline__ void find_probabilities(const fa3_backward_params &p,
       const int key = w.first + thread / 32 * 16 + thread % 32 / 4 + 8 * r;
       seeing[r] = fa3_seeing_queries(&w.sequence.mask, key);
       if (key >= w.sequence.mask.keys) seeing[r].end = seeing[r].begin;
-      seeing[r].begin -= block * kTileM + column;
-      seeing[r].end -= block * kTileM + column;
+      seeing[r].begin -= block * kTileQ + column;
+      seeing[r].end -= block * kTileQ + column;
     }
   }
 #pragma unroll
@@ -140,7 +140,7 @@ __device__ __forceinline__ void step_dv(const fa3_backward_params &p, const layo
   const uint32_t rows = rows_of_step(m, c.use);
   float2 lse[8];
   load_statistics(lse, 0, 4, rows);
-  const bool general = p.softcap_log2 != 0.0f || has_large_lse<kTileM>(rows) ||
+  const bool general = p.softcap_log2 != 0.0f || has_large_lse<kTileQ>(rows) ||
                        block < uniform(w.whole[0].begin) || block >= uniform(w.whole[0].end);
   wgmma_wait<0>();
   registers_touch(c.s);
@@ -256,7 +256,7 @@ __device__ __forceinline__ void step_dk(const layout &m, const work &w, dk_state
   wgmma_fence();
   issue_scores<kHeadDimV>(c.dp, values, d_o);
   ring_wait_full(m.q, c.use);
-  const uint32_t rows = rows_of_step(m, c.use) + 4 * kTileM;
+  const uint32_t rows = rows_of_step(m, c.use) + 4 * kTileQ;
   float2 d[8];
   load_statistics(d, 0, 4, rows);
   const bool masked = block < uniform(w.whole[0].begin) || block >= uniform(w.whole[0].end);
@@ -314,7 +314,7 @@ __device__ __forceinline__ void make_dk(const fa3_backward_params &p, uint32_t b
 // Where the thread's part of a block of dQ is summed, from a column on.
 __device__ __forceinline__ float *partial_of(const fa3_backward_params &p, int64_t slot,
                                              int column) {
-  return p.partial + slot * (kTileM * kHeadDim) + column * kTileM + (threadIdx.x & 127) * 4;
+  return p.partial + slot * (kTileQ * kHeadDim) + column * kTileQ + (threadIdx.x & 127) * 4;
 }
 
 // dQ, `kColumns` of it from `column` on.
@@ -370,7 +370,7 @@ __device__ __forceinline__ void make_dq(const fa3_backward_params &p, uint32_t b
         barrier_arrive_warp(ring_full(m.added, added));
         ++added;
       } else {
-        const int row = step.block * kTileM;
+        const int row = step.block * kTileQ;
         store_dq<kColumns>(p.grad_query, partial, p.scale, w.sequence.query_batch,
                            w.sequence.query_row + row, w.sequence.mask.queries - row, step.head,
                            column);
@@ -410,9 +410,9 @@ extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_FINISH_THREADS)
     backward_finish(const __grid_constant__ fa3_backward_params p) {
   wait_for_prior_grids();
   let_next_grid_launch();
-  const int block = blockIdx.x, head = blockIdx.y, row = block * kTileM;
+  const int block = blockIdx.x, head = blockIdx.y, row = block * kTileQ;
   const backward_sequence s = find_sequence(p.sequences, blockIdx.z);
-  const fa3_range tiles = fa3_visible_tiles(&s.mask, row, row + kTileM, kTileN);
+  const fa3_range tiles = fa3_visible_tiles(&s.mask, row, row + kTileQ, kTileK);
   if (tiles.begin >= tiles.end) return;
   for (int group = threadIdx.x / 128; group < kHeadDim / 32; group += 2) {
     dq_sums all = {};

@@ -68,11 +68,11 @@ __device__ __forceinline__ void load_queries(const fa3_backward_params &p, uint3
       const barrier full = ring_full(m.q, use);
       const uint32_t to = ring_tile(m.q, use);
       // All that can be found out before the buffer is free.
-      const int row = w.sequence.query_row + step.block * kTileM, batch = w.sequence.query_batch;
-      const int rows_left = w.sequence.mask.queries - step.block * kTileM;
+      const int row = w.sequence.query_row + step.block * kTileQ, batch = w.sequence.query_batch;
+      const int rows_left = w.sequence.mask.queries - step.block * kTileQ;
       const float *rows =
           p.rows + ((int64_t)step.head * p.slots + w.sequence.slot + step.block) * (kRowsBytes / 4);
-      const bool overrun = p.clear_query && rows_left < kTileM;
+      const bool overrun = p.clear_query && rows_left < kTileQ;
       ring_wait_empty(m.q, use);
       if (leader) {
         const barrier report = overrun ? m.q_landed : full;
@@ -83,7 +83,7 @@ __device__ __forceinline__ void load_queries(const fa3_backward_params &p, uint3
       if (overrun) {
         __syncwarp();
         barrier_wait(m.q_landed, landed++);
-        clear_rows<kChunks, kTileM, kRowBytes>(to, max(rows_left, 0));
+        clear_rows<kChunks, kTileQ, kRowBytes>(to, max(rows_left, 0));
         if (leader) barrier_arrive(full);
       }
       __syncwarp();
@@ -122,9 +122,9 @@ __device__ __forceinline__ void load_do(const fa3_backward_params &p, uint32_t b
       const layout m = lay_out(base);
       const barrier full = ring_full(m.d_o, use);
       const uint32_t to = ring_tile(m.d_o, use);
-      const int row = w.sequence.query_row + step.block * kTileM, batch = w.sequence.query_batch;
-      const int rows_left = w.sequence.mask.queries - step.block * kTileM;
-      const bool overrun = p.clear_query && rows_left < kTileM;
+      const int row = w.sequence.query_row + step.block * kTileQ, batch = w.sequence.query_batch;
+      const int rows_left = w.sequence.mask.queries - step.block * kTileQ;
+      const bool overrun = p.clear_query && rows_left < kTileQ;
       ring_wait_empty(m.d_o, use);
       if (leader) {
         const barrier report = overrun ? m.do_landed : full;
@@ -134,7 +134,7 @@ __device__ __forceinline__ void load_do(const fa3_backward_params &p, uint32_t b
       if (overrun) {
         __syncwarp();
         barrier_wait(m.do_landed, landed++);
-        clear_rows<kChunksV, kTileM, kRowBytes>(to, max(rows_left, 0));
+        clear_rows<kChunksV, kTileQ, kRowBytes>(to, max(rows_left, 0));
         if (leader) barrier_arrive(full);
       }
       __syncwarp();

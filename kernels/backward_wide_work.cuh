@@ -16,15 +16,15 @@
 constexpr int kHeadDim = FA3_HEAD_DIM;         // of queries and keys
 constexpr int kHeadDimV = FA3_VALUE_HEAD_DIM;  // of values and dO, <= kHeadDim
 
-constexpr int kTileM = FA3_TILE_Q;        // queries of a tile
-constexpr int kTileN = FA3_TILE_K;        // keys of a cluster
-constexpr int kKeys = kTileN / 2;         // keys of a block
+constexpr int kTileQ = FA3_TILE_Q;        // queries of a tile
+constexpr int kTileK = FA3_TILE_K;        // keys of a cluster
+constexpr int kKeys = kTileK / 2;         // keys of a block
 constexpr int kQStages = 2;               // depth of the ring of Q
 constexpr int kDoStages = FA3_DO_STAGES;  // of dO
 constexpr int kDsStages = 2;              // of dS
 constexpr int kWorkSlots = 2;             // the tile that is computed, and the next
 constexpr int kThreads = FA3_BACKWARD_WIDE_THREADS;
-static_assert(kTileM == 64 && kTileN == 128, "a tile");
+static_assert(kTileQ == 64 && kTileK == 128, "a tile");
 
 // What the launch allots (128 for every thread) is all there is to share out between the four
 // warpgroups. The assembler takes none of it to be less than 96 for dQ.
@@ -51,8 +51,8 @@ static_assert(kHeadDim > kSplit && kHeadDim <= 2 * kSplit, "halves of dQ");
 
 constexpr int kQBytes = kChunks * kChunkBytes;  // of Q, and of the block's K
 constexpr int kDoBytes = kChunksV * kChunkBytes;
-constexpr int kPBytes = 16 * kTileM * 4;                         // of a warp's P
-constexpr int kRowsBytes = 4 * FA3_BACKWARD_STATISTICS(kTileM);  // lse and D
+constexpr int kPBytes = 16 * kTileQ * 4;                         // of a warp's P
+constexpr int kRowsBytes = 4 * FA3_BACKWARD_STATISTICS(kTileQ);  // lse and D
 
 // What lies in shared memory. Buffers of Q and of dO are filled in both blocks at once, and empty
 // when both have read them.
@@ -189,11 +189,11 @@ __device__ __forceinline__ void schedule(const fa3_backward_params &p, uint32_t 
     if (leader) {
       work &w = work_of(done);
       w.last = last;
-      if (!last) found = find_work(p, index, kTileM, kTileN, w);
+      if (!last) found = find_work(p, index, kTileQ, kTileK, w);
       forget_memory();
       if (!last && found) {
-        w.first = w.tile * kTileN + cluster_rank() * kKeys;
-        w.whole[0] = find_whole(w, w.first, w.first + kKeys, kTileM);
+        w.first = w.tile * kTileK + cluster_rank() * kKeys;
+        w.whole[0] = find_whole(w, w.first, w.first + kKeys, kTileQ);
       }
       if (found) barrier_arrive(ring_full(lay_out(base).work, done));
     }
@@ -235,7 +235,7 @@ __device__ __forceinline__ void next_step(const work &w, query_step &step) {
 __device__ __forceinline__ fa3_turn find_turn(const fa3_backward_params &p, const work &w,
                                               const query_step &step) {
   const fa3_key_tiles tiles = {.sums_log2 = p.tiles.sums_log2};  // none go upwards
-  fa3_turn turn = fa3_find_turn(&tiles, &w.sequence.mask, w.tile, step.block, kTileM, kTileN);
+  fa3_turn turn = fa3_find_turn(&tiles, &w.sequence.mask, w.tile, step.block, kTileQ, kTileK);
   if (p.finished_later) turn.last = 0;
   return turn;
 }

@@ -11,8 +11,8 @@
 #include "wgmma.cuh"
 
 constexpr int kHeadDim = FA3_HEAD_DIM;
-constexpr int kTileM = FA3_TILE_Q;            // queries per step: 64, 80 or 128
-constexpr int kTileN = FA3_TILE_K;            // keys of a tile
+constexpr int kTileQ = FA3_TILE_Q;            // queries per step: 64, 80 or 128
+constexpr int kTileK = FA3_TILE_K;            // keys of a tile
 constexpr int kStages = FA3_BACKWARD_STAGES;  // depth of the rings of Q and of dO
 constexpr int kKeyStages = FA3_BACKWARD_KEY_STAGES(FA3_TILE_Q);  // and of K and of V
 
@@ -21,7 +21,7 @@ constexpr int kKeyStages = FA3_BACKWARD_KEY_STAGES(FA3_TILE_Q);  // and of K and
 constexpr bool kNoPause = kKeyStages > 1;
 
 constexpr int kWarpgroups = 2;               // consumers
-constexpr int kKeys = kTileN / kWarpgroups;  // of a warpgroup
+constexpr int kKeys = kTileK / kWarpgroups;  // of a warpgroup
 constexpr int kThreads = 128 * (kWarpgroups + 1);
 constexpr int kConsumerWarps = 4 * kWarpgroups;
 // What the launch allots (168 for every thread) is all there is to share out.
@@ -34,15 +34,15 @@ constexpr int kTurns = 4;  // steps that may have the leave to add, and not have
 // The warpgroups share dQ's product: by rows if there are 128; else both take all rows and 64
 // columns, of which the second leaves out those that the first has too. 80 rows are no multiple of
 // 64, which is what a product has: then it is dQ^T that is computed.
-constexpr bool kSplitRows = kTileM == 128;
-constexpr bool kTransposed = kTileM == 80;
-constexpr int kQueryColumns = kSplitRows ? kHeadDim : kTransposed ? kTileM : 64;  // of the product
+constexpr bool kSplitRows = kTileQ == 128;
+constexpr bool kTransposed = kTileQ == 80;
+constexpr int kQueryColumns = kSplitRows ? kHeadDim : kTransposed ? kTileQ : 64;  // of the product
 constexpr int kSecondColumn = kSplitRows ? 0 : kHeadDim - 64;  // where the second begins
 constexpr int kOverlap = kSplitRows ? 0 : 64 - kSecondColumn;
 // Shares of a block of dQ that are added in turns of their own: with 128 queries the warpgroups are
 // half a step apart, and a tile is to follow the one before it as closely as it can.
 constexpr int kShares = kSplitRows ? kWarpgroups : 1;
-static_assert((kTileM == 64 || kTileM == 80 || kTileM == 128) && kTileN == 128, "a step");
+static_assert((kTileQ == 64 || kTileQ == 80 || kTileQ == 128) && kTileK == 128, "a step");
 static_assert(kHeadDim == FA3_VALUE_HEAD_DIM, "head dims");
 static_assert(kSplitRows || kHeadDim >= 64, "dQ's columns");
 static_assert(!kTransposed || kHeadDim == 128, "a warpgroup has 64 columns of dQ^T");
@@ -61,13 +61,13 @@ constexpr bool kByHead = false;
 constexpr int kChunk = FA3_BACKWARD_CHUNK(kHeadDim, kHeadDim);
 constexpr int kRowBytes = 2 * kChunk;
 constexpr int kChunks = kHeadDim / kChunk;
-constexpr int kKeyBytes = kTileN * kHeadDim * 2;
-constexpr int kQueryBytes = kTileM * kHeadDim * 2;
+constexpr int kKeyBytes = kTileK * kHeadDim * 2;
+constexpr int kQueryBytes = kTileQ * kHeadDim * 2;
 // dS: blocks of 64 queries, key after key; for dQ^T blocks of 64 keys, query after query.
 constexpr int kDsRowBytes = 128;
-constexpr int kDsBlockBytes = (kTransposed ? kTileM : kTileN) * kDsRowBytes;
-constexpr int kDsBytes = 2 * kTileM * kTileN;
-constexpr int kRowsBytes = 4 * FA3_BACKWARD_STATISTICS(kTileM);  // lse and D
+constexpr int kDsBlockBytes = (kTransposed ? kTileQ : kTileK) * kDsRowBytes;
+constexpr int kDsBytes = 2 * kTileQ * kTileK;
+constexpr int kRowsBytes = 4 * FA3_BACKWARD_STATISTICS(kTileQ);  // lse and D
 
 constexpr int kWholeBytes = sizeof(fa3_range[kWarpgroups]);
 constexpr int kTurnBytes = 32;
@@ -121,7 +121,7 @@ __host__ __device__ constexpr layout lay_out(uint32_t base) {
 }
 
 constexpr int kSharedBytes = lay_out(0).end;
-constexpr int kSharedBytesByHost = FA3_BACKWARD_SHARED_BYTES(kHeadDim, kHeadDim, kTileM, kTileN);
+constexpr int kSharedBytesByHost = FA3_BACKWARD_SHARED_BYTES(kHeadDim, kHeadDim, kTileQ, kTileK);
 static_assert(kSharedBytes <= kSharedBytesByHost && kSharedBytesByHost <= 232448, "shared memory");
 static_assert(kThreads == FA3_BACKWARD_THREADS, "threads");
 
@@ -194,7 +194,7 @@ __device__ __forceinline__ void next_step(const work &w, query_step &step) {
 
 // Steps that need care (backward_probability.cuh) go the way of those with a mask. Of longer ones
 // the loading warp tells it, so that the consumers need not ask.
-constexpr bool kLoaderTells = kTileM > 64;
+constexpr bool kLoaderTells = kTileQ > 64;
 
 // The blocks of queries that need no mask in a step, for each warpgroup.
 __device__ __forceinline__ fa3_range *whole_of(uint32_t use) {
@@ -220,11 +220,11 @@ static_assert(sizeof(turn) <= kTurnBytes, "a turn");
 
 __device__ __forceinline__ turn make_turn(const fa3_backward_params &p, const work &w, int head,
                                           int block) {
-  const fa3_turn mine = fa3_find_turn(&p.tiles, &w.sequence.mask, w.tile, block, kTileM, kTileN);
+  const fa3_turn mine = fa3_find_turn(&p.tiles, &w.sequence.mask, w.tile, block, kTileQ, kTileK);
   const int64_t slot = (int64_t)(mine.sum * p.heads + head) * p.slots + w.sequence.slot + block;
   turn t;
   t.counter = p.counters + slot;
-  t.partial = p.partial + slot * (kTileM * kHeadDim);
+  t.partial = p.partial + slot * (kTileQ * kHeadDim);
   t.before = mine.before;
   const bool last = mine.last && !p.finished_later;
   t.kind = mine.before == 0 ? last ? kTurnAlone : kTurnFirst : last ? kTurnLast : kTurnBetween;
@@ -252,13 +252,13 @@ __device__ __forceinline__ void schedule(const fa3_backward_params &p, uint32_t 
       int index;
       do {
         index = atomicAdd(p.next_tile, 1);
-      } while (index < total && !find_work(p, index, kTileM, kTileN, w));
+      } while (index < total && !find_work(p, index, kTileQ, kTileK, w));
       w.last = last = index >= total;
-      w.first = w.tile * kTileN;
+      w.first = w.tile * kTileK;
 #pragma unroll 1
       for (int g = 0; g < kWarpgroups; ++g) {
         const int first = w.first + g * kKeys;
-        w.whole[g] = find_whole(w, first, first + kKeys, kTileM);
+        w.whole[g] = find_whole(w, first, first + kKeys, kTileQ);
       }
       barrier_arrive(ring_full(lay_out(base).work, done));
     }

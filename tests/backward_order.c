@@ -5,7 +5,7 @@
 #include "kernels/backward_params.h"
 #include "test.h"
 
-enum { TILE_M = 3, TILE_N = 4, MOST = 12, MOST_SUMS = 4 };
+enum { TILE_Q = 3, TILE_K = 4, MOST = 12, MOST_SUMS = 4 };
 
 static bool sees(const fa3_mask *mask, int query, int key) {
   const fa3_range seen = fa3_visible_keys(mask, query);
@@ -18,20 +18,20 @@ static void check_mask(const fa3_mask *mask) {
     for (int query = 0; query < mask->queries; query++)
       assert_int_equal(query >= seeing.begin && query < seeing.end, sees(mask, query, key));
   }
-  for (int n = 0; n * TILE_N < mask->keys; n++) {
-    const int first = n * TILE_N;
-    const int last = first + TILE_N < mask->keys ? first + TILE_N : mask->keys;
-    const fa3_range blocks = fa3_seeing_tiles(mask, first, first + TILE_N, TILE_M);
-    const fa3_range common = fa3_common_queries(mask, first, first + TILE_N);
-    for (int m = 0; m * TILE_M < mask->queries; m++) {
+  for (int n = 0; n * TILE_K < mask->keys; n++) {
+    const int first = n * TILE_K;
+    const int last = first + TILE_K < mask->keys ? first + TILE_K : mask->keys;
+    const fa3_range blocks = fa3_seeing_tiles(mask, first, first + TILE_K, TILE_Q);
+    const fa3_range common = fa3_common_queries(mask, first, first + TILE_K);
+    for (int m = 0; m * TILE_Q < mask->queries; m++) {
       bool any = false;
-      for (int i = m * TILE_M; i < (m + 1) * TILE_M && i < mask->queries; i++)
+      for (int i = m * TILE_Q; i < (m + 1) * TILE_Q && i < mask->queries; i++)
         for (int j = first; j < last; j++) {
           any |= sees(mask, i, j);
           if (i >= common.begin && i < common.end) assert_true(sees(mask, i, j));
         }
       /* A tile visits a block exactly if the block counts on it. */
-      const fa3_range tiles = fa3_visible_tiles(mask, m * TILE_M, (m + 1) * TILE_M, TILE_N);
+      const fa3_range tiles = fa3_visible_tiles(mask, m * TILE_Q, (m + 1) * TILE_Q, TILE_K);
       assert_int_equal(m >= blocks.begin && m < blocks.end, any);
       assert_int_equal(n >= tiles.begin && n < tiles.end, any);
     }
@@ -91,17 +91,17 @@ static void test_tile_order(void **state) {
 /* The tiles of a head under a mask: each visits the blocks that see it in one part each, and adds
  * to one of their sums as the next after tiles that are taken before it. */
 static void check_turns(const fa3_key_tiles *tiles, const fa3_mask *mask) {
-  int added[MOST_SUMS][MOST / TILE_M + 1] = {{0}};
-  bool complete[MOST / TILE_M + 1] = {0};
+  int added[MOST_SUMS][MOST / TILE_Q + 1] = {{0}};
+  bool complete[MOST / TILE_Q + 1] = {0};
   for (int place = 0; place < tiles->tiles; place++) {
     const int n = in_turn(tiles, place);
-    const fa3_range seeing = fa3_seeing_tiles(mask, n * TILE_N, (n + 1) * TILE_N, TILE_M);
+    const fa3_range seeing = fa3_seeing_tiles(mask, n * TILE_K, (n + 1) * TILE_K, TILE_Q);
     int visited = 0;
     for (int part = 0; part < tiles->row_parts; part++) {
       const fa3_key_tile tile = {.tile = n, .row_part = part};
-      const fa3_range blocks = fa3_blocks_of_part(tiles, &tile, mask, TILE_M, TILE_N);
+      const fa3_range blocks = fa3_blocks_of_part(tiles, &tile, mask, TILE_Q, TILE_K);
       for (int m = blocks.end - 1; m >= blocks.begin; m--) {
-        const fa3_turn turn = fa3_find_turn(tiles, mask, n, m, TILE_M, TILE_N);
+        const fa3_turn turn = fa3_find_turn(tiles, mask, n, m, TILE_Q, TILE_K);
         assert_true(m >= seeing.begin && m < seeing.end);
         if (fa3_sum_count(tiles) == 1) assert_false(complete[m]);
         assert_in_range(turn.sum, 0, fa3_sum_count(tiles) - 1);
@@ -112,8 +112,8 @@ static void check_turns(const fa3_key_tiles *tiles, const fa3_mask *mask) {
     }
     assert_int_equal(visited, seeing.end > seeing.begin ? seeing.end - seeing.begin : 0);
   }
-  for (int m = 0; m * TILE_M < mask->queries; m++) {
-    const fa3_range seen = fa3_visible_tiles(mask, m * TILE_M, (m + 1) * TILE_M, TILE_N);
+  for (int m = 0; m * TILE_Q < mask->queries; m++) {
+    const fa3_range seen = fa3_visible_tiles(mask, m * TILE_Q, (m + 1) * TILE_Q, TILE_K);
     if (fa3_sum_count(tiles) == 1) assert_int_equal(complete[m], added[0][m] > 0);
     for (int sum = 0; seen.begin < seen.end && sum < fa3_sum_count(tiles); sum++)
       assert_int_equal(fa3_sum_used(tiles, seen, sum), added[sum][m] > 0);
@@ -128,7 +128,7 @@ static void test_turns(void **state) {
         for (int left = -1; left <= 7; left += 4)
           for (int right = -1; right <= 5; right += 3)
             for (int parts = 1; parts <= 5; parts++) {
-              fa3_key_tiles tiles = {.tiles = (keys + TILE_N - 1) / TILE_N, .row_parts = parts};
+              fa3_key_tiles tiles = {.tiles = (keys + TILE_K - 1) / TILE_K, .row_parts = parts};
               const fa3_mask mask =
                   fa3_make_mask(queries, keys, diagonal, left < 0 ? FA3_NO_LIMIT : left,
                                 right < 0 ? FA3_NO_LIMIT : right);
@@ -178,18 +178,18 @@ static void test_slots(void **state) {
     for (int b = 0, rest = trial; b < BATCH; b++, rest /= LENGTHS)
       cu_seqlens[b + 1] = cu_seqlens[b] + rest % LENGTHS;
     fa3_backward_sequences sequences = {
-        .cu_seqlens_q = cu_seqlens, .tile_m = TILE_M, .blocks_q = (LONGEST + TILE_M - 1) / TILE_M};
-    const int64_t slots = FA3_BACKWARD_SLOTS(true, BATCH, cu_seqlens[BATCH], TILE_M);
+        .cu_seqlens_q = cu_seqlens, .tile_q = TILE_Q, .blocks_q = (LONGEST + TILE_Q - 1) / TILE_Q};
+    const int64_t slots = FA3_BACKWARD_SLOTS(true, BATCH, cu_seqlens[BATCH], TILE_Q);
     int64_t end = 0;
     for (int b = 0; b < BATCH; b++) {
       const int first = fa3_backward_slot(&sequences, b, cu_seqlens[b]);
       assert_true(first >= end);
-      end = first + (cu_seqlens[b + 1] - cu_seqlens[b] + TILE_M - 1) / TILE_M;
+      end = first + (cu_seqlens[b + 1] - cu_seqlens[b] + TILE_Q - 1) / TILE_Q;
     }
     assert_true(end <= slots);
     sequences.cu_seqlens_q = NULL;
     assert_int_equal(fa3_backward_slot(&sequences, BATCH, 0),
-                     FA3_BACKWARD_SLOTS(false, BATCH, LONGEST, TILE_M));
+                     FA3_BACKWARD_SLOTS(false, BATCH, LONGEST, TILE_Q));
   }
 }
 

@@ -215,7 +215,7 @@ static fa3_status launch_sink(const struct call *call) {
                                      .blocks_q = call->plan->blocks_q,
                                      .slots = call->plan->slots,
                                      .batches = (int)problem->batch,
-                                     .tile_m = call->kernel->tile_q,
+                                     .tile_q = call->kernel->tile_q,
                                      .cu_seqlens_q = problem->cu_seqlens_q,
                                      .used_q = problem->seqused_q,
                                      .seqlen_q = (int)problem->max_seqlen_q,

@@ -11,7 +11,7 @@
 
 /* The workspace is measured by these, so that its size does not fall where a larger head dim takes
  * a kernel with another tile. */
-enum { SMALLEST_TILE_M = 64, MIDDLE_TILE_M = 80, LARGEST_TILE_M = 128 };
+enum { SMALLEST_TILE_Q = 64, MIDDLE_TILE_Q = 80, LARGEST_TILE_Q = 128 };
 
 static int32_t shared_bytes(const struct kernel *kernel) {
   return FA3_BACKWARD_SHARED_BYTES(kernel->head_dim, kernel->value_head_dim, kernel->tile_q,
@@ -61,8 +61,8 @@ fa3_status supports_backward(const fa3_capability *capability) {
                               capability->features & FA3_FEATURE_SOFTCAP, 0, &kernel);
 }
 
-static int64_t slots(const struct problem *problem, int64_t tile_m) {
-  return FA3_BACKWARD_SLOTS(problem->cu_seqlens_q, problem->batch, problem->rows_q, tile_m);
+static int64_t slots(const struct problem *problem, int64_t tile_q) {
+  return FA3_BACKWARD_SLOTS(problem->cu_seqlens_q, problem->batch, problem->rows_q, tile_q);
 }
 
 static fa3_status plan_tiles(const struct problem *problem, struct backward_plan *plan) {
@@ -94,9 +94,9 @@ static fa3_status plan_tiles(const struct problem *problem, struct backward_plan
 /* Rows of all slots together, whatever the kernel's tile. */
 static int64_t padded_rows(const struct problem *problem) {
   if (problem->cu_seqlens_q)
-    return problem->rows_q + (problem->batch + 1) * (int64_t)LARGEST_TILE_M;
-  return problem->batch * larger(round_up(problem->rows_q, LARGEST_TILE_M),
-                                 round_up(problem->rows_q, MIDDLE_TILE_M));
+    return problem->rows_q + (problem->batch + 1) * (int64_t)LARGEST_TILE_Q;
+  return problem->batch * larger(round_up(problem->rows_q, LARGEST_TILE_Q),
+                                 round_up(problem->rows_q, MIDDLE_TILE_Q));
 }
 
 /* How many queries of a head a tile of keys meets, for the choice of a kernel. With a mask on both
@@ -114,7 +114,7 @@ static fa3_status plan_workspace(const struct problem *problem, struct cuda_plan
   size_t *size = &cuda_plan->workspace_size;
   const struct kernel *kernel = plan->kernel;
   const int64_t heads = problem->heads_q, rows = padded_rows(problem);
-  const int64_t blocks = slots(problem, SMALLEST_TILE_M);
+  const int64_t blocks = slots(problem, SMALLEST_TILE_Q);
   struct reservation more; /* follows `partial` */
   TRY(reserve(size, &plan->next_tile, "a counter", 1, 1, sizeof(int32_t)));
   TRY(reserve(size, &plan->counters, "counters", heads * 2 * MOST_SUMS, blocks, sizeof(int32_t)));

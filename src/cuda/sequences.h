@@ -45,8 +45,8 @@ static inline fa3_backward_sequences make_backward_sequences(const struct proble
                                   .seqlen_q = all.seqlen_q,
                                   .seqlen_k = all.seqlen_k,
                                   .blocks_q = blocks_q,
-                                  .tile_m = kernel->tile_q,
-                                  .tile_n = kernel->tile_k,
+                                  .tile_q = kernel->tile_q,
+                                  .tile_k = kernel->tile_k,
                                   .window_left = all.window_left,
                                   .window_right = all.window_right};
 }
