@@ -122,7 +122,7 @@ static void compare_head(void *argument, int64_t head) {
 
 static struct errors outlier_errors(fa3_dtype dtype, int head_dim) {
   size_t count = (size_t)SEQLEN * HEADS * (size_t)head_dim, bytes = 2 * count;
-  struct gpu_arena arena = gpu_arena_new(4 * bytes);
+  struct gpu_arena arena = gpu_arena_new(4 * bytes + (64 << 20));
   struct comparison c = {.dtype = dtype, .head_dim = head_dim};
   gpu_pointer device[4];
   for (int i = 0; i < 4; i++) c.host[i] = malloc(bytes);
@@ -135,6 +135,8 @@ static struct errors outlier_errors(fa3_dtype dtype, int head_dim) {
   fa3_tensor *tensors[] = {&args.query, &args.key, &args.value, &args.output};
   for (int i = 0; i < 4; i++)
     *tensors[i] = fa3_dense((void *)device[i], dtype, 1, SEQLEN, HEADS, head_dim);
+  if (fa3_forward_workspace(&args, &args.workspace_size)) fail_msg("%s", fa3_last_error());
+  args.workspace = (void *)gpu_arena_take(&arena, args.workspace_size);
   if (fa3_forward(&args)) fail_msg("fa3_forward: %s", fa3_last_error());
   GPU(cuMemcpyDtoHAsync, c.host[3], device[3], bytes, NULL);
   GPU(cuCtxSynchronize, );
