@@ -349,6 +349,76 @@ __device__ __forceinline__ void store_gradients(const fa3_backward_params &p, co
   __syncwarp();
 }
 
+// Where a step's operands are: the warpgroup's keys, the queries, their lse and D.
+struct score_operands {
+  uint32_t own_keys, queries, lse, d;
+};
+
+// P from S, and dS from dP, once it is there. `hides`: the step has a mask, or lse that are large.
+__device__ __forceinline__ void take_uncapped_differences(
+    const fa3_backward_params &p, const layout &m, const score_operands &at, uint32_t use,
+    const fa3_range (&seen)[2], int first_query, bool hides, float (&s)[kTileQ / 2],
+    float (&dp)[kTileQ / 2], uint32_t (&weights)[kTileQ / 4], uint32_t (&ds)[kTileQ / 4]) {
+  if (kShortStep && hides && has_large_lse<kTileQ>(at.lse))
+    take_exponentials<true>(p, s, at.lse);
+  else
+    take_exponentials<false>(p, s, at.lse);
+  // The assembler moves the next wait up above the exponentials, or them down below it, but not
+  // across a branch that may change what they give. Where none is needed, this one is never taken,
+  // which it cannot know.
+  if (hides) {
+    // The scores once more, and their P: a choice above would cost every step.
+    if (!kShortStep && has_large_lse<kTileQ>(at.lse)) {
+      wgmma_wait<0>();
+      registers_touch(s);
+      registers_touch(dp);
+      wgmma_fence();
+      issue_scores(s, at.own_keys, at.queries);
+      wgmma_wait<0>();
+      registers_touch(s);
+      registers_touch(dp);
+      take_exponentials<true>(p, s, at.lse);
+    }
+    hide(s, seen, first_query);
+  } else if (kShortStep && isnan(p.scale)) {
+#pragma unroll
+    for (int i = 0; i < kTileQ / 2; ++i) s[i] = 0.0f;
+  }
+  registers_touch(s);
+  ring_wait_empty(m.d_s, use);
+  wgmma_wait<0>();
+  registers_touch(s);
+  registers_touch(dp);
+  take_differences(weights, ds, s, dp, at.d);
+}
+
+// What is still to come of tile t, where no step follows: dQ of its last one, `last`, number
+// use - 1, and its gradients where they are not stored yet.
+__device__ __forceinline__ void finish_tile(const fa3_backward_params &p, const layout &m,
+                                            const dq_share &share, int warpgroup, uint32_t t,
+                                            uint32_t use, uint32_t keys_use, const query_step &last,
+                                            const float (&dk)[kHeadDim / 2],
+                                            const float (&dv)[kHeadDim / 2]) {
+  const work &w = work_of(t);
+  float dq[kQueryColumns / 2];
+  ring_wait_full(m.d_s, use - 1);
+  issue_query_step(m, share, use - 1, keys_use - 1, dq);
+  wgmma_wait<0>();
+  registers_touch(dq);
+  ring_release(m.k, keys_use - 1);
+  ring_release(m.d_s, use - 1);
+  if (!kNoPause) {
+    // Under a causal mask nobody waits for a tile's last step: its gradients go first.
+    store_gradients(p, m, w, warpgroup, keys_use - 1, dk, dv);
+    barrier_arrive(ring_empty(m.v, keys_use - 1));  // every thread has staged rows there
+  }
+  float4 *partial;
+  const int kind = wait_for_turn(m, share, use - 1, partial);
+  put_partials(share, dq, partial, fate_of_partial(kind), 0, kQueryColumns / 8);
+  finish_query_step(p, m, w, share, use - 1, dq, last, kind, partial);
+  finish_work(m, t);
+}
+
 __device__ __forceinline__ void differentiate(const fa3_backward_params &p, const layout &m,
                                               int warpgroup) {
   const dq_share share = find_share(m, warpgroup);
@@ -360,38 +430,20 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, cons
   uint32_t use = 0, keys_use = 0;  // steps begun, tiles of keys begun
   query_step before = {};
   bool pending = false;  // its dQ is still to come
-  // What is still to come of a tile, where no step follows.
-  const auto finish_tile = [&](uint32_t t) {
-    const work &w = work_of(t);
-    float dq[kQueryColumns / 2];
-    ring_wait_full(m.d_s, use - 1);
-    issue_query_step(m, share, use - 1, keys_use - 1, dq);
-    wgmma_wait<0>();
-    registers_touch(dq);
-    ring_release(m.k, keys_use - 1);
-    ring_release(m.d_s, use - 1);
-    if (!kNoPause) {
-      // Under a causal mask nobody waits for a tile's last step: its gradients go first.
-      store_gradients(p, m, w, warpgroup, keys_use - 1, dk, dv);
-      barrier_arrive(ring_empty(m.v, keys_use - 1));  // every thread has staged rows there
-    }
-    float4 *partial;
-    const int kind = wait_for_turn(m, share, use - 1, partial);
-    put_partials(share, dq, partial, fate_of_partial(kind), 0, kQueryColumns / 8);
-    finish_query_step(p, m, w, share, use - 1, dq, before, kind, partial);
-    finish_work(m, t);
+  const auto finish = [&](uint32_t t) {
+    finish_tile(p, m, share, warpgroup, t, use, keys_use, before, dk, dv);
     pending = false;
   };
   for (uint32_t t = 0;; ++t) {
     ring_wait_full(m.work, t);
     const work &w = work_of(t);
     if (uniform(w.last)) {
-      if (kNoPause && pending) finish_tile(t - 1);
+      if (kNoPause && pending) finish(t - 1);
       break;
     }
     const int steps = uniform(w.steps), heads = uniform(w.heads);
     if (steps == 0) {
-      if (kNoPause && pending) finish_tile(t - 1);
+      if (kNoPause && pending) finish(t - 1);
       skip_tile(p, w, warpgroup);
       finish_work(m, t);
       continue;
@@ -433,38 +485,9 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, cons
       wgmma_wait<1>();
       pass_turn(warpgroup);
       registers_touch(s);
-      auto finish_scores = [&](bool hides) {
-        if (kShortStep && hides && has_large_lse<kTileQ>(lse))
-          take_exponentials<true>(p, s, lse);
-        else
-          take_exponentials<false>(p, s, lse);
-        // The assembler moves the next wait up above the exponentials, or them down below it, but
-        // not across a branch that may change what they give. Where none is needed, this one is
-        // never taken, which it cannot know.
-        if (hides) {
-          // The scores once more, and their P: a choice above would cost every step.
-          if (!kShortStep && has_large_lse<kTileQ>(lse)) {
-            wgmma_wait<0>();
-            registers_touch(s);
-            registers_touch(dp);
-            wgmma_fence();
-            issue_scores(s, own_keys, queries);
-            wgmma_wait<0>();
-            registers_touch(s);
-            registers_touch(dp);
-            take_exponentials<true>(p, s, lse);
-          }
-          hide(s, seen, first_query);
-        } else if (kShortStep && isnan(p.scale)) {
-#pragma unroll
-          for (int i = 0; i < kTileQ / 2; ++i) s[i] = 0.0f;
-        }
-        registers_touch(s);
-        ring_wait_empty(m.d_s, use);
-        wgmma_wait<0>();
-        registers_touch(s);
-        registers_touch(dp);
-        take_differences(weights, ds, s, dp, d);
+      const auto finish_scores = [&](bool hides) {
+        take_uncapped_differences(p, m, {own_keys, queries, lse, d}, use, seen, first_query, hides,
+                                  s, dp, weights, ds);
       };
       if (FA3_SOFTCAP && p.softcap_log2 != 0.0f) {
         ring_wait_empty(m.d_s, use);
@@ -533,7 +556,7 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, cons
       barrier_arrive(ring_empty(m.v, keys_use));  // every thread has staged rows there
     }
     ++keys_use;
-    if (!kNoPause) finish_tile(t);
+    if (!kNoPause) finish(t);
   }
 }
 
