@@ -269,9 +269,10 @@ static void test_append_and_attend(void **state) {
   memset(output, 0, sizeof output);
   if (fa3_append(&a->args) || fa3_forward(&forward)) fail_msg("%s", fa3_last_error());
   for (int b = 0; b < BATCH; b++) /* what is new is to come from the second call */
-    for (int i = a->used_k[b]; i < used[b]; i++)
-      a->key[(a->page_table[b * COLUMNS + i / PAGE_SIZE] * PAGE_SIZE + i % PAGE_SIZE) * HEADS_K *
-             HEAD_DIM] = nothing;
+    for (int i = a->used_k[b]; i < used[b]; i++) {
+      const int64_t page = a->page_table[b * COLUMNS + i / PAGE_SIZE];
+      a->key[(page * PAGE_SIZE + i % PAGE_SIZE) * HEADS_K * HEAD_DIM] = nothing;
+    }
   memset(a->rotated, 0, sizeof a->rotated);
   forward.output.data = output;
   if (fa3_append_forward(&a->args, &forward)) fail_msg("%s", fa3_last_error());
