@@ -630,13 +630,14 @@ typedef struct fa3_append_args {
 /* Needs no workspace. Returns as fa3_forward does. No two sequences may be given the same rows. */
 FA3_API fa3_status fa3_append(const fa3_append_args *args);
 
-/* fa3_append, then fa3_forward on the same cache, in one call, which on a GPU takes less time than
- * the two: attention of few queries begins with older keys while the new ones are on their way.
- * The device and the stream have to be the same; forward's lengths of keys, seqused_k, are those
- * after the append. What the append writes (new rows of the cache and their scales, rotated_query)
- * is what forward may read of it; forward's query may be rotated_query. FA3_INVALID_DEVICE if the
- * devices or streams differ; else it returns as either does, and forward's workspace is all that is
- * needed. Nothing is queued if the arguments of either are refused. */
+/* fa3_append, then fa3_forward on the same cache, in one call. On a GPU it takes less time than the
+ * two where the cache is short: attention of few queries begins with older keys while the new ones
+ * are on their way. The device and the stream have to be the same. Two arrays of lengths are
+ * needed: append's seqused_k are the lengths before it, forward's those after it. forward may read
+ * what the append writes: new rows of the cache, their scales, and rotated_query as its query.
+ * FA3_INVALID_DEVICE if the devices or streams differ; else it returns as either does, and needs
+ * forward's workspace alone. Nothing is queued if either's arguments are refused, but for what is
+ * found in the memory of a GPU alone: FA3_INVALID_POINTER, and what FA3_CHECK_DEVICE looks at. */
 FA3_API fa3_status fa3_append_forward(const fa3_append_args *append,
                                       const fa3_forward_args *forward);
 

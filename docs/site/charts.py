@@ -105,6 +105,7 @@ def peers():
     rows = [
         (label, one[name]["tflops"], "output" if name == "libfa3" else "query")
         for name, label in names.items()
+        if name in one
     ]
     limits = [("cuBLAS’s matrix product", figures.bench(card)["gemm"]["tflops"])]
     title = "Forward, head dim 128, 8192 tokens, no mask"

@@ -447,7 +447,7 @@ void cpu_forward(const struct problem *problem, const struct routines *routines,
       .pairs = problem->batch * problem->heads_k,
       .scratch = (char *)(((uintptr_t)workspace + CACHE_LINE - 1) & -(uintptr_t)CACHE_LINE),
       .scratch_size = scratch_size(problem, routines, backward)};
-  /* One thread packs the fewest tiles with the largest blocks. */
+  /* One thread arranges the fewest tiles with the largest blocks. */
   if (work_is_short(&work) && threads_crowded()) call.tile_q = choose_tile_q(problem, routines, 1);
   const int64_t rows = work.longest_q * group_size(problem);
   call.tasks = divide_up(rows, call.tile_q) * call.pairs;
@@ -456,6 +456,8 @@ void cpu_forward(const struct problem *problem, const struct routines *routines,
   cpu_decode(problem, routines, threads,
              call.scratch + call.scratch_size * (size_t)plan->num_threads);
   if (!has_gradients(problem) || !any_large_lse(&call)) return;
-  call.tile_q = choose_tile_q(problem, backward, threads);
+  /* The smallest blocks: whatever the threads and the rest of the batch, the same rows are redone.
+   */
+  call.tile_q = backward->strip;
   threads_for(threads, divide_up(rows, call.tile_q) * call.pairs, run_again, &call);
 }

@@ -140,15 +140,16 @@ static fa3_status load_kernels(struct cuda_device *device) {
   return FA3_OK;
 }
 
-/* Twice a clock a bit comes on each line. */
-static fa3_status find_bandwidth(struct cuda_device *device) {
+/* Twice a clock a bit comes on each line. A driver that does not say means an H100's. */
+static int find_bandwidth(const struct cuda_device *device) {
+  const struct cuda_driver *driver = device->driver;
   int clock = 0, width = 0;
-  TRY_CUDA(device->driver, cuDeviceGetAttribute, &clock, CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE,
-           device->device);
-  TRY_CUDA(device->driver, cuDeviceGetAttribute, &width,
-           CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH, device->device);
-  device->bandwidth = (int)(2e-6 * clock * width / 8);
-  return FA3_OK;
+  if (driver->cuDeviceGetAttribute(&clock, CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE, device->device) ||
+      driver->cuDeviceGetAttribute(&width, CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH,
+                                   device->device) ||
+      clock <= 0 || width <= 0)
+    return 3352;
+  return (int)(2e-6 * clock * width / 8);
 }
 
 static fa3_status load_device(int32_t index, struct cuda_device *device) {
@@ -157,7 +158,7 @@ static fa3_status load_device(int32_t index, struct cuda_device *device) {
   TRY(cuda_device_info(index, &info));
   TRY(cuda_device_check(index));
   TRY(cuda_check_wanted(&device->checks));
-  TRY(find_bandwidth(device));
+  device->bandwidth = find_bandwidth(device);
   device->multiprocessors = info.units;
   memcpy(device->architecture, info.level, sizeof device->architecture);
   /* Kept: the kernels stay loaded until the process ends. */

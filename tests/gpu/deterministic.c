@@ -170,7 +170,7 @@ static void test_hundred_runs(void **state) {
   few.forward.heads_k = 8;
   few.forward.max_seqlen_q = few.forward.max_seqlen_k = 1400;
   run(&few, (uint64_t)calls++);
-  /* Tiles that go by head, one query head after the other (backward_plan.c). */
+  /* Tiles that go by head, one query head after the other (backward_deal.c). */
   struct gradient_spec window = make_spec(128, 4, FA3_CAUSAL | FA3_WINDOW);
   window.forward.batch = 1;
   window.forward.heads_k = 8;
