@@ -58,7 +58,7 @@ class Decode:
         return 2 * sum(self.lengths()) * self.heads_k * row
 
     def share(self):
-        """Of the read bandwidth: what a cold call has to have beside START; None: others are its bars."""
+        """Of the read bandwidth: what a cold call has to have beside START; None: other figures count."""
         if self.queries >= CHUNK or self.chunks or self.appended:
             return None
         if self.codes or self.skewed:
@@ -224,7 +224,7 @@ def calls(library, shape, caches, with_fa3):
 
 
 def misses(cells):
-    """What a must of these cells falls short of, one line each."""
+    """What falls short of the least that we accept (docs/notes/hopper-decode.md), one line each."""
     found = []
     for shape, cell in zip(SHAPES, cells):
         hot, cold = cell["hot"], cell["cold"]
