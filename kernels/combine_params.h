@@ -8,6 +8,9 @@
 
 enum { FA3_COMBINE_WARPS = 8, FA3_COMBINE_THREADS = 32 * FA3_COMBINE_WARPS };
 
+/* Warps that share a row of so many parts. */
+#define FA3_COMBINE_WARPS_OF(parts) ((parts) > 8 ? FA3_COMBINE_WARPS : 1)
+
 /* What FA3_COMBINE writes. */
 enum { FA3_COMBINE_FLOAT32 = 0, FA3_COMBINE_FLOAT16 = 1, FA3_COMBINE_BFLOAT16 = 2 };
 

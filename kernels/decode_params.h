@@ -91,6 +91,10 @@ typedef struct {
   int query;                                    /* FA3_QUERY_... */
 } fa3_decode_fp8_params;
 
+/* Whether registers have no room for what a block does while it attends: such a kernel deals no
+ * keys out, and awaits an append as a whole. */
+#define FA3_DECODE_KEEPS_WORK(head_dim, element_bytes) ((element_bytes) == 2 && (head_dim) > 128)
+
 /* What a compiled variant needs of the host: rings of steps of 16 keys and values, and of their
  * scales; and what the blocks of a cluster send each other. */
 #define FA3_DECODE_SHARED_BYTES(rows, head_dim, stages) \

@@ -46,7 +46,7 @@ constexpr int kReceivedResultsAt = kReceivedAt + (kRows * kQuads + FA3_DECODE_MA
 constexpr int kReceived = kReceivedResultsAt + FA3_DECODE_MAX_CLUSTER * kRows * 8;  // the barrier
 // What the block does, where registers have no room for it meanwhile.
 constexpr bool kSharedWork = kElementBytes == 1 || kHeadDim > 128;
-constexpr bool kKeptWork = kElementBytes == 2 && kHeadDim > 128;  // nor while it attends
+constexpr bool kKeptWork = FA3_DECODE_KEEPS_WORK(kHeadDim, kElementBytes);
 constexpr int kWorkAt = kReceived + 8;
 constexpr int kWorkBytes = 80;
 constexpr int kDealAt = kWorkAt + kWorkBytes;  // what is left to do (decode_deal.cuh)
@@ -94,11 +94,6 @@ __device__ __forceinline__ void find_rows(const fa3_decode_params &p, work &w) {
     w.seen.end = fa3_visible_keys(&mask, divide(w.first_row + w.rows - 1, p.group)).end;
     w.seen.end = max(w.seen.end, w.seen.begin);
   }
-}
-
-// PTX ISA, "fence": what this thread reads from here on is no older than what it has learned of.
-__device__ __forceinline__ void fence_device(void) {
-  asm volatile("fence.acq_rel.gpu;" ::: "memory");
 }
 
 // Where registers are full all of an append is awaited first, and keys are never dealt out.

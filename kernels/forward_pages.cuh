@@ -112,26 +112,6 @@ __device__ __forceinline__ void load_boxes(const fa3_forward_params &params, con
   }
 }
 
-// PTX ISA, "mbarrier.test_wait": whether the phase is over, without waiting for it.
-__device__ __forceinline__ bool mbarrier_test_wait(uint32_t barrier, uint32_t parity) {
-  uint32_t done;
-  asm volatile(
-      "{\n\t.reg .pred p;\n\t"
-      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
-      "selp.u32 %0, 1, 0, p;\n\t}"
-      : "=r"(done)
-      : "r"(barrier), "r"(parity)
-      : "memory");
-  return done != 0;
-}
-
-// Whether ring_wait_empty would wait, for the whole warp.
-template <int kDepth, int kBytes>
-__device__ __forceinline__ bool ring_is_taken(const ring<kDepth, kBytes> &r, uint32_t use) {
-  return !__all_sync(0xffffffff,
-                     mbarrier_test_wait(ring_empty(r, use).address, (use / kDepth + 1) & 1));
-}
-
 // The consumers hear of what threads have copied, but for the latest kPending buffers.
 template <int kPending>
 __device__ __forceinline__ void report_copies(page_loader &loader) {

@@ -65,6 +65,11 @@ __device__ __forceinline__ void wait_for_prior_grids(void) {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
+// PTX ISA, "fence": what this thread reads from here on is no older than what it has learned of.
+__device__ __forceinline__ void fence_device(void) {
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");
+}
+
 // PTX ISA, "griddepcontrol": the kernel after this one may be launched, to wait for this one's end.
 __device__ __forceinline__ void let_next_grid_launch(void) {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -8,15 +8,11 @@
 #include "cuda/limits.h"
 #include "cuda/plan.h"
 #include "cuda/scales.h"
-#include "integer.h"
+#include "cuda_facts.h"
 #include "engine.h"
+#include "integer.h"
 #include "kernels/mask.h"
 #include "test.h"
-
-static const struct cuda_facts facts = {.architecture = "sm_90a",
-                                        .multiprocessors = 132,
-                                        .most_multiprocessors = 132,
-                                        .bandwidth = 3352};
 
 static struct problem make_problem(fa3_dtype dtype, int64_t batch, int64_t seqlen, int64_t heads_q,
                                    int64_t heads_k, int64_t head_dim, int64_t value_head_dim) {
@@ -62,219 +58,6 @@ static void test_kernels_fit(void **state) {
     assert_in_range(kernel_shared_bytes(&kernels[k]), kernels[k].kind->phase ? 1 : 0, 232448);
 }
 
-static struct problem make_backward_problem(int64_t seqlen_q, int64_t seqlen_k, int64_t head_dim,
-                                            int64_t value_head_dim) {
-  fa3_backward_args args = {.struct_size = sizeof args, .device = {FA3_CUDA, 0}};
-  struct problem problem;
-  args.query = fa3_dense(NULL, FA3_FLOAT16, 2, seqlen_q, 6, head_dim);
-  args.key = fa3_dense(NULL, FA3_FLOAT16, 2, seqlen_k, 2, head_dim);
-  args.value = fa3_dense(NULL, FA3_FLOAT16, 2, seqlen_k, 2, value_head_dim);
-  args.output = fa3_dense(NULL, FA3_FLOAT16, 2, seqlen_q, 6, value_head_dim);
-  args.lse = fa3_lse(NULL, 2, 6, seqlen_q);
-  args.grad_output = args.output;
-  args.grad_query = args.query;
-  args.grad_key = args.key;
-  args.grad_value = args.value;
-  assert_int_equal(problem_from_args(FA3_BACKWARD, &args, &problem), FA3_OK);
-  return problem;
-}
-
-/* At every head dim, and where there is nothing to differentiate. */
-static void test_backward_plans(void **state) {
-  (void)state;
-  static const int64_t lengths[] = {0, 1, 64, 129, 1000, 2048};
-  for (int64_t head_dim = 8; head_dim <= 256; head_dim += 8)
-    for (int64_t value_head_dim = 8; value_head_dim <= 256; value_head_dim += 8)
-      for (int q = 0; q < 6; q++)
-        for (int k = 0; k < 6; k++) {
-          const struct problem problem =
-              make_backward_problem(lengths[q], lengths[k], head_dim, value_head_dim);
-          struct cuda_plan cuda_plan;
-          assert_int_equal(plan_backward(&problem, &facts, &cuda_plan), FA3_OK);
-          const struct backward_plan plan = cuda_plan.backward;
-          const struct kernel *kernel = plan.kernel;
-          assert_true(kernel->head_dim >= head_dim && kernel->value_head_dim >= value_head_dim);
-          assert_true((int64_t)plan.tiles.tiles * kernel->tile_k >= lengths[k]);
-          assert_true((int64_t)plan.blocks_q * kernel->tile_q >= lengths[q]);
-          assert_true(plan.slots >= 2 * plan.blocks_q);
-          const size_t sums = (size_t)fa3_sum_count(&plan.tiles) * sizeof(float) * 6 *
-                              (size_t)plan.slots * (size_t)(kernel->tile_q * kernel->head_dim);
-          assert_true(plan.partial.offset + sums <= plan.parts.offset);
-          assert_in_range(plan.tiles.section, 1, plan.tiles.heads * plan.tiles.batches);
-          assert_in_range(plan.tiles.head_parts, 1, 3);
-          assert_in_range(plan.tiles.row_parts, 1, plan.blocks_q > 1 ? plan.blocks_q : 1);
-          const int parts = fa3_key_tile_parts(&plan.tiles);
-          const size_t in_parts = sizeof(float) * 2 * (size_t)lengths[k] * 2 * (size_t)parts *
-                                  (size_t)(head_dim + value_head_dim);
-          if (parts > 1) assert_true(plan.parts.offset + in_parts <= cuda_plan.workspace_size);
-        }
-}
-
-static int32_t queries_of_step(int64_t head_dim, int64_t seqlen_q, uint32_t flags, float softcap) {
-  struct problem problem = make_backward_problem(seqlen_q, 300, head_dim, head_dim);
-  struct cuda_plan plan;
-  if (flags & FA3_CAUSAL) problem.window_right = 0;
-  if (flags & FA3_WINDOW) problem.window_left = 1000;
-  problem.softcap = softcap;
-  assert_int_equal(plan_backward(&problem, &facts, &plan), FA3_OK);
-  return plan.backward.kernel->tile_q;
-}
-
-/* More queries at a time where a tile of keys meets many. */
-static void test_backward_kernel_by_length(void **state) {
-  (void)state;
-  assert_int_equal(queries_of_step(128, 2047, 0, 0), 64);
-  assert_int_equal(queries_of_step(128, 2048, 0, 0), 80);
-  assert_int_equal(queries_of_step(104, 2048, 0, 0), 80);
-  assert_int_equal(queries_of_step(96, 2048, 0, 0), 64);
-  assert_int_equal(queries_of_step(128, 2048, 0, 30), 64);
-  assert_int_equal(queries_of_step(128, 8191, FA3_CAUSAL, 0), 64);
-  assert_int_equal(queries_of_step(128, 8192, FA3_CAUSAL, 0), 80);
-  assert_int_equal(queries_of_step(128, 100000, FA3_CAUSAL | FA3_WINDOW, 0), 64);
-  assert_int_equal(queries_of_step(64, 2048, 0, 0), 128);
-}
-
-/* Under a window, with 2 heads of keys in 2 sequences. */
-static int32_t goes_by_head(int64_t group, int64_t head_dim, int64_t seqlen, int64_t window_left,
-                            float softcap) {
-  struct problem problem = make_backward_problem(seqlen, seqlen, head_dim, head_dim);
-  struct cuda_plan plan;
-  problem.heads_q = 2 * group;
-  problem.window_left = window_left;
-  problem.window_right = 0;
-  problem.softcap = softcap;
-  assert_int_equal(plan_backward(&problem, &facts, &plan), FA3_OK);
-  return plan.backward.kernel->by_head;
-}
-
-static void test_backward_kernel_by_head(void **state) {
-  (void)state;
-  assert_true(goes_by_head(4, 128, 8192, 1000, 0));
-  assert_true(goes_by_head(4, 128, 8192, 1000, 30));
-  assert_true(goes_by_head(4, 128, 8192, 4096, 0));
-  assert_true(goes_by_head(4, 64, 8192, 1000, 0));
-  assert_false(goes_by_head(1, 128, 8192, 1000, 0));
-  assert_false(goes_by_head(3, 64, 8192, 1000, 0)); /* stays in the L2 cache */
-  assert_false(goes_by_head(4, 128, 1800, 500, 0));
-  assert_false(goes_by_head(4, 128, 8192, 5000, 0)); /* tiles would wait */
-  assert_false(goes_by_head(4, 128, 8192, FA3_NO_LIMIT, 0));
-  assert_false(goes_by_head(4, 64, 8192, 1000, 30)); /* there is none as narrow */
-  assert_false(goes_by_head(4, 96, 8192, 1000, 0));
-  assert_false(goes_by_head(4, 256, 8192, 1000, 0)); /* the wide kernel always does */
-}
-
-static struct backward_plan deal(int64_t batch, int64_t seqlen_q, int64_t seqlen_k, int64_t heads_q,
-                                 int64_t heads_k, int64_t head_dim, bool causal) {
-  struct problem problem = make_backward_problem(seqlen_q, seqlen_k, head_dim, head_dim);
-  struct cuda_plan plan;
-  problem.batch = problem.batch_k = batch;
-  problem.heads_q = heads_q;
-  problem.heads_k = heads_k;
-  if (causal) problem.window_right = 0;
-  assert_int_equal(plan_backward(&problem, &facts, &plan), FA3_OK);
-  return plan.backward;
-}
-
-static void check_parts(struct backward_plan plan, int32_t head_parts, int32_t row_parts) {
-  assert_int_equal(plan.tiles.head_parts, head_parts);
-  assert_int_equal(plan.tiles.row_parts, row_parts);
-}
-
-/* Where there are fewer tiles than keep 132 multiprocessors busy to the end, their work is dealt
- * out: by heads of a group, and else by blocks of queries. */
-static void test_backward_parts(void **state) {
-  (void)state;
-  check_parts(deal(1, 4096, 4096, 8, 1, 128, true), 8, 1);
-  check_parts(deal(1, 8192, 8192, 8, 1, 128, true), 4, 1);
-  check_parts(deal(1, 2048, 2048, 32, 8, 128, true), 2, 1);
-  check_parts(deal(1, 2048, 2048, 8, 1, 256, true), 8, 1); /* 66 pairs of multiprocessors */
-  check_parts(deal(2, 4096, 77, 8, 8, 64, false), 1, 8);
-  check_parts(deal(1, 2048, 2048, 16, 16, 128, false), 1, 1);
-  check_parts(deal(4, 4096, 4096, 16, 16, 128, true), 1, 1);
-  check_parts(deal(4, 4096, 4096, 16, 1, 128, true), 4, 1);
-  check_parts(deal(1, 5000, 5000, 20, 5, 128, false), 1, 3);
-  check_parts(deal(3, 700, 700, 20, 4, 128, true), 5, 1);
-}
-
-/* Packed sequences have no more tiles than their rows allow. */
-static void test_parts_of_packed_sequences(void **state) {
-  (void)state;
-  static const int32_t cu_seqlens[5];
-  struct problem problem = make_backward_problem(8133, 8133, 128, 128);
-  struct cuda_plan plan;
-  problem.batch = 4;
-  problem.batch_k = 1;
-  problem.heads_q = 8;
-  problem.heads_k = 1;
-  problem.max_seqlen_q = problem.max_seqlen_k = 7000;
-  problem.cu_seqlens_q = problem.cu_seqlens_k = cu_seqlens;
-  problem.window_right = 0;
-  assert_int_equal(plan_backward(&problem, &facts, &plan), FA3_OK);
-  assert_int_equal(plan.backward.tiles.head_parts, 4);
-}
-
-/* A kernel of its own stores dQ where no mask shortens the last tile of a head, and others would
- * wait for it. */
-static void test_finished_later(void **state) {
-  (void)state;
-  assert_true(deal(1, 2048, 2048, 16, 16, 128, false).finished_later);
-  assert_true(deal(2, 4096, 4096, 10, 10, 64, false).finished_later);
-  assert_true(deal(2, 8192, 8192, 16, 16, 128, false).finished_later);
-  assert_false(deal(2, 8192, 8192, 32, 32, 64, false).finished_later); /* many tiles */
-  assert_false(deal(32, 512, 512, 16, 16, 128, false).finished_later); /* short ones */
-  assert_false(deal(8, 2048, 2048, 16, 16, 128, true).finished_later);
-  assert_true(deal(16, 512, 512, 8, 8, 256, false).finished_later); /* pairs of blocks */
-  assert_false(deal(8, 2048, 2048, 8, 8, 256, true).finished_later);
-  assert_false(deal(64, 128, 128, 8, 8, 256, false).finished_later); /* one tile */
-}
-
-static void check_sums(struct backward_plan plan, int32_t upward, int32_t sums) {
-  assert_int_equal(plan.tiles.upward, upward);
-  assert_int_equal(fa3_sum_count(&plan.tiles), sums);
-  assert_int_equal(plan.finished_later || sums == 1, 1);
-}
-
-/* Where tiles of a head that run side by side would wait for each other. */
-static void test_sums(void **state) {
-  (void)state;
-  check_sums(deal(1, 4096, 4096, 8, 1, 128, true), 16, 2);
-  check_sums(deal(1, 8192, 8192, 8, 1, 128, true), 33, 2);
-  check_sums(deal(1, 2048, 2048, 16, 16, 128, true), 8, 2);
-  check_sums(deal(1, 2048, 2048, 12, 12, 64, true), 0, 2); /* 128 queries a step */
-  check_sums(deal(1, 12288, 12288, 2, 2, 64, true), 0, 2);
-  check_sums(deal(2, 1400, 1400, 8, 8, 128, true), 8, 2);   /* tests/gpu/deterministic.c */
-  check_sums(deal(4, 2048, 2048, 8, 1, 128, true), 0, 1);   /* would take longer to add up */
-  check_sums(deal(1, 16384, 16384, 1, 1, 128, true), 0, 1); /* parts by rows */
-  check_sums(deal(1, 1024, 1024, 8, 8, 128, true), 0, 1);   /* all at the same time */
-  check_sums(deal(4, 4096, 4096, 16, 16, 128, true), 0, 1); /* many tiles */
-  check_sums(deal(1, 16384, 16384, 2, 2, 64, false), 0, 4);
-  check_sums(deal(1, 2048, 32768, 8, 1, 128, true), 0, 4); /* nearly all is seen */
-  check_sums(deal(4, 128, 4096, 16, 16, 128, false), 0, 2);
-  check_sums(deal(2, 0, 4096, 3, 3, 64, true), 0, 1); /* no query */
-  check_sums(deal(1, 2048, 2048, 16, 16, 128, false), 0, 1);
-  check_sums(deal(2, 4096, 4096, 10, 10, 64, false), 0, 1); /* beyond the cache */
-  check_sums(deal(1, 16384, 16384, 2, 2, 256, false), 0, 1);
-  check_sums(deal(1, 4096, 4096, 4, 1, 256, false), 0, 2); /* pairs of blocks */
-  check_sums(deal(1, 4096, 4096, 1, 1, 256, false), 0, 4);
-  check_sums(deal(1, 4096, 4096, 1, 1, 256, true), 0, 1);
-}
-
-/* As many heads as the cache holds, or as it takes that none waits for another; in equal parts. */
-static void test_backward_section(void **state) {
-  (void)state;
-  assert_int_equal(deal(32, 512, 512, 16, 16, 128, false).tiles.section,
-                   47); /* of 512, by elevens */
-  assert_int_equal(deal(1, 2048, 2048, 16, 16, 128, false).tiles.section, 16);
-  assert_int_equal(deal(1, 16384, 16384, 16, 16, 128, false).tiles.section, 4);
-  assert_int_equal(deal(1, 16384, 16384, 16, 16, 128, true).tiles.section, 16); /* 24 at most */
-  assert_int_equal(deal(2, 8192, 8192, 32, 32, 64, true).tiles.section, 32);    /* 49 at most */
-  assert_int_equal(deal(1, 131072, 131072, 16, 16, 128, true).tiles.section, 4);
-  assert_int_equal(deal(1, 32768, 65536, 16, 16, 128, true).tiles.section, 8);
-  assert_int_equal(deal(2, 8192, 8192, 8, 8, 256, true).tiles.section, 8);
-  assert_int_equal(deal(2, 4096, 4096, 48, 6, 128, true).tiles.section, 6); /* groups of eight */
-}
-
-/* A cache in pages: the copy engine takes the rows that divide both a page and a tile of keys. */
 static void test_pages(void **state) {
   (void)state;
   static const struct {
@@ -677,14 +460,6 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_every_head_dim),
       cmocka_unit_test(test_kernels_fit),
-      cmocka_unit_test(test_backward_plans),
-      cmocka_unit_test(test_backward_kernel_by_length),
-      cmocka_unit_test(test_backward_kernel_by_head),
-      cmocka_unit_test(test_backward_section),
-      cmocka_unit_test(test_backward_parts),
-      cmocka_unit_test(test_finished_later),
-      cmocka_unit_test(test_sums),
-      cmocka_unit_test(test_parts_of_packed_sequences),
       cmocka_unit_test(test_tile_sizes),
       cmocka_unit_test(test_tiles_of_groups),
       cmocka_unit_test(test_short_sequences),

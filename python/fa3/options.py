@@ -28,7 +28,8 @@ def optional_inputs(phase) -> set[str]:
     return {name for name, kind in _core.arguments(phase) if kind == "OPTIONAL_INPUT"}
 
 
-SEQUENCES = optional_inputs("forward") - {"sink"}
+# What says where sequences lie. Scales are not among these: blocks of rows need more than a tensor.
+SEQUENCES = optional_inputs("forward") - {"sink", "query_scale", "key_scale", "value_scale"}
 
 
 def options_of(

@@ -61,7 +61,7 @@ def test_numpy_cache():
         causal=True,
     )
     assert (found == wanted.numpy()).all()
-    for name in ("seqlens", "flags", "lse"):
+    for name in ("seqlens", "flags", "lse", "key_scale"):
         with pytest.raises(TypeError, match=f"no argument '{name}'"):
             fa3.attention(q, q, q, **{name: lengths})
 

@@ -59,7 +59,7 @@ fa3_status launch_combine(
       .heads = (int)problem->heads_q,
       .head_dim = (int)problem->value_head_dim,
       .kind = combine_element_kind(output->dtype),
-      .warps = partial->batch / output->batch > 8 ? FA3_COMBINE_WARPS : 1};
+      .warps = FA3_COMBINE_WARPS_OF(partial->batch / output->batch)};
   const struct grid grid = {.x = (unsigned)divide_up(problem->rows_q * problem->heads_q,
                                                      FA3_COMBINE_WARPS / params.warps),
                             .y = (unsigned)problem->batch,

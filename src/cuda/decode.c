@@ -51,7 +51,7 @@ static fa3_status combine_splits(const struct cuda_scope *scope, const struct pr
   const struct operand *output = &problem->output, *lse = &problem->lse;
   const bool dealt = plan->blocks > 0;
   const int64_t tiles = problem->batch * problem->heads_k * plan->row_tiles;
-  const bool shared = (dealt ? plan->blocks / tiles : plan->splits / plan->cluster) > 8;
+  const int64_t parts = dealt ? plan->blocks / tiles : plan->splits / plan->cluster;
   fa3_combine_params params = {
       .partial = (const float *)(const void *)(workspace + plan->partial.offset),
       .partial_lse = (const float *)(const void *)(workspace + plan->partial_lse.offset),
@@ -77,7 +77,7 @@ static fa3_status combine_splits(const struct cuda_scope *scope, const struct pr
       .heads = (int)heads,
       .head_dim = (int)dim,
       .kind = combine_element_kind(output->dtype),
-      .warps = shared ? FA3_COMBINE_WARPS : 1};
+      .warps = FA3_COMBINE_WARPS_OF(parts)};
   if (dealt) {
     params.parts = (const fa3_combine_parts *)(const void *)(workspace + plan->parts.offset);
     params.tile_rows = plan->kernel->tile_q;

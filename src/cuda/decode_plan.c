@@ -35,7 +35,7 @@ static int32_t shared_bytes(const struct kernel *kernel) {
 
 const struct kernel_kind decode_kind = {.phase = FA3_FORWARD,
                                         .entries = {"decode", "decode_dealt"},
-                                        .others_alike = 1,
+                                        .others_with_shared = 1,
                                         .shared_bytes = shared_bytes,
                                         .large_clusters = true,
                                         .may_be_alone = true};
@@ -46,7 +46,7 @@ static int32_t fp8_shared_bytes(const struct kernel *kernel) {
 
 const struct kernel_kind decode_fp8_kind = {.phase = FA3_FORWARD,
                                             .entries = {"decode_fp8", "decode_fp8_dealt"},
-                                            .others_alike = 1,
+                                            .others_with_shared = 1,
                                             .shared_bytes = fp8_shared_bytes,
                                             .large_clusters = true,
                                             .may_be_alone = true};
@@ -154,11 +154,11 @@ static bool deals(const struct problem *problem, const struct cuda_facts *facts,
   /* As many row tiles as there is always room for, see count_split_rows. */
   if (problem->split_keys || problem->num_splits || tiles > dealt_tiles ||
       row_tiles(problem, longest_query(problem)) > few_rows / FA3_DECODE_ROWS ||
-      (!codes && kernel->head_dim > 128) ||
+      FA3_DECODE_KEEPS_WORK(kernel->head_dim, codes ? 1 : 2) ||
       tiles * (most_units(problem) + piece_units) > INT32_MAX / 2)
     return false;
   if (tiles * most_units(problem) < dealt_units * blocks) return false;
-  return codes && lengths_differ(problem) ? true : splits * tiles < blocks_needed(problem, facts);
+  return (codes && lengths_differ(problem)) || splits * tiles < blocks_needed(problem, facts);
 }
 
 /* Rows of partial results; 0: there are none, however many queries these keys have. More than the

@@ -124,7 +124,7 @@ static fa3_status load_kernel(struct cuda_device *device, int32_t k) {
   for (int e = 0; e < KERNEL_ENTRIES && kernel->kind->entries[e]; e++)
     TRY(get_function(driver, libraries[k], kernel->kind->entries[e], &entries[e]));
   const int shared_bytes = kernel_shared_limit(kernel);
-  for (int e = 0; shared_bytes && e <= kernel->kind->others_alike; e++)
+  for (int e = 0; shared_bytes && e <= kernel->kind->others_with_shared; e++)
     TRY_CUDA(driver, cuKernelSetAttribute, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
              shared_bytes, entries[e], device->device);
   if (kernel->kind->large_clusters)

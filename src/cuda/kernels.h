@@ -16,10 +16,10 @@ struct kernel;
 struct kernel_kind {
   fa3_phase phase;                     /* whose kernel it is; 0: one that helps others */
   const char *entries[KERNEL_ENTRIES]; /* the functions of its cubin */
-  /* Of a block of the first function, and of others that ask for as much; null: none asks. */
+  /* Dynamic shared memory of a block of the first function; null: none. */
   int32_t (*shared_bytes)(const struct kernel *kernel);
-  int others_alike;
-  bool large_clusters; /* the first function may have clusters of more than 8 blocks */
+  int others_with_shared; /* functions behind the first whose blocks have as much */
+  bool large_clusters;    /* the first function may have clusters of more than 8 blocks */
   /* Its blocks may be launched with more than half of a multiprocessor's shared memory, so that
    * each has one of its own. */
   bool may_be_alone;

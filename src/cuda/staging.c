@@ -37,20 +37,15 @@ static bool is_as_demanded(const struct operand *operand, const struct demand *d
   }
 }
 
-fa3_status make_room(size_t *workspace_size, const char *name, int64_t batch, int64_t rows,
-                     int64_t row_bytes) {
+fa3_status reserve(size_t *workspace_size, struct reservation *reservation, const char *name,
+                   int64_t batch, int64_t rows, int64_t row_bytes) {
   int64_t bytes;
+  *reservation = (struct reservation){.used = true, .offset = *workspace_size};
   if (__builtin_mul_overflow(larger(batch, 1), larger(rows, 1), &bytes) ||
       __builtin_mul_overflow(bytes, row_bytes, &bytes) || bytes > INT64_MAX / 16)
     return set_error(FA3_UNSUPPORTED, "%s is too large for the workspace", name);
   *workspace_size += (size_t)round_up(bytes, ALIGNMENT);
   return FA3_OK;
-}
-
-fa3_status reserve(size_t *workspace_size, struct reservation *reservation, const char *name,
-                   int64_t batch, int64_t rows, int64_t row_bytes) {
-  *reservation = (struct reservation){.used = true, .offset = *workspace_size};
-  return make_room(workspace_size, name, batch, rows, row_bytes);
 }
 
 size_t with_alignment(size_t workspace_size) {

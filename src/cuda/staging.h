@@ -14,11 +14,8 @@ struct reservation {
   size_t offset; /* where the workspace is aligned */
 };
 
-/* Makes the workspace larger, by whole blocks. FA3_UNSUPPORTED for more than there can be. */
-fa3_status make_room(size_t *workspace_size, const char *name, int64_t batch, int64_t rows,
-                     int64_t row_bytes);
-
-/* Likewise, and keeps where the new room is. */
+/* Makes the workspace larger, by whole blocks, and keeps where the new room is. FA3_UNSUPPORTED for
+ * more than there can be. */
 fa3_status reserve(size_t *workspace_size, struct reservation *reservation, const char *name,
                    int64_t batch, int64_t rows, int64_t row_bytes);
 

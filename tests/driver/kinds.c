@@ -205,6 +205,29 @@ static void test_append(void **state) {
   assert_int_equal(append_params.value_scale.stride_batch, HEADS_K * 16);
 }
 
+/* The two calls have to be on one stream; if not, neither is launched. */
+static void test_append_forward(void **state) {
+  (void)state;
+  const fa3_append_args append = make_append(FA3_BFLOAT16);
+  fa3_forward_args forward = {.struct_size = sizeof forward,
+                              .device = gpu,
+                              .query = tensor(6, FA3_BFLOAT16, 3, HEADS_Q, 64),
+                              .key = append.key,
+                              .value = append.value,
+                              .output = tensor(7, FA3_BFLOAT16, 3, HEADS_Q, 64),
+                              .workspace = place(8)};
+  good(fa3_forward_workspace(&forward, &forward.workspace_size));
+  forward.stream = (void *)1; /* the legacy stream, by name */
+  first = count;
+  assert_int_equal(fa3_append_forward(&append, &forward), FA3_INVALID_DEVICE);
+  assert_string_equal(fa3_last_error(), "forward's device or stream is not append's");
+  assert_int_equal(count, first);
+  forward.stream = append.stream;
+  good(fa3_append_forward(&append, &forward));
+  assert_true(count >= first + 2);
+  assert_string_equal(launches[first].function, "append");
+}
+
 /* Three sets of keys: all sequences of one after all of another. */
 static void test_combine(void **state) {
   (void)state;
@@ -291,9 +314,8 @@ int main(void) {
   memcpy(&kernel_name, &names, sizeof names);
   start_watching(watch);
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_fp8_forward),
-      cmocka_unit_test(test_append),
-      cmocka_unit_test(test_combine),
+      cmocka_unit_test(test_fp8_forward),    cmocka_unit_test(test_append),
+      cmocka_unit_test(test_append_forward), cmocka_unit_test(test_combine),
       cmocka_unit_test(test_every_function),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
