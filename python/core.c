@@ -28,6 +28,7 @@ static PyObject *names[NUM_PHASES][MAX_FIELDS]; /* of the phases' fields, intern
 struct call {
   const struct phase *phase;
   union arguments args;
+  const fa3_append_args *append; /* of fa3_append_forward, before a forward call; or null */
   int on_gpu, device_known;
   int stream_given;
   const struct dlpack_exchange *exchange; /* that of the first tensor on a GPU */
@@ -173,27 +174,20 @@ static int field_index(const struct phase *phase, PyObject *name) {
   return -1;
 }
 
-static int set_fields(struct call *call, PyObject *const *values, PyObject *keywords) {
+/* Sets the argument of this name, which may be the stream. */
+static int set_argument(struct call *call, PyObject *name, PyObject *value) {
   static PyObject *stream;
   if (!stream) stream = PyUnicode_InternFromString("stream");
-  Py_ssize_t count = keywords ? PyTuple_Size(keywords) : 0;
-  for (Py_ssize_t i = 0; i < count; i++) {
-    PyObject *name = PyTuple_GetItem(keywords, i);
-    if (!PyUnicode_Compare(name, stream)) {
-      if (values[i] == Py_None) continue;
-      call->args.common.stream = PyLong_AsVoidPtr(values[i]);
-      if (PyErr_Occurred()) return -1;
-      call->stream_given = 1;
-      continue;
-    }
-    int index = field_index(call->phase, name);
-    if (index < 0) {
-      PyErr_Format(PyExc_TypeError, "%s has no argument %R", call->phase->name, name);
-      return -1;
-    }
-    if (set_field(call, &call->phase->fields[index], values[i])) return -1;
+  if (!PyUnicode_Compare(name, stream)) {
+    if (value == Py_None) return 0;
+    call->args.common.stream = PyLong_AsVoidPtr(value);
+    call->stream_given = 1;
+    return PyErr_Occurred() ? -1 : 0;
   }
-  return 0;
+  int index = field_index(call->phase, name);
+  if (index >= 0) return set_field(call, &call->phase->fields[index], value);
+  PyErr_Format(PyExc_TypeError, "%s has no argument %R", call->phase->name, name);
+  return -1;
 }
 
 static int set_stream(struct call *call) {
@@ -206,6 +200,13 @@ static int set_stream(struct call *call) {
   }
   return call->exchange->current_work_stream(DL_CUDA, call->args.common.device.index,
                                              &call->args.common.stream);
+}
+
+static fa3_status run(struct call *call, void *workspace, size_t bytes) {
+  if (!call->append) return call->phase->run(&call->args, workspace, bytes);
+  call->args.forward.workspace = workspace;
+  call->args.forward.workspace_size = bytes;
+  return fa3_append_forward(call->append, &call->args.forward);
 }
 
 static void raise_allocation(void *context, const char *kind, const char *message) {
@@ -233,8 +234,7 @@ static int run_on_gpu(struct call *call, size_t bytes) {
     if (call->exchange->allocate(&prototype, &workspace, NULL, raise_allocation)) return -1;
   }
   fa3_status status;
-  Py_BEGIN_ALLOW_THREADS status =
-      call->phase->run(&call->args, workspace ? workspace->tensor.data : NULL, bytes);
+  Py_BEGIN_ALLOW_THREADS status = run(call, workspace ? workspace->tensor.data : NULL, bytes);
   Py_END_ALLOW_THREADS if (workspace) workspace->deleter(workspace);
   if (status) raise_status(status);
   return status ? -1 : 0;
@@ -247,28 +247,44 @@ static int run_on_cpu(struct call *call, size_t bytes) {
     return -1;
   }
   fa3_status status;
-  Py_BEGIN_ALLOW_THREADS status = call->phase->run(&call->args, workspace, bytes);
+  Py_BEGIN_ALLOW_THREADS status = run(call, workspace, bytes);
   Py_END_ALLOW_THREADS free(workspace);
   if (status) raise_status(status);
   return status ? -1 : 0;
 }
 
+static struct call new_call(int phase) {
+  struct call call = {.phase = &phases[phase]};
+  call.args.common.struct_size = call.phase->struct_size;
+  return call;
+}
+
+static void end_call(struct call *call) {
+  for (int i = 0; i < call->num_capsules; i++) Py_DECREF(call->capsules[i]);
+}
+
+/* The call, once its arguments are set. */
+static int run_call(struct call *call) {
+  size_t bytes = 0;
+  fa3_status status = call->phase->workspace(&call->args, &bytes);
+  if (status) raise_status(status);
+  if (status) return -1;
+  return call->on_gpu ? run_on_gpu(call, bytes) : run_on_cpu(call, bytes);
+}
+
 static PyObject *run_phase(int phase, PyObject *const *values, Py_ssize_t count,
                            PyObject *keywords) {
-  struct call call = {.phase = &phases[phase]};
+  struct call call = new_call(phase);
   if (count) {
     PyErr_Format(PyExc_TypeError, "%s takes keyword arguments alone", call.phase->name);
     return NULL;
   }
-  call.args.common.struct_size = call.phase->struct_size;
-  int failed = set_fields(&call, values, keywords) || set_stream(&call);
-  size_t bytes = 0;
-  if (!failed) {
-    fa3_status status = call.phase->workspace(&call.args, &bytes);
-    if (status) raise_status(status);
-    failed = status || (call.on_gpu ? run_on_gpu(&call, bytes) : run_on_cpu(&call, bytes));
-  }
-  for (int i = 0; i < call.num_capsules; i++) Py_DECREF(call.capsules[i]);
+  int failed = 0;
+  Py_ssize_t given = keywords ? PyTuple_Size(keywords) : 0;
+  for (Py_ssize_t i = 0; i < given && !failed; i++)
+    failed = set_argument(&call, PyTuple_GetItem(keywords, i), values[i]);
+  failed = failed || set_stream(&call) || run_call(&call);
+  end_call(&call);
   if (failed) return NULL;
   Py_RETURN_NONE;
 }
@@ -289,6 +305,29 @@ static PyObject *append(PyObject *self, PyObject *const *values, Py_ssize_t coun
                         PyObject *keywords) {
   (void)self;
   return run_phase(APPEND_PHASE, values, count, keywords);
+}
+
+static int set_from_dict(struct call *call, PyObject *arguments) {
+  PyObject *name, *value;
+  Py_ssize_t position = 0;
+  while (PyDict_Next(arguments, &position, &name, &value))
+    if (set_argument(call, name, value)) return -1;
+  return set_stream(call);
+}
+
+static PyObject *append_forward(PyObject *self, PyObject *args) {
+  (void)self;
+  PyObject *of_append, *of_forward;
+  if (!PyArg_ParseTuple(args, "O!O!", &PyDict_Type, &of_append, &PyDict_Type, &of_forward))
+    return NULL;
+  struct call first = new_call(APPEND_PHASE), second = new_call(FORWARD_PHASE);
+  second.append = &first.args.append;
+  int failed =
+      set_from_dict(&first, of_append) || set_from_dict(&second, of_forward) || run_call(&second);
+  end_call(&first);
+  end_call(&second);
+  if (failed) return NULL;
+  Py_RETURN_NONE;
 }
 
 static PyObject *combine(PyObject *self, PyObject *const *values, Py_ssize_t count,
@@ -366,6 +405,8 @@ static PyMethodDef methods[] = {
      "fa3_forward: its argument struct's fields by name. Tensors are objects with DLPack."},
     {"backward", CALL(backward), METH_FASTCALL | METH_KEYWORDS, "fa3_backward, as forward."},
     {"append", CALL(append), METH_FASTCALL | METH_KEYWORDS, "fa3_append, as forward."},
+    {"append_forward", append_forward, METH_VARARGS,
+     "fa3_append_forward: two dicts, of append's and of forward's arguments."},
     {"combine", CALL(combine), METH_FASTCALL | METH_KEYWORDS, "fa3_combine, as forward."},
     {"quantize", CALL(quantize), METH_FASTCALL | METH_KEYWORDS, "fa3_quantize, as forward."},
     {"arguments", arguments, METH_VARARGS,

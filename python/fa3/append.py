@@ -1,29 +1,71 @@
-"""New rows for a cache of keys and values: fa3_append as the operator fa3::append, and what the official
-flash_attn_with_kvcache asks of it."""
+"""New rows for a cache of keys and values, and attention with them: fa3_append_forward and fa3_append
+as the operators fa3::append_forward and fa3::append, and what the official flash_attn_with_kvcache asks
+of them."""
 
 import torch
 
 from fa3 import _core
-from fa3.operators import is_plain, names_of, operator, written
-from fa3.options import schema
+from fa3.operators import (
+    contiguous,
+    is_plain,
+    names_of,
+    need_tensors,
+    new_output,
+    new_results,
+    operator,
+    rows_contiguous,
+    written,
+)
+from fa3.options import lse_shape, schema
 
 WRITTEN = ("key", "value", "key_scale", "value_scale")
+# What a forward call has too that reads what was appended.
+SHARED = (*WRITTEN, "key_scale_rows", "value_scale_rows", "page_table", "cache_batch_index")
+
+
+def rotated_like(query):
+    return None if query is None else torch.empty_like(query)
 
 
 def call_append(query=None, **arguments):
     """Writes new rows into the cache, behind those that it has. Returns the queries, rotated as the
     keys are; an empty tensor where there are none."""
-    rotated_query = None if query is None else torch.empty_like(query)
+    rotated_query = rotated_like(query)
     _core.append(query=query, rotated_query=rotated_query, **arguments)
     written(*(arguments.get(name) for name in WRITTEN))
     return arguments["new_key"].new_empty(0) if rotated_query is None else rotated_query
+
+
+def shared(forward, new_key):
+    """Of a forward call's arguments those that the append before it has too. Rows that are codes go
+    into the cache as they are, under its scales."""
+    codes = new_key.dtype is torch.float8_e4m3fn
+    return {
+        name: forward[name] for name in SHARED if name in forward and not (codes and "scale" in name)
+    }
+
+
+def call_append_forward(rows, query, key, value, sink, options, *, output=None, with_lse=True):
+    """Writes new rows, as rows_to_append has them, into the cache `key` and `value`, and attends.
+    Returns (output, lse)."""
+    output, lse = new_results(query, key, value, output, with_lse, options.get("seqused_q"))
+    forward = {**options, "key": key, "value": value, "output": output, "lse": lse, "sink": sink}
+    append = {**rows, **shared(forward, rows["new_key"])}
+    forward["query"] = rows_contiguous(query)
+    if rows.get("query") is not None:
+        append["rotated_query"] = forward["query"] = rotated_like(query)
+    _core.append_forward(append, forward)
+    written(*(forward.get(name) for name in WRITTEN))
+    return output, lse
 
 
 def append_kernel(*arguments):
     return call_append(**dict(zip(append_names, arguments)))
 
 
-append_operator = operator("fa3::append", append_kernel, schema("append", 1, WRITTEN), WRITTEN)
+append_operator = operator(
+    "fa3::append", append_kernel, schema(_core.arguments("append"), 1, WRITTEN), WRITTEN
+)
 append_names = names_of(append_operator)
 
 
@@ -32,6 +74,38 @@ def fake_append(*arguments):
     named = dict(zip(append_names, arguments))
     query = named.get("query")
     return named["new_key"].new_empty(0) if query is None else torch.empty_like(query)
+
+
+def append_forward_kernel(*arguments):
+    options = dict(zip(append_forward_names, arguments))
+    main = [options.pop(name) for name in ("query", "key", "value", "sink")]
+    mine = [name for name in options if name.startswith("append_")]
+    return call_append_forward(
+        {name.removeprefix("append_"): options.pop(name) for name in mine}, *main, options
+    )
+
+
+# A forward call's arguments, and, as append_..., those that only the append has.
+OF_APPEND = [
+    (f"append_{name}", kind) for name, kind in _core.arguments("append") if name not in SHARED
+]
+append_forward_operator = operator(
+    "fa3::append_forward",
+    append_forward_kernel,
+    schema(OF_APPEND + _core.arguments("forward"), 2, WRITTEN),
+    WRITTEN,
+)
+append_forward_names = names_of(append_forward_operator)
+
+
+@append_forward_operator.register_fake
+def fake_append_forward(*arguments):
+    named = dict(zip(append_forward_names, arguments))
+    query = named["query"]
+    return (
+        new_output(query, named["value"]),
+        query.new_empty(lse_shape(query), dtype=torch.float32),
+    )
 
 
 def chosen(table, index, name, otherwise):
@@ -84,46 +158,74 @@ def positions_of(rows, first, cu_seqlens, advance):
     return (at + steps if advance else at).to(torch.int32)
 
 
-def append(
-    q, k_cache, v_cache, k, v, options, cu_seqlens_new, rotary, rotary_seqlens, interleaved, advance
+def rows_to_append(
+    q, k, v, lengths, cu_seqlens_q, cu_seqlens_new, rotary, rotary_seqlens, interleaved, advance
 ):
-    """Appends k and v behind the first options["seqused_k"] rows. Returns q, rotated where that is
-    asked for: each row by its own position, or, without `advance`, all by the first new row's."""
-    lengths = options["seqused_k"]
-    cu_seqlens_q = options["cu_seqlens_q"]
+    """What an append of k and v behind `lengths` rows takes beside the cache, by the names of fa3.h, and
+    q, where it is not that call which rotates it: each row by its own position, or, without
+    `advance`, all by the first new row's."""
     cos, sin = rotary
+    k, v = rows_contiguous(k), rows_contiguous(v)
+    arguments = {"new_key": k, "new_value": v, "seqused_k": lengths}
+    if cu_seqlens_new is not None:
+        arguments |= {"cu_seqlens_q": cu_seqlens_new, "max_seqlen_q": k.shape[0]}
+    if cos is None:
+        return q, arguments
     # Rows that are codes go in as they are, under the cache's scales; they are turned here.
     codes = k.dtype is torch.float8_e4m3fn
     # The queries are turned by the same call where they are the new rows' own.
+    dense = cu_seqlens_q is None
     together = (
-        cos is not None
-        and advance
-        and not codes
-        and q.shape[:2] == k.shape[:2]
-        and cu_seqlens_q is None
-        and cu_seqlens_new is None
+        not codes
+        and cu_seqlens_q is cu_seqlens_new
+        and q.shape[:2 if dense else 1] == k.shape[:2 if dense else 1]
+        and (advance or (dense and q.shape[1] == 1))
     )
     first = lengths if rotary_seqlens is None else rotary_seqlens
     positions = None
-    if cos is not None and (codes or rotary_seqlens is not None):
+    if codes or rotary_seqlens is not None:
         positions = positions_of(k, first, cu_seqlens_new, True)
-    if cos is not None and not together:
+    if not together:
         q = rotate(q, cos, sin, positions_of(q, first, cu_seqlens_q, advance), interleaved)
-    if cos is not None and codes:
-        k = rotate(k, cos, sin, positions, interleaved)
-        cos = sin = positions = None
-    arguments = {"new_key": k, "new_value": v, "key": k_cache, "value": v_cache}
-    arguments |= {"key_scale": None, "value_scale": None, "seqused_k": lengths}
-    for name in ("key_scale", "value_scale", "key_scale_rows", "value_scale_rows"):
-        if name in options and not codes:
-            arguments[name] = options[name]
-    for name in ("cache_batch_index", "page_table"):
-        arguments[name] = options.get(name)
+    if codes:
+        arguments["new_key"] = rotate(k, cos, sin, positions, interleaved)
+        return q, arguments
     arguments |= {"rotary_cos": cos, "rotary_sin": sin, "positions": positions}
-    if interleaved and cos is not None:
+    if together:
+        arguments["query"] = rows_contiguous(q)
+    if interleaved:
         arguments["flags"] = _core.ROTARY_INTERLEAVED
-    if cu_seqlens_new is not None:
-        arguments |= {"cu_seqlens_q": cu_seqlens_new, "max_seqlen_q": k.shape[0]}
-    call = call_append if is_plain(q, k, k_cache) else torch.ops.fa3.append
-    rotated = call(query=q if together else None, **arguments)
-    return rotated if together else q
+    return q, arguments
+
+
+def are_plain(rows, query, key, value) -> bool:
+    return is_plain(query, key, value) and is_plain(query, rows["new_key"], rows["new_value"])
+
+
+def append(rows, query, key, value, options):
+    """Appends what rows_to_append has told. Returns the queries, rotated where that is asked for."""
+    arguments = {"key_scale": None, "value_scale": None, **rows, "key": key, "value": value}
+    arguments |= shared(options, rows["new_key"])
+    call = call_append if are_plain(rows, query, key, value) else torch.ops.fa3.append
+    rotated = call(**arguments)
+    return rotated if "query" in rows else query
+
+
+def append_forward(rows, query, key, value, sink, options, *, output=None, with_lse=True):
+    """Appends, and attends, as `attention` does: (output, lse), without a gradient."""
+    if sink is not None:
+        sink = contiguous(s_aux=sink)["s_aux"]
+    if output is not None:
+        need_tensors(out=output)
+    if are_plain(rows, query, key, value):
+        found = call_append_forward(
+            rows, query, key, value, sink, options, output=output, with_lse=with_lse
+        )
+        written(output)
+        return found
+    arguments = {"key_scale": None, "value_scale": None, **options}
+    arguments |= {f"append_{name}": argument for name, argument in rows.items()}
+    found, lse = torch.ops.fa3.append_forward(
+        query=query, key=key, value=value, sink=sink, **arguments
+    )
+    return (found if output is None else output.copy_(found)), lse

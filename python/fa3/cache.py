@@ -6,11 +6,13 @@ import torch
 from torch import Tensor
 
 from fa3 import _core
-from fa3.append import append, chosen
+from fa3.append import append, append_forward, chosen, rows_to_append
 from fa3.chunks import attention_in_chunks
 from fa3.flash_attention import refuse
 from fa3.operators import (
+    autocast,
     contiguous,
+    is_autocast,
     is_plain,
     need_tensors,
     operator,
@@ -93,9 +95,11 @@ def forward(
     sm_margin: int = 0,
     *,
     s_aux: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    with_lse: bool = True,
+) -> Any:
     """All that a forward call can do, with the names and defaults of the official package's private
-    `_flash_attn_forward`. Returns (output, lse, empty, empty), where that has its partial results."""
+    `_flash_attn_forward`. Returns (output, lse, empty, empty), where that has its partial results;
+    without `with_lse` the output."""
     refuse(qv=qv)
     window, scales = (window_size_left, window_size_right), (q_descale, k_descale, v_descale)
     options = options_of(q, softmax_scale, causal, window, softcap, sm_margin, num_splits, *scales)
@@ -122,33 +126,45 @@ def forward(
     rotary = contiguous(rotary_cos=rotary_cos, rotary_sin=rotary_sin)
     with torch.no_grad():
         lengths = starts["seqused_k"]
+        apart = False
         if k_new is not None:
             if v_new is None or lengths is None:
                 raise ValueError("k, new rows, is given: v and cache_seqlens are needed too")
-            lengths = lengths + (
-                k_new.shape[1] if cu_seqlens_k_new is None else cu_seqlens_k_new.diff()
-            )
-        place_scales(options, k, v, lengths)
-        if k_new is not None:
-            q = append(
+            need_tensors(q=q, k=k_new, v=v_new)
+            # The cache is cut into chunks, or copied into another dtype, when it has the new rows.
+            apart = bool(attention_chunk or (k.dtype is torch.float32 and is_autocast(q)))
+            if not apart:
+                q, k_new, v_new = autocast(q, k_new, v_new)
+            cu_seqlens_k_new = contiguous(cu_seqlens_k_new=cu_seqlens_k_new)["cu_seqlens_k_new"]
+            q, new_rows = rows_to_append(
                 q,
-                k,
-                v,
                 k_new,
                 v_new,
-                options,
-                contiguous(cu_seqlens_k_new=cu_seqlens_k_new)["cu_seqlens_k_new"],
+                lengths,
+                starts["cu_seqlens_q"],
+                cu_seqlens_k_new,
                 tuple(rotary.values()),
                 seqlens_rotary,
                 rotary_interleaved,
                 # Without a mask all queries are at the first new row's position.
                 bool(options["flags"] & (_core.CAUSAL | _core.WINDOW) or attention_chunk),
             )
+            lengths = lengths + (
+                k_new.shape[1] if cu_seqlens_k_new is None else cu_seqlens_k_new.diff()
+            )
             options["seqused_k"] = lengths
-    output, lse = attention_in_chunks(
-        q, k, v, s_aux, options, attention_chunk, output=out_, cache=True
-    )
-    return output, lse, lse.new_empty(0), lse.new_empty(0)
+        place_scales(options, k, v, lengths)
+        if apart:
+            q = append(new_rows, q, k, v, options)
+        elif k_new is not None:
+            output, lse = append_forward(
+                new_rows, q, k, v, s_aux, options, output=out_, with_lse=with_lse
+            )
+    if k_new is None or apart:
+        output, lse = attention_in_chunks(
+            q, k, v, s_aux, options, attention_chunk, output=out_, with_lse=with_lse, cache=True
+        )
+    return (output, lse, lse.new_empty(0), lse.new_empty(0)) if with_lse else output
 
 
 def flash_attn_with_kvcache(
@@ -217,7 +233,7 @@ def flash_attn_with_kvcache(
             (batch,), cache_seqlens, dtype=torch.int32, device=k_cache.device
         )
     with torch.no_grad():
-        results = forward(
+        return forward(
             q,
             k_cache,
             v_cache,
@@ -252,8 +268,8 @@ def flash_attn_with_kvcache(
             pack_gqa,
             sm_margin,
             s_aux=s_aux,
+            with_lse=return_softmax_lse,
         )
-    return results if return_softmax_lse else results[0]
 
 
 def combine_results(out_partial, out_dtype):

@@ -42,20 +42,26 @@ def new_output(query: Tensor, value: Tensor) -> Tensor:
     return query.new_empty(shape)
 
 
-def call_forward(query, key, value, sink=None, *, output=None, with_lse=True, **options):
-    """The library's call, on new tensors unless `output` is given. Returns (output, lse)."""
+def new_results(query, key, value, output, with_lse, seqused_q):
+    """What a forward call writes: (output, lse), on new tensors unless `output` is given."""
     if query.dim() < 3 or key.dim() < 3 or value.dim() < 3:
         raise ValueError(
             f"query, key and value have {query.dim()}, {key.dim()} and {value.dim()} dimensions: "
             "expected 3 or 4"
         )
-    if query.stride(-1) != 1 or key.stride(-1) != 1 or value.stride(-1) != 1:
-        query, key, value = rows_contiguous(query), rows_contiguous(key), rows_contiguous(value)
     if output is None:
         output = new_output(query, value)
-        if options.get("seqused_q") is not None:
+        if seqused_q is not None:
             output.zero_()  # rows that no sequence uses are not written
     lse = query.new_empty(lse_shape(query), dtype=torch.float32) if with_lse else None
+    return output, lse
+
+
+def call_forward(query, key, value, sink=None, *, output=None, with_lse=True, **options):
+    """The library's call. Returns (output, lse), as above."""
+    output, lse = new_results(query, key, value, output, with_lse, options.get("seqused_q"))
+    if query.stride(-1) != 1 or key.stride(-1) != 1 or value.stride(-1) != 1:
+        query, key, value = rows_contiguous(query), rows_contiguous(key), rows_contiguous(value)
     _core.forward(
         query=query, key=key, value=value, output=output, lse=lse, sink=sink, **options
     )
@@ -133,8 +139,8 @@ def operator(name, function, schema, mutates=()):
     return torch.library.custom_op(name, function, mutates_args=mutates, schema=schema)
 
 
-forward_operator = operator("fa3::forward", forward_kernel, schema("forward", 2))
-backward_operator = operator("fa3::backward", backward_kernel, schema("backward", 4))
+forward_operator = operator("fa3::forward", forward_kernel, schema(_core.arguments("forward"), 2))
+backward_operator = operator("fa3::backward", backward_kernel, schema(_core.arguments("backward"), 4))
 forward_names = names_of(forward_operator)
 backward_names = names_of(backward_operator)
 
@@ -310,15 +316,18 @@ def needs_gradient(query, key, value, sink) -> bool:
     )
 
 
+def is_autocast(tensor) -> bool:
+    return not tensor.is_meta and torch.is_autocast_enabled(tensor.device.type)
+
+
 def autocast(query, key, value):
-    """Under autocast, float32 tensors in the dtype that it asks for."""
-    if query.is_meta:
-        return query, key, value
+    """Under autocast, where one is of float32, all but codes in the dtype that it asks for."""
     if query.dtype is torch.float32 or key.dtype is torch.float32 or value.dtype is torch.float32:
-        device_type = query.device.type
-        if torch.is_autocast_enabled(device_type):
-            dtype = torch.get_autocast_dtype(device_type)
-            return query.to(dtype), key.to(dtype), value.to(dtype)
+        if is_autocast(query):
+            dtype = torch.get_autocast_dtype(query.device.type)
+            return [
+                t if t.dtype is torch.float8_e4m3fn else t.to(dtype) for t in (query, key, value)
+            ]
     return query, key, value
 
 

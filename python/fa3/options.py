@@ -3,13 +3,13 @@
 from fa3 import _core
 
 
-def schema(phase, results, written=()) -> str:
-    """A PyTorch operator's, for a call: first the tensors that it needs, then those that it writes of
-    its own arguments, then what has a default, all by their names in fa3.h. Other outputs are its
-    results. What is written has no default: PyTorch 2.11 looks for it among the arguments that were
-    given."""
+def schema(fields, results, written=()) -> str:
+    """A PyTorch operator's, for calls with these fields, by their names in fa3.h: first the tensors
+    that it needs, then those that it writes of its own arguments, then what has a default. Other
+    outputs are its results. What is written has no default: PyTorch 2.11 looks for it among the
+    arguments that were given."""
     needed, changed, others = [], [], []
-    for name, kind in _core.arguments(phase):
+    for name, kind in fields:
         if name in written:
             mark = "?" if kind.startswith("OPTIONAL") else ""
             changed.append(f"Tensor({chr(ord('a') + len(changed))}!){mark} {name}")

@@ -36,10 +36,10 @@ def rotated(tensor, cos, sin, position, interleaved):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("seqlen_q", [1, 3])
+@pytest.mark.parametrize("seqlen_q, new", [(1, 1), (1, 3), (3, 3)])
 @pytest.mark.parametrize("pages", [False, True])
-def test_append(device, causal, interleaved, seqlen_q, pages):
-    used, new = [20, 33], 3
+def test_append(device, causal, interleaved, seqlen_q, new, pages):
+    used = [20, 33]
     q, k, v = make(device, (2, seqlen_q, 4, 64), (2, new, 2, 64), (2, new, 2, 64))
     table = integers(device, [[5, 0, 3], [2, 4, 1]]) if pages else None
     k_cache, v_cache = make(device, *[(6, 16, 2, 64) if pages else (2, 48, 2, 64)] * 2)
@@ -140,6 +140,105 @@ def test_append_is_declared_to_the_compiler(device):
     found = torch.compile(step, fullgraph=True, backend="aot_eager")(q, k, v, *again)
     assert torch.equal(found, wanted)
     for a, b in zip(caches, again):
+        assert torch.equal(a, b)
+
+
+# What a call may have, each of which says what it needs to of the test below.
+FORMS = {
+    "plain": {},
+    "a length for all": {"cache_seqlens": 17},
+    "causal": {"causal": True},
+    "one query": {"queries": 1},
+    "window": {"window_size": (9, 0), "softcap": 7.0},
+    "scale": {"softmax_scale": 0.3, "num_splits": 3},
+    "entries": {"cache_batch_idx": [2, 0]},
+    "padding": {"cache_leftpad": [5, 0], "causal": True},
+    "pages": {"page_table": [[5, 0, 3], [2, 4, 1]], "causal": True},
+    "chosen pages": {"page_table": [[5, 0, 3], [2, 4, 1]], "cache_batch_idx": [1, 0]},
+    "rotary": {"rotary": 32, "causal": True},
+    "rotary of one query": {"rotary": 64, "queries": 1},
+    "rotary of halves": {"rotary": 16, "rotary_interleaved": False, "window_size": (20, 0)},
+    "positions": {"rotary": 32, "rotary_seqlens": [3, 12], "causal": True},
+    "packed": {"packed": True, "causal": True},
+    "packed rotary": {"packed": True, "rotary": 32, "causal": True},
+    "codes under scales": {"scales": 1, "causal": True},
+    "codes with a scale each": {"scales": 48, "rotary": 32, "causal": True},
+    "codes of codes": {"scales": 1, "codes": True, "rotary": 32, "causal": True},
+}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+def test_append_and_attention_are_one_call(device, monkeypatch, form, compiled):
+    """And what it does is what the two calls do."""
+    options = {"cache_seqlens": [20, 33], "return_softmax_lse": True, **FORMS[form]}
+    queries, width = options.pop("queries", 3), options.pop("rotary", 0)
+    scales, codes = options.pop("scales", 0), options.pop("codes", False)
+    entries = 3 if "cache_batch_idx" in options else 2
+    shape = (6, 16, 2, 64) if "page_table" in options else (entries, 48, 2, 64)
+    q, k, v, *caches = make(device, (2, queries, 4, 64), *[(2, queries, 2, 64)] * 2, shape, shape)
+    if scales:
+        caches = [cache.to(torch.float8_e4m3fn) for cache in caches]
+        q, k, v = (t.to(caches[0].dtype if codes else torch.bfloat16) for t in (q, k, v))
+        shape = (2, 2) if scales == 1 else (2, 2, scales)
+        for name in ("k_descale", "v_descale"):
+            options[name] = torch.rand(shape, device=device) + 0.5
+    if width:
+        tables = rotary_tables(device, 48, width, torch.float32 if codes else q.dtype)
+        options |= dict(zip(("rotary_cos", "rotary_sin"), tables))
+    for name, given in options.items():
+        if isinstance(given, list):
+            options[name] = integers(device, given)
+    if options.pop("packed", False):
+        starts = integers(device, [0, queries, 2 * queries])
+        q, k, v = (t.flatten(0, 1) for t in (q, k, v))
+        options |= {"cu_seqlens_q": starts, "cu_seqlens_k_new": starts, "max_seqlen_q": queries}
+    scales = [given for name, given in options.items() if "descale" in name]
+    written = [*caches, *scales]
+    before = [tensor.clone() for tensor in written]
+    calls, one_call = [], fa3._core.append_forward
+
+    def counted(append, forward):
+        calls.append(append)
+        one_call(append, forward)
+
+    def two_calls(append, forward):
+        fa3._core.append(**append)
+        fa3._core.forward(**forward)
+
+    def step(q, caches, k, v, options):
+        return fa3.flash_attn_with_kvcache(q, *caches, k, v, **options)
+
+    found = []
+    for call in (counted, two_calls):
+        monkeypatch.setattr(fa3._core, "append_forward", call)
+        for tensor, old in zip(written, before):
+            tensor.copy_(old)
+        torch.compiler.reset()
+        run = torch.compile(step, fullgraph=True, backend="aot_eager") if compiled else step
+        with reference.fp8_cache(device):
+            results = run(q, caches, k, v, options)
+        assert not torch.equal(caches[0].view(torch.uint8), before[0].view(torch.uint8))
+        found.append([*results, *(tensor.clone() for tensor in written)])
+    assert len(calls) == 1
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+def test_what_is_refused_appends_nothing(device):
+    q, k, v, *caches = make(device, (1, 2, 4, 64), *[(1, 2, 2, 64)] * 2, *[(1, 30, 2, 64)] * 2)
+    before = [cache.clone() for cache in caches]
+    for wrong in (
+        {"softcap": -1.0},
+        {"softmax_scale": float("nan")},
+        {"out": torch.empty_like(k)},
+        {"s_aux": torch.zeros(3, device=device)},
+        {"num_splits": -1},
+        {"window_size": (-5, 2), "cache_leftpad": torch.zeros(2, dtype=torch.int32, device=device)},
+    ):
+        with pytest.raises(ValueError):
+            fa3.flash_attn_with_kvcache(q, *caches, k, v, cache_seqlens=3, **wrong)
+    for a, b in zip(caches, before):
         assert torch.equal(a, b)
 
 
@@ -269,6 +368,12 @@ def test_opcheck_of_append(device, rotary):
     lengths = integers(device, [9])
     torch.library.opcheck(
         torch.ops.fa3.append.default, (k, v, lengths, *caches, None, None), options
+    )
+    options = {f"append_{name}": given for name, given in options.items()}
+    torch.library.opcheck(
+        torch.ops.fa3.append_forward.default,
+        (k, v, lengths, q, *caches, None, None),
+        {**options, "seqused_k": lengths + 2},
     )
 
 
