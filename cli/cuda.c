@@ -15,26 +15,31 @@ typedef uint64_t device_pointer;
 typedef struct CUctx_st *context_handle;
 typedef struct CUevent_st *event_handle;
 
-/* By the names in the CUDA driver API. */
+/* Of the CUDA driver API, each with its parameters. */
+#define FUNCTIONS(FUNCTION)                                                \
+  FUNCTION(cuInit, unsigned flags)                                         \
+  FUNCTION(cuGetErrorName, int error, const char **name)                   \
+  FUNCTION(cuDeviceGet, int *device, int ordinal)                          \
+  FUNCTION(cuDevicePrimaryCtxRetain, context_handle *context, int device)  \
+  FUNCTION(cuDevicePrimaryCtxRelease, int device)                          \
+  FUNCTION(cuCtxPushCurrent, context_handle context)                       \
+  FUNCTION(cuCtxPopCurrent, context_handle *context)                       \
+  FUNCTION(cuCtxSynchronize, void)                                         \
+  FUNCTION(cuMemAlloc, device_pointer *memory, size_t size)                \
+  FUNCTION(cuMemFree, device_pointer memory)                               \
+  FUNCTION(cuMemGetInfo, size_t *available, size_t *total)                 \
+  FUNCTION(cuMemcpyHtoD, device_pointer to, const void *from, size_t size) \
+  FUNCTION(cuMemcpyDtoH, void *to, device_pointer from, size_t size)       \
+  FUNCTION(cuEventCreate, event_handle *event, unsigned flags)             \
+  FUNCTION(cuEventDestroy, event_handle event)                             \
+  FUNCTION(cuEventRecord, event_handle event, void *stream)                \
+  FUNCTION(cuEventSynchronize, event_handle event)                         \
+  FUNCTION(cuEventElapsedTime, float *milliseconds, event_handle start, event_handle end)
+
 static struct {
-  int (*cuInit)(unsigned flags);
-  int (*cuGetErrorName)(int error, const char **name);
-  int (*cuDeviceGet)(int *device, int ordinal);
-  int (*cuDevicePrimaryCtxRetain)(context_handle *context, int device);
-  int (*cuDevicePrimaryCtxRelease)(int device);
-  int (*cuCtxPushCurrent)(context_handle context);
-  int (*cuCtxPopCurrent)(context_handle *context);
-  int (*cuCtxSynchronize)(void);
-  int (*cuMemAlloc)(device_pointer *memory, size_t size);
-  int (*cuMemFree)(device_pointer memory);
-  int (*cuMemGetInfo)(size_t *available, size_t *total);
-  int (*cuMemcpyHtoD)(device_pointer to, const void *from, size_t size);
-  int (*cuMemcpyDtoH)(void *to, device_pointer from, size_t size);
-  int (*cuEventCreate)(event_handle *event, unsigned flags);
-  int (*cuEventDestroy)(event_handle event);
-  int (*cuEventRecord)(event_handle event, void *stream);
-  int (*cuEventSynchronize)(event_handle event);
-  int (*cuEventElapsedTime)(float *milliseconds, event_handle start, event_handle end);
+#define FUNCTION(name, ...) int (*name)(__VA_ARGS__);
+  FUNCTIONS(FUNCTION)
+#undef FUNCTION
 } driver;
 
 static struct {
@@ -68,25 +73,8 @@ static int load_driver(void) {
     const char *name;
     void *target;
   } functions[] = {
-#define FUNCTION(name) {#name, &driver.name}
-      FUNCTION(cuInit),
-      FUNCTION(cuGetErrorName),
-      FUNCTION(cuDeviceGet),
-      FUNCTION(cuDevicePrimaryCtxRetain),
-      FUNCTION(cuDevicePrimaryCtxRelease),
-      FUNCTION(cuCtxPushCurrent),
-      FUNCTION(cuCtxPopCurrent),
-      FUNCTION(cuCtxSynchronize),
-      FUNCTION(cuMemAlloc),
-      FUNCTION(cuMemFree),
-      FUNCTION(cuMemGetInfo),
-      FUNCTION(cuMemcpyHtoD),
-      FUNCTION(cuMemcpyDtoH),
-      FUNCTION(cuEventCreate),
-      FUNCTION(cuEventDestroy),
-      FUNCTION(cuEventRecord),
-      FUNCTION(cuEventSynchronize),
-      FUNCTION(cuEventElapsedTime),
+#define FUNCTION(name, ...) {#name, &driver.name},
+      FUNCTIONS(FUNCTION)
 #undef FUNCTION
   };
   for (size_t i = 0; i < sizeof functions / sizeof functions[0]; i++) {

@@ -78,34 +78,8 @@ static void load(void) {
     const char *name;
     void *target;
   } functions[] = {
-      {"cuInit", &the_driver.cuInit},
-      {"cuDriverGetVersion", &the_driver.cuDriverGetVersion},
-      {"cuGetErrorName", &the_driver.cuGetErrorName},
-      {"cuDeviceGetCount", &the_driver.cuDeviceGetCount},
-      {"cuDeviceGet", &the_driver.cuDeviceGet},
-      {"cuDeviceGetName", &the_driver.cuDeviceGetName},
-      {"cuDeviceGetAttribute", &the_driver.cuDeviceGetAttribute},
-      {"cuDeviceTotalMem", &the_driver.cuDeviceTotalMem},
-      {"cuDevicePrimaryCtxRetain", &the_driver.cuDevicePrimaryCtxRetain},
-      {"cuCtxGetCurrent", &the_driver.cuCtxGetCurrent},
-      {"cuCtxPushCurrent", &the_driver.cuCtxPushCurrent},
-      {"cuCtxPopCurrent", &the_driver.cuCtxPopCurrent},
-      {"cuCtxGetDevice", &the_driver.cuCtxGetDevice},
-      {"cuStreamGetCtx", &the_driver.cuStreamGetCtx},
-      {"cuStreamIsCapturing", &the_driver.cuStreamIsCapturing},
-      {"cuStreamGetId", &the_driver.cuStreamGetId},
-      {"cuStreamSynchronize", &the_driver.cuStreamSynchronize},
-      {"cuThreadExchangeStreamCaptureMode", &the_driver.cuThreadExchangeStreamCaptureMode},
-      {"cuPointerGetAttributes", &the_driver.cuPointerGetAttributes},
-      {"cuLibraryLoadData", &the_driver.cuLibraryLoadData},
-      {"cuLibraryGetKernel", &the_driver.cuLibraryGetKernel},
-      {"cuLibraryGetGlobal", &the_driver.cuLibraryGetGlobal},
-      {"cuKernelSetAttribute", &the_driver.cuKernelSetAttribute},
-      {"cuKernelGetFunction", &the_driver.cuKernelGetFunction},
-      {"cuLaunchKernelEx", &the_driver.cuLaunchKernelEx},
-      {"cuMemsetD32Async", &the_driver.cuMemsetD32Async},
-      {"cuMemcpyDtoHAsync", &the_driver.cuMemcpyDtoHAsync},
-      {"cuTensorMapEncodeTiled", &the_driver.cuTensorMapEncodeTiled},
+#define FUNCTION(name, ...) {#name, &the_driver.name},
+#include "cuda/driver.def"
   };
   for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
     void *address = find_function(get, functions[i].name, OLDEST_CUDA);

@@ -80,47 +80,11 @@ struct CUdevResource {
 
 struct cuda_driver {
   int32_t version; /* 1000 * major + 10 * minor of the CUDA that it brings */
-  CUresult (*cuInit)(unsigned flags);
-  CUresult (*cuDriverGetVersion)(int *version);
-  CUresult (*cuGetErrorName)(CUresult error, const char **name);
-  CUresult (*cuDeviceGetCount)(int *count);
-  CUresult (*cuDeviceGet)(CUdevice *device, int ordinal);
-  CUresult (*cuDeviceGetName)(char *name, int length, CUdevice device);
-  CUresult (*cuDeviceGetAttribute)(int *value, int attribute, CUdevice device);
-  CUresult (*cuDeviceTotalMem)(size_t *bytes, CUdevice device);
-
-  CUresult (*cuDevicePrimaryCtxRetain)(CUcontext *context, CUdevice device);
-  CUresult (*cuCtxGetCurrent)(CUcontext *context);
-  CUresult (*cuCtxPushCurrent)(CUcontext context);
-  CUresult (*cuCtxPopCurrent)(CUcontext *context);
-  CUresult (*cuCtxGetDevice)(CUdevice *device);
-  CUresult (*cuStreamGetCtx)(CUstream stream, CUcontext *context);
-  CUresult (*cuStreamIsCapturing)(CUstream stream, int *status);
-  CUresult (*cuStreamGetId)(CUstream stream, uint64_t *id);
-  CUresult (*cuStreamSynchronize)(CUstream stream);
-  CUresult (*cuThreadExchangeStreamCaptureMode)(int *mode);
-  CUresult (*cuPointerGetAttributes)(unsigned count, int *attributes, void **values,
-                                     CUdeviceptr pointer);
+#define FUNCTION(name, ...) CUresult (*name)(__VA_ARGS__);
+#include "cuda/driver.def"
   /* From CUDA 12.4 on, else null: contexts then have the whole GPU, functions load in full. */
   CUresult (*cuCtxGetDevResource)(CUcontext context, struct CUdevResource *resource, int type);
   CUresult (*cuFuncLoad)(CUfunction function);
-
-  CUresult (*cuLibraryLoadData)(CUlibrary *library, const void *code, void *jit_options,
-                                void *jit_values, unsigned jit_count, void *options, void *values,
-                                unsigned count);
-  CUresult (*cuLibraryGetKernel)(CUkernel *kernel, CUlibrary library, const char *name);
-  CUresult (*cuLibraryGetGlobal)(CUdeviceptr *address, size_t *bytes, CUlibrary library,
-                                 const char *name);
-  CUresult (*cuKernelSetAttribute)(int attribute, int value, CUkernel kernel, CUdevice device);
-  CUresult (*cuKernelGetFunction)(CUfunction *function, CUkernel kernel);
-  CUresult (*cuLaunchKernelEx)(const struct CUlaunchConfig *config, CUkernel kernel,
-                               void **parameters, void **extra);
-  CUresult (*cuMemsetD32Async)(CUdeviceptr to, unsigned value, size_t count, CUstream stream);
-  CUresult (*cuMemcpyDtoHAsync)(void *to, CUdeviceptr from, size_t bytes, CUstream stream);
-  CUresult (*cuTensorMapEncodeTiled)(void *map, int type, unsigned rank, void *data,
-                                     const uint64_t *extents, const uint64_t *strides,
-                                     const uint32_t *box, const uint32_t *steps, int interleave,
-                                     int swizzle, int promotion, int fill);
 };
 
 /* The driver, loaded once per process. FA3_NO_DRIVER or FA3_DRIVER_TOO_OLD, with a message, on

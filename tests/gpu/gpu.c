@@ -30,38 +30,8 @@ static bool find_functions(void) {
     void *target;
     int version;
   } functions[] = {
-#define FUNCTION(name, version) {#name, &gpu.name, version}
-      FUNCTION(cuInit, 12000),
-      FUNCTION(cuDeviceGetCount, 12000),
-      FUNCTION(cuDevicePrimaryCtxRetain, 12000),
-      FUNCTION(cuCtxCreate, 4000),
-      FUNCTION(cuCtxDestroy, 12000),
-      FUNCTION(cuCtxSetCurrent, 12000),
-      FUNCTION(cuCtxGetCurrent, 12000),
-      FUNCTION(cuCtxSynchronize, 12000),
-      FUNCTION(cuMemAlloc, 12000),
-      FUNCTION(cuMemFree, 12000),
-      FUNCTION(cuMemAllocHost, 12000),
-      FUNCTION(cuMemFreeHost, 12000),
-      FUNCTION(cuMemcpyHtoDAsync, 12000),
-      FUNCTION(cuMemcpyDtoHAsync, 12000),
-      FUNCTION(cuMemcpyDtoDAsync, 12000),
-      FUNCTION(cuMemsetD8Async, 12000),
-      FUNCTION(cuStreamCreate, 12000),
-      FUNCTION(cuStreamDestroy, 12000),
-      FUNCTION(cuStreamSynchronize, 12000),
-      FUNCTION(cuStreamBeginCapture, 12000),
-      FUNCTION(cuStreamEndCapture, 12000),
-      FUNCTION(cuGraphInstantiateWithFlags, 12000),
-      FUNCTION(cuGraphLaunch, 12000),
-      FUNCTION(cuGraphDestroy, 12000),
-      FUNCTION(cuGraphExecDestroy, 12000),
-      FUNCTION(cuDeviceGetDevResource, 12040),
-      FUNCTION(cuDevSmResourceSplitByCount, 12040),
-      FUNCTION(cuDevResourceGenerateDesc, 12040),
-      FUNCTION(cuGreenCtxCreate, 12040),
-      FUNCTION(cuGreenCtxStreamCreate, 12050),
-      FUNCTION(cuGreenCtxDestroy, 12040),
+#define FUNCTION(name, version, ...) {#name, &gpu.name, version},
+      GPU_FUNCTIONS(FUNCTION)
 #undef FUNCTION
   };
   for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {

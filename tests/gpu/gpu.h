@@ -13,40 +13,46 @@ typedef struct CUgraph_st *gpu_graph;
 typedef struct CUgraphExec_st *gpu_graph_exec;
 typedef struct CUevent_st *gpu_event;
 
-/* The driver's functions by their names, at the versions that CUDA 12.0 and 12.4 gave them. */
+/* The driver's functions, each with the CUDA version that gave it these parameters. Those for green
+ * contexts, from 12.4 on, may be null. */
+#define GPU_FUNCTIONS(FUNCTION)                                                                    \
+  FUNCTION(cuInit, 12000, unsigned)                                                                \
+  FUNCTION(cuDeviceGetCount, 12000, int *)                                                         \
+  FUNCTION(cuDevicePrimaryCtxRetain, 12000, gpu_context *, int)                                    \
+  FUNCTION(cuCtxCreate, 4000, gpu_context *, unsigned, int)                                        \
+  FUNCTION(cuCtxDestroy, 12000, gpu_context)                                                       \
+  FUNCTION(cuCtxSetCurrent, 12000, gpu_context)                                                    \
+  FUNCTION(cuCtxGetCurrent, 12000, gpu_context *)                                                  \
+  FUNCTION(cuCtxSynchronize, 12000, void)                                                          \
+  FUNCTION(cuMemAlloc, 12000, gpu_pointer *, size_t)                                               \
+  FUNCTION(cuMemFree, 12000, gpu_pointer)                                                          \
+  FUNCTION(cuMemAllocHost, 12000, void **, size_t)                                                 \
+  FUNCTION(cuMemFreeHost, 12000, void *)                                                           \
+  FUNCTION(cuMemcpyHtoDAsync, 12000, gpu_pointer, const void *, size_t, gpu_stream)                \
+  FUNCTION(cuMemcpyDtoHAsync, 12000, void *, gpu_pointer, size_t, gpu_stream)                      \
+  FUNCTION(cuMemcpyDtoDAsync, 12000, gpu_pointer, gpu_pointer, size_t, gpu_stream)                 \
+  FUNCTION(cuMemsetD8Async, 12000, gpu_pointer, unsigned char, size_t, gpu_stream)                 \
+  FUNCTION(cuStreamCreate, 12000, gpu_stream *, unsigned)                                          \
+  FUNCTION(cuStreamDestroy, 12000, gpu_stream)                                                     \
+  FUNCTION(cuStreamSynchronize, 12000, gpu_stream)                                                 \
+  FUNCTION(cuStreamBeginCapture, 12000, gpu_stream, int)                                           \
+  FUNCTION(cuStreamEndCapture, 12000, gpu_stream, gpu_graph *)                                     \
+  FUNCTION(cuGraphInstantiateWithFlags, 12000, gpu_graph_exec *, gpu_graph, unsigned long long)    \
+  FUNCTION(cuGraphLaunch, 12000, gpu_graph_exec, gpu_stream)                                       \
+  FUNCTION(cuGraphDestroy, 12000, gpu_graph)                                                       \
+  FUNCTION(cuGraphExecDestroy, 12000, gpu_graph_exec)                                              \
+  FUNCTION(cuDeviceGetDevResource, 12040, int, void *, int)                                        \
+  FUNCTION(cuDevSmResourceSplitByCount, 12040, void *, unsigned *, const void *, void *, unsigned, \
+           unsigned)                                                                               \
+  FUNCTION(cuDevResourceGenerateDesc, 12040, void **, void *, unsigned)                            \
+  FUNCTION(cuGreenCtxCreate, 12040, void **, void *, int, unsigned)                                \
+  FUNCTION(cuGreenCtxStreamCreate, 12050, gpu_stream *, void *, unsigned, int)                     \
+  FUNCTION(cuGreenCtxDestroy, 12040, void *)
+
 struct gpu_driver {
-  int (*cuInit)(unsigned);
-  int (*cuDeviceGetCount)(int *);
-  int (*cuDevicePrimaryCtxRetain)(gpu_context *, int);
-  int (*cuCtxCreate)(gpu_context *, unsigned, int);
-  int (*cuCtxDestroy)(gpu_context);
-  int (*cuCtxSetCurrent)(gpu_context);
-  int (*cuCtxGetCurrent)(gpu_context *);
-  int (*cuCtxSynchronize)(void);
-  int (*cuMemAlloc)(gpu_pointer *, size_t);
-  int (*cuMemFree)(gpu_pointer);
-  int (*cuMemAllocHost)(void **, size_t);
-  int (*cuMemFreeHost)(void *);
-  int (*cuMemcpyHtoDAsync)(gpu_pointer, const void *, size_t, gpu_stream);
-  int (*cuMemcpyDtoHAsync)(void *, gpu_pointer, size_t, gpu_stream);
-  int (*cuMemcpyDtoDAsync)(gpu_pointer, gpu_pointer, size_t, gpu_stream);
-  int (*cuMemsetD8Async)(gpu_pointer, unsigned char, size_t, gpu_stream);
-  int (*cuStreamCreate)(gpu_stream *, unsigned);
-  int (*cuStreamDestroy)(gpu_stream);
-  int (*cuStreamSynchronize)(gpu_stream);
-  int (*cuStreamBeginCapture)(gpu_stream, int);
-  int (*cuStreamEndCapture)(gpu_stream, gpu_graph *);
-  int (*cuGraphInstantiateWithFlags)(gpu_graph_exec *, gpu_graph, unsigned long long);
-  int (*cuGraphLaunch)(gpu_graph_exec, gpu_stream);
-  int (*cuGraphDestroy)(gpu_graph);
-  int (*cuGraphExecDestroy)(gpu_graph_exec);
-  /* Green contexts; null before CUDA 12.5. */
-  int (*cuDeviceGetDevResource)(int, void *, int);
-  int (*cuDevSmResourceSplitByCount)(void *, unsigned *, const void *, void *, unsigned, unsigned);
-  int (*cuDevResourceGenerateDesc)(void **, void *, unsigned);
-  int (*cuGreenCtxCreate)(void **, void *, int, unsigned);
-  int (*cuGreenCtxStreamCreate)(gpu_stream *, void *, unsigned, int);
-  int (*cuGreenCtxDestroy)(void *);
+#define FUNCTION(name, version, ...) int (*name)(__VA_ARGS__);
+  GPU_FUNCTIONS(FUNCTION)
+#undef FUNCTION
 };
 
 extern struct gpu_driver gpu;
