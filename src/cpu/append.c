@@ -87,10 +87,7 @@ static void append_part(void *argument, int64_t task, int32_t seat) {
 }
 
 void cpu_append(const struct problem *problem) {
-  int64_t longest = 0;
-  for (int64_t batch = 0; batch < problem->batch; batch++)
-    longest = larger(longest, problem_sequence(problem, batch).seqlen_q);
-  struct append_call call = {problem, divide_up(longest, ROWS_OF_TASK)};
+  struct append_call call = {problem, divide_up(work_longest_query(problem), ROWS_OF_TASK)};
   const int64_t tasks = problem->batch * call.parts;
   threads_for(work_task_threads(problem, tasks), tasks, append_part, &call);
 }

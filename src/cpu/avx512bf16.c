@@ -33,7 +33,7 @@ void bfloat16_arrange_queries(const struct rows *queries, float factor, int64_t 
 void bfloat16_arrange_keys(const struct rows *keys, int64_t depth, float *arranged) {
   struct rows words = *keys;
   words.width /= 2;
-  arrange_keys_as(&words, FA3_FLOAT32, sizeof(float), depth, arranged);
+  arrange_keys_as(FA3_FLOAT32, &words, depth, arranged);
 }
 
 /* Two keys' values, interleaved. */

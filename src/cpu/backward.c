@@ -10,10 +10,11 @@
 #include "integer.h"
 #include "key_block.h"
 #include "query_tiles.h"
+#include "scratch.h"
 #include "threads.h"
 #include "work.h"
 
-enum { SMALLEST_TILE_K = 48, CACHE_LINE = 64, BLOCKS_PER_THREAD = 4 };
+enum { SMALLEST_TILE_K = 48, BLOCKS_PER_THREAD = 4 };
 
 /* Blocks of equal size: as few as fit the scratch, but enough for all threads. */
 static int64_t choose_tile_k(const struct problem *problem, const struct routines *routines,
@@ -113,7 +114,7 @@ void cpu_backward(const struct problem *problem, const struct routines *routines
                   const struct cpu_plan *plan, void *workspace) {
   const struct work work = work_of(problem);
   const int32_t threads = work_threads(&work, plan->num_threads);
-  char *base = (char *)(((uintptr_t)workspace + CACHE_LINE - 1) & -(uintptr_t)CACHE_LINE);
+  char *base = first_line(workspace);
   const struct query_tiles tiles = query_tiles_at(problem, routines, base);
   struct key_scratch layout;
   struct backward_call call = {

@@ -12,6 +12,7 @@
 #include "integer.h"
 #include "row_end.h"
 #include "scale.h"
+#include "scratch.h"
 #include "threads.h"
 
 enum {
@@ -20,8 +21,7 @@ enum {
   LEAST_PART = 4 * FEW_KEYS,
   MOST_ROWS = 64,      /* of all heads that a thread takes together */
   TASKS_OF_THREAD = 4, /* so that threads end at about the same time */
-  WIDEST_VECTOR = 32,  /* of any level, in floats */
-  CACHE_LINE = 64,
+  WIDEST_VECTOR = 32   /* of any level, in floats */
 };
 
 bool decodes(const struct problem *problem, int64_t seqlen_q) {
@@ -65,10 +65,7 @@ struct scratch {
 
 /* Lays the scratch out at `base` (null to measure only); returns its size in bytes. */
 static size_t scratch_layout(const struct problem *problem, char *base, struct scratch *scratch) {
-  struct {
-    float **array;
-    int64_t words;
-  } arrays[] = {
+  const struct scratch_array arrays[] = {
       {&scratch->queries, MOST_ROWS * round_up(problem->head_dim, WIDEST_VECTOR)},
       {&scratch->output, MOST_ROWS * round_up(problem->value_head_dim, WIDEST_VECTOR)},
       {&scratch->scores, MOST_ROWS * FEW_KEYS},
@@ -77,12 +74,7 @@ static size_t scratch_layout(const struct problem *problem, char *base, struct s
       {&scratch->maximum, MOST_ROWS},
       {&scratch->sum, MOST_ROWS},
   };
-  size_t bytes = 0;
-  for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
-    *arrays[i].array = base ? (float *)(void *)(base + bytes) : NULL;
-    bytes += (size_t)round_up(arrays[i].words * (int64_t)sizeof(float), CACHE_LINE);
-  }
-  return bytes;
+  return lay_out(arrays, sizeof arrays / sizeof *arrays, base);
 }
 
 size_t decode_workspace(const struct problem *problem, int32_t threads) {
@@ -147,7 +139,7 @@ static void begin_rows(struct few *few) {
 /* The queries as float32 with the sign of the softmax's scale, or 0. */
 static void load_queries(const struct few *few) {
   const struct problem *problem = few->problem;
-  const float sign = problem->scale > 0 ? 1.0f : problem->scale < 0 ? -1.0f : 0.0f;
+  const float sign = scale_sign(problem);
   for (int64_t at = 0; at < few->heads * few->rows; at++) {
     const int64_t row = at % few->rows, head = few_head(few, at / few->rows, row);
     const int64_t query = few_query(few, row);
@@ -218,7 +210,7 @@ static void attend_keys(const struct few *few, int64_t begin, int64_t end) {
         .key_scales = codes ? scratch->key_scales : NULL,
         .value_scales = codes ? scratch->value_scales : NULL,
         .seen = seen,
-        .scale = problem->scale == 0 ? 1.0f : fabsf(problem->scale),
+        .scale = scale_size(problem),
         .softcap = problem->softcap,
         .scores = scratch->scores,
         .maximum = scratch->maximum,
@@ -235,27 +227,13 @@ static void order_outputs(const struct few *few) {
                              few->problem->value_head_dim, few->problem->value.dtype, true);
 }
 
-/* Of a score, after the cap. */
-static float score_scale(const struct problem *problem) {
-  return problem->softcap > 0 || problem->scale == 0 ? 1.0f : fabsf(problem->scale);
-}
-
 static void store_rows(const struct few *few) {
   const struct problem *problem = few->problem;
   for (int64_t i = 0; i < few->heads * few->rows; i++) {
-    const int64_t row = i % few->rows, head = few_head(few, i / few->rows, row);
-    const int64_t at = few->sequence.row_q + few_query(few, row);
-    char *output = element(&problem->output, few->sequence.batch_q, at, head);
-    const float sink = problem->sink.data ? load_head_value(&problem->sink, head) : -INFINITY;
-    const float sum = few->scratch.sum[i];
-    const struct row_end end = end_row(few->scratch.maximum[i] * score_scale(problem), sum, sink);
-    if (sum == 0 && end.factor == 0) /* no key: zero bits are 0 in every dtype */
-      memset(output, 0, (size_t)(problem->value_head_dim * element_size(&problem->output)));
-    else
-      few->routines->store_row(few->scratch.output + i * few->output_stride,
-                               problem->value_head_dim, end.factor, problem->output.dtype, output);
-    if (problem->lse.data)
-      *(float *)(void *)element(&problem->lse, few->sequence.batch_q, at, head) = end.lse;
+    const int64_t row = i % few->rows;
+    store_row_end(problem, few->routines, &few->sequence, few_query(few, row),
+                  few_head(few, i / few->rows, row), few->scratch.maximum[i], few->scratch.sum[i],
+                  few->scratch.output + i * few->output_stride);
   }
 }
 
@@ -388,12 +366,11 @@ void cpu_decode(const struct problem *problem, const struct routines *routines, 
   }
   if (!any) return;
   struct scratch layout;
-  struct decode_call call = {
-      .problem = problem,
-      .routines = routines,
-      .part_keys = part_keys(problem, longest_k),
-      .scratch = (char *)(((uintptr_t)workspace + CACHE_LINE - 1) & -(uintptr_t)CACHE_LINE),
-      .scratch_size = scratch_layout(problem, NULL, &layout)};
+  struct decode_call call = {.problem = problem,
+                             .routines = routines,
+                             .part_keys = part_keys(problem, longest_k),
+                             .scratch = first_line(workspace),
+                             .scratch_size = scratch_layout(problem, NULL, &layout)};
   call.results = (float *)(void *)(call.scratch + call.scratch_size * (size_t)threads);
   call.parts = larger(divide_up(longest_k, call.part_keys), 1);
   /* Fewer heads together where there would be too few tasks: what a row gives is the same. */

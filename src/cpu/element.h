@@ -34,19 +34,26 @@ static inline void store_element(char *at, fa3_dtype dtype, int64_t i, float val
 
 /* What a head's sink holds. */
 static inline float load_head_value(const struct operand *values, int64_t head) {
-  const char *at = element(values, 0, 0, head);
-  if (values->dtype == FA3_FLOAT32) return *(const float *)at;
-  uint16_t bits = *(const uint16_t *)at;
-  return values->dtype == FA3_FLOAT16 ? float_from_half(bits) : float_from_bfloat(bits);
+  return load_element(element(values, 0, 0, head), values->dtype, 0);
 }
 
 static inline void store_head_value(const struct operand *values, int64_t head, float value) {
-  char *at = element(values, 0, 0, head);
-  if (values->dtype == FA3_FLOAT32)
-    *(float *)at = value;
-  else
-    *(uint16_t *)at =
-        values->dtype == FA3_FLOAT16 ? half_from_float(value) : bfloat_from_float(value);
+  store_element(element(values, 0, 0, head), values->dtype, 0, value);
+}
+
+/* The softmax's scale: its size is what scores are multiplied by, its sign (1, -1 or 0) is in the
+ * arranged operands, so that what masks a score is the same for every scale. */
+static inline float scale_size(const struct problem *problem) {
+  return problem->scale == 0 ? 1 : problem->scale > 0 ? problem->scale : -problem->scale;
+}
+
+static inline float scale_sign(const struct problem *problem) {
+  return problem->scale > 0 ? 1.0f : problem->scale < 0 ? -1.0f : 0.0f;
+}
+
+/* What a score is multiplied by after the cap. */
+static inline float score_scale(const struct problem *problem) {
+  return problem->softcap > 0 ? 1 : scale_size(problem);
 }
 
 /* Query heads of a key head. The tile loops take them side by side, so that they share the tiles of

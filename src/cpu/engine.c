@@ -29,8 +29,7 @@ static fa3_status check_index(int32_t index) {
 }
 
 static fa3_status prepare(int32_t index) {
-  fa3_status status = check_index(index);
-  if (status) return status;
+  TRY(check_index(index));
   return cpu_level() ? FA3_OK : FA3_INVALID_ENVIRONMENT;
 }
 
@@ -51,8 +50,7 @@ static void processor_name(char *name, size_t size) {
 }
 
 static fa3_status device_info(int32_t index, fa3_device_info *info) {
-  fa3_status status = check_index(index);
-  if (status) return status;
+  TRY(check_index(index));
   const struct level *level = cpu_level();
   processor_name(info->name, sizeof info->name);
   snprintf(info->level, sizeof info->level, "%s", level ? level->name : "");
@@ -60,13 +58,6 @@ static fa3_status device_info(int32_t index, fa3_device_info *info) {
   long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
   if (pages > 0 && page > 0) info->memory_bytes = (uint64_t)pages * (uint64_t)page;
   return FA3_OK;
-}
-
-static bool is_input_dtype(fa3_phase phase, fa3_dtype dtype) {
-  const int count = phase == FA3_BACKWARD ? BACKWARD_DTYPES : FORWARD_DTYPES;
-  for (int i = 0; i < count; i++)
-    if (dtypes[i] == dtype) return true;
-  return false;
 }
 
 static fa3_status check_head_dim(const char *name, int32_t head_dim, fa3_dtype dtype) {
@@ -89,7 +80,7 @@ static fa3_status check_positive(const char *name, int32_t head_dim) {
 }
 
 static bool is_output_dtype(fa3_dtype dtype, fa3_dtype of) {
-  if (of == FA3_FLOAT8_E4M3) return is_input_dtype(FA3_BACKWARD, dtype);
+  if (of == FA3_FLOAT8_E4M3) return dtype_is_wide(dtype);
   return dtype == of || dtype == FA3_FLOAT32;
 }
 
@@ -120,20 +111,20 @@ static fa3_status supports_combine(const fa3_capability *capability) {
 
 static fa3_status supports(const fa3_capability *capability) {
   const fa3_dtype dtype = capability->query_dtype, cached = capability->key_dtype;
+  const bool backward = capability->phase == FA3_BACKWARD;
   if (capability->phase == FA3_APPEND) return supports_append(capability);
   if (capability->phase == FA3_COMBINE) return supports_combine(capability);
   if (capability->phase == FA3_QUANTIZE) return cpu_supports_quantize(capability);
-  if (!is_input_dtype(capability->phase, dtype))
+  if (!(backward ? dtype_is_wide(dtype) : dtype_is_float(dtype)))
     return set_error(FA3_UNSUPPORTED,
                      "query_dtype is %d (%s): expected FA3_FLOAT32, FA3_FLOAT16 or FA3_BFLOAT16%s",
-                     dtype, dtype_name(dtype),
-                     capability->phase == FA3_BACKWARD ? "" : ", or FA3_FLOAT8_E4M3");
-  const bool codes = capability->phase == FA3_FORWARD && cached == FA3_FLOAT8_E4M3;
+                     dtype, dtype_name(dtype), backward ? "" : ", or FA3_FLOAT8_E4M3");
+  const bool codes = !backward && cached == FA3_FLOAT8_E4M3;
   if ((cached != dtype && !codes) || capability->value_dtype != cached)
     return set_error(FA3_UNSUPPORTED,
                      "key_dtype is %s and value_dtype is %s: expected query's, %s%s, for both",
                      dtype_name(cached), dtype_name(capability->value_dtype), dtype_name(dtype),
-                     capability->phase == FA3_BACKWARD ? "" : " or FA3_FLOAT8_E4M3");
+                     backward ? "" : " or FA3_FLOAT8_E4M3");
   if (!is_output_dtype(capability->output_dtype, dtype))
     return set_error(FA3_UNSUPPORTED, "output_dtype is %s: expected %s",
                      dtype_name(capability->output_dtype),
@@ -170,14 +161,13 @@ static const struct routines *routines_for(const struct level *level,
 
 _Static_assert(sizeof(struct cpu_plan) <= ENGINE_PLAN_SIZE, "the engine's plan");
 
-/* The other phases have no plan, and run on any processor. */
-static bool is_attention(fa3_phase phase) {
-  return phase == FA3_FORWARD || phase == FA3_BACKWARD;
-}
+/* These phases have no plan, and run on any processor. */
+static void (*const without_plan[])(const struct problem *problem) = {
+    [FA3_QUANTIZE] = cpu_quantize, [FA3_APPEND] = cpu_append, [FA3_COMBINE] = cpu_combine};
 
 static fa3_status plan(const struct problem *problem, struct plan *plan) {
   plan->workspace_size = 0;
-  if (!is_attention(problem->phase)) return FA3_OK;
+  if (without_plan[problem->phase]) return FA3_OK;
   const struct level *level = cpu_level();
   if (!level) return FA3_INVALID_ENVIRONMENT;
   const struct routines *routines = routines_for(level, problem);
@@ -191,16 +181,8 @@ static fa3_status plan(const struct problem *problem, struct plan *plan) {
 }
 
 static fa3_status run(const struct problem *problem, const struct plan *plan) {
-  if (problem->phase == FA3_APPEND) {
-    cpu_append(problem);
-    return FA3_OK;
-  }
-  if (problem->phase == FA3_COMBINE) {
-    cpu_combine(problem);
-    return FA3_OK;
-  }
-  if (problem->phase == FA3_QUANTIZE) {
-    cpu_quantize(problem);
+  if (without_plan[problem->phase]) {
+    without_plan[problem->phase](problem);
     return FA3_OK;
   }
   const struct level *level = cpu_level();

@@ -58,7 +58,7 @@ INLINE void few_find(struct few_columns *columns, const char *const *rows, int64
 /* Half of a pair of vectors. */
 INLINE vec few_half(fa3_dtype dtype, const char *pair, const int half) {
   if (dtype == FA3_BFLOAT16) return half ? vec_load_odd(pair) : vec_load_even(pair);
-  return vec_load_as(dtype, pair + half * VECTOR * (dtype == FA3_FLOAT32 ? 4 : 2), VECTOR);
+  return vec_load_as(dtype, pair + half * VECTOR * size_of(dtype), VECTOR);
 }
 
 /* Scores of `rows` rows with `keys` of the columns; all of these are constants where this is
@@ -66,7 +66,7 @@ INLINE vec few_half(fa3_dtype dtype, const char *pair, const int half) {
 INLINE void few_scores_block(const struct few_rows_step *s, const struct few_columns *columns,
                              fa3_dtype dtype, int64_t row, const int first, const int rows,
                              const int keys) {
-  const int64_t size = dtype == FA3_FLOAT32 ? 4 : 2, dim = s->head_dim;
+  const int64_t size = size_of(dtype), dim = s->head_dim;
   const int64_t whole = dim / PAIR * PAIR, stride = s->query_stride;
   const float *query = s->queries + row * stride;
   const char *from[4];
@@ -162,7 +162,7 @@ static inline void few_softmax(const struct few_rows_step *s, int64_t head, int6
 INLINE void few_values_block(const struct few_rows_step *s, const struct few_columns *columns,
                              fa3_dtype dtype, int64_t row, int64_t i, const int rows,
                              const int vectors) {
-  const int64_t size = dtype == FA3_FLOAT32 ? 4 : 2, stride = s->output_stride;
+  const int64_t size = size_of(dtype), stride = s->output_stride;
   const int64_t left = s->value_head_dim - i, count = columns->count;
   const float *weights = s->scores + row * FEW_KEYS;
   float *output = s->output + row * stride + i;
@@ -226,7 +226,7 @@ INLINE void few_multiply(const struct few_rows_step *s, const char *const *opera
   }
 }
 
-INLINE void few_rows_as(const struct few_rows_step *s, fa3_dtype dtype) {
+INLINE void few_rows_as(fa3_dtype dtype, const struct few_rows_step *s) {
   few_multiply(s, s->keys, s->key_head_stride, s->head_dim, dtype, few_scores_rows);
   for (int64_t head = 0; head < s->heads; head++)
     for (int64_t row = 0; row < s->rows; row++) few_softmax(s, head, row);
@@ -234,14 +234,10 @@ INLINE void few_rows_as(const struct few_rows_step *s, fa3_dtype dtype) {
 }
 
 static void few_rows(const struct few_rows_step *s) {
-  if (s->dtype == FA3_FLOAT32)
-    few_rows_as(s, FA3_FLOAT32);
-  else if (s->dtype == FA3_FLOAT16)
-    few_rows_as(s, FA3_FLOAT16);
-  else if (s->dtype == FA3_BFLOAT16)
-    few_rows_as(s, FA3_BFLOAT16);
+  if (s->dtype == FA3_FLOAT8_E4M3)
+    few_rows_as(FA3_FLOAT8_E4M3, s);
   else
-    few_rows_as(s, FA3_FLOAT8_E4M3);
+    BY_DTYPE(s->dtype, few_rows_as, s);
 }
 
 /* A row in the order that a cache of the dtype is computed in, or back in its own. */

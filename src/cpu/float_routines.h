@@ -15,32 +15,17 @@
 
 static void arrange_queries(const struct rows *queries, float factor, int64_t depth,
                             float *arranged) {
-  if (queries->dtype == FA3_FLOAT32)
-    arrange_queries_as(queries, FA3_FLOAT32, 4, factor, depth, arranged);
-  else if (queries->dtype == FA3_FLOAT16)
-    arrange_queries_as(queries, FA3_FLOAT16, 2, factor, depth, arranged);
-  else
-    arrange_queries_as(queries, FA3_BFLOAT16, 2, factor, depth, arranged);
+  BY_DTYPE(queries->dtype, arrange_queries_as, queries, factor, depth, arranged);
 }
 
 static void arrange_keys(const struct rows *keys, int64_t depth, float *arranged) {
-  if (keys->dtype == FA3_FLOAT32)
-    arrange_keys_as(keys, FA3_FLOAT32, 4, depth, arranged);
-  else if (keys->dtype == FA3_FLOAT16)
-    arrange_keys_as(keys, FA3_FLOAT16, 2, depth, arranged);
-  else
-    arrange_keys_as(keys, FA3_BFLOAT16, 2, depth, arranged);
+  BY_DTYPE(keys->dtype, arrange_keys_as, keys, depth, arranged);
 }
 
 static void arrange_values(const struct rows *values, int64_t depth, int64_t panel_stride,
                            float *arranged) {
   (void)depth; /* a word is one key */
-  if (values->dtype == FA3_FLOAT32)
-    arrange_values_as(values, FA3_FLOAT32, 4, panel_stride, arranged);
-  else if (values->dtype == FA3_FLOAT16)
-    arrange_values_as(values, FA3_FLOAT16, 2, panel_stride, arranged);
-  else
-    arrange_values_as(values, FA3_BFLOAT16, 2, panel_stride, arranged);
+  BY_DTYPE(values->dtype, arrange_values_as, values, panel_stride, arranged);
 }
 
 static void transpose(const float *arranged, int64_t rows, int64_t columns, int64_t stride,

@@ -14,6 +14,7 @@
 #include "integer.h"
 #include "row_end.h"
 #include "scale.h"
+#include "scratch.h"
 #include "threads.h"
 #include "work.h"
 
@@ -22,7 +23,6 @@ enum {
   QUERY_WORDS = 96 << 10, /* of a block's queries and output, beside a tile in the second cache */
   LARGEST_TILE_Q = 768,
   TILE_Q_STEP = 96, /* a multiple of every level's strip */
-  CACHE_LINE = 64,
   BLOCKS_PER_THREAD = 4
 };
 
@@ -80,10 +80,7 @@ static size_t scratch_layout(const struct problem *problem, const struct routine
                              char *base, struct scratch *scratch) {
   scratch_widths(problem, routines, scratch);
   const int64_t query_words = largest_tile_q(scratch) * scratch->head_depth;
-  struct {
-    float **array;
-    int64_t words;
-  } arrays[] = {
+  const struct scratch_array arrays[] = {
       {&scratch->keys, TILE_K * scratch->head_depth},
       {&scratch->values, scratch->tile_depth * scratch->output_width},
       {&scratch->gathered, problem->features & FA3_FEATURE_PAGE_TABLE
@@ -96,12 +93,7 @@ static size_t scratch_layout(const struct problem *problem, const struct routine
       {&scratch->output, block_words(scratch) - query_words},
       {&scratch->decoded, decoded_words(problem)},
   };
-  size_t bytes = 0;
-  for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
-    *arrays[i].array = base ? (float *)(base + bytes) : NULL;
-    bytes += (size_t)round_up(arrays[i].words * (int64_t)sizeof(float), CACHE_LINE);
-  }
-  return bytes;
+  return lay_out(arrays, sizeof arrays / sizeof *arrays, base);
 }
 
 /* Blocks of equal size: as few as fit the scratch, but enough for all threads. */
@@ -152,7 +144,6 @@ struct block {
   int64_t head_k;
   int64_t first_row;
   int64_t rows;
-  float score_scale; /* above 0; its sign and a zero are in the arranged queries */
 };
 
 static int64_t query_of(const struct block *block, int64_t row) {
@@ -182,12 +173,9 @@ static void decode_rows(const struct block *block, struct rows *rows, scale_of *
 }
 
 /* Arranges the queries and starts the rows' softmax. */
-static void begin_block(struct block *block) {
+static void begin_block(const struct block *block) {
   const struct problem *problem = block->problem;
   const struct scratch *scratch = &block->scratch;
-  const float scale = problem->scale;
-  const float factor = scale > 0 ? 1.0f : scale < 0 ? -1.0f : 0.0f;
-  block->score_scale = scale == 0 ? 1.0f : fabsf(scale);
   for (int64_t row = 0; row < block->rows; row++) {
     int64_t head = head_of(block, row);
     struct rows query = {
@@ -198,7 +186,7 @@ static void begin_block(struct block *block) {
         .width = problem->head_dim,
     };
     decode_rows(block, &query, query_scale_of, head, query_of(block, row));
-    block->routines->arrange_queries(&query, factor, scratch->head_depth,
+    block->routines->arrange_queries(&query, scale_sign(problem), scratch->head_depth,
                                      scratch->queries + row * scratch->head_depth);
     scratch->maximum[row] = -INFINITY;
     scratch->sum[row] = 0;
@@ -268,7 +256,7 @@ static void attend_strip(const struct block *block, int64_t row, int64_t rows, i
       .output = scratch->scores,
       .output_stride = TILE_K,
   });
-  float scale = block->score_scale;
+  float scale = scale_size(problem); /* its sign and a zero are in the arranged queries */
   if (problem->softcap > 0) {
     for (int64_t r = 0; r < rows; r++)
       routines->cap(scratch->scores + r * TILE_K, columns, scale, problem->softcap);
@@ -320,29 +308,14 @@ static void attend_tile(const struct block *block, int64_t key, int64_t keys) {
 }
 
 static void end_block(const struct block *block) {
-  const struct problem *problem = block->problem;
   const struct scratch *scratch = &block->scratch;
-  const struct sequence *sequence = &block->sequence;
-  const float scale = problem->softcap > 0 ? 1 : block->score_scale;
-  for (int64_t row = 0; row < block->rows; row++) {
-    int64_t at = sequence->row_q + query_of(block, row), head = head_of(block, row);
-    char *output = element(&problem->output, sequence->batch_q, at, head);
-    const float sink = problem->sink.data ? load_head_value(&problem->sink, head) : -INFINITY;
-    const struct row_end end = end_row(scratch->maximum[row] * scale, scratch->sum[row], sink);
-    if (scratch->sum[row] == 0 && end.factor == 0) /* no key: zero bits are 0 in every dtype */
-      memset(output, 0, (size_t)(problem->value_head_dim * element_size(&problem->output)));
-    else
-      block->routines->store_row(scratch->output + row * scratch->output_width,
-                                 problem->value_head_dim, end.factor, problem->output.dtype,
-                                 output);
-    if (problem->lse.data) *(float *)element(&problem->lse, sequence->batch_q, at, head) = end.lse;
-  }
+  for (int64_t row = 0; row < block->rows; row++)
+    store_row_end(block->problem, block->routines, &block->sequence, query_of(block, row),
+                  head_of(block, row), scratch->maximum[row], scratch->sum[row],
+                  scratch->output + row * scratch->output_width);
 }
 
-static void run_block(struct block *block, int64_t head_k, int64_t first_row, int64_t tile_q) {
-  block->head_k = head_k;
-  block->first_row = first_row;
-  block->rows = smaller(tile_q, block->sequence.seqlen_q * block->group - first_row);
+static void run_block(const struct block *block) {
   begin_block(block);
   struct key_range visible =
       mask_visible(&block->sequence.mask, query_of(block, 0), query_of(block, block->rows - 1));
@@ -366,22 +339,28 @@ struct forward_call {
   size_t scratch_size; /* of a thread */
 };
 
+/* The block of a task; a shorter sequence has no rows there. */
+static struct block block_at(const struct forward_call *call, const struct routines *routines,
+                             int64_t task, int32_t seat) {
+  const struct problem *problem = call->problem;
+  struct block block = {
+      .problem = problem,
+      .routines = routines,
+      .group = group_size(problem),
+      .sequence = problem_sequence(problem, task % call->pairs / problem->heads_k),
+      .head_k = task % problem->heads_k,
+      .first_row = task / call->pairs * call->tile_q};
+  block.rows = smaller(call->tile_q, block.sequence.seqlen_q * block.group - block.first_row);
+  scratch_layout(problem, routines, call->scratch + (size_t)seat * call->scratch_size,
+                 &block.scratch);
+  return block;
+}
+
 /* The last rows first: under a causal mask they see the most keys. */
 static void run_task(void *argument, int64_t task, int32_t seat) {
   const struct forward_call *call = argument;
-  const struct problem *problem = call->problem;
-  task = call->tasks - 1 - task;
-  struct block block = {
-      .problem = problem,
-      .routines = call->routines,
-      .group = group_size(problem),
-      .sequence = problem_sequence(problem, task % call->pairs / problem->heads_k)};
-  const int64_t first_row = task / call->pairs * call->tile_q;
-  if (first_row >= block.sequence.seqlen_q * block.group) return;
-  if (decodes(problem, block.sequence.seqlen_q)) return;
-  scratch_layout(problem, call->routines, call->scratch + (size_t)seat * call->scratch_size,
-                 &block.scratch);
-  run_block(&block, task % problem->heads_k, first_row, call->tile_q);
+  const struct block block = block_at(call, call->routines, call->tasks - 1 - task, seat);
+  if (block.rows > 0 && !decodes(call->problem, block.sequence.seqlen_q)) run_block(&block);
 }
 
 /* From this magnitude on the backward pass needs lse as it rounds scores itself: P of a row's
@@ -389,9 +368,9 @@ static void run_task(void *argument, int64_t task, int32_t seat) {
 static const float large_lse = 4096;
 
 static bool has_large_lse(const struct problem *problem, const struct sequence *sequence,
-                          int64_t head_k, int64_t first_row, int64_t end_row) {
+                          int64_t head_k, int64_t first_row, int64_t rows) {
   const int64_t group = group_size(problem);
-  for (int64_t row = first_row; row < end_row; row++) {
+  for (int64_t row = first_row; row < first_row + rows; row++) {
     const float lse =
         *(const float *)element(&problem->lse, sequence->batch_q, sequence->row_q + row / group,
                                 head_k * group + row % group);
@@ -420,33 +399,23 @@ static bool any_large_lse(const struct forward_call *call) {
 /* A block with large lse, as the backward pass sums its scores. */
 static void run_again(void *argument, int64_t task, int32_t seat) {
   const struct forward_call *call = argument;
-  const struct problem *problem = call->problem;
-  struct block block = {
-      .problem = problem,
-      .routines = call->backward,
-      .group = group_size(problem),
-      .sequence = problem_sequence(problem, task % call->pairs / problem->heads_k)};
-  const int64_t head_k = task % problem->heads_k, first_row = task / call->pairs * call->tile_q;
-  const int64_t end_row = smaller(first_row + call->tile_q, block.sequence.seqlen_q * block.group);
-  if (!sums_otherwise(call, &block.sequence)) return;
-  if (!has_large_lse(problem, &block.sequence, head_k, first_row, end_row)) return;
-  scratch_layout(problem, call->backward, call->scratch + (size_t)seat * call->scratch_size,
-                 &block.scratch);
-  run_block(&block, head_k, first_row, call->tile_q);
+  const struct block block = block_at(call, call->backward, task, seat);
+  if (sums_otherwise(call, &block.sequence) &&
+      has_large_lse(call->problem, &block.sequence, block.head_k, block.first_row, block.rows))
+    run_block(&block);
 }
 
 void cpu_forward(const struct problem *problem, const struct routines *routines,
                  const struct routines *backward, const struct cpu_plan *plan, void *workspace) {
   const struct work work = work_of(problem);
   if (work.longest_q == 0) return;
-  struct forward_call call = {
-      .problem = problem,
-      .routines = routines,
-      .backward = backward,
-      .tile_q = plan->tile_q,
-      .pairs = problem->batch * problem->heads_k,
-      .scratch = (char *)(((uintptr_t)workspace + CACHE_LINE - 1) & -(uintptr_t)CACHE_LINE),
-      .scratch_size = scratch_size(problem, routines, backward)};
+  struct forward_call call = {.problem = problem,
+                              .routines = routines,
+                              .backward = backward,
+                              .tile_q = plan->tile_q,
+                              .pairs = problem->batch * problem->heads_k,
+                              .scratch = first_line(workspace),
+                              .scratch_size = scratch_size(problem, routines, backward)};
   /* One thread arranges the fewest tiles with the largest blocks. */
   if (work_is_short(&work) && threads_crowded()) call.tile_q = choose_tile_q(problem, routines, 1);
   const int64_t rows = work.longest_q * group_size(problem);

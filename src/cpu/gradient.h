@@ -43,19 +43,16 @@ static void gradient(const struct gradient_step *s) {
   }
 }
 
-INLINE float dot_as(const char *a, const char *b, int64_t width, fa3_dtype dtype,
-                    int64_t element_size) {
+INLINE float dot_as(fa3_dtype dtype, const char *a, const char *b, int64_t width) {
+  const int64_t step = VECTOR * size_of(dtype);
   vec sum = vec_set(0);
-  for (int64_t i = 0; i < width;
-       i += VECTOR, a += VECTOR * element_size, b += VECTOR * element_size)
+  for (int64_t i = 0; i < width; i += VECTOR, a += step, b += step)
     sum = vec_fma(vec_load_as(dtype, a, width - i), vec_load_as(dtype, b, width - i), sum);
   return vec_reduce_add(sum);
 }
 
 static float dot(const void *a, const void *b, int64_t width, fa3_dtype dtype) {
-  if (dtype == FA3_FLOAT32) return dot_as(a, b, width, FA3_FLOAT32, 4);
-  if (dtype == FA3_FLOAT16) return dot_as(a, b, width, FA3_FLOAT16, 2);
-  return dot_as(a, b, width, FA3_BFLOAT16, 2);
+  return BY_DTYPE(dtype, dot_as, a, b, width);
 }
 
 #endif

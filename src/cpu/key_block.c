@@ -5,13 +5,13 @@
 
 #include "element.h"
 #include "integer.h"
+#include "scratch.h"
 #include "threads.h"
 
 enum {
   KEY_WORDS = 128 << 10, /* of a block's keys, values and gradients, in the second cache */
   LARGEST_TILE_K = 384,
-  TILE_K_STEP = 96, /* a multiple of every level's strip and of its depth_step in elements */
-  CACHE_LINE = 64
+  TILE_K_STEP = 96 /* a multiple of every level's strip and of its depth_step in elements */
 };
 
 /* Sizes in words. */
@@ -54,10 +54,7 @@ size_t key_scratch_layout(const struct problem *problem, const struct routines *
   const int64_t keys = key_block_largest(problem, routines), words = key_words(&sizes, pair);
   /* Room for the largest block, and unlike what that takes it never falls. */
   const int64_t room = smaller(larger(KEY_WORDS, TILE_K_STEP * words), LARGEST_TILE_K * words);
-  const struct {
-    float **array;
-    int64_t words;
-  } arrays[] = {
+  const struct scratch_array arrays[] = {
       {&scratch->keys, keys * sizes.head_depth},
       {&scratch->values, keys * sizes.value_depth},
       {&scratch->keys_depth, keys / pair * sizes.head_width},
@@ -72,12 +69,7 @@ size_t key_scratch_layout(const struct problem *problem, const struct routines *
       {&scratch->gradients, (int64_t)routines->strip * TILE_Q},
       {&scratch->grad_scores_q, TILE_Q * LARGEST_TILE_K / pair},
   };
-  size_t bytes = 0;
-  for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
-    *arrays[i].array = base ? (float *)(base + bytes) : NULL;
-    bytes += (size_t)round_up(arrays[i].words * (int64_t)sizeof(float), CACHE_LINE);
-  }
-  return bytes;
+  return lay_out(arrays, sizeof arrays / sizeof *arrays, base);
 }
 
 static int64_t whole_depth(const struct routines *routines, int64_t elements) {
@@ -113,17 +105,14 @@ static struct rows key_rows(const struct key_block *block, const struct operand 
                        .width = width};
 }
 
-/* The sign of the scale, or 0, goes into the keys as it goes into the queries of the forward pass:
- * what masks a score is then the same for every scale. */
 static void begin_block(const struct key_block *block, const struct sizes *sizes) {
   const struct problem *problem = block->tiles->problem;
   const struct routines *routines = block->tiles->routines;
   const struct key_scratch *scratch = &block->scratch;
-  const float factor = problem->scale > 0 ? 1.0f : problem->scale < 0 ? -1.0f : 0.0f;
   const int64_t depth = whole_depth(routines, block->keys);
   const struct rows keys = key_rows(block, &problem->key, problem->head_dim);
   const struct rows values = key_rows(block, &problem->value, problem->value_head_dim);
-  routines->arrange_queries(&keys, factor, sizes->head_depth, scratch->keys);
+  routines->arrange_queries(&keys, scale_sign(problem), sizes->head_depth, scratch->keys);
   routines->arrange_queries(&values, 1, sizes->value_depth, scratch->values);
   routines->arrange_values(&keys, depth, routines->panel * depth, scratch->keys_depth);
   memset(scratch->grad_keys, 0, (size_t)(block->keys * sizes->head_width) * sizeof(float));
@@ -201,7 +190,7 @@ static void attend_strip(const struct key_block *block, const struct query_tile 
   product.output = scratch->gradients;
   routines->multiply(&product);
 
-  float scale = problem->scale == 0 ? 1 : fabsf(problem->scale);
+  float scale = scale_size(problem);
   if (problem->softcap > 0) {
     for (int64_t k = 0; k < keys; k++)
       routines->cap(scratch->scores + k * TILE_Q, columns, scale, problem->softcap);

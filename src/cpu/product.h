@@ -18,6 +18,17 @@
 
 #define PANEL (2 * VECTOR)
 
+/* The call with the dtype, of 16 bits or more, as a constant, so that none of its branches is left
+ * in what is inlined. */
+#define BY_DTYPE(dtype, function, ...)                           \
+  ((dtype) == FA3_FLOAT32   ? function(FA3_FLOAT32, __VA_ARGS__) \
+   : (dtype) == FA3_FLOAT16 ? function(FA3_FLOAT16, __VA_ARGS__) \
+                            : function(FA3_BFLOAT16, __VA_ARGS__))
+
+INLINE int64_t size_of(fa3_dtype dtype) {
+  return dtype == FA3_FLOAT32 ? 4 : 2;
+}
+
 /* `rows` and `vectors` are constants where this is called: the sums become registers. */
 INLINE void product_block(const struct product *p, const float *left, const float *right,
                           float *output, const int rows, const int vectors) {

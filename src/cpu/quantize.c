@@ -18,7 +18,7 @@ enum { ROWS_OF_TASK = 16 };
 
 fa3_status cpu_supports_quantize(const fa3_capability *capability) {
   const fa3_dtype from = capability->query_dtype, to = capability->output_dtype;
-  if (from != FA3_FLOAT32 && from != FA3_FLOAT16 && from != FA3_BFLOAT16)
+  if (!dtype_is_wide(from))
     return set_error(FA3_UNSUPPORTED,
                      "input's dtype is %s: expected FA3_FLOAT32, FA3_FLOAT16 or FA3_BFLOAT16",
                      dtype_name(from));
@@ -179,13 +179,6 @@ static void quantize_part(void *argument, int64_t task, int32_t seat) {
     quantize_rows(call, &part, row, smaller(row + step, part.last));
 }
 
-static int64_t longest_of(const struct problem *problem) {
-  int64_t longest = 0;
-  for (int64_t batch = 0; batch < problem->batch; batch++)
-    longest = larger(longest, problem_sequence(problem, batch).seqlen_q);
-  return longest;
-}
-
 /* With a mean, and with a scale of a whole sequence, a task is one head's rows of that sequence. */
 static int64_t rows_of_part(const struct problem *problem, bool one_scale, int64_t longest) {
   const int64_t rows = problem->codes_scale_rows;
@@ -197,7 +190,7 @@ void cpu_quantize(const struct problem *problem) {
   struct quantize_call call = {.problem = problem};
   const struct operand *scale = &problem->codes_scale;
   const bool one_scale = !problem->codes_scale_rows && scale->batch == 1 && scale->heads == 1;
-  const int64_t longest = has_elements(&problem->input) ? longest_of(problem) : 0;
+  const int64_t longest = has_elements(&problem->input) ? work_longest_query(problem) : 0;
   if (!longest) return;
   call.part_rows = rows_of_part(problem, one_scale, longest);
   call.parts = divide_up(longest, call.part_rows);

@@ -5,8 +5,8 @@
 
 #include "element.h"
 #include "integer.h"
+#include "scratch.h"
 
-enum { CACHE_LINE = 64 };
 #define MOST_BYTES (INT64_MAX / 4) /* so that sums with it don't overflow */
 
 /* A sequence's rows may end inside a tile, so each sequence has a tile more than its rows fill. */

@@ -37,6 +37,13 @@ struct work work_of(const struct problem *problem) {
   return work;
 }
 
+int64_t work_longest_query(const struct problem *problem) {
+  int64_t longest = 0;
+  for (int64_t batch = 0; batch < problem->batch; batch++)
+    longest = larger(longest, problem_sequence(problem, batch).seqlen_q);
+  return longest;
+}
+
 /* The most that the caller allows. */
 static int32_t threads_allowed(const struct problem *problem) {
   const int32_t asked = problem->num_threads ? problem->num_threads : default_threads();

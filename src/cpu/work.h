@@ -14,6 +14,9 @@ struct work {
 /* Reads the lengths. */
 struct work work_of(const struct problem *problem);
 
+/* The longest sequence of queries, or of new rows. */
+int64_t work_longest_query(const struct problem *problem);
+
 /* As many threads as the call allows and a problem of this size can be worth, whatever the lengths
  * say; never fewer when an extent grows. */
 int32_t work_most_threads(const struct problem *problem);
