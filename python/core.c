@@ -152,15 +152,24 @@ static int set_tensor(struct call *call, PyObject *object, const struct field *f
 static int set_field(struct call *call, const struct field *field, PyObject *value) {
   if (value == Py_None) return 0;
   if (is_tensor(field)) return set_tensor(call, value, field);
-  if (field->kind == FLOAT) {
-    double number = PyFloat_AsDouble(value);
-    *(float *)((char *)&call->args + field->offset) = (float)number;
-    return number == -1 && PyErr_Occurred() ? -1 : 0;
+  double real = 0;
+  long long integer = 0;
+  if (field->kind == FLOAT)
+    real = PyFloat_AsDouble(value);
+  else
+    integer = PyLong_AsLongLong(value);
+  if ((real == -1 || integer == -1) && PyErr_Occurred()) {
+    if (PyErr_ExceptionMatches(PyExc_TypeError))
+      PyErr_Format(PyExc_TypeError, "%s is of %R: expected %s", field->name, Py_TYPE(value),
+                   field->kind == FLOAT ? "a number" : "an integer");
+    return -1;
   }
-  long long number = PyLong_AsLongLong(value);
-  if (number == -1 && PyErr_Occurred()) return -1;
-  if (!set_integer(&call->args, field, number)) return 0;
-  PyErr_Format(PyExc_OverflowError, "%s is %lld", field->name, number);
+  if (field->kind == FLOAT) {
+    *(float *)((char *)&call->args + field->offset) = (float)real;
+    return 0;
+  }
+  if (!set_integer(&call->args, field, integer)) return 0;
+  PyErr_Format(PyExc_OverflowError, "%s is %lld", field->name, integer);
   return -1;
 }
 

@@ -53,7 +53,7 @@ def call_append_forward(rows, query, key, value, sink, options, *, output=None, 
     append = {**rows, **shared(forward, rows["new_key"])}
     forward["query"] = rows_contiguous(query)
     if rows.get("query") is not None:
-        append["rotated_query"] = forward["query"] = rotated_like(query)
+        append["rotated_query"] = forward["query"] = rotated_like(rows["query"])
     _core.append_forward(append, forward)
     written(*(forward.get(name) for name in WRITTEN))
     return output, lse

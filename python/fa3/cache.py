@@ -1,5 +1,6 @@
 """The official FlashAttention-3's functions of a cache of keys and values, on PyTorch tensors."""
 
+import numbers
 from typing import Any
 
 import torch
@@ -40,6 +41,8 @@ def place_scales(options, k_cache, v_cache, lengths):
     (entries or pages, heads_k, blocks), where a block of an entry's or a page's rows has one."""
     for name, cache in (("key_scale", k_cache), ("value_scale", v_cache)):
         scale = options.get(name)
+        if scale is not None:
+            need_tensors(**{name: scale})
         if scale is not None and scale.dim() == 3:
             rows, rest = divmod(cache.shape[1], max(scale.shape[2], 1))
             if rest or not rows:
@@ -56,6 +59,24 @@ def place_scales(options, k_cache, v_cache, lengths):
             of_entries = scale.new_ones(entries + 1, scale.shape[1])
             of_entries[index.masked_fill((index < 0) | (index > entries), entries)] = scale
             options[name] = of_entries[:entries]
+
+
+def need_new_rows(q, k, v, cu_seqlens_new, rotary_seqlens):
+    """Raises for what has not the form of new rows."""
+    need_tensors(q=q, k=k, v=v)
+    if rotary_seqlens is not None:
+        need_tensors(rotary_seqlens=rotary_seqlens)
+    dims = 4
+    if cu_seqlens_new is not None:
+        need_tensors(cu_seqlens_k_new=cu_seqlens_new)
+        dims = 3
+        if cu_seqlens_new.dtype is not torch.int32:
+            raise TypeError(f"cu_seqlens_k_new.dtype is {cu_seqlens_new.dtype}: expected torch.int32")
+    if k.dim() != dims or v.dim() != dims:
+        raise ValueError(
+            f"k and v, new rows, have {k.dim()} and {v.dim()} dimensions: expected 4, or 3 with "
+            "cu_seqlens_k_new"
+        )
 
 
 def forward(
@@ -130,7 +151,7 @@ def forward(
         if k_new is not None:
             if v_new is None or lengths is None:
                 raise ValueError("k, new rows, is given: v and cache_seqlens are needed too")
-            need_tensors(q=q, k=k_new, v=v_new)
+            need_new_rows(q, k_new, v_new, cu_seqlens_k_new, seqlens_rotary)
             # The cache is cut into chunks, or copied into another dtype, when it has the new rows.
             apart = bool(attention_chunk or (k.dtype is torch.float32 and is_autocast(q)))
             if not apart:
@@ -227,7 +248,7 @@ def flash_attn_with_kvcache(
     need_tensors(q=q, k_cache=k_cache, v_cache=v_cache)
     if k_cache.dim() and v_cache.dim() and (k_cache.stride(-1) != 1 or v_cache.stride(-1) != 1):
         raise ValueError("k_cache and v_cache must be contiguous in their last dimension")
-    if isinstance(cache_seqlens, int):
+    if isinstance(cache_seqlens, (int, numbers.Integral)):
         batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
         cache_seqlens = torch.full(
             (batch,), cache_seqlens, dtype=torch.int32, device=k_cache.device

@@ -7,7 +7,6 @@ are its `options`, named as in fa3.h's argument structs; only those that are giv
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.autograd.function import once_differentiable
 
 from fa3 import _core
 from fa3.options import SEQUENCES, lse_shape, optional_inputs, schema
@@ -198,36 +197,14 @@ def operator_backward(ctx, grad_output, grad_lse):
 forward_operator.register_autograd(operator_backward, setup_context=operator_setup)
 
 
-def attention_backward(ctx, grad_output, grad_lse):
-    return *backward_of(call_backward, ctx, grad_output, grad_lse), None
-
-
 def is_batched(gradient) -> bool:
     """Whether it is many gradients that autograd asks for at once (is_grads_batched)."""
     return gradient is not None and torch._C._functorch.is_legacy_batchedtensor(gradient)
 
 
-class Attention(torch.autograd.Function):
-    """What fa3::forward does, without the cost of an operator."""
-
-    @staticmethod
-    def forward(ctx, query, key, value, sink, options):
-        outputs = call_forward(query, key, value, sink, **options)
-        save_for_backward(ctx, query, key, value, sink, options, outputs)
-        return outputs
-
-    @staticmethod
-    def backward(ctx, grad_output, grad_lse):
-        # The gradients have none, which only matters with create_graph, and costs 10 us to say.
-        if torch.is_grad_enabled():
-            return once_differentiable(attention_backward)(ctx, grad_output, grad_lse)
-        if is_batched(grad_output) or is_batched(grad_lse):
-            return *backward_of(torch.ops.fa3.backward, ctx, grad_output, grad_lse), None
-        return attention_backward(ctx, grad_output, grad_lse)
-
-
-class TransformedBackward(torch.autograd.Function):
-    """fa3::backward in the form that torch.func's transforms ask for."""
+class Backward(torch.autograd.Function):
+    """fa3::backward as a step that has no derivative of its own, and says so when one is asked for;
+    in the form that torch.func's transforms ask for."""
 
     generate_vmap_rule = True
 
@@ -241,7 +218,30 @@ class TransformedBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *gradients):
-        raise NotImplementedError("the gradients of attention have none")
+        raise NotImplementedError("attention has no second derivative")
+
+
+def differentiable_backward(*tensors, **options):
+    return Backward.apply(options, *tensors)
+
+
+class Attention(torch.autograd.Function):
+    """What fa3::forward does, without the cost of an operator."""
+
+    @staticmethod
+    def forward(ctx, query, key, value, sink, options):
+        outputs = call_forward(query, key, value, sink, **options)
+        save_for_backward(ctx, query, key, value, sink, options, outputs)
+        return outputs
+
+    @staticmethod
+    def backward(ctx, grad_output, grad_lse):
+        call = call_backward
+        if torch.is_grad_enabled():  # with create_graph
+            call = differentiable_backward
+        elif is_batched(grad_output) or is_batched(grad_lse):
+            call = torch.ops.fa3.backward
+        return *backward_of(call, ctx, grad_output, grad_lse), None
 
 
 class TransformedAttention(torch.autograd.Function):
@@ -259,10 +259,7 @@ class TransformedAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_output, grad_lse):
-        def call(*tensors, **options):
-            return TransformedBackward.apply(options, *tensors)
-
-        return *backward_of(call, ctx, grad_output, grad_lse), None
+        return *backward_of(differentiable_backward, ctx, grad_output, grad_lse), None
 
 
 def is_transformed() -> bool:
@@ -279,6 +276,11 @@ def need_tensors(**arguments):
     for name, tensor in arguments.items():
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} is of {type(tensor)}: expected a tensor")
+        if tensor.is_nested:
+            raise NotImplementedError(
+                f"{name} is a nested tensor: its values() and offsets() are what "
+                "flash_attn_varlen_func takes"
+            )
 
 
 def contiguous(**tensors) -> dict:
@@ -298,6 +300,7 @@ def is_plain(query, key, value) -> bool:
         and not torch.compiler.is_compiling()
         and not torch._C._len_torch_dispatch_stack()
         and not torch._C._are_functorch_transforms_active()
+        and not torch._C._get_tracing_state()
         and not (query.is_neg() or key.is_neg() or value.is_neg() or query.is_meta)
     )
 

@@ -50,8 +50,11 @@ def options_of(
     if softmax_scale is not None:
         flags |= _core.SCALE
         options["softmax_scale"] = float(softmax_scale)
-    left, right = window_size
-    left, right = int(left), int(right)
+    try:
+        left, right = window_size
+        left, right = int(left), int(right)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"window_size is {window_size!r}: expected two integers") from error
     if left >= 0 or right >= 0:
         flags |= _core.WINDOW
         options["window_left"] = max(left, -1)

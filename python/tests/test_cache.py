@@ -225,6 +225,22 @@ def test_append_and_attention_are_one_call(device, monkeypatch, form, compiled):
         assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
 
 
+def test_strided_queries_and_new_rows(device):
+    """Tensors whose last dimension is not contiguous give what contiguous ones do."""
+    q, k, v, *caches = make(device, (1, 2, 4, 64), *[(1, 2, 2, 64)] * 2, *[(1, 30, 2, 64)] * 2)
+    cos, sin = rotary_tables(device, 30, 32, q.dtype)
+    results = []
+    for strided in (False, True):
+        new = [t.transpose(2, 3).contiguous().transpose(2, 3) if strided else t for t in (q, k, v)]
+        tables = [t.T.contiguous().T if strided else t for t in (cos, sin)]
+        copies = [cache.clone() for cache in caches]
+        options = {"cache_seqlens": 5, "rotary_cos": tables[0], "rotary_sin": tables[1]}
+        output = fa3.flash_attn_with_kvcache(new[0], *copies, *new[1:], causal=True, **options)
+        results.append([output, *copies])
+    for a, b in zip(*results):
+        assert torch.equal(a, b)
+
+
 def test_what_is_refused_appends_nothing(device):
     q, k, v, *caches = make(device, (1, 2, 4, 64), *[(1, 2, 2, 64)] * 2, *[(1, 30, 2, 64)] * 2)
     before = [cache.clone() for cache in caches]

@@ -1,6 +1,7 @@
 """What is refused, and as what."""
 
 import fa3
+import numpy
 import pytest
 import torch
 
@@ -56,6 +57,33 @@ def test_options(device):
         fa3.flash_attn_func(q, k, v, attention_chunk=-4)
     with pytest.raises(NotImplementedError, match="qv"):
         fa3.flash_attn_func(q, k, v, qv=q)
+
+
+def test_options_are_named(device):
+    """What is no number, or not two, is said to be none by its name."""
+    q, k, v = tensors(device)
+    for wrong in ({"softcap": "3"}, {"window_size": 5}, {"window_size": (1, None)}, {"num_splits": 1.5}):
+        with pytest.raises(TypeError, match=next(iter(wrong))):
+            fa3.flash_attn_func(q, k, v, **wrong)
+    nested = torch.nested.nested_tensor(list(q), layout=torch.jagged)
+    with pytest.raises(NotImplementedError, match="nested"):
+        fa3.flash_attn_func(nested, nested, nested)
+
+
+@pytest.mark.parametrize("wrong, error, text", [
+    ({"k": torch.zeros(3), "v": torch.zeros(3)}, ValueError, "dimensions"),
+    ({"k": torch.zeros(1, 2, 64)}, ValueError, "dimensions"),
+    ({"rotary_seqlens": 3}, TypeError, "rotary_seqlens"),
+    ({"k_descale": 1.0}, TypeError, "key_scale"),
+    ({"cache_seqlens": 3.0}, TypeError, "seqused_k"),
+    ({"cu_seqlens_k_new": torch.tensor([0, 1])}, TypeError, "cu_seqlens_k_new"),
+])
+def test_what_new_rows_need(wrong, error, text):
+    q, k, v = tensors()
+    new = {"k": k[:, :1], "v": v[:, :1], "cache_seqlens": numpy.int64(3)}
+    fa3.flash_attn_with_kvcache(q, k.clone(), v.clone(), **new)
+    with pytest.raises(error, match=text):
+        fa3.flash_attn_with_kvcache(q, k, v, **{**new, **wrong})
 
 
 def test_what_is_new_rows_is_whole():
@@ -206,13 +234,19 @@ def test_mixed_devices():
         fa3.flash_attn_func(q, k.cuda(), v)
 
 
-def test_double_backward_is_refused(device):
+@pytest.mark.parametrize("is_operator", [False, True])
+def test_double_backward_is_refused(device, is_operator):
+    """Also where the gradient that comes in is a constant, and another way to the tensor is not."""
     q, k, v = (t.requires_grad_() for t in tensors(device))
-    (gradient,) = torch.autograd.grad(
-        fa3.flash_attn_func(q, k, v).square().sum(), q, create_graph=True
-    )
-    with pytest.raises(RuntimeError):
-        gradient.sum().backward()
+    output = torch.ops.fa3.forward(q, k, v)[0] if is_operator else fa3.flash_attn_func(q, k, v)
+    for loss in (output.square().sum(), output.sum()):
+        for tensor in (q, v):
+            (gradient,) = torch.autograd.grad(loss, tensor, create_graph=True)
+            with pytest.raises(RuntimeError, match="second derivative|no autograd formula"):
+                (loss + gradient.square().sum()).backward(retain_graph=True)
+    if not is_operator:
+        with pytest.raises(NotImplementedError, match="second derivative"):
+            torch.func.grad(lambda q: torch.func.grad(lambda q: fa3.flash_attn_func(q, k, v).sum())(q).sum())(q)
 
 
 def test_an_error_leaves_things_as_they_were(device):

@@ -78,6 +78,17 @@ def test_export(device):
     assert torch.equal(exported(q, k, v), fa3.flash_attn_func(q, k, v, causal=True))
 
 
+def test_trace(device):
+    """A graph that records operators has the call, not one result of it."""
+    q, k, v, _ = tensors(device, requires_grad=False)
+
+    def run(q, k, v):
+        return fa3.flash_attn_func(q, k, v, causal=True)
+
+    traced = torch.jit.trace(run, (q, k, v))
+    assert torch.equal(traced(2 * q, k, v), run(2 * q, k, v))
+
+
 def test_autocast(device):
     q, k, v, _ = tensors(device, torch.float32)
     with torch.autocast(device, dtype=torch.bfloat16):
@@ -85,6 +96,29 @@ def test_autocast(device):
     assert output.dtype == torch.bfloat16
     output.sum().backward()
     assert q.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+def test_autocast_of_a_cache(device, dtype):
+    """New rows are cast as queries are; a cache stays what it is, and codes have their scales."""
+    q, k, v, _ = (t.detach() for t in tensors(device, torch.float32, seqlen=1))
+    caches = [torch.zeros(2, 8, 2, 64, device=device).to(dtype) for _ in range(2)]
+    options = {"cache_seqlens": torch.full((2,), 3, dtype=torch.int32, device=device)}
+    if dtype is torch.float8_e4m3fn:
+        options |= {name: torch.full((2, 2), 0.5, device=device) for name in ("k_descale", "v_descale")}
+    again = [cache.clone() for cache in caches]
+    half = [t.bfloat16() for t in (q, k, v)]
+    if dtype is torch.float32:
+        wanted = fa3.flash_attn_with_kvcache(half[0], *(t.bfloat16() for t in again), *half[1:], **options)
+    else:
+        wanted = fa3.flash_attn_with_kvcache(half[0], *again, *half[1:], **options)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        found = fa3.flash_attn_with_kvcache(q, *caches, k, v, **options)
+        assert found.dtype == torch.bfloat16
+        torch.testing.assert_close(found, wanted)
+        options["cache_seqlens"] += 1
+        torch.testing.assert_close(fa3.flash_attn_with_kvcache(q, *caches, **options), wanted)
+    assert caches[0].dtype == dtype and caches[0][:, 3].float().abs().sum() > 0
 
 
 def test_modes(device):
