@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "expect.h"
 #include "fa3.h"
 #include "rng.h"
 #include "test.h"
@@ -69,23 +70,15 @@ static void make_tensors(struct append *a, int64_t pairs, bool queries) {
   if (a->paged) {
     args->key = fa3_dense(a->key, FA3_FLOAT32, PAGES, PAGE_SIZE, HEADS_K, HEAD_DIM);
     args->value = fa3_dense(a->value, FA3_FLOAT32, PAGES, PAGE_SIZE, HEADS_K, VALUE_DIM);
-    args->page_table = (fa3_tensor){.data = a->page_table,
-                                    .dtype = FA3_INT32,
-                                    .rank = 2,
-                                    .shape = {BATCH, COLUMNS},
-                                    .strides = {COLUMNS, 1}};
+    args->page_table = make_matrix(a->page_table, FA3_INT32, BATCH, COLUMNS);
   } else {
     args->key = fa3_dense(a->key, FA3_FLOAT32, BATCH, ROWS, HEADS_K, HEAD_DIM);
     args->value = fa3_dense(a->value, FA3_FLOAT32, BATCH, ROWS, HEADS_K, VALUE_DIM);
   }
   args->seqused_k = fa3_vector(a->used_k, FA3_INT32, BATCH);
-  args->rotary_cos = (fa3_tensor){.data = a->cos,
-                                  .dtype = FA3_FLOAT32,
-                                  .rank = 2,
-                                  .shape = {ROWS, pairs},
-                                  .strides = {HEAD_DIM / 2, 1}};
-  args->rotary_sin = args->rotary_cos;
-  args->rotary_sin.data = a->sin;
+  args->rotary_cos = make_matrix(a->cos, FA3_FLOAT32, ROWS, HEAD_DIM / 2);
+  args->rotary_sin = make_matrix(a->sin, FA3_FLOAT32, ROWS, HEAD_DIM / 2);
+  args->rotary_cos.shape[1] = args->rotary_sin.shape[1] = pairs; /* of a table's rows */
 }
 
 static void make(struct append *a, struct rng *rng, bool paged, bool packed, int64_t pairs,
@@ -106,11 +99,7 @@ static void make(struct append *a, struct rng *rng, bool paged, bool packed, int
     a->sin[i] = (float)sin(angle);
   }
   for (int i = 0; i < TOTAL; i++) a->positions[i] = (int32_t)rng_between(rng, 0, ROWS - 1);
-  for (int i = 0; i < PAGES; i++) {
-    const int other = (int)rng_between(rng, 0, i);
-    a->page_table[i] = a->page_table[other];
-    a->page_table[other] = i;
-  }
+  rng_order(rng, a->page_table, PAGES);
   for (int b = 0; b < BATCH; b++) {
     a->used_q[b] = lengths[b];
     a->starts[b + 1] = a->starts[b] + lengths[b];
@@ -200,10 +189,7 @@ static void test_append(void **state) {
 }
 
 static void refused(struct append *a, fa3_status status, const char *text) {
-  const fa3_status got = fa3_append(&a->args);
-  if (got != status || !strstr(fa3_last_error(), text))
-    fail_msg("%s (%s): expected %s with \"%s\"", fa3_status_name(got), fa3_last_error(),
-             fa3_status_name(status), text);
+  expect_refused(fa3_append(&a->args), status, text);
   for (size_t i = 0; i < sizeof a->key / sizeof *a->key; i++)
     if (a->key[i] != nothing) fail_msg("something was written");
 }

@@ -1,10 +1,10 @@
 /* fa3_append into a cache of E4M3 codes: what is written against rows turned in double precision,
  * in every form of the scales, and attention to that cache against float64. */
-#include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "expect.h"
 #include "fa3.h"
 #include "float8.h"
 #include "level.h"
@@ -97,30 +97,17 @@ static void make(struct cache *cache, struct rng *rng) {
     cache->cos[i] = (float)cos(angle);
     cache->sin[i] = (float)sin(angle);
   }
-  for (int i = 0; i < PAGES; i++) {
-    const int other = (int)rng_between(rng, 0, i);
-    cache->page_table[i] = cache->page_table[other];
-    cache->page_table[other] = i;
-  }
+  rng_order(rng, cache->page_table, PAGES);
   *args = (fa3_append_args){.struct_size = sizeof *args, .num_threads = 2};
   const int64_t entries = cache->paged ? PAGES : BATCH, rows = cache->paged ? PAGE_SIZE : ROWS;
   args->key = fa3_dense(cache->codes[0], FA3_FLOAT8_E4M3, entries, rows, HEADS_K, HEAD_DIM);
   args->value = fa3_dense(cache->codes[1], FA3_FLOAT8_E4M3, entries, rows, HEADS_K, VALUE_DIM);
   args->seqused_q = fa3_vector(cache->used_q, FA3_INT32, BATCH);
   args->seqused_k = fa3_vector(cache->used_k, FA3_INT32, BATCH);
-  if (cache->paged)
-    args->page_table = (fa3_tensor){.data = cache->page_table,
-                                    .dtype = FA3_INT32,
-                                    .rank = 2,
-                                    .shape = {BATCH, COLUMNS},
-                                    .strides = {COLUMNS, 1}};
+  if (cache->paged) args->page_table = make_matrix(cache->page_table, FA3_INT32, BATCH, COLUMNS);
   if (cache->turned) {
-    args->rotary_cos = args->rotary_sin = (fa3_tensor){.data = cache->cos,
-                                                       .dtype = FA3_FLOAT32,
-                                                       .rank = 2,
-                                                       .shape = {NEW + 1, PAIRS},
-                                                       .strides = {PAIRS, 1}};
-    args->rotary_sin.data = cache->sin;
+    args->rotary_cos = make_matrix(cache->cos, FA3_FLOAT32, NEW + 1, PAIRS);
+    args->rotary_sin = make_matrix(cache->sin, FA3_FLOAT32, NEW + 1, PAIRS);
   }
   args->key_scale = make_scale(cache, 0);
   args->value_scale = make_scale(cache, 1);
@@ -231,11 +218,7 @@ static void attend(struct cache *cache, int64_t queries, struct rng *rng) {
     tensor_store(&args.query, i, 0.05 * rng_normal(rng));
   memset(output, 0xff, sizeof output);
   memset(lse, 0xff, sizeof lse);
-  if (fa3_forward_workspace(&args, &args.workspace_size)) fail_msg("%s", fa3_last_error());
-  args.workspace = malloc(args.workspace_size);
-  assert_non_null(args.workspace);
-  if (fa3_forward(&args)) fail_msg("%s", fa3_last_error());
-  free(args.workspace);
+  expect_forward(args);
   struct comparison at = {0};
   for (at.batch = 0; at.batch < BATCH; at.batch++)
     for (at.head = 0; at.head < HEADS_Q; at.head += 3)
@@ -303,23 +286,13 @@ static void test_codes(void **state) {
   args.new_value.data = codes[1];
   args.key.data = copied[0];
   args.value.data = copied[1];
-  assert_int_equal(fa3_append(&args), FA3_INVALID_DTYPE);
-  assert_non_null(strstr(fa3_last_error(), "key_scale is given"));
+  expect_refused(fa3_append(&args), FA3_INVALID_DTYPE, "key_scale is given");
   args.key_scale = args.value_scale = (fa3_tensor){0};
   args.key_scale_rows = 0;
   if (fa3_append(&args)) fail_msg("%s", fa3_last_error());
   assert_memory_equal(copied, codes, sizeof codes);
-  args.rotary_cos = args.rotary_sin = (fa3_tensor){
-      .data = fresh, .dtype = FA3_FLOAT32, .rank = 2, .shape = {1, 4}, .strides = {4, 1}};
-  assert_int_equal(fa3_append(&args), FA3_INVALID_DTYPE);
-  assert_non_null(strstr(fa3_last_error(), "rotary_cos is given, but new_key.dtype"));
-}
-
-static void refuse(const fa3_append_args *args, fa3_status status, const char *text) {
-  const fa3_status got = fa3_append(args);
-  if (got != status || !strstr(fa3_last_error(), text))
-    fail_msg("%s (%s): expected %s with \"%s\"", fa3_status_name(got), fa3_last_error(),
-             fa3_status_name(status), text);
+  args.rotary_cos = args.rotary_sin = make_matrix(fresh, FA3_FLOAT32, 1, 4);
+  expect_refused(fa3_append(&args), FA3_INVALID_DTYPE, "rotary_cos is given, but new_key.dtype");
 }
 
 static void test_refusals(void **state) {
@@ -336,23 +309,24 @@ static void test_refusals(void **state) {
   const fa3_append_args good = cache->args;
   fa3_append_args bad = good;
   bad.key_scale.strides[2] = 0; /* written: entries must be apart */
-  refuse(&bad, FA3_INVALID_STRIDE, "key_scale.strides[2]");
+  expect_refused(fa3_append(&bad), FA3_INVALID_STRIDE, "key_scale.strides[2]");
   bad = good;
   bad.value_scale.shape[2] = PAGE_SIZE - 1;
-  refuse(&bad, FA3_INVALID_SHAPE, "value_scale.shape[2] is 15: expected 16");
+  expect_refused(fa3_append(&bad), FA3_INVALID_SHAPE, "value_scale.shape[2] is 15: expected 16");
   bad = good;
   bad.value_scale = (fa3_tensor){0};
-  refuse(&bad, FA3_INVALID_FLAGS, "value_scale_rows is 1, but value_scale is absent");
+  expect_refused(fa3_append(&bad), FA3_INVALID_FLAGS,
+                 "value_scale_rows is 1, but value_scale is absent");
   bad = good;
   bad.value.dtype = FA3_BFLOAT16;
-  refuse(&bad, FA3_INVALID_DTYPE, "value.dtype is 3");
+  expect_refused(fa3_append(&bad), FA3_INVALID_DTYPE, "value.dtype is 3");
   bad = good;
   bad.key.dtype = bad.value.dtype = FA3_BFLOAT16;
   bad.key.data = bad.value.data = cache->expected;
-  refuse(&bad, FA3_INVALID_DTYPE, "only FA3_FLOAT8_E4M3 has a scale");
+  expect_refused(fa3_append(&bad), FA3_INVALID_DTYPE, "only FA3_FLOAT8_E4M3 has a scale");
   bad = good;
   bad.new_key.shape[3] = bad.key.shape[3] = 24;
-  refuse(&bad, FA3_UNSUPPORTED, "head_dim is 24: expected a multiple of 16");
+  expect_refused(fa3_append(&bad), FA3_UNSUPPORTED, "head_dim is 24: expected a multiple of 16");
   free(cache);
   const fa3_capability on_gpu = {.struct_size = sizeof on_gpu,
                                  .device = {FA3_CUDA, 0},

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "buffer.h"
+#include "expect.h"
 #include "fa3.h"
 #include "level.h"
 #include "rng.h"
@@ -40,11 +41,7 @@ static struct cache *cache_new(struct rng *rng) {
   memset(cache, 0xff, sizeof *cache);
   for (size_t i = 0; i < sizeof cache->query / sizeof *cache->query; i++)
     cache->query[i] = (float)rng_normal(rng);
-  for (int i = 0; i < PAGES; i++) {
-    const int other = (int)rng_between(rng, 0, i);
-    cache->page_table[i] = cache->page_table[other];
-    cache->page_table[other] = i;
-  }
+  rng_order(rng, cache->page_table, PAGES);
   const int32_t used[BATCH] = {LONGEST, 1, PAGE_SIZE, 333, 0};
   memcpy(cache->used, used, sizeof used);
   for (int b = 0; b < BATCH; b++)
@@ -71,11 +68,8 @@ static fa3_forward_args call_of(struct cache *cache, bool paged, int first, int 
   if (paged) {
     args.key = fa3_dense(cache->paged_key, FA3_FLOAT32, PAGES, PAGE_SIZE, HEADS_K, HEAD_DIM);
     args.value = fa3_dense(cache->paged_value, FA3_FLOAT32, PAGES, PAGE_SIZE, HEADS_K, HEAD_DIM);
-    args.page_table = (fa3_tensor){.data = cache->page_table + (size_t)first * COLUMNS,
-                                   .dtype = FA3_INT32,
-                                   .rank = 2,
-                                   .shape = {batch, COLUMNS},
-                                   .strides = {COLUMNS, 1}};
+    args.page_table =
+        make_matrix(cache->page_table + (size_t)first * COLUMNS, FA3_INT32, batch, COLUMNS);
   } else {
     const size_t at = (size_t)first * LONGEST * ROW;
     args.key = fa3_dense(cache->key + at, FA3_FLOAT32, batch, LONGEST, HEADS_K, HEAD_DIM);
@@ -92,11 +86,7 @@ static float *run(fa3_forward_args args) {
   memset(output, 0xff, (size_t)count * sizeof *output);
   args.output =
       fa3_dense(output, FA3_FLOAT32, args.query.shape[0], args.query.shape[1], HEADS_Q, HEAD_DIM);
-  if (fa3_forward_workspace(&args, &args.workspace_size)) fail_msg("%s", fa3_last_error());
-  args.workspace = malloc(args.workspace_size + 1);
-  assert_non_null(args.workspace);
-  if (fa3_forward(&args)) fail_msg("%s", fa3_last_error());
-  free(args.workspace);
+  expect_forward(args);
   return output;
 }
 
@@ -167,11 +157,7 @@ static void test_a_negative_zero_stays(void **state) {
     args.output = fa3_dense(output[batch - 1], FA3_FLOAT32, batch, 1, 1, DIM);
     args.seqused_k = fa3_vector(used, FA3_INT32, batch);
     args.split_keys = 64;
-    if (fa3_forward_workspace(&args, &args.workspace_size)) fail_msg("%s", fa3_last_error());
-    args.workspace = malloc(args.workspace_size + 1);
-    assert_non_null(args.workspace);
-    if (fa3_forward(&args)) fail_msg("%s", fa3_last_error());
-    free(args.workspace);
+    expect_forward(args);
   }
   same_bits(output[0], output[1], DIM);
 }
@@ -222,10 +208,7 @@ static void refused(fa3_forward_args args, fa3_status status, const char *text) 
   char workspace[1];
   args.workspace = workspace;
   args.workspace_size = (size_t)1 << 40; /* it must not get that far */
-  const fa3_status got = fa3_forward(&args);
-  if (got != status || !strstr(fa3_last_error(), text))
-    fail_msg("%s (%s): expected %s with \"%s\"", fa3_status_name(got), fa3_last_error(),
-             fa3_status_name(status), text);
+  expect_refused(fa3_forward(&args), status, text);
 }
 
 static void test_refusals(void **state) {

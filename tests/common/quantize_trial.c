@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "expect.h"
 #include "half.h"
 #include "test.h"
 
@@ -286,10 +287,8 @@ static void make_rotary(struct quantize_trial *t, struct rng *rng, int64_t longe
     t->cos[i] = (float)cos(angle);
     t->sin[i] = (float)sin(angle);
   }
-  fa3_tensor table = {.dtype = rng_chance(rng, 0.5) ? FA3_FLOAT32 : t->args.input.dtype,
-                      .rank = 2,
-                      .shape = {rows, pairs},
-                      .strides = {pairs, 1}};
+  const fa3_dtype dtype = rng_chance(rng, 0.5) ? FA3_FLOAT32 : t->args.input.dtype;
+  const fa3_tensor table = make_matrix(NULL, dtype, rows, pairs);
   t->args.rotary_cos = t->args.rotary_sin = table;
   t->args.rotary_cos.data = make_table(&t->cos_table, &table, t->cos);
   t->args.rotary_sin.data = make_table(&t->sin_table, &table, t->sin);
@@ -301,11 +300,7 @@ static void make_rotary(struct quantize_trial *t, struct rng *rng, int64_t longe
   assert_non_null(t->positions);
   for (int64_t i = 0; i < all; i++) t->positions[i] = (int32_t)rng_between(rng, 0, rows - 1);
   *positions = t->packed ? fa3_vector(t->positions, FA3_INT32, t->rows)
-                         : (fa3_tensor){.data = t->positions,
-                                        .dtype = FA3_INT32,
-                                        .rank = 2,
-                                        .shape = {t->batch, t->rows},
-                                        .strides = {t->rows, 1}};
+                         : make_matrix(t->positions, FA3_INT32, t->batch, t->rows);
 }
 
 void quantize_trial_make(struct quantize_trial *t, struct rng *rng, int64_t longest) {

@@ -53,3 +53,11 @@ double rng_normal(struct rng *rng) {
   double radius = sqrt(-2 * log(1 - rng_uniform(rng)));
   return radius * cos(6.283185307179586 * rng_uniform(rng));
 }
+
+void rng_order(struct rng *rng, int32_t *order, int64_t count) {
+  for (int64_t i = 0; i < count; i++) {
+    const int64_t other = rng_between(rng, 0, i);
+    order[i] = order[other];
+    order[other] = (int32_t)i;
+  }
+}

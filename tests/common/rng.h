@@ -22,6 +22,9 @@ bool rng_chance(struct rng *rng, double probability);
 double rng_uniform(struct rng *rng); /* in [0, 1) */
 double rng_normal(struct rng *rng);
 
+/* The numbers from 0 on in random order. */
+void rng_order(struct rng *rng, int32_t *order, int64_t count);
+
 /* One of the listed integers. */
 #define RNG_PICK(rng, ...)                     \
   ((const int64_t[]){__VA_ARGS__}[rng_between( \

@@ -1,6 +1,5 @@
 #include "trial.h"
 
-#include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -177,11 +176,7 @@ static void make_page_table(struct trial *trial, struct rng *rng) {
   const int64_t pages = args->key.shape[0], columns = table->shape[1];
   int32_t *order = calloc((size_t)pages + 1, sizeof *order);
   if (!order) exit(1);
-  for (int64_t i = 0; i < pages; i++) {
-    const int64_t other = rng_between(rng, 0, i);
-    order[i] = order[other];
-    order[other] = (int32_t)i;
-  }
+  rng_order(rng, order, pages);
   const bool shared = rng_chance(rng, 0.3);
   for (int64_t b = 0; b < spec->batch; b++) {
     int32_t *row = (int32_t *)table->data + b * table->strides[0];

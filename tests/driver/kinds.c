@@ -3,9 +3,9 @@
 #include <dlfcn.h>
 #include <stdbool.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
+#include "expect.h"
 #include "fa3.h"
 #include "fake.h"
 #include "kernels/append_params.h"
@@ -59,11 +59,7 @@ static fa3_tensor tensor(int n, fa3_dtype dtype, int64_t rows, int64_t heads, in
 }
 
 static fa3_tensor matrix(int n, fa3_dtype dtype, int64_t rows, int64_t columns) {
-  return (fa3_tensor){.data = place(n),
-                      .dtype = dtype,
-                      .rank = 2,
-                      .shape = {rows, columns},
-                      .strides = {columns, 1}};
+  return make_matrix(place(n), dtype, rows, columns);
 }
 
 static void good(fa3_status status) {

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "expect.h"
 #include "fa3.h"
 #include "fake.h"
 #include "kernels/backward_params.h"
@@ -235,11 +236,7 @@ static void test_fp8_cache(void **state) {
   fa3_forward_args args = make_forward(1, 2, 128);
   args.key = fa3_dense(place(2), FA3_FLOAT8_E4M3, pages, page_size, 2, 128);
   args.value = fa3_dense(place(3), FA3_FLOAT8_E4M3, pages, page_size, 2, 128);
-  args.page_table = (fa3_tensor){.data = place(5),
-                                 .dtype = FA3_INT32,
-                                 .rank = 2,
-                                 .shape = {2, columns},
-                                 .strides = {columns, 1}};
+  args.page_table = make_matrix(place(5), FA3_INT32, 2, columns);
   args.seqused_k = fa3_vector(place(6), FA3_INT32, 2);
   args.value_scale = (fa3_tensor){.data = place(7),
                                   .dtype = FA3_FLOAT32,

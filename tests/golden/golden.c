@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "expect.h"
 #include "level.h"
 #include "reference.h"
 #include "test.h"
@@ -93,18 +94,15 @@ static void run_case(FILE *file) {
   args.lse.data = malloc(tensor_bytes(&args.lse));
   memset(args.output.data, 0xff, tensor_bytes(&args.output));
   memset(args.lse.data, 0xff, tensor_bytes(&args.lse));
-  if (fa3_forward_workspace(&args, &args.workspace_size)) fail_msg("%s", fa3_last_error());
-  args.workspace = malloc(args.workspace_size + 1);
-  if (fa3_forward(&args)) fail_msg("%s", fa3_last_error());
+  expect_forward(args);
 
   for (int64_t b = 0; b < header.batch; b++)
     for (int64_t head = 0; head < header.heads_q; head++)
       for (int64_t row = 0; row < lse_row; row++)
         check_row(&args, b, head, row, golden_output + reference_output_index(&args, b, head, row),
                   golden_lse[reference_lse_index(&args, b, head, row)]);
-  void *blocks[] = {args.query.data,  args.key.data, args.value.data,
-                    args.output.data, args.lse.data, args.sink.data,
-                    args.workspace,   golden_output, golden_lse};
+  void *blocks[] = {args.query.data, args.key.data,  args.value.data, args.output.data,
+                    args.lse.data,   args.sink.data, golden_output,   golden_lse};
   for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++) free(blocks[i]);
 }
 

@@ -3,9 +3,9 @@
  * memory, which both engines take. */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
+#include "expect.h"
 #include "fa3.h"
 #include "float8.h"
 #include "gpu.h"
@@ -103,11 +103,7 @@ static int close_cache(void **state) {
 }
 
 static fa3_tensor table(int32_t *data, int64_t rows) {
-  return (fa3_tensor){.data = data,
-                      .dtype = FA3_INT32,
-                      .rank = 2,
-                      .shape = {rows, COLUMNS},
-                      .strides = {COLUMNS, 1}};
+  return make_matrix(data, FA3_INT32, rows, COLUMNS);
 }
 
 /* One of each row of a head of a page, heads innermost; with `rows` 0 of each head of a page. */
@@ -289,11 +285,7 @@ static void test_queries_of_codes(void **state) {
     fa3_forward_args args = forward_of(ROW_SCALES, 0, batch, cache->output);
     args.query = fa3_dense(cache->query_codes, FA3_FLOAT8_E4M3, batch, queries, HEADS_Q, HEAD_DIM);
     args.output = fa3_dense(cache->output, FA3_BFLOAT16, batch, queries, HEADS_Q, HEAD_DIM);
-    args.query_scale = (fa3_tensor){.data = cache->query_scale,
-                                    .dtype = FA3_FLOAT32,
-                                    .rank = 2,
-                                    .shape = {batch, HEADS_Q},
-                                    .strides = {HEADS_Q, 1}};
+    args.query_scale = make_matrix(cache->query_scale, FA3_FLOAT32, batch, HEADS_Q);
     args.flags = FA3_CAUSAL;
     compare_with_cpu(&args, largest);
   }

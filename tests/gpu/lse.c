@@ -4,12 +4,13 @@
  * is in page-locked memory. */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
+#include "expect.h"
 #include "fa3.h"
 #include "float8.h"
 #include "gpu.h"
+#include "half.h"
 #include "rng.h"
 #include "test.h"
 
@@ -45,17 +46,11 @@ struct memory {
 static struct memory *memory;
 
 static uint16_t bfloat(double x) {
-  const float f = (float)x;
-  uint32_t bits;
-  memcpy(&bits, &f, sizeof bits);
-  return (uint16_t)(bits >> 16);
+  return bfloat_from_float((float)x);
 }
 
-static float number(uint16_t bits) {
-  const uint32_t wide = (uint32_t)bits << 16;
-  float f;
-  memcpy(&f, &wide, sizeof f);
-  return f;
+static double number(uint16_t bits) {
+  return (double)float_from_bfloat(bits);
 }
 
 /* One call's sizes and where its one large key is. */
@@ -111,7 +106,7 @@ static fa3_tensor queries_of(const struct shape *shape, uint16_t *data) {
   return fa3_dense(data, FA3_BFLOAT16, shape->batch, shape->queries, HEADS_Q, HEAD_DIM);
 }
 
-static void run_forward(const struct shape *shape) {
+static fa3_forward_args forward_args(const struct shape *shape) {
   fa3_forward_args args = {.struct_size = sizeof args,
                            .device = cuda,
                            .query = queries_of(shape, memory->query),
@@ -124,15 +119,16 @@ static void run_forward(const struct shape *shape) {
                            .softmax_scale = shape->scale,
                            .split_keys = shape->split_keys};
   if (shape->scale > 0) args.flags = FA3_SCALE;
+  return args;
+}
+
+static void run_forward(const struct shape *shape) {
+  fa3_forward_args args = forward_args(shape);
   if (shape->codes) {
     args.key.data = memory->codes;
     args.key.dtype = FA3_FLOAT8_E4M3;
     args.value = args.key;
-    args.key_scale = (fa3_tensor){.data = memory->scale,
-                                  .dtype = FA3_FLOAT32,
-                                  .rank = 2,
-                                  .shape = {shape->batch, HEADS_K},
-                                  .strides = {HEADS_K, 1}};
+    args.key_scale = make_matrix(memory->scale, FA3_FLOAT32, shape->batch, HEADS_K);
   }
   memset(memory->lse, 0xff, sizeof memory->lse);
   if (fa3_forward(&args)) fail_msg("%s", fa3_last_error());
@@ -141,21 +137,15 @@ static void run_forward(const struct shape *shape) {
 
 /* Every element of a value's gradient is a sum of some of grad_output, or 0. */
 static void check_gradients(const struct shape *shape) {
-  fa3_backward_args args = {.struct_size = sizeof args,
-                            .device = cuda,
-                            .query = queries_of(shape, memory->query),
-                            .key = keys_of(shape, memory->key),
-                            .value = keys_of(shape, memory->value),
-                            .output = queries_of(shape, memory->output),
-                            .lse = fa3_lse(memory->lse, shape->batch, HEADS_Q, shape->queries),
-                            .grad_output = queries_of(shape, memory->grad_output),
-                            .grad_query = queries_of(shape, memory->grad_query),
-                            .grad_key = keys_of(shape, memory->grad_key),
-                            .grad_value = keys_of(shape, memory->grad_value),
-                            .workspace = memory->workspace,
-                            .workspace_size = sizeof memory->workspace,
-                            .softmax_scale = shape->scale};
-  if (shape->scale > 0) args.flags = FA3_SCALE;
+  const fa3_forward_args forward = forward_args(shape);
+  fa3_backward_args args = {.struct_size = sizeof args};
+  if (fa3_backward_init(&forward, &args)) fail_msg("%s", fa3_last_error());
+  args.grad_output = queries_of(shape, memory->grad_output);
+  args.grad_query = queries_of(shape, memory->grad_query);
+  args.grad_key = keys_of(shape, memory->grad_key);
+  args.grad_value = keys_of(shape, memory->grad_value);
+  args.workspace = memory->workspace;
+  args.workspace_size = sizeof memory->workspace;
   memset(memory->grad_value, 0xff,
          (size_t)(shape->batch * shape->keys * ROW_K) * sizeof *memory->grad_value);
   if (fa3_backward(&args)) fail_msg("%s", fa3_last_error());
@@ -166,11 +156,11 @@ static void check_gradients(const struct shape *shape) {
       for (int64_t q = 0; q < shape->queries * GROUP && i / ROW_K == shape->large; q++) {
         const int64_t row = b * shape->queries + q / GROUP, head = i % ROW_K / HEAD_DIM;
         const int64_t at = row * ROW_Q + (head * GROUP + q % GROUP) * HEAD_DIM + i % HEAD_DIM;
-        const double x = (double)number(memory->grad_output[at]);
+        const double x = number(memory->grad_output[at]);
         sum += x;
         all += fabs(x);
       }
-      const double got = (double)number(memory->grad_value[b * shape->keys * ROW_K + i]);
+      const double got = number(memory->grad_value[b * shape->keys * ROW_K + i]);
       if (!(fabs(got - sum) <= 0x1p-8 * fabs(sum) + 0x1p-20 * all))
         fail_msg("grad_value %d of sequence %d is %g: expected %g", (int)i, (int)b, got, sum);
     }
@@ -188,13 +178,13 @@ static void check_lse(const struct shape *shape) {
         const uint16_t element =
             memory->query[(b * shape->queries + q) * ROW_Q + head * HEAD_DIM + shape->column];
         const float got = memory->lse[(b * HEADS_Q + head) * shape->queries + q];
-        double score = (double)number(element) * (double)scale, slack = 0;
+        double score = number(element) * (double)scale, slack = 0;
         if (shape->codes) {
           score *= (double)float_from_e4m3(memory->codes[key + shape->column]) *
                    (double)memory->scale[head_k];
           slack = 0x1p-23 * score; /* of three factors and a product */
         } else {
-          score = (double)(float)(score * (double)number(memory->key[key + shape->column]));
+          score = (double)(float)(score * number(memory->key[key + shape->column]));
         }
         if (!(fabs((double)got - score) <= slack))
           fail_msg("lse of sequence %d, query %d, head %d is %.9g: expected %.9g", (int)b, (int)q,
