@@ -180,9 +180,9 @@ FA3_API FA3_DESCRIBES fa3_tensor fa3_lse(const void *data, int64_t batch, int64_
 FA3_API FA3_DESCRIBES fa3_tensor fa3_packed_lse(const void *data, int64_t heads, int64_t total);
 
 /* Describes a DLPack tensor (a `const DLTensor *`, DLPack 1.x layout) in place; nothing is
- * copied. FA3_INVALID_DTYPE for a dtype or lane count that libfa3 does not have,
- * FA3_INVALID_SHAPE for more than 4 dimensions, FA3_INVALID_DEVICE for memory that is neither
- * the CPU's nor CUDA's. */
+ * copied. Strides of a tensor without elements become a contiguous one's, as NumPy leaves them 0.
+ * FA3_INVALID_DTYPE for a dtype or lane count that libfa3 does not have, FA3_INVALID_SHAPE for more
+ * than 4 dimensions, FA3_INVALID_DEVICE for memory that is neither the CPU's nor CUDA's. */
 FA3_API fa3_status fa3_tensor_from_dlpack(const void *dl_tensor, fa3_tensor *tensor);
 
 /* Devices. */

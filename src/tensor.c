@@ -1,5 +1,6 @@
 /* Making tensor descriptors. */
 #include <inttypes.h>
+#include <stdbool.h>
 
 #include "error.h"
 #include "fa3.h"
@@ -136,9 +137,13 @@ fa3_status fa3_tensor_from_dlpack(const void *dl_tensor, fa3_tensor *tensor) {
                        source->byte_offset);
     view.data = (void *)first;
   }
-  for (int d = 0; d < source->ndim; d++) view.shape[d] = source->shape[d];
+  bool empty = false;
+  for (int d = 0; d < source->ndim; d++) {
+    view.shape[d] = source->shape[d];
+    empty |= source->shape[d] == 0;
+  }
   make_contiguous(&view);
-  if (source->strides)
+  if (source->strides && !empty)
     for (int d = 0; d < source->ndim; d++) view.strides[d] = source->strides[d];
   *tensor = view;
   return FA3_OK;

@@ -207,6 +207,13 @@ static void test_dlpack(void **state) {
   memcpy(expected.strides, strides, sizeof strides);
   expected.data = (char *)&call + 64;
   assert_memory_equal(&tensor, &expected, sizeof tensor);
+  /* As NumPy has them, of no elements. */
+  memset(strides, 0, sizeof strides);
+  shape[1] = 0;
+  assert_int_equal(fa3_tensor_from_dlpack(&source, &tensor), FA3_OK);
+  expected = fa3_dense((char *)&call + 64, FA3_FLOAT32, 2, 0, 4, 8);
+  assert_memory_equal(&tensor, &expected, sizeof tensor);
+  shape[1] = 3;
   source.byte_offset = UINT64_MAX;
   expect_refused(fa3_tensor_from_dlpack(&source, &tensor), FA3_INVALID_POINTER, "byte_offset");
 

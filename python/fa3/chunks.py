@@ -31,6 +31,9 @@ def attention_in_chunks(
     dense, options = query.dim() == 4, dict(options)
     whole = any(name in options for name in ("page_table", "cache_batch_index", "leftpad_k"))
     each_query = whole or (cache and dense and query.shape[1] == 1)
+    blocks = ("query",) if each_query else ("query", "key", "value")
+    if any(f"{name}_scale_rows" in options for name in blocks):
+        raise NotImplementedError("attention_chunk with scales of blocks of rows is not supported")
     if each_query:
         rows = cut_queries(query, key, options, chunk)
     else:

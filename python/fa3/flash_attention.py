@@ -43,6 +43,7 @@ def flash_attn_func(
     s_aux: Tensor | None = None,
     out: Tensor | None = None,
     return_softmax_lse: bool = False,
+    scale_rows: int | tuple[int, int, int] = 0,
 ) -> Any:
     """Attention of a dense batch.
 
@@ -56,7 +57,9 @@ def flash_attn_func(
     included; -1 is unbounded, and causal means 0 on the right. A query that sees no key gives 0.
 
     q, k and v may be float8_e4m3fn: the output is then bfloat16, and q_descale, k_descale and v_descale,
-    float32 (batch, heads_k), are what each head's codes are multiplied with.
+    float32 (batch, heads_k), are what each head's codes are multiplied with; or, with scale_rows, what
+    those of so many of its rows are, (batch, heads, blocks), as fa3.quantize makes them (three
+    numbers if q, k and v differ in it).
 
     attention_chunk, where it is not 0, counts keys off in chunks of so many, from the first one: a
     query sees those of the chunk that its own position, i + seqlen_k - seqlen_q, is in.
@@ -67,7 +70,15 @@ def flash_attn_func(
     with_lse = return_attn_probs or return_softmax_lse
     scales = q_descale, k_descale, v_descale
     options = options_of(
-        q, softmax_scale, causal, window_size, softcap, sm_margin, num_splits, *scales
+        q,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        sm_margin,
+        num_splits,
+        *scales,
+        scale_rows=scale_rows,
     )
     output, lse = attention_in_chunks(
         q, k, v, s_aux, options, attention_chunk, output=out, with_lse=with_lse
@@ -103,6 +114,7 @@ def flash_attn_varlen_func(
     s_aux: Tensor | None = None,
     out: Tensor | None = None,
     return_softmax_lse: bool = False,
+    scale_rows: int | tuple[int, int, int] = 0,
     page_table: Tensor | None = None,
 ) -> Any:
     """As flash_attn_func, on sequences of different lengths, packed one after the other.
@@ -120,7 +132,15 @@ def flash_attn_varlen_func(
     with_lse = return_attn_probs or return_softmax_lse
     scales = q_descale, k_descale, v_descale
     options = options_of(
-        q, softmax_scale, causal, window_size, softcap, sm_margin, num_splits, *scales
+        q,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        sm_margin,
+        num_splits,
+        *scales,
+        scale_rows=scale_rows,
     )
     starts = contiguous(
         cu_seqlens_q=cu_seqlens_q,
@@ -155,6 +175,7 @@ def flash_attn_qkvpacked_func(
     s_aux: Tensor | None = None,
     out: Tensor | None = None,
     return_softmax_lse: bool = False,
+    scale_rows: int | tuple[int, int, int] = 0,
 ) -> Any:
     """As flash_attn_func, with q, k and v in one tensor: (batch, seqlen, 3, heads, head_dim), or
     (batch, seqlen, num_heads_q + 2 * heads_k, head_dim) with num_heads_q given."""
@@ -190,4 +211,5 @@ def flash_attn_qkvpacked_func(
         s_aux=s_aux,
         out=out,
         return_softmax_lse=return_softmax_lse,
+        scale_rows=scale_rows,
     )

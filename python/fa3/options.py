@@ -43,6 +43,8 @@ def options_of(
     query_scale=None,
     key_scale=None,
     value_scale=None,
+    *,
+    scale_rows=0,
 ) -> dict:
     """The options that every function takes."""
     flags = _core.CAUSAL if causal else 0
@@ -69,6 +71,10 @@ def options_of(
     if query_scale is not None or key_scale is not None or value_scale is not None:
         scales = {"query_scale": query_scale, "key_scale": key_scale, "value_scale": value_scale}
         options |= scales
+        rows = scale_rows if isinstance(scale_rows, tuple) else (scale_rows,) * 3
+        for (name, scale), count in zip(scales.items(), rows, strict=True):
+            if scale is not None and count:
+                options[f"{name}_rows"] = count
     return options
 
 

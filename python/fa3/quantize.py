@@ -116,6 +116,8 @@ def quantize(
         raise ValueError(
             f"x has {x.dim()} dimensions: expected 4, or 3 with cu_seqlens, which has one"
         )
+    if scale_rows is not None and not isinstance(scale_rows, int):
+        raise TypeError(f"scale_rows is {scale_rows!r}: expected an integer or None")
     if not 0 <= seed < 2**64:
         raise ValueError(f"seed is {seed}: expected 0 to 2**64 - 1")
     flags = _core.ROTATE if rotate else 0

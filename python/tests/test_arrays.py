@@ -35,6 +35,15 @@ def test_numpy():
         fa3._core.prepare(2**40)
 
 
+def test_empty_arrays():
+    """NumPy's have strides of 0."""
+    q, none = numpy.zeros((2, 5, 4, 32), numpy.float32), numpy.zeros((2, 0, 4, 32), numpy.float32)
+    output, lse = fa3.attention(q, none, none, return_lse=True)
+    assert not output.any() and numpy.isneginf(lse).all()
+    assert fa3.attention(q[:0], q[:0], q[:0]).shape == (0, 5, 4, 32)
+    assert fa3.attention(none, q, q).shape == none.shape
+
+
 def test_numpy_packed():
     q, k, v = (numpy.full((6, 2, 16), fill, numpy.float32) for fill in (1, 2, 3))
     starts = numpy.array([0, 4, 6], numpy.int32)

@@ -48,6 +48,50 @@ def test_engines_give_the_same(device):
             assert torch.equal(scale, other_scale.cpu())
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_attention_with_scales_of_blocks(device, packed):
+    """What quantize makes, of other numbers of rows for queries than for keys, attention takes."""
+    rows, starts = (16, 32, 0), torch.tensor([0, 50, 130], dtype=torch.int32, device=device)
+    tensors = [torch.randn(130, heads, 64, device=device) for heads in (4, 2, 2)]
+    tensors = [t * torch.linspace(0.1, 2, 130, device=device)[:, None, None] for t in tensors]
+    parts = [slice(0, 50), slice(50, 130)] if packed else [slice(0, 130)]
+    if packed:
+        lengths = {"cu_seqlens": starts, "max_seqlen": 80}
+        (q, k, v), scales = zip(*(fa3.quantize(t, n, **lengths) for t, n in zip(tensors, rows)))
+        output = fa3.flash_attn_varlen_func(
+            q, k, v, starts, starts, 80, 80, None, None, None, True, None, *scales, scale_rows=rows
+        )
+    else:
+        (q, k, v), scales = zip(*(fa3.quantize(t[None], n) for t, n in zip(tensors, rows)))
+        output = fa3.flash_attn_func(q, k, v, None, True, None, *scales, scale_rows=rows)[0]
+    for part in parts:
+        # Each sequence has blocks of its own, so alone it has the same codes and scales.
+        wide = []
+        for t, n in zip(tensors, rows):
+            codes, scale = fa3.quantize(t[None, part], n)
+            length = codes.shape[1]
+            spread = scale.repeat_interleave(n, 2) if n else scale[..., None].expand(-1, -1, length)
+            wide.append(codes.double() * spread[..., :length].transpose(1, 2)[..., None])
+        exact, _ = reference.attention(*wide, causal=True)
+        # Probabilities are E4M3 on a GPU; the output is bfloat16.
+        bound = (2**-4 if device == "cuda" else 2**-8) * wide[2].abs().max()
+        assert (output[part] - exact[0]).abs().max() <= bound
+
+
+def test_scales_of_blocks_are_refused():
+    x = torch.randn(1, 40, 2, 64)
+    codes, scale = fa3.quantize(x, 16)
+    with pytest.raises(NotImplementedError, match="blocks"):
+        fa3.flash_attn_func(codes, codes, codes, attention_chunk=8, q_descale=scale, scale_rows=16)
+    with pytest.raises(ValueError, match="query_scale_rows"):
+        fa3.flash_attn_func(codes, codes, codes, q_descale=scale, scale_rows=-1)
+
+
+def test_scale_rows_is_a_number():
+    with pytest.raises(TypeError, match="scale_rows"):
+        fa3.quantize(torch.ones(1, 4, 1, 16), 2.5)
+
+
 def test_attention(device):
     """Rotated queries and keys give what they gave, with less error than without where there are
     outliers."""
