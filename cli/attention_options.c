@@ -12,6 +12,7 @@ enum { KEY_SOURCES = 0x100, KEY_FILES = 0x200 };
 enum { KEY_CAUSAL = 0x300, KEY_WINDOW, KEY_SCALE, KEY_SOFTCAP };
 enum { KEY_GRADIENTS = 0x380, KEY_GRADIENT_DTYPE, KEY_DETERMINISTIC };
 
+const enum tensor inputs[INPUTS] = {TENSOR_query, TENSOR_key, TENSOR_value};
 const enum tensor input_gradients[GRADIENTS] = {TENSOR_grad_query, TENSOR_grad_key,
                                                 TENSOR_grad_value, TENSOR_grad_sink};
 
@@ -110,12 +111,9 @@ static void parse_window(const char *text, struct attention_options *attention,
 }
 
 static void check_sources(const struct attention_options *attention, struct argp_state *state) {
-  static const enum tensor needed[] = {TENSOR_query, TENSOR_key, TENSOR_value};
-  const char *container = attention->rules.container;
-  for (size_t i = 0; i < sizeof needed / sizeof *needed; i++) {
-    if (!attention->sources[needed[i]] && !container)
-      argp_error(state, "%s is missing, and there is no --in", option_of(needed[i]));
-  }
+  for (int i = 0; i < INPUTS; i++)
+    if (!attention->sources[inputs[i]] && !attention->rules.container)
+      argp_error(state, "%s is missing, and there is no --in", option_of(inputs[i]));
   if (attention->sources[TENSOR_diagonal] && !(attention->flags & (FA3_CAUSAL | FA3_WINDOW)))
     argp_error(state, "--diagonal needs --causal or --window");
 }

@@ -29,7 +29,8 @@ struct attention_options {
 /* A child of a command's argp; its input is a struct attention_options. */
 extern const struct argp attention_argp;
 
-enum { GRADIENTS = 4 };
+enum { INPUTS = 3, GRADIENTS = 4 };
+extern const enum tensor inputs[INPUTS]; /* query, key, value */
 extern const enum tensor input_gradients[GRADIENTS];
 
 /* Whether one of the two calls writes it. */

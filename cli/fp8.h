@@ -5,7 +5,6 @@
 #include <argp.h>
 
 #include "coded.h"
-#include "operands.h"
 
 struct fp8_options {
   bool given;
@@ -15,11 +14,7 @@ struct fp8_options {
 /* A child of a command's argp; its input is a struct fp8_options. */
 extern const struct argp fp8_argp;
 
-/* Puts codes and scales, yet to be made, in the place of query, key and value, which become the
- * originals. */
+/* Puts codes and scales, yet to be made, in the place of query, key and value. */
 int fp8_prepare(const struct coding *coding, struct operands *operands);
-
-/* Makes them, on the device that was chosen. */
-int fp8_quantize(const struct operands *operands);
 
 #endif

@@ -103,8 +103,7 @@ int operands_set_view(struct operands *operands, enum tensor tensor) {
 
 /* The extent of an axis in the inputs. */
 static int64_t extent_of(const struct operands *operands, enum axis axis) {
-  static const enum tensor inputs[] = {TENSOR_query, TENSOR_key, TENSOR_value};
-  for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++) {
+  for (int i = 0; i < INPUTS; i++) {
     const struct loaded_tensor *loaded = &operands->loaded[inputs[i]];
     enum axis axes[4];
     const int rank = file_axes(operands, inputs[i], loaded->rank == 4, axes);
@@ -145,10 +144,23 @@ static int load(const struct attention_options *options, enum tensor tensor, con
                             row->rule == RULE_ONLY ? "float32" : floating_point_elements, loaded);
 }
 
+enum tensor operands_scale_of(enum tensor codes) {
+  enum tensor scale = 0;
+  while (tensor_rows[scale].rule != RULE_SCALE || tensor_rows[scale].model != codes) scale++;
+  return scale;
+}
+
+int64_t *operands_scale_rows(struct operands *operands, enum tensor scale) {
+  fa3_forward_args *args = &operands->forward.args.forward;
+  return scale == TENSOR_query_scale ? &args->query_scale_rows
+         : scale == TENSOR_key_scale ? &args->key_scale_rows
+                                     : &args->value_scale_rows;
+}
+
 /* The scale beside codes, and how many rows share one. */
-static int load_scale(const struct attention_options *options, enum tensor scale,
-                      struct operands *operands, int64_t *rows) {
-  const enum tensor codes = tensor_rows[scale].model;
+static int load_scale(const struct attention_options *options, enum tensor codes,
+                      struct operands *operands) {
+  const enum tensor scale = operands_scale_of(codes);
   const char *const names[] = {tensor_rows[codes].name, other_names[codes][0], NULL};
   const char *source = options->sources[codes];
   struct loaded_tensor number;
@@ -157,20 +169,10 @@ static int load_scale(const struct attention_options *options, enum tensor scale
   TRY(loaded_tensor_read_beside(source, &options->rules, names, "_scale_rows", "int64", &number));
   if (!number.given) return 0;
   const bool good = number.dtype == FA3_INT64 && loaded_tensor_elements(&number) == 1;
-  if (good) *rows = *(const int64_t *)number.data;
+  if (good) *operands_scale_rows(operands, scale) = *(const int64_t *)number.data;
   const int code = good ? 0 : fail(EXIT_INPUT, "%s: expected one int64", number.origin);
   loaded_tensor_free(&number);
   return code;
-}
-
-static int load_scales(const struct attention_options *options, struct operands *operands) {
-  fa3_forward_args *args = &operands->forward.args.forward;
-  int64_t *const rows[] = {&args->query_scale_rows, &args->key_scale_rows, &args->value_scale_rows};
-  static const enum tensor scales[] = {TENSOR_query_scale, TENSOR_key_scale, TENSOR_value_scale};
-  for (int i = 0; i < 3; i++)
-    if (operands->loaded[tensor_rows[scales[i]].model].dtype == FA3_FLOAT8_E4M3)
-      TRY(load_scale(options, scales[i], operands, rows[i]));
-  return 0;
 }
 
 int operands_load(const struct attention_options *options, enum tensor tensor, const char *source,
@@ -243,12 +245,36 @@ static int check_lengths(const struct operands *operands) {
     (args).max_seqlen_k = lengths_longest(&(args).cu_seqlens_k); \
   } while (0)
 
-int operands_read(const struct attention_options *options, struct operands *operands) {
-  const struct argument_struct *list = arguments_of(FA3_FORWARD);
+static void begin(const struct attention_options *options, struct operands *operands) {
   memset(operands, 0, sizeof *operands);
   operands->heads_first = options->rules.heads_first;
   operands->forward.phase = FA3_FORWARD;
   operands->backward.phase = FA3_BACKWARD;
+}
+
+int operands_read_some(const struct attention_options *options, struct operands *operands) {
+  static const enum tensor starts[] = {TENSOR_cu_seqlens_q, TENSOR_cu_seqlens_k};
+  begin(options, operands);
+  for (int i = 0; i < 2; i++)
+    if (options->sources[starts[i]])
+      TRY(operands_load(options, starts[i], options->sources[starts[i]], operands));
+  for (int i = 0; i < INPUTS; i++) {
+    const char *source = options->sources[inputs[i]];
+    const char *const names[] = {tensor_rows[inputs[i]].name, other_names[inputs[i]][0], NULL};
+    struct loaded_tensor *loaded = &operands->loaded[inputs[i]];
+    static const char elements[] = "float32, float16 or bfloat16";
+    if (source)
+      TRY(loaded_tensor_read(source, &options->rules, names, elements, loaded));
+    else if (options->rules.container)
+      TRY(loaded_tensor_read_beside(NULL, &options->rules, names, "", elements, loaded));
+    if (loaded->given) TRY(operands_set_view(operands, inputs[i]));
+  }
+  return 0;
+}
+
+int operands_read(const struct attention_options *options, struct operands *operands) {
+  const struct argument_struct *list = arguments_of(FA3_FORWARD);
+  begin(options, operands);
   SET_OPTIONS(operands->forward.args.forward, options);
   SET_OPTIONS(operands->backward.args.backward, options);
   if (options->deterministic) operands->backward.args.backward.flags |= FA3_DETERMINISTIC;
@@ -258,7 +284,9 @@ int operands_read(const struct attention_options *options, struct operands *oper
     if (!argument->output && (source || !argument->optional))
       TRY(load(options, argument->tensor, source, operands));
   }
-  TRY(load_scales(options, operands));
+  for (int i = 0; i < INPUTS; i++)
+    if (operands->loaded[inputs[i]].dtype == FA3_FLOAT8_E4M3)
+      TRY(load_scale(options, inputs[i], operands));
   for (enum tensor i = 0; i < TENSORS; i++)
     if (operands->loaded[i].given) TRY(operands_set_view(operands, i));
   TRY(operands_check(operands, &operands->forward));
@@ -295,14 +323,14 @@ static fa3_status takes(fa3_device device, const void *context) {
   return status;
 }
 
-int operands_choose_device(struct operands *operands, bool gradients,
+int operands_choose_device(struct operands *operands, int passes,
                            const struct device_options *chosen) {
   struct candidates candidates = {0};
   fa3_device device = {0};
   for (int i = 0; i < operands->quantize_count; i++)
     candidates.calls[candidates.count++] = &operands->quantize[i];
-  candidates.calls[candidates.count++] = &operands->forward;
-  if (gradients) candidates.calls[candidates.count++] = &operands->backward;
+  if (passes > 0) candidates.calls[candidates.count++] = &operands->forward;
+  if (passes > 1) candidates.calls[candidates.count++] = &operands->backward;
   for (int i = 0; i < candidates.count; i++)
     call_set_device(candidates.calls[i], device, chosen->num_threads);
   TRY(device_choose(chosen, takes, &candidates, &device));
@@ -341,41 +369,4 @@ void operands_describe(const struct operands *operands, enum tensor tensor, char
 void operands_free(struct operands *operands) {
   for (int i = 0; i < TENSORS; i++) loaded_tensor_free(&operands->loaded[i]);
   for (int i = 0; i < operands->quantize_count; i++) loaded_tensor_free(&operands->originals[i]);
-}
-
-static const enum tensor quantized[] = {TENSOR_query, TENSOR_key, TENSOR_value};
-enum { QUANTIZED = sizeof quantized / sizeof *quantized };
-
-int operands_read_originals(const struct attention_options *options, const char *file,
-                            struct operands *operands) {
-  struct loaded_tensor shapes[QUANTIZED];
-  for (int i = 0; i < QUANTIZED; i++) {
-    shapes[i] = operands->loaded[quantized[i]];
-    operands->loaded[quantized[i]] = (struct loaded_tensor){0};
-  }
-  fa3_forward_args *args = &operands->forward.args.forward;
-  args->query_scale = args->key_scale = args->value_scale = (fa3_tensor){0};
-  args->query_scale_rows = args->key_scale_rows = args->value_scale_rows = 0;
-  if (!file) {
-    for (int i = 0; i < QUANTIZED; i++) {
-      operands->loaded[quantized[i]] = operands->originals[i];
-      TRY(operands_set_view(operands, quantized[i]));
-    }
-    return 0;
-  }
-  for (int i = 0; i < QUANTIZED; i++) {
-    const struct loaded_tensor *loaded = &operands->loaded[quantized[i]];
-    TRY(load(options, quantized[i], file, operands));
-    if (loaded->dtype == FA3_FLOAT8_E4M3 || loaded->rank != shapes[i].rank ||
-        memcmp(loaded->shape, shapes[i].shape, sizeof loaded->shape) != 0)
-      return fail(EXIT_INPUT, "%s: expected float32, float16 or bfloat16 in the shape of %s",
-                  loaded->origin, shapes[i].origin);
-    TRY(operands_set_view(operands, quantized[i]));
-  }
-  return 0;
-}
-
-void operands_free_originals(struct operands *operands) {
-  if (operands->quantize_count) return; /* they are those of the operands */
-  for (int i = 0; i < QUANTIZED; i++) loaded_tensor_free(&operands->loaded[quantized[i]]);
 }

@@ -14,14 +14,17 @@ struct operands {
   struct call forward; /* views of the above; the gradients' call has none of its own yet */
   struct call backward;
 
-  /* With --fp8: what makes codes of query, key and value, in this order, and of what. */
-  struct call quantize[3];
-  struct loaded_tensor originals[3];
+  /* What makes codes of query, key and value, in this order, and of what: coded.h. */
+  struct call quantize[INPUTS];
+  struct loaded_tensor originals[INPUTS];
   int quantize_count;
 };
 
 /* Reads and checks the inputs of the forward call, the contents of the lengths included. */
 int operands_read(const struct attention_options *options, struct operands *operands);
+
+/* Reads those of query, key and value that there are, and where packed sequences start. */
+int operands_read_some(const struct attention_options *options, struct operands *operands);
 
 /* Reads one more tensor; `source` may be null, as loaded_tensor_read has it. */
 int operands_load(const struct attention_options *options, enum tensor tensor, const char *source,
@@ -30,6 +33,10 @@ int operands_load(const struct attention_options *options, enum tensor tensor, c
 /* Makes a tensor of the shape that it has to have, all zero. 0: of the dtype of the tensor that it
  * follows. */
 int operands_make(struct operands *operands, enum tensor tensor, fa3_dtype dtype);
+
+/* The scale of query, key or value, and where the forward call has how many rows share one. */
+enum tensor operands_scale_of(enum tensor codes);
+int64_t *operands_scale_rows(struct operands *operands, enum tensor scale);
 
 /* Puts a tensor into the arguments of both passes. */
 int operands_set_view(struct operands *operands, enum tensor tensor);
@@ -44,16 +51,8 @@ int operands_read_gradients(const struct attention_options *options, struct oper
 int operands_make_gradients(const struct attention_options *options, struct operands *operands);
 int operands_load_gradients(const struct attention_options *options, struct operands *operands);
 
-/* Puts query, key and value as they were before they became codes in the place of those that
- * `operands`, a copy, has: those of a .safetensors file, which have to have their shapes, or with a
- * null file those of --fp8.
- * Whatever comes of it, operands_free_originals frees them. */
-int operands_read_originals(const struct attention_options *options, const char *file,
-                            struct operands *operands);
-void operands_free_originals(struct operands *operands);
-
-/* The device that takes the call, what goes before it, and with `gradients` theirs too. */
-int operands_choose_device(struct operands *operands, bool gradients,
+/* The device that takes what makes codes, and of the two passes the first `passes`. */
+int operands_choose_device(struct operands *operands, int passes,
                            const struct device_options *chosen);
 
 /* The extents of a tensor with their axes' names, as its file has them, and its dtype. */

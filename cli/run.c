@@ -161,7 +161,7 @@ static void print_tensors(const struct operands *operands) {
 static int compute(const struct run_options *run, const struct operands *operands) {
   const bool gradients = run->attention.gradients_wanted;
   const double begin = seconds_now();
-  TRY(fp8_quantize(operands));
+  TRY(coded_run(operands));
   const double start = seconds_now();
   TRY(attention_run(&operands->forward));
   const double middle = seconds_now();
@@ -185,7 +185,7 @@ static int run_files(const struct run_options *run, struct operands *operands,
   if (attention->files[TENSOR_lse] || gradients) TRY(operands_make(operands, TENSOR_lse, 0));
   if (gradients) TRY(prepare_gradients(run, operands));
   TRY(begin_outputs(attention, operands, outputs));
-  TRY(operands_choose_device(operands, gradients, &run->device));
+  TRY(operands_choose_device(operands, gradients ? 2 : 1, &run->device));
   TRY(compute(run, operands));
   return outputs_write(outputs);
 }

@@ -180,11 +180,11 @@ static int check_finite(const struct operands *operands) {
 }
 
 static bool has_finite_inputs(const struct operands *operands) {
-  static const enum tensor inputs[] = {TENSOR_query,     TENSOR_query_scale, TENSOR_key,
-                                       TENSOR_key_scale, TENSOR_value,       TENSOR_value_scale,
-                                       TENSOR_sink,      TENSOR_grad_output, TENSOR_grad_lse};
-  for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++)
-    if (!isfinite(largest(&operands->loaded[inputs[i]]))) return false;
+  static const enum tensor all[] = {TENSOR_query,     TENSOR_query_scale, TENSOR_key,
+                                    TENSOR_key_scale, TENSOR_value,       TENSOR_value_scale,
+                                    TENSOR_sink,      TENSOR_grad_output, TENSOR_grad_lse};
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+    if (!isfinite(largest(&operands->loaded[all[i]]))) return false;
   return true;
 }
 
@@ -199,8 +199,8 @@ static int compute(const struct verify_options *verify, const struct verify_repo
     TRY(operands_read_gradients(&verify->attention, operands));
     TRY(operands_make_gradients(&verify->attention, operands));
   }
-  TRY(operands_choose_device(operands, verify->backward, &verify->device));
-  TRY(fp8_quantize(operands));
+  TRY(operands_choose_device(operands, verify->backward ? 2 : 1, &verify->device));
+  TRY(coded_run(operands));
   TRY(attention_run(&operands->forward));
   if (verify->backward) TRY(attention_run(&operands->backward));
   const fa3_device device = call_device(&operands->forward);
@@ -248,7 +248,7 @@ static int compare_with_originals(const struct verify_options *verify,
                                   const struct verify_report *report) {
   static struct operands originals;
   originals = *operands;
-  const int code = operands_read_originals(&verify->attention, verify->originals, &originals);
+  const int code = coded_read_originals(&verify->attention, verify->originals, &originals);
   if (!code) {
     fa3_forward_args args = originals.forward.args.forward;
     args.lse = (fa3_tensor){0};
@@ -256,7 +256,7 @@ static int compare_with_originals(const struct verify_options *verify,
     comparison_sample(&comparison, verify->rows, verify->seed, "verify");
     verify_report_originals(report, &comparison.statistics[TENSOR_output]);
   }
-  operands_free_originals(&originals);
+  coded_free_originals(&originals);
   return code;
 }
 
