@@ -448,7 +448,10 @@ typedef struct fa3_forward_args {
 
   /* Optional, float32, of E4M3 tensors alone: an element's value is its code times a scale; without
    * one it is the code's. Strides are free. A scale is positive or 0 (below 0 the result is
-   * unspecified); one of NaN or infinity gives NaN in the rows that see it.
+   * unspecified). One of NaN or infinity gives NaN in the rows of output that see it, and one of
+   * query or key in their lse. It never leaves its sequence; but whether it reaches rows there that
+   * its keys are masked for, or a query that sees no key, and whether one of value reaches lse, is
+   * unspecified: the engines differ.
    *
    *   (1)                        one scale of the whole tensor
    *   (batch, heads)             one of each head of each sequence
