@@ -8,9 +8,10 @@
 #include <string.h>
 
 #include "fa3.h"
-#include "half.h"
 #include "level.h"
+#include "reference.h"
 #include "rng.h"
+#include "tensor.h"
 #include "test.h"
 
 enum { SEQLEN = 50, HEAD_DIM = 64, ELEMENTS = SEQLEN * HEAD_DIM, WORKSPACE = 8 << 20 };
@@ -29,18 +30,18 @@ static fa3_dtype dtype_of(const struct attention *a, int which) {
   return which == OUTPUT || which == GRAD_OUTPUT ? a->output_dtype : a->dtype;
 }
 
-static float element(const struct attention *a, int which, int64_t index) {
-  const void *data = a->data[which];
-  if (dtype_of(a, which) == FA3_FLOAT32) return ((const float *)data)[index];
-  return float_from_bfloat(((const uint16_t *)data)[index]);
+static fa3_tensor tensor_of(const struct attention *a, int which) {
+  return fa3_dense(a->data[which], dtype_of(a, which), 1, SEQLEN, 1, HEAD_DIM);
 }
 
-static void set_element(struct attention *a, int which, int64_t index, double value) {
-  void *data = a->data[which];
-  if (dtype_of(a, which) == FA3_FLOAT32)
-    ((float *)data)[index] = (float)value;
-  else
-    ((uint16_t *)data)[index] = bfloat_from_float((float)value);
+static double element(const struct attention *a, int which, int64_t index) {
+  const fa3_tensor tensor = tensor_of(a, which);
+  return reference_load(&tensor, index);
+}
+
+static void set_element(const struct attention *a, int which, int64_t index, double value) {
+  const fa3_tensor tensor = tensor_of(a, which);
+  tensor_store(&tensor, index, value);
 }
 
 /* Query i is key `chosen(i)`'s direction, `size` long: its score is size^2, all others are 0. */
@@ -74,8 +75,7 @@ static struct attention *attention_new(fa3_dtype dtype, fa3_dtype output_dtype, 
   fa3_tensor *const tensors[TENSORS] = {
       &a->args.query,       &a->args.key,        &a->args.value,    &a->args.output,
       &a->args.grad_output, &a->args.grad_query, &a->args.grad_key, &a->args.grad_value};
-  for (int t = 0; t < TENSORS; t++)
-    *tensors[t] = fa3_dense(a->data[t], dtype_of(a, t), 1, SEQLEN, 1, HEAD_DIM);
+  for (int t = 0; t < TENSORS; t++) *tensors[t] = tensor_of(a, t);
   return a;
 }
 
@@ -111,7 +111,7 @@ static const double sizes[] = {1e2, 1.1e4, 3.3e4, 1.3e7, 1.7e10, 1.3e15};
 static void expect_finite(const struct attention *a, int which, const char *name) {
   for (int64_t e = 0; e < ELEMENTS; e++)
     if (!isfinite(element(a, which, e)))
-      fail_msg("%s[%d] is %g", name, (int)e, (double)element(a, which, e));
+      fail_msg("%s[%d] is %g", name, (int)e, element(a, which, e));
 }
 
 /* P is 1 for the chosen key and 0 for all others, so the output is its value, and grad_value the
@@ -124,10 +124,10 @@ static void test_rows_that_one_score_decides(void **state) {
     backward(a);
     for (int64_t i = 0; i < SEQLEN; i++)
       for (int64_t d = 0; d < HEAD_DIM; d++) {
-        const double output = (double)element(a, OUTPUT, i * HEAD_DIM + d);
-        const double value = (double)element(a, VALUE, chosen(i) * HEAD_DIM + d);
-        const double grad_output = (double)element(a, GRAD_OUTPUT, i * HEAD_DIM + d);
-        const double grad_value = (double)element(a, GRAD_VALUE, chosen(i) * HEAD_DIM + d);
+        const double output = element(a, OUTPUT, i * HEAD_DIM + d);
+        const double value = element(a, VALUE, chosen(i) * HEAD_DIM + d);
+        const double grad_output = element(a, GRAD_OUTPUT, i * HEAD_DIM + d);
+        const double grad_value = element(a, GRAD_VALUE, chosen(i) * HEAD_DIM + d);
         if (!(output == value))
           fail_msg("scores of %g: output[%d, %d] is %g: expected %g", sizes[n / 2] * sizes[n / 2],
                    (int)i, (int)d, output, value);
@@ -150,8 +150,8 @@ static bool is_decided(const struct attention *a, int64_t query) {
   for (int64_t j = 0; j < SEQLEN; j++) {
     double score = 0, magnitude = 0;
     for (int64_t d = 0; d < HEAD_DIM; d++) {
-      const double term = scale * (double)element(a, QUERY, query * HEAD_DIM + d) *
-                          (double)element(a, KEY, j * HEAD_DIM + d);
+      const double term =
+          scale * element(a, QUERY, query * HEAD_DIM + d) * element(a, KEY, j * HEAD_DIM + d);
       score += term;
       magnitude += fabs(term);
     }
@@ -183,9 +183,9 @@ static void check_inexact_scores(fa3_dtype dtype, fa3_dtype output_dtype, int64_
   for (int64_t i = 0; i < queries; i++) decided[i] = is_decided(a, i);
   for (int64_t d = 0; d < HEAD_DIM; d++) {
     double value = 0, output = 0, magnitude = 0, shared = 0;
-    for (int64_t j = 0; j < SEQLEN; j++) value += (double)element(a, GRAD_VALUE, j * HEAD_DIM + d);
+    for (int64_t j = 0; j < SEQLEN; j++) value += element(a, GRAD_VALUE, j * HEAD_DIM + d);
     for (int64_t i = 0; i < queries; i++) {
-      const double grad_output = (double)element(a, GRAD_OUTPUT, i * HEAD_DIM + d);
+      const double grad_output = element(a, GRAD_OUTPUT, i * HEAD_DIM + d);
       output += grad_output;
       magnitude += fabs(grad_output);
       if (!decided[i]) shared += 2 * fabs(grad_output);
@@ -224,11 +224,11 @@ static void test_lse_below_the_scores(void **state) {
     backward(a);
     for (int64_t i = 0; i < SEQLEN; i++)
       for (int64_t d = 0; d < HEAD_DIM; d++) {
-        const double got = (double)element(a, GRAD_VALUE, chosen(i) * HEAD_DIM + d);
+        const double got = element(a, GRAD_VALUE, chosen(i) * HEAD_DIM + d);
         double sum = 0, magnitude = 0; /* the other keys' scores are 0 */
         for (int64_t j = 0; j < SEQLEN; j++) {
           const double term = exp((j == i ? 16 : 0) - (16 - (double)below)) *
-                              (double)element(a, GRAD_OUTPUT, j * HEAD_DIM + d);
+                              element(a, GRAD_OUTPUT, j * HEAD_DIM + d);
           sum += term;
           magnitude += fabs(term);
         }

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "half.h"
+#include "tensor.h"
 #include "reference.h"
 #include "test.h"
 
@@ -30,18 +30,14 @@ static size_t peak_bytes(void) {
 
 /* Values in [-1, 1] that repeat after a long time. */
 static fa3_tensor make_tensor(fa3_dtype dtype, int64_t seqlen, uint32_t seed) {
-  size_t element = fa3_dtype_size(dtype);
-  void *data = malloc((size_t)seqlen * HEAD_DIM * element);
-  assert_non_null(data);
+  const fa3_tensor tensor = fa3_dense(malloc((size_t)seqlen * HEAD_DIM * fa3_dtype_size(dtype)),
+                                      dtype, 1, seqlen, 1, HEAD_DIM);
+  assert_non_null(tensor.data);
   for (int64_t i = 0; i < seqlen * HEAD_DIM; i++) {
     seed = seed * 1664525 + 1013904223;
-    float value = (float)(int32_t)seed * 0x1p-31f;
-    if (dtype == FA3_FLOAT32)
-      ((float *)data)[i] = value;
-    else
-      ((uint16_t *)data)[i] = bfloat_from_float(value);
+    tensor_store(&tensor, i, (int32_t)seed * 0x1p-31);
   }
-  return fa3_dense(data, dtype, 1, seqlen, 1, HEAD_DIM);
+  return tensor;
 }
 
 static void check_rows(const fa3_forward_args *args, int64_t seqlen_q) {

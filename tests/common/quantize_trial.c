@@ -5,7 +5,8 @@
 #include <string.h>
 
 #include "expect.h"
-#include "half.h"
+#include "reference.h"
+#include "tensor.h"
 #include "test.h"
 
 enum { MOST_DIM = E4M3_MOST_DIM, POISON = QUANTIZE_POISON, MOST_SCALES = 1 << 17 };
@@ -37,20 +38,12 @@ static int64_t element_at(const struct quantize_trial *t, const fa3_tensor *tens
   return b * strides[0] + row * strides[1] + head * strides[2];
 }
 
-static double input_at(const struct quantize_trial *t, int64_t index) {
-  const void *data = t->args.input.data;
-  if (t->args.input.dtype == FA3_FLOAT32) return (double)((const float *)data)[index];
-  const uint16_t bits = ((const uint16_t *)data)[index];
-  return (double)(t->args.input.dtype == FA3_FLOAT16 ? float_from_half(bits)
-                                                     : float_from_bfloat(bits));
-}
-
 /* With rotary embedding. */
 static void read_row(const struct quantize_trial *t, int64_t b, int64_t row, int64_t head,
                      double *x) {
   const int64_t from = element_at(t, &t->args.input, b, row, head);
   const bool interleaved = t->args.flags & FA3_ROTARY_INTERLEAVED;
-  for (int64_t d = 0; d < t->dim; d++) x[d] = input_at(t, from + d);
+  for (int64_t d = 0; d < t->dim; d++) x[d] = reference_load(&t->args.input, from + d);
   if (!t->args.rotary_cos.data) return;
   const int64_t pairs = t->args.rotary_cos.shape[1];
   const int64_t position = t->args.positions.data ? t->positions[row_at(t, b, row)] : row;
@@ -197,38 +190,18 @@ static fa3_tensor make_view(const struct quantize_trial *t, fa3_dtype dtype, int
   return view;
 }
 
-static size_t extent_of(const fa3_tensor *tensor) {
-  int64_t last = 1;
-  for (int d = 0; d < tensor->rank; d++) {
-    if (!tensor->shape[d]) return 0;
-    last += (tensor->shape[d] - 1) * tensor->strides[d];
-  }
-  return (size_t)last;
-}
-
 static void *make_buffer(struct buffer *buffer, const fa3_tensor *tensor) {
-  const size_t size = extent_of(tensor) * fa3_dtype_size(tensor->dtype);
+  const size_t size = (size_t)tensor_reach(tensor) * fa3_dtype_size(tensor->dtype);
   *buffer = buffer_at_end(size);
   memset(buffer->data, POISON, size);
   return buffer->data;
 }
 
-/* The number as it is then. */
-static float store(void *data, fa3_dtype dtype, int64_t i, float x) {
-  if (dtype == FA3_FLOAT32) return ((float *)data)[i] = x;
-  const bool half = dtype == FA3_FLOAT16;
-  const uint16_t bits = half ? half_from_float(x) : bfloat_from_float(x);
-  ((uint16_t *)data)[i] = bits;
-  return half ? float_from_half(bits) : float_from_bfloat(bits);
-}
-
 static void fill_input(struct quantize_trial *t, struct rng *rng) {
-  const size_t count = extent_of(&t->args.input);
   const double size = exp2((double)rng_between(rng, -8, 8)), centre = 3 * rng_normal(rng);
-  for (size_t i = 0; i < count; i++) {
+  for (int64_t i = 0; i < tensor_reach(&t->args.input); i++) {
     const double outlier = rng_chance(rng, 0.01) ? 30 * rng_normal(rng) : 0;
-    (void)store(t->args.input.data, t->args.input.dtype, (int64_t)i,
-                (float)(size * (centre + rng_normal(rng) + outlier)));
+    tensor_store(&t->args.input, i, size * (centre + rng_normal(rng) + outlier));
   }
 }
 
@@ -270,11 +243,12 @@ static void make_scale(struct quantize_trial *t, struct rng *rng) {
 }
 
 /* Of float32 or of the input's dtype, whose numbers `numbers` then has. */
-static void *make_table(struct buffer *buffer, const fa3_tensor *table, float *numbers) {
-  void *data = make_buffer(buffer, table);
-  for (int64_t i = 0; i < table->shape[0] * table->shape[1]; i++)
-    numbers[i] = store(data, table->dtype, i, numbers[i]);
-  return data;
+static void fill_table(struct buffer *buffer, fa3_tensor *table, float *numbers) {
+  table->data = make_buffer(buffer, table);
+  for (int64_t i = 0; i < table->shape[0] * table->shape[1]; i++) {
+    tensor_store(table, i, (double)numbers[i]);
+    numbers[i] = (float)reference_load(table, i);
+  }
 }
 
 static void make_rotary(struct quantize_trial *t, struct rng *rng, int64_t longest) {
@@ -288,10 +262,9 @@ static void make_rotary(struct quantize_trial *t, struct rng *rng, int64_t longe
     t->sin[i] = (float)sin(angle);
   }
   const fa3_dtype dtype = rng_chance(rng, 0.5) ? FA3_FLOAT32 : t->args.input.dtype;
-  const fa3_tensor table = make_matrix(NULL, dtype, rows, pairs);
-  t->args.rotary_cos = t->args.rotary_sin = table;
-  t->args.rotary_cos.data = make_table(&t->cos_table, &table, t->cos);
-  t->args.rotary_sin.data = make_table(&t->sin_table, &table, t->sin);
+  t->args.rotary_cos = t->args.rotary_sin = make_matrix(NULL, dtype, rows, pairs);
+  fill_table(&t->cos_table, &t->args.rotary_cos, t->cos);
+  fill_table(&t->sin_table, &t->args.rotary_sin, t->sin);
   if (rng_chance(rng, 0.5)) t->args.flags |= FA3_ROTARY_INTERLEAVED;
   if (rng_chance(rng, 0.5)) return;
   fa3_tensor *positions = &t->args.positions;

@@ -4,14 +4,13 @@
  * byte of it is compared. */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "fa3.h"
-#include "float8.h"
 #include "gpu.h"
-#include "half.h"
+#include "reference.h"
 #include "rng.h"
+#include "tensor.h"
 #include "test.h"
 
 enum { MEMORY = 64 << 20, MOST_BATCH = 4, MOST_NEW = 6, ROOM = 40, POSITIONS = 60, OUTPUTS = 5 };
@@ -26,26 +25,6 @@ static void *take(size_t bytes) {
   return found;
 }
 
-static void store(void *data, fa3_dtype dtype, int64_t i, double x) {
-  if (dtype == FA3_FLOAT32) ((float *)data)[i] = (float)x;
-  if (dtype == FA3_FLOAT16) ((uint16_t *)data)[i] = half_from_float((float)x);
-  if (dtype == FA3_BFLOAT16) ((uint16_t *)data)[i] = bfloat_from_float((float)x);
-  if (dtype == FA3_FLOAT8_E4M3) ((uint8_t *)data)[i] = e4m3_from_float((float)x);
-}
-
-static double load(const void *data, fa3_dtype dtype, int64_t i) {
-  return (double)(dtype == FA3_FLOAT32    ? ((const float *)data)[i]
-                  : dtype == FA3_FLOAT16  ? float_from_half(((const uint16_t *)data)[i])
-                  : dtype == FA3_BFLOAT16 ? float_from_bfloat(((const uint16_t *)data)[i])
-                                          : float_from_e4m3(((const uint8_t *)data)[i]));
-}
-
-static int64_t elements(const fa3_tensor *tensor) {
-  int64_t count = 1;
-  for (int d = 0; d < tensor->rank; d++) count *= tensor->shape[d];
-  return count;
-}
-
 /* Contiguous, of normal numbers. */
 static fa3_tensor make(struct rng *rng, fa3_dtype dtype, int rank, const int64_t *shape) {
   fa3_tensor tensor = {.dtype = dtype, .rank = rank};
@@ -56,7 +35,8 @@ static fa3_tensor make(struct rng *rng, fa3_dtype dtype, int rank, const int64_t
     stride *= shape[d];
   }
   tensor.data = take((size_t)stride * fa3_dtype_size(dtype));
-  for (int64_t i = 0; i < stride; i++) store(tensor.data, dtype, i, rng_normal(rng));
+  for (int64_t i = 0; i < stride && dtype != FA3_INT32; i++)
+    tensor_store(&tensor, i, rng_normal(rng));
   return tensor;
 }
 #define MAKE(rng, dtype, ...)                                                \
@@ -73,7 +53,7 @@ static fa3_tensor make_rows(struct rng *rng, fa3_dtype dtype, bool packed, int64
 static fa3_tensor make_scales(struct rng *rng, int64_t entries, int64_t heads, int64_t blocks) {
   fa3_tensor scale = blocks ? MAKE(rng, FA3_FLOAT32, entries, heads, blocks)
                             : MAKE(rng, FA3_FLOAT32, entries, heads);
-  for (int64_t i = 0; i < elements(&scale); i++)
+  for (int64_t i = 0; i < tensor_reach(&scale); i++)
     ((float *)scale.data)[i] = (float)(0.01 + 0.01 * rng_uniform(rng));
   return scale;
 }
@@ -181,8 +161,8 @@ static void compare(int trial, int which, const fa3_tensor *got, const fa3_tenso
                       : dtype == FA3_FLOAT16  ? 0x1p-10
                       : dtype == FA3_BFLOAT16 ? 0x1p-7
                                               : 0x1p-2;
-  for (int64_t i = 0; i < elements(got); i++) {
-    const double x = load(got->data, dtype, i), y = load(expected->data, dtype, i);
+  for (int64_t i = 0; i < tensor_reach(got); i++) {
+    const double x = reference_load(got, i), y = reference_load(expected, i);
     if (isnan(x) && isnan(y)) continue;
     const double least = dtype == FA3_FLOAT8_E4M3 ? 0x1p-8 : 0x1p-19;
     if (!(fabs(x - y) <= unit * fabs(y) + least))
@@ -200,7 +180,7 @@ static void run_trial(int trial) {
   list_outputs(&args, outputs);
   list_outputs(&there, copies);
   for (int i = 0; i < OUTPUTS; i++) {
-    const size_t bytes = (size_t)elements(outputs[i]) * fa3_dtype_size(outputs[i]->dtype);
+    const size_t bytes = (size_t)tensor_reach(outputs[i]) * fa3_dtype_size(outputs[i]->dtype);
     if (!outputs[i]->dtype) continue;
     copies[i]->data = take(bytes);
     memcpy(copies[i]->data, outputs[i]->data, bytes);
@@ -212,7 +192,7 @@ static void run_trial(int trial) {
   if (fa3_append(&args)) fail_msg("trial %d on the CPU: %s", trial, fa3_last_error());
   for (int i = 0; i < OUTPUTS; i++) {
     if (!outputs[i]->dtype) continue;
-    const size_t bytes = (size_t)elements(outputs[i]) * fa3_dtype_size(outputs[i]->dtype);
+    const size_t bytes = (size_t)tensor_reach(outputs[i]) * fa3_dtype_size(outputs[i]->dtype);
     const bool exact = !args.rotary_cos.data || i == 1 || i == 4;
     if (!exact)
       compare(trial, i, copies[i], outputs[i]);
@@ -273,16 +253,16 @@ static void run_pair(int trial) {
   void *before[OUTPUTS] = {0};
   list_outputs(&append, outputs);
   for (int i = 0; i < OUTPUTS; i++) {
-    const size_t bytes = (size_t)elements(outputs[i]) * fa3_dtype_size(outputs[i]->dtype);
+    const size_t bytes = (size_t)tensor_reach(outputs[i]) * fa3_dtype_size(outputs[i]->dtype);
     if (outputs[i]->dtype) before[i] = memcpy(take(bytes), outputs[i]->data, bytes);
   }
-  const size_t bytes = (size_t)elements(&forward.output) * sizeof(uint16_t);
+  const size_t bytes = (size_t)tensor_reach(&forward.output) * sizeof(uint16_t);
   void *const expected = take(bytes);
   for (int one = 0; one < 2; one++) {
     for (int i = 0; i < OUTPUTS; i++)
       if (before[i])
         memcpy(outputs[i]->data, before[i],
-               (size_t)elements(outputs[i]) * fa3_dtype_size(outputs[i]->dtype));
+               (size_t)tensor_reach(outputs[i]) * fa3_dtype_size(outputs[i]->dtype));
     memset(forward.output.data, 0xff, bytes);
     fa3_status status;
     if (one) {

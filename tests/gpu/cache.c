@@ -9,6 +9,7 @@
 #include "fa3.h"
 #include "float8.h"
 #include "gpu.h"
+#include "half.h"
 #include "rng.h"
 #include "test.h"
 
@@ -44,22 +45,12 @@ struct cache {
 
 static struct cache *cache;
 
-static uint16_t bfloat(double x) {
-  const float f = (float)x;
-  uint32_t bits;
-  memcpy(&bits, &f, sizeof bits);
-  return (uint16_t)(bits >> 16);
-}
-
 static double number(uint16_t bits) {
-  const uint32_t wide = (uint32_t)bits << 16;
-  float f;
-  memcpy(&f, &wide, sizeof f);
-  return (double)f;
+  return (double)float_from_bfloat(bits);
 }
 
 static void fill(uint16_t *x, size_t bytes, struct rng *rng) {
-  for (size_t i = 0; i < bytes / sizeof *x; i++) x[i] = bfloat(rng_normal(rng));
+  for (size_t i = 0; i < bytes / sizeof *x; i++) x[i] = bfloat_from_float((float)rng_normal(rng));
 }
 
 /* Codes, and a scale for each head, of numbers of about 1. */

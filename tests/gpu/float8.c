@@ -12,7 +12,7 @@
 #include "fa3.h"
 #include "float8.h"
 #include "gpu.h"
-#include "half.h"
+#include "reference.h"
 #include "rng.h"
 #include "test.h"
 
@@ -78,12 +78,6 @@ static void run(fa3_forward_args *args) {
       cpu ? malloc(args->workspace_size + 1) : take_poisoned(args->workspace_size + 1);
   if (fa3_forward(args)) fail_msg("%s", fa3_last_error());
   if (cpu) free(args->workspace);
-}
-
-static float load(const void *data, fa3_dtype dtype, int64_t i) {
-  if (dtype == FA3_FLOAT32) return ((const float *)data)[i];
-  const uint16_t bits = ((const uint16_t *)data)[i];
-  return dtype == FA3_FLOAT16 ? float_from_half(bits) : float_from_bfloat(bits);
 }
 
 /* A NaN and what it may reach: of the rows of its sequence all heads that read its head. */
@@ -205,11 +199,12 @@ static void compare(const struct shape *shape, uint64_t number) {
   for (int64_t i = 0; i < counts[2]; i++) codes[2][i] &= 0x7f;
   args.output.data = outputs[1];
   run(&args);
-  char *got = malloc(output_size);
+  fa3_tensor got = there.output;
+  got.data = malloc(output_size);
   float *got_lse = malloc((size_t)counts[4] * sizeof *lse);
-  assert_non_null(got);
+  assert_non_null(got.data);
   assert_non_null(got_lse);
-  GPU(cuMemcpyDtoHAsync, got, (gpu_pointer)there.output.data, output_size, NULL);
+  GPU(cuMemcpyDtoHAsync, got.data, (gpu_pointer)there.output.data, output_size, NULL);
   GPU(cuMemcpyDtoHAsync, got_lse, (gpu_pointer)there.lse.data, (size_t)counts[4] * sizeof *lse,
       NULL);
   GPU(cuCtxSynchronize, );
@@ -218,16 +213,17 @@ static void compare(const struct shape *shape, uint64_t number) {
   for (int64_t i = 0; i < counts[3]; i++) {
     const int64_t row = i / shape->value_head_dim / shape->heads_q;
     const int64_t head = i / shape->value_head_dim % shape->heads_q;
-    if (seen && isnan(load(got, shape->output, i)) &&
+    const double value = reference_load(&got, i);
+    if (seen && isnan(value) &&
         (isnan(outputs[0][i]) || may_be_nan(shape, &place, row, head, outputs[0][i])))
       continue;
-    const double error = fabs((double)load(got, shape->output, i) - (double)outputs[0][i]);
+    const double error = fabs(value - (double)outputs[0][i]);
     const double bound =
         (0x1p-4 + 0x1p-6) * (double)outputs[1][i] + 0x1p-17 * LARGEST_V * shape->rows_k;
     if (!(error <= bound))
       fail_msg("trial %d, head dims %d and %d: output %lld is %g, expected %g, off by %g > %g",
-               (int)number, shape->head_dim, shape->value_head_dim, (long long)i,
-               (double)load(got, shape->output, i), (double)outputs[0][i], error, bound);
+               (int)number, shape->head_dim, shape->value_head_dim, (long long)i, value,
+               (double)outputs[0][i], error, bound);
   }
   for (int64_t i = 0; i < counts[4]; i++) {
     const int64_t row =
@@ -246,7 +242,7 @@ static void compare(const struct shape *shape, uint64_t number) {
   for (int i = 0; i < 3; i++) free(codes[i]);
   for (int i = 0; i < 2; i++) free(outputs[i]);
   free(lse);
-  free(got);
+  free(got.data);
   free(got_lse);
   arena.used = 0;
 }
