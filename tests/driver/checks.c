@@ -1,6 +1,5 @@
 /* FA3_CHECK_DEVICE=1: what lengths, pages, indices and positions say is checked before a kernel is
  * queued, for each of these tensors. The GPU is fake.c's, whose memory is the host's. */
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,11 +16,6 @@ static int launches;
 static void count_launch(const struct fake_launch *launch) {
   (void)launch;
   launches++;
-}
-
-/* Nothing reads what is there. */
-static void *place(int n) {
-  return (void *)(uintptr_t)((int64_t)n << 32);
 }
 
 static fa3_tensor tensor(int n, fa3_dtype dtype) {
@@ -167,12 +161,7 @@ int main(void) {
     printf("skipped: %s\n", fa3_last_error());
     return TEST_SKIPPED;
   }
-  void *library = dlopen("libcuda.so.1", RTLD_NOW);
-  void (*watch)(fake_watcher *);
-  void *address = library ? dlsym(library, "fake_watch") : NULL;
-  if (!address) return 1;
-  memcpy(&watch, &address, sizeof address);
-  watch(count_launch);
+  fake_watch(count_launch);
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_lengths), cmocka_unit_test(test_pages),
                                      cmocka_unit_test(test_append), cmocka_unit_test(test_capture),
                                      cmocka_unit_test(test_failures)};

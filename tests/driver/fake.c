@@ -15,8 +15,6 @@
 
 #include "fake.h"
 
-#define EXPORT __attribute__((visibility("default")))
-
 long fake_number(const char *name, long otherwise) {
   const char *text = getenv(name);
   return text ? strtol(text, NULL, 10) : otherwise;
@@ -45,12 +43,9 @@ static int list_gpus(int capabilities[8]) {
   return count;
 }
 
-EXPORT int32_t cuDriverGetVersion(int *version);
-EXPORT int fake_thread_is_clean(void);
-EXPORT void fake_watch(fake_watcher *its_watcher);
-EXPORT const char *fake_kernel_name(int index);
-EXPORT int32_t cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64_t flags,
-                                   int *result);
+FAKE_EXPORT int32_t cuDriverGetVersion(int *version);
+FAKE_EXPORT int32_t cuGetProcAddress_v2(const char *symbol, void **function, int version,
+                                        uint64_t flags, int *result);
 
 int32_t cuDriverGetVersion(int *version) {
   *version = (int)fake_number("FAKE_CUDA_VERSION", 13000);
@@ -158,7 +153,6 @@ static int32_t exchange_capture_mode(int *mode) {
   return SUCCESS;
 }
 
-/* What a call must leave as it found it. */
 int fake_thread_is_clean(void) {
   return depth == 0 && capture_mode == 0;
 }

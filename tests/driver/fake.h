@@ -2,6 +2,9 @@
 #ifndef FA3_TESTS_DRIVER_FAKE_H
 #define FA3_TESTS_DRIVER_FAKE_H
 
+#include <stdint.h>
+#include <string.h>
+
 enum {
   SUCCESS = 0,
   INVALID_VALUE = 1,
@@ -32,11 +35,28 @@ struct fake_launch {
   int dependent;         /* with programmatic stream serialization */
 };
 
-/* Exported as fake_watch: `watcher` sees every launch; null: nobody does. */
-typedef void fake_watcher(const struct fake_launch *launch);
+#define FAKE_EXPORT __attribute__((visibility("default")))
 
-/* Exported as fake_kernel_name: a function that the driver was asked for, of any cubin; null behind
- * the last. */
+/* `watcher` sees every launch; null: nobody does. */
+typedef void fake_watcher(const struct fake_launch *launch);
+FAKE_EXPORT void fake_watch(fake_watcher *watcher);
+
+/* A function that the driver was asked for, of any cubin; null behind the last. */
+FAKE_EXPORT const char *fake_kernel_name(int index);
+
+/* Whether the thread's context and capture mode are as a call must leave them. */
+FAKE_EXPORT int fake_thread_is_clean(void);
+
+/* Copies the parameters of a launch of that function. */
+static inline void fake_keep(const struct fake_launch *launch, const char *function, void *params,
+                             size_t size) {
+  if (!strcmp(launch->function, function)) memcpy(params, launch->params, size);
+}
+
+/* Where tensor number n lies; nothing reads it. */
+static inline void *place(int n) {
+  return (void *)((uintptr_t)n << 32);
+}
 
 /* What a kernel does: it adds 1 to the first byte of all memory. */
 void fake_launch(void);

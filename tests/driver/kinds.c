@@ -1,6 +1,5 @@
 /* Each function of each kernel is launched by some call: one that no call launches fails here. And
  * what FP8 attention, fa3_append and fa3_combine tell their kernels; watched.c has the others. */
-#include <dlfcn.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
@@ -16,7 +15,6 @@
 enum { BATCH = 2, HEADS_Q = 8, HEADS_K = 2, MOST_LAUNCHES = 256 };
 
 static const fa3_device gpu = {FA3_CUDA, 0};
-static const char *(*kernel_name)(int index);
 
 /* All launches of this process; those of the last call begin at `first`. */
 static struct fake_launch launches[MOST_LAUNCHES];
@@ -27,10 +25,9 @@ static fa3_forward_fp8_params fp8_params;
 
 static void watch(const struct fake_launch *launch) {
   assert_true(count < MOST_LAUNCHES);
-  const char *function = launch->function;
-  if (!strcmp(function, "append")) memcpy(&append_params, launch->params, sizeof append_params);
-  if (!strcmp(function, "combine")) memcpy(&combine_params, launch->params, sizeof combine_params);
-  if (!strcmp(function, "forward_fp8")) memcpy(&fp8_params, launch->params, sizeof fp8_params);
+  fake_keep(launch, "append", &append_params, sizeof append_params);
+  fake_keep(launch, "combine", &combine_params, sizeof combine_params);
+  fake_keep(launch, "forward_fp8", &fp8_params, sizeof fp8_params);
   launches[count++] = *launch;
 }
 
@@ -47,11 +44,6 @@ static void assert_grid(const struct fake_launch *launch, unsigned x, unsigned y
   assert_memory_equal(launch->grid, grid, sizeof grid);
   assert_int_equal(launch->block[0], threads);
   assert_int_equal(launch->dependent, 1);
-}
-
-/* Where tensor number n lies; nothing reads it. */
-static void *place(int n) {
-  return (void *)(uintptr_t)((int64_t)n << 32);
 }
 
 static fa3_tensor tensor(int n, fa3_dtype dtype, int64_t rows, int64_t heads, int64_t head_dim) {
@@ -287,28 +279,21 @@ static void run_the_others(void) {
 static void test_every_function(void **state) {
   (void)state;
   run_the_others();
-  assert_non_null(kernel_name(0));
-  for (int k = 0; kernel_name(k); k++) {
+  assert_non_null(fake_kernel_name(0));
+  for (int k = 0; fake_kernel_name(k); k++) {
     bool launched = false;
     for (int i = 0; i < count && !launched; i++)
-      launched = !strcmp(launches[i].function, kernel_name(k));
-    if (!launched) fail_msg("no call of this test launches %s", kernel_name(k));
+      launched = !strcmp(launches[i].function, fake_kernel_name(k));
+    if (!launched) fail_msg("no call of this test launches %s", fake_kernel_name(k));
   }
 }
 
 int main(void) {
-  void *library = dlopen("libcuda.so.1", RTLD_NOW);
-  void *watching = library ? dlsym(library, "fake_watch") : NULL;
-  void *names = library ? dlsym(library, "fake_kernel_name") : NULL;
-  void (*start_watching)(fake_watcher *);
-  if (!watching || !names) return 1;
   if (fa3_prepare(gpu)) {
     printf("skipped: %s\n", fa3_last_error());
     return TEST_SKIPPED;
   }
-  memcpy(&start_watching, &watching, sizeof watching);
-  memcpy(&kernel_name, &names, sizeof names);
-  start_watching(watch);
+  fake_watch(watch);
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_fp8_forward),    cmocka_unit_test(test_append),
       cmocka_unit_test(test_append_forward), cmocka_unit_test(test_combine),

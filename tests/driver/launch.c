@@ -1,22 +1,20 @@
 /* Calls on the Hopper GPU that fake.c shows, each function of the driver failing in turn: the
  * status and the message name it, and the thread's context and capture mode are as they were. */
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "fa3.h"
+#include "fake.h"
 #include "test.h"
 
 static const fa3_device gpu = {FA3_CUDA, 0};
-static int (*thread_is_clean)(void);
 
 static fa3_forward_args make_args(void) {
   fa3_forward_args args = {.struct_size = sizeof args, .device = gpu, .flags = FA3_CAUSAL};
   fa3_tensor *tensors[] = {&args.query, &args.key, &args.value, &args.output};
-  for (int i = 0; i < 4; i++)
-    *tensors[i] = fa3_dense((void *)(uintptr_t)((i + 1) << 20), FA3_BFLOAT16, 2, 10000, 4, 64);
-  args.workspace = (void *)(uintptr_t)(9 << 20);
+  for (int i = 0; i < 4; i++) *tensors[i] = fa3_dense(place(i + 1), FA3_BFLOAT16, 2, 10000, 4, 64);
+  args.workspace = place(9);
   args.workspace_size = 4 << 20;
   return args;
 }
@@ -25,7 +23,7 @@ static void check_failure(fa3_status status, const char *function) {
   if ((status != FA3_DEVICE_ERROR && status != FA3_INTERNAL_ERROR) ||
       !strstr(fa3_last_error(), status == FA3_DEVICE_ERROR ? function : "tensor map"))
     fail_msg("%s fails: %s, \"%s\"", function, fa3_status_name(status), fa3_last_error());
-  assert_true(thread_is_clean());
+  assert_true(fake_thread_is_clean());
 }
 
 /* What fails while loading is tried again by the next call. */
@@ -41,7 +39,7 @@ static void test_prepare(void **state) {
   }
   unsetenv("FAKE_CUDA_FAILING");
   assert_int_equal(fa3_prepare(gpu), FA3_OK);
-  assert_true(thread_is_clean());
+  assert_true(fake_thread_is_clean());
 }
 
 static void test_forward(void **state) {
@@ -66,19 +64,18 @@ static void test_forward(void **state) {
   }
   unsetenv("FAKE_CUDA_FAILING");
   assert_int_equal(fa3_forward(&args), FA3_OK);
-  assert_true(thread_is_clean());
+  assert_true(fake_thread_is_clean());
 }
 
 /* Where tiles share a scale there are three launches: the first to fail is the call's failure. */
 static void test_quantize(void **state) {
   (void)state;
-  const fa3_quantize_args args = {
-      .struct_size = sizeof args,
-      .device = gpu,
-      .input = fa3_dense((void *)(uintptr_t)(1 << 20), FA3_BFLOAT16, 2, 3000, 4, 64),
-      .codes = fa3_dense((void *)(uintptr_t)(2 << 20), FA3_FLOAT8_E4M3, 2, 3000, 4, 64),
-      .codes_scale = fa3_vector((void *)(uintptr_t)(3 << 20), FA3_FLOAT32, 1),
-      .flags = FA3_SUBTRACT_MEAN};
+  const fa3_quantize_args args = {.struct_size = sizeof args,
+                                  .device = gpu,
+                                  .input = fa3_dense(place(1), FA3_BFLOAT16, 2, 3000, 4, 64),
+                                  .codes = fa3_dense(place(2), FA3_FLOAT8_E4M3, 2, 3000, 4, 64),
+                                  .codes_scale = fa3_vector(place(3), FA3_FLOAT32, 1),
+                                  .flags = FA3_SUBTRACT_MEAN};
   static const char *const functions[] = {"cuCtxPushCurrent", "cuPointerGetAttributes",
                                           "cuLaunchKernelEx"};
   for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
@@ -88,7 +85,7 @@ static void test_quantize(void **state) {
   }
   unsetenv("FAKE_CUDA_FAILING");
   assert_int_equal(fa3_quantize(&args), FA3_OK);
-  assert_true(thread_is_clean());
+  assert_true(fake_thread_is_clean());
 }
 
 int main(void) {
@@ -105,10 +102,6 @@ int main(void) {
     printf("skipped: %s\n", fa3_last_error());
     return TEST_SKIPPED;
   }
-  void *library = dlopen("libcuda.so.1", RTLD_NOW);
-  void *address = library ? dlsym(library, "fake_thread_is_clean") : NULL;
-  if (!address) return 1;
-  memcpy(&thread_is_clean, &address, sizeof address);
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_prepare),
       cmocka_unit_test(test_forward),

@@ -1,6 +1,5 @@
 /* What a call on a GPU asks the driver for: the kernels in their order, how each is launched, and
  * what it is told. The GPU is fake.c's Hopper, of 132 multiprocessors. */
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,18 +35,14 @@ static fa3_quantize_params quantize_params;
 
 static void watch(const struct fake_launch *launch) {
   assert_true(count < MOST_LAUNCHES);
-  const char *function = launch->function;
-  if (!strcmp(function, "forward")) memcpy(&forward_params, launch->params, sizeof forward_params);
-  if (!strcmp(function, "backward"))
-    memcpy(&backward_params, launch->params, sizeof backward_params);
-  if (!strcmp(function, "decode")) memcpy(&decode_params, launch->params, sizeof decode_params);
-  if (!strcmp(function, "decode_fp8"))
-    memcpy(&decode_fp8_params, launch->params, sizeof decode_fp8_params);
-  if (!strcmp(function, "combine")) memcpy(&combine_params, launch->params, sizeof combine_params);
-  if (!strcmp(function, "quantize"))
-    memcpy(&quantize_params, launch->params, sizeof quantize_params);
-  if (!strcmp(function, "copy_strided")) memcpy(&copies[count], launch->params, sizeof *copies);
-  if (!strcmp(function, "sinks_to_float")) memcpy(&sink_params, launch->params, sizeof sink_params);
+  fake_keep(launch, "forward", &forward_params, sizeof forward_params);
+  fake_keep(launch, "backward", &backward_params, sizeof backward_params);
+  fake_keep(launch, "decode", &decode_params, sizeof decode_params);
+  fake_keep(launch, "decode_fp8", &decode_fp8_params, sizeof decode_fp8_params);
+  fake_keep(launch, "combine", &combine_params, sizeof combine_params);
+  fake_keep(launch, "quantize", &quantize_params, sizeof quantize_params);
+  fake_keep(launch, "copy_strided", &copies[count], sizeof *copies);
+  fake_keep(launch, "sinks_to_float", &sink_params, sizeof sink_params);
   assert_ptr_equal(launch->stream, stream);
   launches[count++] = *launch;
 }
@@ -64,11 +59,6 @@ static const struct fake_launch *find(const char *function) {
     if (!strcmp(launches[i].function, function)) return &launches[i];
   fail_msg("no launch of %s", function);
   return NULL;
-}
-
-/* Where tensor number n lies; nothing reads it. */
-static void *place(int n) {
-  return (void *)(uintptr_t)((int64_t)n << 32);
 }
 
 static fa3_tensor tensor(int n, int64_t seqlen, int64_t heads, int64_t head_dim) {
@@ -545,16 +535,11 @@ static void test_what_is_refused(void **state) {
 }
 
 int main(void) {
-  void *library = dlopen("libcuda.so.1", RTLD_NOW);
-  void *address = library ? dlsym(library, "fake_watch") : NULL;
-  void (*start_watching)(fake_watcher *);
-  if (!address) return 1;
   if (fa3_prepare(gpu)) {
     printf("skipped: %s\n", fa3_last_error());
     return TEST_SKIPPED;
   }
-  memcpy(&start_watching, &address, sizeof address);
-  start_watching(watch);
+  fake_watch(watch);
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_forward),
       cmocka_unit_test(test_tile_counters),
