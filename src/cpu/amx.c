@@ -1,7 +1,7 @@
 /* AMX-BF16 for bfloat16: tiles of 16 rows x 64 bytes; TDPBF16PS multiplies 16 rows of 16 pairs
  * with 16 pairs of 16 columns (Intel SDM volume 2, TDPBF16PS). The right operand's rows of pairs
  * are the words of a panel as they lie. */
-#include "bfloat16.h"
+#include "amx.h"
 
 #ifdef FA3_TILES /* the tests run this file on a model of the instructions */
 #include FA3_TILES
@@ -9,7 +9,7 @@
 #include <immintrin.h>
 #endif
 
-enum { TILE = 16, PANEL = 2 * TILE, STRIP = 3 * PANEL, WORD = sizeof(float) };
+enum { TILE = AMX_TILE, PANEL = AMX_PANEL, WORD = sizeof(float) };
 
 /* Tiles 0-3 are a 2x2 block of sums, 4 and 5 of the left operand, 6 and 7 of the right: eight of
  * 16 rows x 64 bytes (Intel SDM volume 1, "Tile configuration"). Constant, since gcc's
@@ -24,11 +24,11 @@ static const struct {
     .rows = {TILE, TILE, TILE, TILE, TILE, TILE, TILE, TILE},
 };
 
-static void enter(void) {
+void amx_enter(void) {
   _tile_loadconfig(&tile_config);
 }
 
-static void leave(void) {
+void amx_leave(void) {
   _tile_release();
 }
 
@@ -65,7 +65,7 @@ static void multiply_block(const float *left, size_t left_stride, const float *r
 
 /* Whole blocks always: the rows past p->rows and the columns past p->columns are there in the
  * scratch, and nothing reads what they give. */
-static void multiply(const struct product *p) {
+void amx_multiply(const struct product *p) {
   for (int64_t column = 0; column < p->columns; column += PANEL)
     for (int64_t row = 0; row < p->rows; row += PANEL)
       multiply_block(p->left + row * p->left_stride, (size_t)p->left_stride * WORD,
@@ -73,14 +73,3 @@ static void multiply(const struct product *p) {
                      p->output + row * p->output_stride + column, (size_t)p->output_stride * WORD,
                      p->accumulate);
 }
-
-const struct routines amx_routines = {
-    .vector = PANEL, /* columns come in whole blocks */
-    .panel = PANEL,
-    .depth_step = TILE,
-    .strip = STRIP,
-    .multiply = multiply,
-    BFLOAT16_ROUTINES,
-    .enter = enter,
-    .leave = leave,
-};

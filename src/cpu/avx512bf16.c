@@ -1,6 +1,8 @@
-/* AVX512-BF16 for bfloat16: VDPBF16PS multiplies pairs and adds them to a float32. */
-#include "bfloat16.h"
+/* AVX512-BF16 for bfloat16: VDPBF16PS multiplies pairs and adds them to a float32. AMX's level has
+ * all but the product from here: its panels, vectors and softmax are the same. */
+#include "amx.h"
 #include "half.h"
+#include "routines.h"
 #include "vector_avx512.h"
 
 #define MULTIPLY_ADD(sum, a, b) \
@@ -17,8 +19,8 @@ static inline float *store_pairs(float *words, vec a, vec b) {
 #include "product.h"
 #include "softmax.h"
 
-void bfloat16_arrange_queries(const struct rows *queries, float factor, int64_t depth,
-                              float *arranged) {
+static void arrange_queries(const struct rows *queries, float factor, int64_t depth,
+                            float *arranged) {
   for (int64_t r = 0; r < queries->count; r++, arranged += depth) {
     uint16_t *to = (uint16_t *)arranged;
     memset(to, 0, (size_t)depth * sizeof(float));
@@ -30,7 +32,7 @@ void bfloat16_arrange_queries(const struct rows *queries, float factor, int64_t 
 }
 
 /* A row's pairs are words as they lie: turning words is what arranging floats does. */
-void bfloat16_arrange_keys(const struct rows *keys, int64_t depth, float *arranged) {
+static void arrange_keys(const struct rows *keys, int64_t depth, float *arranged) {
   struct rows words = *keys;
   words.width /= 2;
   arrange_keys_as(FA3_FLOAT32, &words, depth, arranged);
@@ -48,31 +50,14 @@ static inline vec pair_values(const struct rows *values, int64_t key, int64_t co
   return _mm512_castsi512_ps(_mm512_or_si512(_mm512_cvtepu16_epi32(first), high));
 }
 
-void bfloat16_arrange_values(const struct rows *values, int64_t depth, int64_t panel_stride,
-                             float *arranged) {
+static void arrange_values(const struct rows *values, int64_t depth, int64_t panel_stride,
+                           float *arranged) {
   for (int64_t column = 0; column < values->width; column += VECTOR) {
     float *to = arranged + column / PANEL * panel_stride + column % PANEL;
     for (int64_t pair = 0; pair < depth; pair++)
       vec_store(to + pair * PANEL,
                 2 * pair < values->count ? pair_values(values, 2 * pair, column) : vec_set(0));
   }
-}
-
-void bfloat16_cap(float *scores, int64_t columns, float scale, float softcap) {
-  cap(scores, columns, scale, softcap);
-}
-
-void bfloat16_softmax(const struct softmax_step *step) {
-  softmax(step);
-}
-
-void bfloat16_store_row(const float *row, int64_t width, float factor, fa3_dtype dtype,
-                        void *stored) {
-  store_row(row, width, factor, dtype, stored);
-}
-
-void bfloat16_gradient(const struct gradient_step *step) {
-  gradient(step);
 }
 
 /* Up to 16 pairs of rows x 16 words. Two rows' words hold two columns each: a word of an even
@@ -102,8 +87,8 @@ static inline void transpose_block(const float *arranged, int64_t rows, int64_t 
   }
 }
 
-void bfloat16_transpose(const float *arranged, int64_t rows, int64_t columns, int64_t stride,
-                        float *transposed, int64_t transposed_stride) {
+static void transpose(const float *arranged, int64_t rows, int64_t columns, int64_t stride,
+                      float *transposed, int64_t transposed_stride) {
   const int64_t words = (rows + 7) / 8 * 4;
   for (int64_t word = 0; word < words; word += VECTOR)
     for (int64_t column = 0; column < columns; column += 2 * VECTOR)
@@ -112,14 +97,11 @@ void bfloat16_transpose(const float *arranged, int64_t rows, int64_t columns, in
                       words - word);
 }
 
-void bfloat16_add_row(const float *row, int64_t width, float factor, fa3_dtype dtype,
-                      void *stored) {
-  add_row(row, width, factor, dtype, stored);
-}
-
-float bfloat16_dot(const void *a, const void *b, int64_t width, fa3_dtype dtype) {
-  return dot(a, b, width, dtype);
-}
+#define SHARED_ROUTINES                                                                     \
+  .elements_per_word = 2, .arrange_queries = arrange_queries, .arrange_keys = arrange_keys, \
+  .arrange_values = arrange_values, .cap = cap, .softmax = softmax, .store_row = store_row, \
+  .gradient = gradient, .transpose = transpose, .add_row = add_row, .dot = dot,             \
+  .few_rows = avx512_few_rows, .few_order = avx512_few_order
 
 const struct routines avx512bf16_routines = {
     .vector = VECTOR,
@@ -127,5 +109,16 @@ const struct routines avx512bf16_routines = {
     .depth_step = 1,
     .strip = 24,
     .multiply = multiply,
-    BFLOAT16_ROUTINES,
+    SHARED_ROUTINES,
+};
+
+const struct routines amx_routines = {
+    .vector = AMX_PANEL, /* columns come in whole blocks */
+    .panel = AMX_PANEL,
+    .depth_step = AMX_TILE,
+    .strip = AMX_STRIP,
+    .multiply = amx_multiply,
+    .enter = amx_enter,
+    .leave = amx_leave,
+    SHARED_ROUTINES,
 };

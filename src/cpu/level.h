@@ -16,9 +16,9 @@ struct level {
 extern const struct level cpu_levels[];
 extern const int32_t cpu_level_count;
 
-/* The level that calls run on: the one that FA3_CPU_LEVEL names, or else the highest usable
- * one that is preferred.
- * Decided once. Null and FA3_INVALID_ENVIRONMENT's message if the variable is wrong. */
+/* The level that calls run on: the one that FA3_CPU_LEVEL names, or else the highest usable one
+ * that is preferred. Decided once. Null and FA3_INVALID_ENVIRONMENT's message if the variable is
+ * wrong. */
 const struct level *cpu_level(void);
 
 const struct routines *level_routines(const struct level *level, fa3_dtype dtype);

@@ -149,4 +149,9 @@ extern const struct routines avx512_routines;
 extern const struct routines avx512bf16_routines;
 extern const struct routines amx_routines;
 
+/* avx512_routines' own, which the levels above it have too: few rows are bound by memory, and no
+ * product of matrices. */
+void avx512_few_rows(const struct few_rows_step *step);
+void avx512_few_order(float *row, int64_t width, fa3_dtype dtype, bool back);
+
 #endif

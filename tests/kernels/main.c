@@ -17,11 +17,22 @@ static const fa3_dtype dtypes[] = {FA3_FLOAT32, FA3_FLOAT16, FA3_BFLOAT16};
 static const char *const dtype_names[] = {"", "float32", "float16", "bfloat16"};
 
 #ifdef FA3_X86
-extern const struct routines amx_model_routines;
+void amx_model_multiply(const struct product *p);
+void amx_model_enter(void);
+void amx_model_leave(void);
 
-/* The model shares all but the product with avx512bf16. */
+/* AMX's level has all but the product from avx512bf16. */
 static bool amx_model_usable(void) {
   return cpu_levels[3].usable();
+}
+
+static const struct routines *make_amx_model(void) {
+  static struct routines model;
+  model = amx_routines;
+  model.multiply = amx_model_multiply;
+  model.enter = amx_model_enter;
+  model.leave = amx_model_leave;
+  return &model;
 }
 #endif
 
@@ -38,7 +49,7 @@ static int find_targets(struct target targets[SETS]) {
     }
   }
 #ifdef FA3_X86
-  targets[count++] = (struct target){"amx_model", amx_model_usable, &amx_model_routines};
+  targets[count++] = (struct target){"amx_model", amx_model_usable, make_amx_model()};
 #endif
   return count;
 }
