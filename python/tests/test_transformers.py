@@ -1,10 +1,22 @@
-"""Random models from Transformers, with attn_implementation="flash_attention_3": small ones, and two
-layers of Llama 3 8B's and gpt-oss 20B's sizes."""
+"""Random models from Transformers, with attn_implementation="flash_attention_3": small ones, and on a
+GPU two layers of Llama 3 8B's and gpt-oss 20B's sizes."""
+
+import copy
 
 import pytest
 import torch
 
 transformers = pytest.importorskip("transformers")
+
+
+@pytest.fixture(autouse=True)
+def taken_on_the_cpu(device, monkeypatch):
+    """Transformers has FlashAttention-3 for GPUs alone, and asks whether there is one."""
+    if device == "cpu":
+        utilities = transformers.modeling_flash_attention_utils
+        monkeypatch.setattr(utilities, "is_flash_attn_3_available", lambda: True)
+        matrix = utilities.FLASH_ATTENTION_COMPATIBILITY_MATRIX
+        monkeypatch.setitem(matrix[3], "general_availability_check", lambda: True)
 
 
 SMALL = {
@@ -15,10 +27,20 @@ SMALL = {
     "num_key_value_heads": 2,
     "head_dim": 64,
 }
+# On a CPU the same models are smaller.
+CPU_SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "head_dim": 32,
+}
 # Each token has all experts: which ones it has must not depend on a rounding.
 SIZES = {
     "llama": SMALL,
     "gpt-oss": SMALL | {"num_local_experts": 4, "num_experts_per_tok": 4, "sliding_window": 32},
+    "mistral": SMALL | {"sliding_window": 24},
+    "gemma2": SMALL | {"sliding_window": 24, "attn_logit_softcapping": 5.0},
     "llama-8b": {
         "hidden_size": 4096,
         "intermediate_size": 14336,
@@ -41,67 +63,70 @@ SIZES = {
 }
 
 
-def model_of(name, attention):
-    common = {
-        "vocab_size": 512,
-        "max_position_embeddings": 2048,
-        "attn_implementation": attention,
-    }
-    if name.startswith("gpt-oss"):
-        config = transformers.GptOssConfig(**SIZES[name], **common)
-        kind = transformers.GptOssForCausalLM
+KINDS = {"llama": "Llama", "mistral": "Mistral", "gemma2": "Gemma2", "gpt-oss": "GptOss"}
+
+
+def model_of(name, attention, device):
+    if device == "cpu" and name not in KINDS:
+        pytest.skip("sizes for a GPU")
+    kind = KINDS[name.removesuffix("-8b").removesuffix("-20b")]
+    if kind == "GptOss":
         # Transformers lists kernels of its hub for this model, and would download one of them.
         transformers.models.gpt_oss.modeling_gpt_oss.GptOssPreTrainedModel._compatible_flash_implementations = None
-    else:
-        config = transformers.LlamaConfig(**SIZES[name], **common)
-        kind = transformers.LlamaForCausalLM
+    sizes = SIZES[name] if device == "cuda" else SIZES[name] | CPU_SIZES
+    config = getattr(transformers, f"{kind}Config")(
+        **sizes,
+        vocab_size=512,
+        max_position_embeddings=2048,
+        attn_implementation=attention,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
     torch.manual_seed(3)
-    with torch.device("cuda"):
-        model = kind(config).to(torch.bfloat16).eval()
+    with torch.device(device):
+        model = getattr(transformers, f"{kind}ForCausalLM")(config).to(torch.bfloat16).eval()
     spread = 0.8 / config.hidden_size**0.5
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=spread) if parameter.dim() > 1 else None
-    for layer in model.model.layers:
-        if hasattr(layer.self_attn, "sinks"):
-            torch.nn.init.normal_(layer.self_attn.sinks)
+    for module in model.modules():
+        if hasattr(module, "sinks"):
+            torch.nn.init.normal_(module.sinks)
     return model
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_model(name):
-    if not torch.cuda.is_available():
-        pytest.skip("no GPU here")
-    eager, ours = (model_of(name, attention) for attention in ("eager", "flash_attention_3"))
+def test_model(device, name):
+    eager, ours = (model_of(name, attention, device) for attention in ("eager", "flash_attention_3"))
     assert ours.config._attn_implementation == "flash_attention_3"
     ours.load_state_dict(eager.state_dict())
-    exact = model_of(name, "eager").float()
+    exact = model_of(name, "eager", device).float()
     exact.load_state_dict(eager.state_dict())
-    tokens = torch.randint(0, 512, (2, 1000 if eager.config.hidden_size > 1000 else 130), device="cuda")
+    length = 1000 if eager.config.hidden_size > 1000 else 70 if device == "cpu" else 130
+    tokens = torch.randint(0, 512, (2, length), device=device)
+    # A batch with padding goes through the varlen function.
+    for padding in (None, slice(0, 50), slice(-50, None)):
+        mask = torch.ones_like(tokens)
+        if padding:
+            mask[0, padding] = 0
+        with torch.no_grad():
+            wanted, found, plain = (
+                model(tokens, attention_mask=mask).logits[mask.bool()] for model in (exact, ours, eager)
+            )
+        error, allowed = (found - wanted).abs().max(), (plain - wanted).abs().max()
+        assert error <= 2 * allowed, f"padding {padding}: error {error}, eager's {allowed}"
+    again = copy.deepcopy(ours)
     with torch.no_grad():
-        wanted = exact(tokens).logits
-        error = (ours(tokens).logits - wanted).abs().max()
-        allowed = (eager(tokens).logits - wanted).abs().max()
-    assert error <= 2 * allowed, f"logits: error {error}, eager's {allowed}"
-
-    # A batch with padding on the left goes through the varlen function.
-    mask = torch.ones_like(tokens)
-    mask[0, :50] = 0
-    with torch.no_grad():
-        wanted = exact(tokens, attention_mask=mask).logits[mask.bool()]
-        error = (ours(tokens, attention_mask=mask).logits[mask.bool()] - wanted).abs().max()
-        allowed = (eager(tokens, attention_mask=mask).logits[mask.bool()] - wanted).abs().max()
-    assert error <= 2 * allowed, f"padded logits: error {error}, eager's {allowed}"
+        assert torch.equal(again(tokens).logits, ours(tokens).logits)
 
 
 @pytest.mark.parametrize("name", SIZES)
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
-def test_greedy_text(name, cache):
-    if not torch.cuda.is_available():
-        pytest.skip("no GPU here")
-    eager, ours = (model_of(name, attention) for attention in ("eager", "flash_attention_3"))
+def test_greedy_text(device, name, cache):
+    eager, ours = (model_of(name, attention, device) for attention in ("eager", "flash_attention_3"))
     ours.load_state_dict(eager.state_dict())
-    tokens = torch.randint(0, 512, (1, 40), device="cuda")
-    options = {"max_new_tokens": 200, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    tokens = torch.randint(0, 512, (1, 40), device=device)
+    options = {"max_new_tokens": 200 if device == "cuda" else 20, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     options |= {"cache_implementation": cache, "disable_compile": True}
     with torch.no_grad():
         wanted = eager.generate(tokens, **options)
@@ -111,7 +136,7 @@ def test_greedy_text(name, cache):
         return
     # Where two logits differ by less than bf16's error either may be the larger one, and the text may
     # part. Ours may err twice as much as eager attention's, as in test_model.
-    exact = model_of(name, "eager").float()
+    exact = model_of(name, "eager", device).float()
     exact.load_state_dict(eager.state_dict())
     with torch.no_grad():
         logits = exact(wanted[:, :same]).logits
@@ -120,10 +145,12 @@ def test_greedy_text(name, cache):
     assert gap <= 4 * error, f"at {same}: {gap}, eager's error {error}"
 
 
-def test_training_step():
-    if not torch.cuda.is_available():
-        pytest.skip("no GPU here")
-    eager, ours = (model_of("llama", attention) for attention in ("eager", "flash_attention_3"))
+def test_training_step(device):
+    if device == "cpu":
+        pytest.skip("many steps, for a GPU")
+    eager, ours = (
+        model_of("llama", attention, device) for attention in ("eager", "flash_attention_3")
+    )
     ours.load_state_dict(eager.state_dict())
     losses = []
     for model in (eager, ours):
@@ -132,7 +159,7 @@ def test_training_step():
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         curve = []
         for _ in range(200):
-            tokens = torch.randint(0, 16, (4, 128), device="cuda").cumsum(-1) % 512
+            tokens = torch.randint(0, 16, (4, 128), device=device).cumsum(-1) % 512
             loss = model(tokens, labels=tokens).loss
             loss.backward()
             optimizer.step()
