@@ -249,6 +249,7 @@ static void test_append_and_attend(void **state) {
       .seqused_k = fa3_vector(used, FA3_INT32, BATCH),
       .page_table = a->args.page_table,
       .flags = FA3_CAUSAL,
+      .num_threads = 2, /* each has its part of the workspace */
       .workspace = workspace,
       .workspace_size = sizeof workspace};
   memset(expected, 0, sizeof expected);

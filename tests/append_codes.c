@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "compare.h"
 #include "expect.h"
 #include "fa3.h"
 #include "float8.h"
@@ -222,18 +223,7 @@ static void attend(struct cache *cache, int64_t queries, struct rng *rng) {
   struct comparison at = {0};
   for (at.batch = 0; at.batch < BATCH; at.batch++)
     for (at.head = 0; at.head < HEADS_Q; at.head += 3)
-      for (at.row = 0; at.row < queries; at.row += 7) {
-        double expected[256], bound[256], expected_lse, lse_bound;
-        reference_row(&args, at.batch, at.head, at.row, expected, &expected_lse);
-        reference_bound(&args, at.batch, at.head, at.row, expected, expected_lse, bound,
-                        &lse_bound);
-        const int64_t index = reference_output_index(&args, at.batch, at.head, at.row);
-        for (int64_t d = 0; d < VALUE_DIM; d++)
-          tensor_compare(&at, "output", d, reference_load(&args.output, index + d), expected[d],
-                         bound[d]);
-        const int64_t of_row = reference_lse_index(&args, at.batch, at.head, at.row);
-        tensor_compare(&at, "lse", 0, (double)lse[of_row], expected_lse, lse_bound);
-      }
+      for (at.row = 0; at.row < queries; at.row += 7) compare_row(&at, &args);
 }
 
 static void test_every_form(void **state) {

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "compare.h"
 #include "expect.h"
 #include "fa3.h"
 #include "reference.h"
@@ -135,16 +136,15 @@ static void check_row(const struct combined *c, struct comparison *at) {
               (weights.sum - weights.error) +
           u * fabs(expected) + flushed;
     const int64_t index = element_of(output, at->batch, at->row, at->head) + d;
-    tensor_compare(at, "output", d, reference_load(output, index), expected,
-                   reference_stored_bound(output->dtype, expected, bound));
+    compare(at, "output", d, reference_load(output, index), expected,
+            reference_stored_bound(output->dtype, expected, bound));
   }
   if (!c->args.lse.dtype) return;
   const double logarithm = log(weights.sum), expected = weights.top + logarithm;
   const double relative = weights.error / (weights.sum - weights.error);
   const int64_t index = element_of(&c->args.lse, at->batch, at->head, at->row);
-  tensor_compare(at, "lse", 0, reference_load(&c->args.lse, index),
-                 weights.sum > 0 ? expected : -INFINITY,
-                 relative + 4 * u * fabs(logarithm) + 2 * u * fabs(expected));
+  compare(at, "lse", 0, reference_load(&c->args.lse, index), weights.sum > 0 ? expected : -INFINITY,
+          relative + 4 * u * fabs(logarithm) + 2 * u * fabs(expected));
 }
 
 static double check(const struct combined *c) {

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "compare.h"
 #include "gradient_trial.h"
 #include "reference.h"
 #include "test.h"
@@ -110,8 +111,7 @@ static void check(const struct gradient_trial *trial, struct comparison *at, con
                   const double *bound) {
   for (int64_t d = 0; d < count; d++) {
     const double measured = difference(trial, tensor, index + d);
-    tensor_compare(at, name, d, gradient[d], measured,
-                   bound[d] + truncation * (1 + fabs(gradient[d])));
+    compare(at, name, d, gradient[d], measured, bound[d] + truncation * (1 + fabs(gradient[d])));
   }
 }
 

@@ -94,15 +94,6 @@ static fa3_forward_args make_args(bool packed, struct rng *rng) {
   return args;
 }
 
-static void run(fa3_forward_args *args) {
-  if (fa3_forward_workspace(args, &args->workspace_size)) fail_msg("%s", fa3_last_error());
-  args->workspace = malloc(args->workspace_size);
-  assert_non_null(args->workspace);
-  const fa3_status status = fa3_forward(args);
-  free(args->workspace);
-  if (status) fail_msg("%s", fa3_last_error());
-}
-
 /* What a row of a tensor is multiplied by: the header's words, once more. */
 static float expected_scale(const fa3_forward_args *args, int which, int64_t rows_per, int64_t b,
                             int64_t row, int64_t head) {
@@ -155,8 +146,8 @@ static void compare(fa3_forward_args args) {
   plain.lse.data = lses[1];
   memset(outputs, 0xff, sizeof outputs);
   memset(lses, 0xff, sizeof lses);
-  run(&args);
-  run(&plain);
+  expect_forward(args);
+  expect_forward(plain);
   assert_memory_equal(outputs[0], outputs[1], sizeof outputs[0]);
   assert_memory_equal(lses[0], lses[1], sizeof lses[0]);
   assert_true(isfinite(outputs[0][0]) && isfinite(lses[0][0]));
@@ -224,7 +215,7 @@ static void test_output_dtypes(void **state) {
   for (int i = 0; i < 2; i++) {
     args.output.dtype = dtypes[i];
     memset(outputs, 0xff, sizeof outputs);
-    run(&args);
+    expect_forward(args);
     uint16_t first;
     memcpy(&first, outputs, sizeof first);
     assert_int_not_equal(first, 0xffff);
@@ -239,7 +230,7 @@ static void test_nan_code(void **state) {
     fa3_forward_args args = make_args(false, &rng);
     const int64_t row = ROWS_K - 10; /* the last ten queries see it */
     codes[which][row * tensor_of(&args, which)->strides[1]] = which == 1 ? 0x7f : 0xff;
-    run(&args);
+    expect_forward(args);
     for (int64_t q = 0; q < ROWS_Q; q++) {
       const float got = outputs[0][q * args.output.strides[1]];
       assert_true(isnan(got) == (q >= ROWS_Q - 10));
@@ -270,7 +261,7 @@ static void test_infinite_scale(void **state) {
       args.value_scale = fa3_lse(scale[2], 1, 1, KEYS);
       args.key_scale_rows = args.value_scale_rows = 1;
       memset(output, 0, sizeof output);
-      run(&args);
+      expect_forward(args);
       for (int64_t i = 0; i < queries * DIM; i++)
         if (!isnan(output[i]))
           fail_msg("scale %d, %d queries: %g", which, (int)queries, (double)output[i]);

@@ -1,11 +1,10 @@
 /* Elements beyond 2^31, in every dimension of every tensor: the memory is mapped, but only the
  * pages that hold rows are ever touched. */
-#include <math.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 
+#include "compare.h"
 #include "expect.h"
-#include "reference.h"
 #include "rng.h"
 #include "test.h"
 #include "trial.h"
@@ -36,17 +35,10 @@ static void free_tensor(const fa3_tensor *tensor, int far_dimension) {
 }
 
 static void check(const fa3_forward_args *args) {
-  for (int64_t b = 0; b < BATCH; b++)
-    for (int64_t head = 0; head < HEADS; head++)
-      for (int64_t row = 0; row < SEQLEN; row++) {
-        double output[HEAD_DIM], bound[HEAD_DIM], lse, lse_bound;
-        reference_row(args, b, head, row, output, &lse);
-        reference_bound(args, b, head, row, output, lse, bound, &lse_bound);
-        int64_t first = reference_output_index(args, b, head, row);
-        for (int64_t d = 0; d < HEAD_DIM; d++)
-          if (!(fabs(reference_load(&args->output, first + d) - output[d]) <= bound[d]))
-            fail_msg("output[%d, %d, %d, %d]", (int)b, (int)row, (int)head, (int)d);
-      }
+  struct comparison at = {0};
+  for (at.batch = 0; at.batch < BATCH; at.batch++)
+    for (at.head = 0; at.head < HEADS; at.head++)
+      for (at.row = 0; at.row < SEQLEN; at.row++) compare_row(&at, args);
 }
 
 static void test_far_apart(void **state) {
@@ -63,27 +55,13 @@ static void test_far_apart(void **state) {
   }
 }
 
-static void compare(const fa3_tensor *tensor, int64_t index, const double *gradient,
-                    const double *bound) {
-  for (int64_t d = 0; d < HEAD_DIM; d++)
-    if (!(fabs(reference_load(tensor, index + d) - gradient[d]) <=
-          reference_stored_bound(tensor->dtype, gradient[d], bound[d])))
-      fail_msg("the gradient at offset %lld", (long long)(index + d));
-}
-
 static void check_gradients(const fa3_backward_args *args) {
-  for (int64_t b = 0; b < BATCH; b++)
-    for (int64_t head = 0; head < HEADS; head++)
-      for (int64_t row = 0; row < SEQLEN; row++) {
-        double query[HEAD_DIM], key[HEAD_DIM], value[HEAD_DIM];
-        double query_bound[HEAD_DIM], key_bound[HEAD_DIM], value_bound[HEAD_DIM];
-        reference_grad_query(args, b, head, row, query, query_bound);
-        reference_grad_key_value(args, b, head, row, key, value, key_bound, value_bound);
-        compare(&args->grad_query, reference_grad_query_index(args, b, head, row), query,
-                query_bound);
-        compare(&args->grad_key, reference_grad_key_index(args, b, head, row), key, key_bound);
-        compare(&args->grad_value, reference_grad_value_index(args, b, head, row), value,
-                value_bound);
+  struct comparison at = {0};
+  for (at.batch = 0; at.batch < BATCH; at.batch++)
+    for (at.head = 0; at.head < HEADS; at.head++)
+      for (at.row = 0; at.row < SEQLEN; at.row++) {
+        compare_grad_query(&at, args, NULL);
+        compare_grad_key_value(&at, args, NULL, NULL);
       }
 }
 

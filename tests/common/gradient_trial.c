@@ -1,11 +1,10 @@
 #include "gradient_trial.h"
 
-#include <float.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "compare.h"
 #include "reference.h"
 #include "test.h"
 
@@ -172,60 +171,24 @@ static void mark(struct check *check, enum tensor which, int64_t index, int64_t 
   memset(check->marks[which] + index, true, (size_t)count);
 }
 
-/* What is beyond the dtype's largest number is stored as infinity, and what may be is anything. */
-static void settle_overflow(fa3_dtype dtype, double *expected, double *bound) {
-  const double largest = dtype == FA3_FLOAT16    ? 65504
-                         : dtype == FA3_BFLOAT16 ? 0x1.fep127
-                                                 : (double)FLT_MAX;
-  if (!(fabs(*expected) + *bound > largest)) return;
-  if (fabs(*expected) - *bound > largest) *expected = copysign(INFINITY, *expected);
-  *bound = isinf(*expected) ? 0 : INFINITY;
-}
-
-/* `expected` and `bound` of elements from `index` on, before they are stored. */
-static void compare(struct check *check, enum tensor which, int64_t index, int64_t count,
-                    const double *expected, const double *bound) {
-  const fa3_backward_args *args = &check->trial->args;
-  const fa3_tensor *tensor = tensor_of(args, which);
-  fa3_tensor before = *tensor;
-  before.data = check->trial->before[which];
-  for (int64_t d = 0; d < count; d++) {
-    double sum = expected[d];
-    if (args->flags & FA3_ACCUMULATE) sum += reference_load(&before, index + d);
-    double most = reference_stored_bound(tensor->dtype, sum, bound[d]);
-    settle_overflow(tensor->dtype, &sum, &most);
-    tensor_compare(&check->at, tensor_rows[which].name, d, reference_load(tensor, index + d), sum,
-                   most);
-  }
-}
-
 static void check_query_row(struct check *check, bool computed) {
   const fa3_backward_args *args = &check->trial->args;
-  const struct comparison *at = &check->at;
-  const int64_t head_dim = check->trial->spec.forward.head_dim;
-  const int64_t index = reference_grad_query_index(args, at->batch, at->head, at->row);
-  double gradient[256], bound[256];
-  mark(check, TENSOR_grad_query, index, head_dim);
-  if (!computed) return;
-  reference_grad_query(args, at->batch, at->head, at->row, gradient, bound);
-  compare(check, TENSOR_grad_query, index, head_dim, gradient, bound);
+  struct comparison *at = &check->at;
+  mark(check, TENSOR_grad_query, reference_grad_query_index(args, at->batch, at->head, at->row),
+       check->trial->spec.forward.head_dim);
+  if (computed) compare_grad_query(at, args, check->trial->before[TENSOR_grad_query]);
 }
 
 static void check_key_row(struct check *check, bool computed) {
   const fa3_backward_args *args = &check->trial->args;
-  const struct comparison *at = &check->at;
-  const int64_t head_dim = check->trial->spec.forward.head_dim;
-  const int64_t value_head_dim = check->trial->spec.forward.value_head_dim;
-  const int64_t key = reference_grad_key_index(args, at->batch, at->head, at->row);
-  const int64_t value = reference_grad_value_index(args, at->batch, at->head, at->row);
-  double grad_key[256], grad_value[256], key_bound[256], value_bound[256];
-  mark(check, TENSOR_grad_key, key, head_dim);
-  mark(check, TENSOR_grad_value, value, value_head_dim);
-  if (!computed) return;
-  reference_grad_key_value(args, at->batch, at->head, at->row, grad_key, grad_value, key_bound,
-                           value_bound);
-  compare(check, TENSOR_grad_key, key, head_dim, grad_key, key_bound);
-  compare(check, TENSOR_grad_value, value, value_head_dim, grad_value, value_bound);
+  struct comparison *at = &check->at;
+  mark(check, TENSOR_grad_key, reference_grad_key_index(args, at->batch, at->head, at->row),
+       check->trial->spec.forward.head_dim);
+  mark(check, TENSOR_grad_value, reference_grad_value_index(args, at->batch, at->head, at->row),
+       check->trial->spec.forward.value_head_dim);
+  if (computed)
+    compare_grad_key_value(at, args, check->trial->before[TENSOR_grad_key],
+                           check->trial->before[TENSOR_grad_value]);
 }
 
 static void check_sinks(struct check *check) {
@@ -237,7 +200,8 @@ static void check_sinks(struct check *check) {
     check->at.head = head;
     mark(check, TENSOR_grad_sink, index, 1);
     reference_grad_sink(args, head, &gradient, &bound);
-    compare(check, TENSOR_grad_sink, index, 1, &gradient, &bound);
+    compare_gradient(&check->at, args, "grad_sink", &args->grad_sink,
+                     check->trial->before[TENSOR_grad_sink], index, 1, &gradient, &bound);
   }
 }
 

@@ -1,7 +1,6 @@
 #include "tensor.h"
 
 #include <inttypes.h>
-#include <math.h>
 #include <stdlib.h>
 
 #include "float8.h"
@@ -89,17 +88,4 @@ void tensor_check_unmarked(const fa3_tensor *tensor, bool *marks, const char *na
         fail_msg("%s: element %" PRId64 " belongs to no row, but was written", name, i);
   }
   free(marks);
-}
-
-void tensor_compare(struct comparison *comparison, const char *name, int64_t d, double got,
-                    double expected, double bound) {
-  if (bound == INFINITY && !isnan(expected)) return; /* none can be derived */
-  double error = fabs(got - expected);
-  /* Written so that a NaN that is not expected fails. */
-  bool good = isnan(expected) ? isnan(got) : isfinite(expected) ? error <= bound : got == expected;
-  if (!good)
-    fail_msg("%s[batch %" PRId64 ", head %" PRId64 ", row %" PRId64 ", %" PRId64
-             "] is %.9g: expected %.9g, at most %.3g off",
-             name, comparison->batch, comparison->head, comparison->row, d, got, expected, bound);
-  if (isfinite(expected) && error > bound * comparison->worst) comparison->worst = error / bound;
 }

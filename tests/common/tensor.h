@@ -25,16 +25,4 @@ bool *tensor_marks(const fa3_tensor *tensor);
 /* Fails the test if an element without a mark is not as it was allocated; frees the marks. */
 void tensor_check_unmarked(const fa3_tensor *tensor, bool *marks, const char *name);
 
-/* One row of one head, and the largest error so far as a fraction of its bound. */
-struct comparison {
-  int64_t batch;
-  int64_t head;
-  int64_t row;
-  double worst;
-};
-
-/* Fails the test unless `got` is within `bound` of `expected`, or NaN where that is. */
-void tensor_compare(struct comparison *comparison, const char *name, int64_t d, double got,
-                    double expected, double bound);
-
 #endif

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "compare.h"
 #include "reference.h"
 #include "test.h"
 
@@ -368,20 +369,6 @@ void trial_run(struct trial *trial, struct rng *rng) {
   if (fa3_forward(&trial->args)) fail_msg("fa3_forward: %s", fa3_last_error());
 }
 
-static void check_row(const struct trial *trial, struct comparison *at) {
-  const fa3_forward_args *args = &trial->args;
-  double output[256], output_bound[256], lse, lse_bound;
-  reference_row(args, at->batch, at->head, at->row, output, &lse);
-  reference_bound(args, at->batch, at->head, at->row, output, lse, output_bound, &lse_bound);
-  int64_t index = reference_output_index(args, at->batch, at->head, at->row);
-  for (int64_t d = 0; d < trial->spec.value_head_dim; d++)
-    tensor_compare(at, "output", d, reference_load(&args->output, index + d), output[d],
-                   output_bound[d]);
-  if (!args->lse.data) return;
-  index = reference_lse_index(args, at->batch, at->head, at->row);
-  tensor_compare(at, "lse", 0, reference_load(&args->lse, index), lse, lse_bound);
-}
-
 double trial_check(const struct trial *trial, struct rng *rng, double pairs) {
   const fa3_forward_args *args = &trial->args;
   int64_t heads_q = trial->spec.heads_k * trial->spec.group;
@@ -405,7 +392,7 @@ double trial_check(const struct trial *trial, struct rng *rng, double pairs) {
         at.batch = b;
         at.head = head;
         at.row = row;
-        if (part >= 1 || rng_chance(rng, part)) check_row(trial, &at);
+        if (part >= 1 || rng_chance(rng, part)) compare_row(&at, args);
       }
     }
   }

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "compare.h"
 #include "fa3.h"
 #include "gpu.h"
 #include "half.h"
@@ -88,7 +89,7 @@ static void attend_rounded(fa3_dtype dtype, const uint16_t *query, const uint16_
   for (int d = 0; d < head_dim; d++) output[d] = from_bits(dtype, to_bits(dtype, output[d] / sum));
 }
 
-struct comparison {
+struct outliers {
   fa3_dtype dtype;
   int head_dim;
   uint16_t *host[4];
@@ -97,14 +98,14 @@ struct comparison {
 };
 
 static void fill_input(void *argument, int64_t i) {
-  struct comparison *c = argument;
+  struct outliers *c = argument;
   const size_t count = (size_t)SEQLEN * HEADS * (size_t)c->head_dim;
   c->exact[i] = malloc(count * sizeof(double));
   fill_with_outliers(c->exact[i], c->host[i], count, c->dtype, (uint64_t)i + (uint64_t)c->head_dim);
 }
 
 static void compare_head(void *argument, int64_t head) {
-  struct comparison *c = argument;
+  struct outliers *c = argument;
   const int64_t stride = (int64_t)HEADS * c->head_dim, column = head * c->head_dim;
   double expected[256], rounded[256];
   for (int64_t row = 0; row < SEQLEN; row += ROW_STEP) {
@@ -123,7 +124,7 @@ static void compare_head(void *argument, int64_t head) {
 static struct errors outlier_errors(fa3_dtype dtype, int head_dim) {
   size_t count = (size_t)SEQLEN * HEADS * (size_t)head_dim, bytes = 2 * count;
   struct gpu_arena arena = gpu_arena_new(4 * bytes + (64 << 20));
-  struct comparison c = {.dtype = dtype, .head_dim = head_dim};
+  struct outliers c = {.dtype = dtype, .head_dim = head_dim};
   gpu_pointer device[4];
   for (int i = 0; i < 4; i++) c.host[i] = malloc(bytes);
   reference_for(3, 3, fill_input, &c);
@@ -234,22 +235,6 @@ static void fetch(const gpu_pointer device[FAR_TENSORS], gpu_pointer lse, int64_
   GPU(cuCtxSynchronize, );
 }
 
-static void compare_row(const char *name, const uint16_t *row, const double *expected,
-                        const double *bound) {
-  for (int d = 0; d < DIM; d++) {
-    double got = from_bits(FA3_FLOAT16, row[d]);
-    if (!(fabs(got - expected[d]) <= bound[d]))
-      fail_msg("%s, %d: %g, expected %g within %g", name, d, got, expected[d], bound[d]);
-  }
-}
-
-static void compare_gradient(const char *name, const uint16_t *row, const double *expected,
-                             double *bound) {
-  for (int d = 0; d < DIM; d++)
-    bound[d] = reference_stored_bound(FA3_FLOAT16, expected[d], bound[d]);
-  compare_row(name, row, expected, bound);
-}
-
 /* Row `row` of what was fetched against the reference, which sees nothing but the slice. Its mask
  * is the whole's: query i is at key i in both. */
 static void check_slice(struct slice *slice, int64_t row) {
@@ -264,17 +249,10 @@ static void check_slice(struct slice *slice, int64_t row) {
   for (int i = 0; i < FAR_TENSORS; i++)
     *tensors[i] = fa3_dense(slice->rows[i], FA3_FLOAT16, 1, slice->count, 1, DIM);
   const fa3_forward_args forward = reference_forward_args(&args);
-  const int64_t at = row - slice->first;
-  double expected[4][DIM], bound[4][DIM], lse, lse_bound;
-  reference_row(&forward, 0, 0, at, expected[0], &lse);
-  reference_bound(&forward, 0, 0, at, expected[0], lse, bound[0], &lse_bound);
-  reference_grad_query(&args, 0, 0, at, expected[1], bound[1]);
-  reference_grad_key_value(&args, 0, 0, at, expected[2], expected[3], bound[2], bound[3]);
-  compare_row("output", slice->rows[OUTPUT] + at * DIM, expected[0], bound[0]);
-  assert_true(fabs((double)slice->lse[at] - lse) <= lse_bound);
-  compare_gradient("grad_query", slice->rows[GRAD_OUTPUT + 1] + at * DIM, expected[1], bound[1]);
-  compare_gradient("grad_key", slice->rows[GRAD_OUTPUT + 2] + at * DIM, expected[2], bound[2]);
-  compare_gradient("grad_value", slice->rows[GRAD_OUTPUT + 3] + at * DIM, expected[3], bound[3]);
+  struct comparison at = {.row = row - slice->first};
+  compare_row(&at, &forward);
+  compare_grad_query(&at, &args, NULL);
+  compare_grad_key_value(&at, &args, NULL, NULL);
 }
 
 static gpu_pointer run_far_calls(const gpu_pointer device[FAR_TENSORS], gpu_pointer lse) {
