@@ -1,6 +1,5 @@
 /* Arranging copies: what comes out is compared bit for bit. */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "half.h"
@@ -46,7 +45,7 @@ static bool check_queries(struct run *run) {
   struct rows rows = random_rows(run, 20);
   double factor = (double)rng_between(&run->rng, -1, 1);
   int64_t depth = depth_of(run, rows.width);
-  float *arranged = guarded_new((size_t)(rows.count * depth) * sizeof *arranged);
+  float *arranged = new_floats(rows.count * depth);
   routines->arrange_queries(&rows, (float)factor, depth, arranged);
   bool good = guarded_intact(arranged) || wrong(run, "wrote outside");
   for (int64_t r = 0; good && r < rows.count; r++)
@@ -62,7 +61,7 @@ static bool check_keys(struct run *run) {
   struct rows rows = random_rows(run, MOST_KEYS);
   int64_t depth = depth_of(run, rows.width), panel = routines->panel;
   int64_t columns = round_up(rows.count, panel);
-  float *arranged = guarded_new((size_t)(columns * depth) * sizeof *arranged);
+  float *arranged = new_floats(columns * depth);
   routines->arrange_keys(&rows, depth, arranged);
   bool good = guarded_intact(arranged) || wrong(run, "wrote outside");
   for (int64_t key = 0; good && key < columns; key++) {
@@ -81,7 +80,7 @@ static bool check_values(struct run *run) {
   int64_t depth = depth_of(run, rows.count), panel = routines->panel;
   int64_t panel_stride = panel * (depth + rng_between(&run->rng, 0, 3));
   int64_t columns = round_up(rows.width, panel);
-  float *arranged = guarded_new((size_t)(columns / panel * panel_stride) * sizeof *arranged);
+  float *arranged = new_floats(columns / panel * panel_stride);
   routines->arrange_values(&rows, depth, panel_stride, arranged);
   bool good = guarded_intact(arranged) || wrong(run, "wrote outside");
   for (int64_t i = 0; good && i < rows.width; i++) {
@@ -138,43 +137,42 @@ static bool check_add_row(struct run *run) {
 }
 
 struct arrange_bench {
-  const struct run *run;
   struct rows rows;
   int64_t depth;
   float *arranged;
 };
 
-static void call_queries(void *argument) {
+static void call_queries(const struct run *run, void *argument) {
   struct arrange_bench *b = argument;
-  b->run->routines->arrange_queries(&b->rows, 1, b->depth, b->arranged);
+  run->routines->arrange_queries(&b->rows, 1, b->depth, b->arranged);
 }
 
-static void call_keys(void *argument) {
+static void call_keys(const struct run *run, void *argument) {
   struct arrange_bench *b = argument;
-  b->run->routines->arrange_keys(&b->rows, b->depth, b->arranged);
+  run->routines->arrange_keys(&b->rows, b->depth, b->arranged);
 }
 
-static void call_values(void *argument) {
+static void call_values(const struct run *run, void *argument) {
   struct arrange_bench *b = argument;
-  b->run->routines->arrange_values(&b->rows, b->depth, b->run->routines->panel * b->depth,
-                                   b->arranged);
+  run->routines->arrange_values(&b->rows, b->depth, run->routines->panel * b->depth, b->arranged);
 }
 
-static void call_store_row(void *argument) {
+static void call_store_row(const struct run *run, void *argument) {
   struct arrange_bench *b = argument;
-  b->run->routines->store_row((const float *)b->arranged, b->rows.width, 0.5f, b->run->dtype,
-                              (char *)b->rows.data);
+  run->routines->store_row((const float *)b->arranged, b->rows.width, 0.5f, run->dtype,
+                           (char *)b->rows.data);
 }
 
-static void call_add_row(void *argument) {
+static void call_add_row(const struct run *run, void *argument) {
   struct arrange_bench *b = argument;
-  b->run->routines->add_row((const float *)b->arranged, b->rows.width, 0.5f, b->run->dtype,
-                            (char *)b->rows.data);
+  run->routines->add_row((const float *)b->arranged, b->rows.width, 0.5f, run->dtype,
+                         (char *)b->rows.data);
 }
 
 /* 256 rows of head dim 128, one of 8 heads: a tile as the engine arranges it. */
-static void bench_arranging(struct run *run, void (*call)(void *), int64_t count, int64_t depth) {
-  struct arrange_bench b = {.run = run, .depth = depth_of(run, depth)};
+static void bench_arranging(struct run *run, void (*call)(const struct run *, void *),
+                            int64_t count, int64_t depth) {
+  struct arrange_bench b = {.depth = depth_of(run, depth)};
   int64_t size = (int64_t)fa3_dtype_size(run->dtype);
   b.rows =
       (struct rows){.dtype = run->dtype, .stride = size * 8 * 128, .count = count, .width = 128};

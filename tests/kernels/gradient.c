@@ -20,17 +20,6 @@ struct strip {
   float *gradients_before;
 };
 
-static float *new_floats(int64_t count) {
-  return guarded_new((size_t)count * sizeof(float));
-}
-
-static float *copy(const float *from, int64_t count) {
-  float *to = malloc((size_t)count * sizeof *to);
-  if (!to) exit(1);
-  memcpy(to, from, (size_t)count * sizeof *to);
-  return to;
-}
-
 static struct strip strip_new(struct run *run, int64_t rows, int64_t columns, double spread,
                               float softcap) {
   struct rng *rng = &run->rng;
@@ -57,8 +46,8 @@ static struct strip strip_new(struct run *run, int64_t rows, int64_t columns, do
     s.lse[c] = seen ? largest + (float)rng_uniform(rng) : INFINITY;
     s.delta[c] = (float)rng_normal(rng);
   }
-  s.scores_before = copy(s.scores, rows * STRIDE);
-  s.gradients_before = copy(s.gradients, rows * STRIDE);
+  s.scores_before = copy_floats(s.scores, rows * STRIDE);
+  s.gradients_before = copy_floats(s.gradients, rows * STRIDE);
   return s;
 }
 
@@ -110,42 +99,34 @@ static bool check_gradient(struct run *run) {
   return good;
 }
 
-struct gradient_bench {
-  const struct routines *routines;
-  struct strip strip;
-};
-
-static void call_gradient(void *argument) {
-  struct gradient_bench *b = argument;
-  struct strip *s = &b->strip;
+static void call_gradient(const struct run *run, void *argument) {
+  struct strip *s = argument;
   const size_t size = (size_t)(s->step.rows * STRIDE) * sizeof(float);
   memcpy(s->scores, s->scores_before, size);
   memcpy(s->gradients, s->gradients_before, size);
-  b->routines->gradient(&s->step);
+  run->routines->gradient(&s->step);
 }
 
 static void bench_gradient(struct run *run) {
   const int64_t rows = run->routines->strip;
-  struct gradient_bench b = {run->routines, strip_new(run, rows, STRIDE, 1, 0)};
-  report(run, "with copies", call_gradient, &b, (double)(rows * STRIDE), "score");
-  strip_free(&b.strip);
+  struct strip s = strip_new(run, rows, STRIDE, 1, 0);
+  report(run, "with copies", call_gradient, &s, (double)(rows * STRIDE), "score");
+  strip_free(&s);
 }
 
 struct transposition {
-  const struct routines *routines;
   int64_t rows, columns, stride;
   float *arranged;
   float *transposed;
 };
 
 static struct transposition transposition_new(struct run *run, int64_t rows, int64_t columns) {
-  const struct routines *routines = run->routines;
-  struct transposition t = {routines, rows, columns, .stride = (int64_t)routines->strip + 8};
+  struct transposition t = {rows, columns, .stride = (int64_t)run->routines->strip + 8};
   t.arranged = new_floats(rows * STRIDE);
   t.transposed = new_floats(columns * t.stride);
   for (int64_t i = 0; i < rows * STRIDE; i++) {
     const double values[2] = {rng_normal(&run->rng), rng_normal(&run->rng)};
-    t.arranged[i] = arrange_word(routines, values);
+    t.arranged[i] = arrange_word(run->routines, values);
   }
   return t;
 }
@@ -155,14 +136,14 @@ static void transposition_free(struct transposition *t) {
   guarded_free(t->transposed);
 }
 
-static void call_transpose(void *argument) {
+static void call_transpose(const struct run *run, void *argument) {
   struct transposition *t = argument;
-  t->routines->transpose(t->arranged, t->rows, t->columns, STRIDE, t->transposed, t->stride);
+  run->routines->transpose(t->arranged, t->rows, t->columns, STRIDE, t->transposed, t->stride);
 }
 
 /* Zeros fill the rows up to a multiple of 8; what comes after stays as it was. */
 static bool check_column(const struct run *run, const struct transposition *t, int64_t column) {
-  const struct routines *routines = t->routines;
+  const struct routines *routines = run->routines;
   const float *to = t->transposed + column * t->stride;
   const int64_t whole = (t->rows + 7) / 8 * 8;
   for (int64_t r = 0; r < whole; r++) {
@@ -182,7 +163,7 @@ static bool check_transpose(struct run *run) {
   const int64_t panel = run->routines->panel;
   struct transposition t = transposition_new(run, rng_between(&run->rng, 1, run->routines->strip),
                                              panel * rng_between(&run->rng, 1, STRIDE / panel));
-  call_transpose(&t);
+  call_transpose(run, &t);
   bool good = guarded_intact(t.transposed) || wrong(run, "wrote outside");
   for (int64_t c = 0; good && c < t.columns; c++) good = check_column(run, &t, c);
   transposition_free(&t);
@@ -196,7 +177,6 @@ static void bench_transpose(struct run *run) {
 }
 
 struct dot {
-  const struct routines *routines;
   struct rows a, b;
   float result;
 };
@@ -209,9 +189,9 @@ static struct rows random_row(struct run *run, int64_t width) {
   return row;
 }
 
-static void call_dot(void *argument) {
+static void call_dot(const struct run *run, void *argument) {
   struct dot *d = argument;
-  d->result = d->routines->dot(d->a.data, d->b.data, d->a.width, d->a.dtype);
+  d->result = run->routines->dot(d->a.data, d->b.data, d->a.width, d->a.dtype);
 }
 
 static void dot_free(struct dot *d) {
@@ -221,8 +201,8 @@ static void dot_free(struct dot *d) {
 
 static bool check_dot(struct run *run) {
   const int64_t width = 8 * rng_between(&run->rng, 1, LARGEST_DIM / 8);
-  struct dot d = {run->routines, random_row(run, width), random_row(run, width), NAN};
-  call_dot(&d);
+  struct dot d = {random_row(run, width), random_row(run, width), NAN};
+  call_dot(run, &d);
   double sum = 0, magnitude = 0;
   for (int64_t i = 0; i < width; i++) {
     const double product = load_element(&d.a, 0, i) * load_element(&d.b, 0, i);
@@ -235,7 +215,7 @@ static bool check_dot(struct run *run) {
 }
 
 static void bench_dot(struct run *run) {
-  struct dot d = {run->routines, random_row(run, 128), random_row(run, 128), NAN};
+  struct dot d = {random_row(run, 128), random_row(run, 128), NAN};
   report(run, "128", call_dot, &d, 128, "element");
   dot_free(&d);
 }

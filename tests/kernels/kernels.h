@@ -50,15 +50,20 @@ bool wrong(const struct run *run, const char *format, ...) __attribute__((format
 bool near(const struct run *run, const char *what, int64_t row, int64_t column, double value,
           double expected, double bound);
 
-/* Times call(argument) and prints the median, the spread, and the rate for `work` units of
+/* Times call(run, argument) and prints the median, the spread, and the rate for `work` units of
  * `unit` in each call. */
-void report(const struct run *run, const char *what, void (*call)(void *), void *argument,
-            double work, const char *unit);
+void report(const struct run *run, const char *what,
+            void (*call)(const struct run *run, void *argument), void *argument, double work,
+            const char *unit);
 
 /* Memory that starts as NaN, aligned to 64 bytes, with a known pattern on either side. */
 void *guarded_new(size_t size);
 bool guarded_intact(const void *memory);
 void guarded_free(void *memory);
+
+/* So many floats, guarded; and a copy of some, to be freed. */
+float *new_floats(int64_t count);
+float *copy_floats(const float *from, int64_t count);
 
 /* Random numbers of the dtype, `stride` bytes from row to row; what lies between stays NaN. */
 void fill_rows(struct rng *rng, const struct rows *rows, char *data);

@@ -99,18 +99,19 @@ static int ascending(const void *a, const void *b) {
   return (x > y) - (x < y);
 }
 
-void report(const struct run *run, const char *what, void (*call)(void *), void *argument,
-            double work, const char *unit) {
+void report(const struct run *run, const char *what,
+            void (*call)(const struct run *run, void *argument), void *argument, double work,
+            const char *unit) {
   const double sample = 2e-3; /* seconds: far above the clock's grain */
-  call(argument);
+  call(run, argument);
   double start = now();
-  call(argument);
+  call(run, argument);
   double once = now() - start;
   int calls = once > 0 && once < sample ? (int)(sample / once) + 1 : 1;
   double seconds[SAMPLES];
   for (int s = 0; s < SAMPLES; s++) {
     start = now();
-    for (int i = 0; i < calls; i++) call(argument);
+    for (int i = 0; i < calls; i++) call(run, argument);
     seconds[s] = (now() - start) / calls;
   }
   qsort(seconds, SAMPLES, sizeof *seconds, ascending);

@@ -42,6 +42,17 @@ void guarded_free(void *memory) {
   if (memory) free((char *)memory - guard);
 }
 
+float *new_floats(int64_t count) {
+  return guarded_new((size_t)count * sizeof(float));
+}
+
+float *copy_floats(const float *from, int64_t count) {
+  float *to = malloc((size_t)count * sizeof *to);
+  if (!to) exit(1);
+  memcpy(to, from, (size_t)count * sizeof *to);
+  return to;
+}
+
 static void store_element(fa3_dtype dtype, char *to, float value) {
   uint16_t bits = dtype == FA3_FLOAT16 ? half_from_float(value) : bfloat_from_float(value);
   if (dtype == FA3_FLOAT32)

@@ -41,9 +41,9 @@ static struct operands operands_new(struct run *run, int64_t rows, int64_t colum
   int64_t left = o.whole_rows * p->left_stride;
   int64_t right = o.whole_columns / routines->panel * p->right_stride;
   int64_t output = o.whole_rows * p->output_stride;
-  p->left = o.left = guarded_new((size_t)left * sizeof *o.left);
-  p->right = o.right = guarded_new((size_t)right * sizeof *o.right);
-  p->output = o.output = guarded_new((size_t)output * sizeof *o.output);
+  p->left = o.left = new_floats(left);
+  p->right = o.right = new_floats(right);
+  p->output = o.output = new_floats(output);
   fill_words(run, o.left, left);
   fill_words(run, o.right, right);
   return o;
@@ -114,14 +114,8 @@ static bool check(struct run *run) {
   return good;
 }
 
-struct bench {
-  const struct routines *routines;
-  struct operands operands;
-};
-
-static void call(void *argument) {
-  struct bench *b = argument;
-  b->routines->multiply(&b->operands.product);
+static void call(const struct run *run, void *product) {
+  run->routines->multiply(product);
 }
 
 /* A strip with a tile of 256 keys at head dims 64 and 128. */
@@ -137,17 +131,16 @@ static void bench(struct run *run) {
                   {"scores, 128", 256, 128, false},
                   {"output, 128", 128, 256, true}};
   for (int i = 0; i < 4; i++) {
-    struct bench b = {routines, operands_new(run, routines->strip, products[i].columns,
-                                             products[i].depth / pair)};
-    struct product *p = &b.operands.product;
+    struct operands o =
+        operands_new(run, routines->strip, products[i].columns, products[i].depth / pair);
+    struct product *p = &o.product;
     p->accumulate = products[i].accumulate;
-    memset(b.operands.output, 0,
-           (size_t)(b.operands.whole_rows * p->output_stride) * sizeof *b.operands.output);
-    double work = 2 * (double)(p->rows * p->columns * b.operands.depth);
+    memset(o.output, 0, (size_t)(o.whole_rows * p->output_stride) * sizeof *o.output);
+    double work = 2 * (double)(p->rows * p->columns * o.depth);
     enter(routines);
-    report(run, products[i].what, call, &b, work, "flop");
+    report(run, products[i].what, call, p, work, "flop");
     leave(routines);
-    operands_free(&b.operands);
+    operands_free(&o);
   }
 }
 

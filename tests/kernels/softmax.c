@@ -22,13 +22,6 @@ struct state {
   float *sum_before;
 };
 
-static float *copy(const float *from, int64_t count) {
-  float *to = malloc((size_t)count * sizeof *to);
-  if (!to) exit(1);
-  memcpy(to, from, (size_t)count * sizeof *to);
-  return to;
-}
-
 /* Rows that begin and rows that go on; -infinity here and there, or everywhere in a row. */
 static struct state state_new(struct run *run, int64_t rows, int64_t columns, int64_t width,
                               double spread) {
@@ -39,10 +32,10 @@ static struct state state_new(struct run *run, int64_t rows, int64_t columns, in
                              .scale = (float)(0.05 + rng_uniform(rng)),
                              .output_stride = MOST_WIDTH,
                              .output_width = width}};
-  s.step.scores = s.scores = guarded_new((size_t)(rows * STRIDE) * sizeof(float));
-  s.step.output = s.output = guarded_new((size_t)(rows * MOST_WIDTH) * sizeof(float));
-  s.step.maximum = s.maximum = guarded_new((size_t)rows * sizeof(float));
-  s.step.sum = s.sum = guarded_new((size_t)rows * sizeof(float));
+  s.step.scores = s.scores = new_floats(rows * STRIDE);
+  s.step.output = s.output = new_floats(rows * MOST_WIDTH);
+  s.step.maximum = s.maximum = new_floats(rows);
+  s.step.sum = s.sum = new_floats(rows);
   for (int64_t r = 0; r < rows; r++) {
     double hidden = (double)RNG_PICK(rng, 0, 0, 1, 2) / 2;
     for (int64_t c = 0; c < columns; c++)
@@ -53,10 +46,10 @@ static struct state state_new(struct run *run, int64_t rows, int64_t columns, in
     s.maximum[r] = first ? -INFINITY : (float)(2 * spread * rng_normal(rng));
     s.sum[r] = first ? 0 : (float)(1 + 10 * rng_uniform(rng));
   }
-  s.before = copy(s.scores, rows * STRIDE);
-  s.output_before = copy(s.output, rows * MOST_WIDTH);
-  s.maximum_before = copy(s.maximum, rows);
-  s.sum_before = copy(s.sum, rows);
+  s.before = copy_floats(s.scores, rows * STRIDE);
+  s.output_before = copy_floats(s.output, rows * MOST_WIDTH);
+  s.maximum_before = copy_floats(s.maximum, rows);
+  s.sum_before = copy_floats(s.sum, rows);
   return s;
 }
 
@@ -121,23 +114,17 @@ static bool check_softmax(struct run *run) {
   return good;
 }
 
-struct softmax_bench {
-  const struct routines *routines;
-  struct state state;
-};
-
-static void call_softmax(void *argument) {
-  struct softmax_bench *b = argument;
-  struct state *s = &b->state;
+static void call_softmax(const struct run *run, void *argument) {
+  struct state *s = argument;
   memcpy(s->scores, s->before, (size_t)(s->step.rows * STRIDE) * sizeof *s->scores);
-  b->routines->softmax(&s->step);
+  run->routines->softmax(&s->step);
 }
 
 static void bench_softmax(struct run *run) {
   int64_t rows = run->routines->strip;
-  struct softmax_bench b = {run->routines, state_new(run, rows, STRIDE, 128, 1)};
-  report(run, "with a copy", call_softmax, &b, (double)(rows * STRIDE), "score");
-  state_free(&b.state);
+  struct state s = state_new(run, rows, STRIDE, 128, 1);
+  report(run, "with a copy", call_softmax, &s, (double)(rows * STRIDE), "score");
+  state_free(&s);
 }
 
 static bool check_cap(struct run *run) {
@@ -145,11 +132,11 @@ static bool check_cap(struct run *run) {
   float scale = (float)(0.05 + rng_uniform(&run->rng));
   float softcap = (float)RNG_PICK(&run->rng, 1, 15, 50, 1000);
   double spread = (double)RNG_PICK(&run->rng, 1, 1, 100, 1000000);
-  float *scores = guarded_new((size_t)columns * sizeof *scores);
+  float *scores = new_floats(columns);
   for (int64_t c = 0; c < columns; c++) scores[c] = (float)(spread * rng_normal(&run->rng));
   const int special = (int)rng_between(&run->rng, 0, 3);
   scores[0] = special == 0 ? INFINITY : special == 1 ? -INFINITY : special == 2 ? NAN : 0;
-  float *before = copy(scores, columns);
+  float *before = copy_floats(scores, columns);
   run->routines->cap(scores, columns, scale, softcap);
   bool good = guarded_intact(scores) || wrong(run, "wrote outside");
   for (int64_t c = 0; good && c < columns; c++) {
@@ -165,21 +152,15 @@ static bool check_cap(struct run *run) {
   return good;
 }
 
-struct cap_bench {
-  const struct routines *routines;
-  float *scores;
-};
-
-static void call_cap(void *argument) {
-  struct cap_bench *b = argument;
-  b->routines->cap(b->scores, STRIDE, 1, 50);
+static void call_cap(const struct run *run, void *scores) {
+  run->routines->cap(scores, STRIDE, 1, 50);
 }
 
 static void bench_cap(struct run *run) {
-  struct cap_bench b = {run->routines, guarded_new(STRIDE * sizeof(float))};
-  for (int64_t c = 0; c < STRIDE; c++) b.scores[c] = (float)rng_normal(&run->rng);
-  report(run, "256", call_cap, &b, STRIDE, "score");
-  guarded_free(b.scores);
+  float *scores = new_floats(STRIDE);
+  for (int64_t c = 0; c < STRIDE; c++) scores[c] = (float)rng_normal(&run->rng);
+  report(run, "256", call_cap, scores, STRIDE, "score");
+  guarded_free(scores);
 }
 
 const struct subject softmax_subject = {"softmax", false, check_softmax, bench_softmax};
