@@ -56,7 +56,7 @@ def options_of(
         left, right = window_size
         left, right = int(left), int(right)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"window_size is {window_size!r}: expected two integers") from error
+        raise TypeError(f"the window is {window_size!r}: expected two integers") from error
     if left >= 0 or right >= 0:
         flags |= _core.WINDOW
         options["window_left"] = max(left, -1)

@@ -62,9 +62,12 @@ def test_options(device):
 def test_options_are_named(device):
     """What is no number, or not two, is said to be none by its name."""
     q, k, v = tensors(device)
-    for wrong in ({"softcap": "3"}, {"window_size": 5}, {"window_size": (1, None)}, {"num_splits": 1.5}):
-        with pytest.raises(TypeError, match=next(iter(wrong))):
-            fa3.flash_attn_func(q, k, v, **wrong)
+    for option, wrong in (("softcap", "3"), ("num_splits", 1.5)):
+        with pytest.raises(TypeError, match=option):
+            fa3.flash_attn_func(q, k, v, **{option: wrong})
+    for wrong in (5, (1, None), (1, 2, 3)):
+        with pytest.raises(TypeError, match="window"):
+            fa3.flash_attn_func(q, k, v, window_size=wrong)
     nested = torch.nested.nested_tensor(list(q), layout=torch.jagged)
     with pytest.raises(NotImplementedError, match="nested"):
         fa3.flash_attn_func(nested, nested, nested)
