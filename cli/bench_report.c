@@ -34,9 +34,7 @@ void report_begin(struct report *report, fa3_device device) {
              "heads_k", "head_dim", "causal", "median ms", "spread", "TFLOP/s");
     return;
   }
-  report->document = yyjson_mut_doc_new(NULL);
-  yyjson_mut_val *root = yyjson_mut_obj(report->document);
-  yyjson_mut_doc_set_root(report->document, root);
+  yyjson_mut_val *root = json_begin(&report->document);
   yyjson_mut_obj_add_str(report->document, root, "version", fa3_version());
   yyjson_mut_obj_add_strcpy(report->document, root, "device", name);
   yyjson_mut_obj_add_strcpy(report->document, root, "name", info.name);

@@ -3,6 +3,7 @@
 #include <float.h>
 #include <math.h>
 #include <pthread.h>
+#include <string.h>
 
 #include "reference.h"
 #include "sampling.h"
@@ -24,8 +25,7 @@ static double error_of(double value, double expected, double bound, fa3_dtype dt
 
 /* Which of two elements comes first in the tensor. */
 static bool comes_first(const int64_t coordinates[4], const struct error_statistics *statistics) {
-  const int64_t other[4] = {statistics->worst.batch, statistics->worst.row, statistics->worst.head,
-                            statistics->worst.column};
+  const int64_t *other = statistics->worst.at;
   for (int i = 0; i < 4; i++)
     if (coordinates[i] != other[i]) return coordinates[i] < other[i];
   return false;
@@ -52,10 +52,7 @@ static void take_up(struct error_statistics *statistics, double value, double ex
       (bounded && (statistics->outside ? !inside && earlier
                                        : !inside || ratio > statistics->worst_ratio ||
                                              (ratio == statistics->worst_ratio && earlier)))) {
-    statistics->worst.batch = coordinates[0];
-    statistics->worst.row = coordinates[1];
-    statistics->worst.head = coordinates[2];
-    statistics->worst.column = coordinates[3];
+    memcpy(statistics->worst.at, coordinates, sizeof statistics->worst.at);
     statistics->worst.value = value;
     statistics->worst.expected = expected;
     statistics->worst.error = error;

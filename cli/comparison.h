@@ -24,7 +24,7 @@ struct error_statistics {
    * values that have a bound: what is exact may have none. */
   bool any_bound;
   struct {
-    int64_t batch, row, head, column;
+    int64_t at[4]; /* batch, row, head, column */
     double value, expected, error, bound;
   } worst;
 };

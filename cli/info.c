@@ -126,9 +126,8 @@ static void add_kernels(yyjson_mut_doc *document, yyjson_mut_val *root) {
 }
 
 static int print_json(void) {
-  yyjson_mut_doc *document = yyjson_mut_doc_new(NULL);
-  yyjson_mut_val *root = yyjson_mut_obj(document);
-  yyjson_mut_doc_set_root(document, root);
+  yyjson_mut_doc *document;
+  yyjson_mut_val *root = json_begin(&document);
   yyjson_mut_obj_add_str(document, root, "version", fa3_version());
   add_devices(document, root);
   add_kernels(document, root);
@@ -170,9 +169,8 @@ static void add_stored(void *context, const char *name, const struct stored_tens
 static int list_file(const struct info_options *info) {
   struct input_file file;
   TRY(input_file_open(info->file, &file));
-  struct tree tree = {.document = yyjson_mut_doc_new(NULL)};
-  yyjson_mut_val *root = yyjson_mut_obj(tree.document);
-  yyjson_mut_doc_set_root(tree.document, root);
+  struct tree tree;
+  yyjson_mut_val *root = json_begin(&tree.document);
   tree.tensors = yyjson_mut_obj_add_arr(tree.document, root, "tensors");
   int code = safetensors_list(&file, info->json ? add_stored : print_stored, &tree);
   input_file_close(&file);

@@ -73,12 +73,12 @@ static int read_named(const struct input_file *file, const struct source_rules *
   const char *name = NULL;
   char beside[512];
   const char *const beside_names[] = {beside, NULL};
-  if (!suffix || *suffix) TRY(safetensors_find(file, names, &name, &stored));
+  if (!suffix || *suffix) TRY(safetensors_find(file, names, false, &name, &stored));
   if (suffix && *suffix) {
     (void)snprintf(beside, sizeof beside, "%s%s", name, suffix);
     names = beside_names;
   }
-  if (suffix) TRY(safetensors_find_optional(file, names, &name, &stored));
+  if (suffix) TRY(safetensors_find(file, names, true, &name, &stored));
   if (!name) return 0;
   (void)snprintf(tensor->origin, sizeof tensor->origin, "%.400s: tensor '%.90s'", file->path, name);
   return loaded_tensor_read_data(file, &stored, rules, elements, tensor);

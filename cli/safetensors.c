@@ -343,17 +343,9 @@ static int with_table(const struct input_file *file, int (*act)(const struct tab
   return code;
 }
 
-int safetensors_find(const struct input_file *file, const char *const *names, const char **name,
-                     struct stored_tensor *tensor) {
-  struct search search = {.names = names, .tensor = tensor};
-  TRY(with_table(file, find, &search));
-  *name = search.found;
-  return 0;
-}
-
-int safetensors_find_optional(const struct input_file *file, const char *const *names,
-                              const char **name, struct stored_tensor *tensor) {
-  struct search search = {.names = names, .optional = true, .tensor = tensor};
+int safetensors_find(const struct input_file *file, const char *const *names, bool optional,
+                     const char **name, struct stored_tensor *tensor) {
+  struct search search = {.names = names, .optional = optional, .tensor = tensor};
   TRY(with_table(file, find, &search));
   *name = search.found;
   return 0;

@@ -3,19 +3,17 @@
 #ifndef FA3_CLI_SAFETENSORS_H
 #define FA3_CLI_SAFETENSORS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "input_file.h"
 #include "stored_tensor.h"
 
 /* Checks the whole header, strictly, as the format asks: the tensors fill the file without gaps or
- * overlaps. Then finds the first of `names` (ended by a null) that the file has; *name is it. */
-int safetensors_find(const struct input_file *file, const char *const *names, const char **name,
-                     struct stored_tensor *tensor);
-
-/* The same where the file may have none of them: *name is then null. */
-int safetensors_find_optional(const struct input_file *file, const char *const *names,
-                              const char **name, struct stored_tensor *tensor);
+ * overlaps. Then finds the first of `names` (ended by a null) that the file has; *name is it, or
+ * null where `optional` and there is none. */
+int safetensors_find(const struct input_file *file, const char *const *names, bool optional,
+                     const char **name, struct stored_tensor *tensor);
 
 /* The same check; then shows every tensor, in the order of their data. */
 int safetensors_list(const struct input_file *file,

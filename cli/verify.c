@@ -136,6 +136,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
 /* `code` is the verdict so far. What is wrong comes before what has no bound. */
 static int judge(const char *what, const struct loaded_tensor *tensor,
                  const struct error_statistics *statistics, int code) {
+  const int64_t *at = statistics->worst.at;
   if (code == EXIT_DIFFERS || (code && !statistics->outside)) return code;
   if (!statistics->outside && !statistics->unbounded) return 0;
   if (!statistics->outside)
@@ -147,9 +148,8 @@ static int judge(const char *what, const struct loaded_tensor *tensor,
               " %s values checked are off by more than their bound: "
               "first batch %" PRId64 ", row %" PRId64 ", head %" PRId64 ", column %" PRId64
               " is %.9g, expected %.9g within %.3g",
-              tensor->origin, statistics->outside, statistics->count, what, statistics->worst.batch,
-              statistics->worst.row, statistics->worst.head, statistics->worst.column,
-              statistics->worst.value, statistics->worst.expected, statistics->worst.bound);
+              tensor->origin, statistics->outside, statistics->count, what, at[0], at[1], at[2],
+              at[3], statistics->worst.value, statistics->worst.expected, statistics->worst.bound);
 }
 
 /* The largest magnitude; infinity if there is a NaN. */

@@ -10,9 +10,7 @@
 struct verify_report verify_report_begin(bool json) {
   struct verify_report report = {0};
   if (!json) return report;
-  report.document = yyjson_mut_doc_new(NULL);
-  report.root = yyjson_mut_obj(report.document);
-  yyjson_mut_doc_set_root(report.document, report.root);
+  report.root = json_begin(&report.document);
   yyjson_mut_obj_add_str(report.document, report.root, "version", fa3_version());
   report.tensors = yyjson_mut_obj_add_arr(report.document, report.root, "tensors");
   return report;
@@ -41,15 +39,19 @@ void verify_report_rows(const struct verify_report *report, int64_t rows, int64_
   yyjson_mut_obj_add_uint(report->document, report->root, "seed", seed);
 }
 
-static void print_tensor(const char *name, const struct error_statistics *statistics, double rms) {
+static double rms_of(const struct error_statistics *statistics) {
+  return statistics->count ? sqrt(statistics->sum_squares / (double)statistics->count) : 0;
+}
+
+static void print_tensor(const char *name, const struct error_statistics *statistics) {
+  const int64_t *at = statistics->worst.at;
   printf("%-8s %" PRId64 " values: max error %.3g, rms %.3g\n", name, statistics->count,
-         statistics->max_error, rms);
+         statistics->max_error, rms_of(statistics));
   if (statistics->any_bound)
     printf("         %s its bound: error %.3g of %.3g at batch %" PRId64 ", row %" PRId64
            ", head %" PRId64 ", column %" PRId64 "\n",
            statistics->outside ? "first beyond" : "closest to", statistics->worst.error,
-           statistics->worst.bound, statistics->worst.batch, statistics->worst.row,
-           statistics->worst.head, statistics->worst.column);
+           statistics->worst.bound, at[0], at[1], at[2], at[3]);
   if (statistics->nan)
     printf("         %" PRId64 " values are NaN, as they should be\n", statistics->nan);
   if (statistics->unbounded)
@@ -67,11 +69,9 @@ static void add_real(yyjson_mut_doc *document, yyjson_mut_val *object, const cha
 
 void verify_report_tensor(const struct verify_report *report, const char *name,
                           const struct error_statistics *statistics) {
-  const double rms =
-      statistics->count ? sqrt(statistics->sum_squares / (double)statistics->count) : 0;
   yyjson_mut_doc *document = report->document;
   if (!document) {
-    print_tensor(name, statistics, rms);
+    print_tensor(name, statistics);
     return;
   }
   yyjson_mut_val *entry = yyjson_mut_arr_add_obj(document, report->tensors);
@@ -81,13 +81,12 @@ void verify_report_tensor(const struct verify_report *report, const char *name,
   yyjson_mut_obj_add_int(document, entry, "without_bound", statistics->unbounded);
   yyjson_mut_obj_add_int(document, entry, "nan", statistics->nan);
   add_real(document, entry, "max_error", statistics->max_error);
-  add_real(document, entry, "rms_error", rms);
+  add_real(document, entry, "rms_error", rms_of(statistics));
   if (!statistics->any_bound) return;
   yyjson_mut_val *worst = yyjson_mut_obj_add_obj(document, entry, "closest_to_bound");
-  yyjson_mut_obj_add_int(document, worst, "batch", statistics->worst.batch);
-  yyjson_mut_obj_add_int(document, worst, "row", statistics->worst.row);
-  yyjson_mut_obj_add_int(document, worst, "head", statistics->worst.head);
-  yyjson_mut_obj_add_int(document, worst, "column", statistics->worst.column);
+  static const char *const places[] = {"batch", "row", "head", "column"};
+  for (int i = 0; i < 4; i++)
+    yyjson_mut_obj_add_int(document, worst, places[i], statistics->worst.at[i]);
   add_real(document, worst, "value", statistics->worst.value);
   add_real(document, worst, "expected", statistics->worst.expected);
   add_real(document, worst, "error", statistics->worst.error);
@@ -96,16 +95,14 @@ void verify_report_tensor(const struct verify_report *report, const char *name,
 
 void verify_report_originals(const struct verify_report *report,
                              const struct error_statistics *statistics) {
-  const double rms =
-      statistics->count ? sqrt(statistics->sum_squares / (double)statistics->count) : 0;
   if (!report->document) {
     printf("output   beside that of the originals: max error %.3g, rms %.3g\n",
-           statistics->max_error, rms);
+           statistics->max_error, rms_of(statistics));
     return;
   }
   yyjson_mut_val *entry = yyjson_mut_obj_add_obj(report->document, report->root, "originals");
   add_real(report->document, entry, "max_error", statistics->max_error);
-  add_real(report->document, entry, "rms_error", rms);
+  add_real(report->document, entry, "rms_error", rms_of(statistics));
 }
 
 int verify_report_end(struct verify_report *report, int code) {

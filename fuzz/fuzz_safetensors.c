@@ -20,7 +20,7 @@ static void check_written(const struct stored_tensor *tensor) {
   if (safetensors_header(&entry, 1, &header, &size)) abort();
   struct input_file file = memory_file(header, size);
   file.size += tensor->size; /* only the header is read */
-  if (size % 8 || safetensors_find(&file, names, &name, &again)) abort();
+  if (size % 8 || safetensors_find(&file, names, false, &name, &again)) abort();
   if (name != names[0] || again.dtype != tensor->dtype || again.rank != tensor->rank ||
       again.size != tensor->size || again.offset != size ||
       memcmp(again.shape, tensor->shape, sizeof again.shape) != 0)
@@ -32,7 +32,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   struct input_file file = memory_file(data, size);
   struct stored_tensor tensor;
   const char *name;
-  int code = safetensors_find(&file, names, &name, &tensor);
+  int code = safetensors_find(&file, names, false, &name, &tensor);
   if (code) {
     if (code != EXIT_INPUT || !*failure_text()) abort();
     return 0;

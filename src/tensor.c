@@ -6,66 +6,47 @@
 #include "fa3.h"
 
 size_t fa3_dtype_size(fa3_dtype dtype) {
-  switch (dtype) {
-    case FA3_FLOAT8_E4M3:
-      return 1;
-    case FA3_FLOAT16:
-    case FA3_BFLOAT16:
-      return 2;
-    case FA3_FLOAT32:
-    case FA3_INT32:
-      return 4;
-    case FA3_INT64:
-      return 8;
-    default:
-      return 0;
-  }
+  static const uint8_t sizes[] = {[FA3_FLOAT8_E4M3] = 1, [FA3_FLOAT16] = 2, [FA3_BFLOAT16] = 2,
+                                  [FA3_FLOAT32] = 4,     [FA3_INT32] = 4,   [FA3_INT64] = 8};
+  return dtype > 0 && dtype < (fa3_dtype)sizeof sizes ? sizes[dtype] : 0;
 }
 
-/* Fills in the strides of a contiguous tensor. A shape whose strides overflow is refused when
- * the tensor is used; wrapping here only keeps the arithmetic defined. */
-static void make_contiguous(fa3_tensor *tensor) {
+/* With the strides of a contiguous tensor. A shape whose strides overflow is refused when the
+ * tensor is used; wrapping here only keeps the arithmetic defined. */
+static fa3_tensor contiguous(fa3_tensor tensor) {
   uint64_t stride = 1;
-  for (int d = tensor->rank - 1; d >= 0; d--) {
-    tensor->strides[d] = (int64_t)stride;
-    stride *= (uint64_t)tensor->shape[d];
+  for (int d = tensor.rank - 1; d >= 0; d--) {
+    tensor.strides[d] = (int64_t)stride;
+    stride *= (uint64_t)tensor.shape[d];
   }
+  return tensor;
 }
 
 fa3_tensor fa3_dense(const void *data, fa3_dtype dtype, int64_t batch, int64_t seqlen,
                      int64_t heads, int64_t head_dim) {
-  fa3_tensor tensor = {
-      .data = (void *)data, .dtype = dtype, .rank = 4, .shape = {batch, seqlen, heads, head_dim}};
-  make_contiguous(&tensor);
-  return tensor;
+  return contiguous((fa3_tensor){
+      .data = (void *)data, .dtype = dtype, .rank = 4, .shape = {batch, seqlen, heads, head_dim}});
 }
 
 fa3_tensor fa3_packed(const void *data, fa3_dtype dtype, int64_t total, int64_t heads,
                       int64_t head_dim) {
-  fa3_tensor tensor = {
-      .data = (void *)data, .dtype = dtype, .rank = 3, .shape = {total, heads, head_dim}};
-  make_contiguous(&tensor);
-  return tensor;
+  return contiguous((fa3_tensor){
+      .data = (void *)data, .dtype = dtype, .rank = 3, .shape = {total, heads, head_dim}});
 }
 
 fa3_tensor fa3_vector(const void *data, fa3_dtype dtype, int64_t extent) {
-  fa3_tensor tensor = {.data = (void *)data, .dtype = dtype, .rank = 1, .shape = {extent}};
-  make_contiguous(&tensor);
-  return tensor;
+  return contiguous(
+      (fa3_tensor){.data = (void *)data, .dtype = dtype, .rank = 1, .shape = {extent}});
 }
 
 fa3_tensor fa3_lse(const void *data, int64_t batch, int64_t heads, int64_t seqlen) {
-  fa3_tensor tensor = {
-      .data = (void *)data, .dtype = FA3_FLOAT32, .rank = 3, .shape = {batch, heads, seqlen}};
-  make_contiguous(&tensor);
-  return tensor;
+  return contiguous((fa3_tensor){
+      .data = (void *)data, .dtype = FA3_FLOAT32, .rank = 3, .shape = {batch, heads, seqlen}});
 }
 
 fa3_tensor fa3_packed_lse(const void *data, int64_t heads, int64_t total) {
-  fa3_tensor tensor = {
-      .data = (void *)data, .dtype = FA3_FLOAT32, .rank = 2, .shape = {heads, total}};
-  make_contiguous(&tensor);
-  return tensor;
+  return contiguous(
+      (fa3_tensor){.data = (void *)data, .dtype = FA3_FLOAT32, .rank = 2, .shape = {heads, total}});
 }
 
 /* The stable part of DLPack's ABI (dlpack.h, version 1.x), declared here so that callers need no
@@ -142,7 +123,7 @@ fa3_status fa3_tensor_from_dlpack(const void *dl_tensor, fa3_tensor *tensor) {
     view.shape[d] = source->shape[d];
     empty |= source->shape[d] == 0;
   }
-  make_contiguous(&view);
+  view = contiguous(view);
   if (source->strides && !empty)
     for (int d = 0; d < source->ndim; d++) view.strides[d] = source->strides[d];
   *tensor = view;

@@ -73,26 +73,17 @@ static const struct argument quantize_arguments[] = {
     .count = sizeof pass##_arguments / sizeof *pass##_arguments, .arguments = pass##_arguments \
   }
 
+static const struct argument_struct structs[] = {
+    [FA3_FORWARD] = STRUCT(forward, workspace_size),
+    [FA3_BACKWARD] = STRUCT(backward, workspace_size),
+    [FA3_QUANTIZE] = STRUCT(quantize, num_threads),
+    [FA3_APPEND] = STRUCT(append, num_threads),
+    [FA3_COMBINE] = STRUCT(combine, num_threads),
+};
+
 const struct argument_struct *arguments_of(fa3_phase phase) {
-  static const struct argument_struct forward = STRUCT(forward, workspace_size);
-  static const struct argument_struct backward = STRUCT(backward, workspace_size);
-  static const struct argument_struct append = STRUCT(append, num_threads);
-  static const struct argument_struct combine = STRUCT(combine, num_threads);
-  static const struct argument_struct quantize = STRUCT(quantize, num_threads);
-  switch (phase) {
-    case FA3_FORWARD:
-      return &forward;
-    case FA3_BACKWARD:
-      return &backward;
-    case FA3_APPEND:
-      return &append;
-    case FA3_COMBINE:
-      return &combine;
-    case FA3_QUANTIZE:
-      return &quantize;
-    default:
-      return NULL;
-  }
+  const bool known = phase > 0 && phase < (fa3_phase)(sizeof structs / sizeof *structs);
+  return known && structs[phase].count ? &structs[phase] : NULL;
 }
 
 const struct argument *find_argument(fa3_phase phase, enum tensor tensor) {

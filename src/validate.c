@@ -20,22 +20,11 @@ bool dtype_is_wide(fa3_dtype dtype) {
 }
 
 const char *dtype_name(fa3_dtype dtype) {
-  switch (dtype) {
-    case FA3_FLOAT32:
-      return "FA3_FLOAT32";
-    case FA3_FLOAT16:
-      return "FA3_FLOAT16";
-    case FA3_BFLOAT16:
-      return "FA3_BFLOAT16";
-    case FA3_FLOAT8_E4M3:
-      return "FA3_FLOAT8_E4M3";
-    case FA3_INT32:
-      return "FA3_INT32";
-    case FA3_INT64:
-      return "FA3_INT64";
-    default:
-      return "no dtype";
-  }
+  static const char *const names[] = {
+      [FA3_FLOAT32] = "FA3_FLOAT32",   [FA3_FLOAT16] = "FA3_FLOAT16",
+      [FA3_BFLOAT16] = "FA3_BFLOAT16", [FA3_FLOAT8_E4M3] = "FA3_FLOAT8_E4M3",
+      [FA3_INT32] = "FA3_INT32",       [FA3_INT64] = "FA3_INT64"};
+  return fa3_dtype_size(dtype) ? names[dtype] : "no dtype";
 }
 
 /* Offsets in bytes must fit ptrdiff_t with room to add a tile. */
