@@ -59,7 +59,7 @@ int lengths_read(const char *source, const struct source_rules *rules, const cha
   if (list)
     TRY(read_list(source, option, lengths));
   else
-    TRY(loaded_tensor_read(source, rules, names, integers, lengths));
+    TRY(loaded_tensor_read(source, rules, names, NULL, integers, lengths));
   if (lengths->dtype == dtype) return 0;
   if (lengths->dtype == FA3_INT64 || lengths->dtype == FA3_INT32) return convert(dtype, lengths);
   return fail(EXIT_INPUT, "%s: its elements are floating point: expected %s", lengths->origin,

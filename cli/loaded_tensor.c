@@ -94,9 +94,7 @@ static int read_safetensors(const char *path, const struct source_rules *rules,
   return code;
 }
 
-/* With a suffix (maybe empty) the tensor may be absent, and an .npy file has none beside its own.
- */
-static int read_source(const char *source, const struct source_rules *rules,
+int loaded_tensor_read(const char *source, const struct source_rules *rules,
                        const char *const *names, const char *suffix, const char *elements,
                        struct loaded_tensor *tensor) {
   char path[PATH_MAX];
@@ -122,18 +120,6 @@ static int read_source(const char *source, const struct source_rules *rules,
   if (!rules->container)
     return fail(EXIT_USAGE, "%s: names a tensor of the --in file, but there is no --in", source);
   return read_safetensors(rules->container, rules, named, suffix, elements, tensor);
-}
-
-int loaded_tensor_read(const char *source, const struct source_rules *rules,
-                       const char *const *names, const char *elements,
-                       struct loaded_tensor *tensor) {
-  return read_source(source, rules, names, NULL, elements, tensor);
-}
-
-int loaded_tensor_read_beside(const char *source, const struct source_rules *rules,
-                              const char *const *names, const char *suffix, const char *elements,
-                              struct loaded_tensor *tensor) {
-  return read_source(source, rules, names, suffix, elements, tensor);
 }
 
 int loaded_tensor_make(struct loaded_tensor *tensor, const char *what) {

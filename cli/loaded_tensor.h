@@ -23,17 +23,15 @@ struct source_rules {
 
 /* `source` is FILE.npy, FILE.safetensors, FILE.safetensors:NAME, or :NAME in the rules' container;
  * null is that container. Without a name the first of `names` (ended by a null) that is there
- * counts. `elements` says in a message what they may be; the caller checks it. */
+ * counts. `elements` says in a message what they may be; the caller checks it.
+ *
+ * With `suffix`, which may be null, it is the tensor beside the one that `source` means, with its
+ * name and that suffix: there need be none, and a .npy file has none. With an empty suffix it is
+ * that tensor itself, if it is there. */
 extern const char floating_point_elements[];
 int loaded_tensor_read(const char *source, const struct source_rules *rules,
-                       const char *const *names, const char *elements,
+                       const char *const *names, const char *suffix, const char *elements,
                        struct loaded_tensor *tensor);
-
-/* The tensor beside the one that `source` means, with its name and `suffix`: there need be none,
- * and a .npy file has none. With an empty suffix it is that tensor itself, if it is there. */
-int loaded_tensor_read_beside(const char *source, const struct source_rules *rules,
-                              const char *const *names, const char *suffix, const char *elements,
-                              struct loaded_tensor *tensor);
 
 /* The second half of that: the data of a tensor whose header has been read. `tensor` has its
  * origin, and nothing else yet. */

@@ -140,7 +140,7 @@ static int load(const struct attention_options *options, enum tensor tensor, con
     TRY(lengths_read(source, &options->rules, names, option_of(tensor), row->dtype, loaded));
     return row->vector ? check_rank(operands, tensor) : 0; /* before what it says is used */
   }
-  return loaded_tensor_read(source, &options->rules, names,
+  return loaded_tensor_read(source, &options->rules, names, NULL,
                             row->rule == RULE_ONLY ? "float32" : floating_point_elements, loaded);
 }
 
@@ -164,9 +164,9 @@ static int load_scale(const struct attention_options *options, enum tensor codes
   const char *const names[] = {tensor_rows[codes].name, other_names[codes][0], NULL};
   const char *source = options->sources[codes];
   struct loaded_tensor number;
-  TRY(loaded_tensor_read_beside(source, &options->rules, names, "_scale", "float32",
-                                &operands->loaded[scale]));
-  TRY(loaded_tensor_read_beside(source, &options->rules, names, "_scale_rows", "int64", &number));
+  TRY(loaded_tensor_read(source, &options->rules, names, "_scale", "float32",
+                         &operands->loaded[scale]));
+  TRY(loaded_tensor_read(source, &options->rules, names, "_scale_rows", "int64", &number));
   if (!number.given) return 0;
   const bool good = number.dtype == FA3_INT64 && loaded_tensor_elements(&number) == 1;
   if (good) *operands_scale_rows(operands, scale) = *(const int64_t *)number.data;
@@ -263,10 +263,8 @@ int operands_read_some(const struct attention_options *options, struct operands 
     const char *const names[] = {tensor_rows[inputs[i]].name, other_names[inputs[i]][0], NULL};
     struct loaded_tensor *loaded = &operands->loaded[inputs[i]];
     static const char elements[] = "float32, float16 or bfloat16";
-    if (source)
-      TRY(loaded_tensor_read(source, &options->rules, names, elements, loaded));
-    else if (options->rules.container)
-      TRY(loaded_tensor_read_beside(NULL, &options->rules, names, "", elements, loaded));
+    if (source || options->rules.container)
+      TRY(loaded_tensor_read(source, &options->rules, names, source ? NULL : "", elements, loaded));
     if (loaded->given) TRY(operands_set_view(operands, inputs[i]));
   }
   return 0;

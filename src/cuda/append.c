@@ -14,11 +14,6 @@
 
 const struct kernel_kind append_kind = {.entries = {"append"}};
 
-fa3_status supports_append(const fa3_capability *capability) {
-  (void)capability;
-  return FA3_OK; /* what the header allows */
-}
-
 enum { MOST_HEADS = MAX_GRID * FA3_APPEND_WARPS };
 
 /* Of a row: of the new key, of the new value and of the query. */

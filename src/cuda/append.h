@@ -5,13 +5,11 @@
 #include "cuda/context.h"
 #include "cuda/plan.h"
 
-fa3_status supports_append(const fa3_capability *capability);
 fa3_status plan_append(const struct problem *problem, const struct cuda_facts *facts,
                        struct cuda_plan *plan);
 fa3_status launch_append(const struct cuda_scope *scope, const struct problem *problem,
                          const struct cuda_plan *plan, char *workspace);
 
-fa3_status supports_combine(const fa3_capability *capability);
 fa3_status plan_combine(const struct problem *problem, const struct cuda_facts *facts,
                         struct cuda_plan *plan);
 fa3_status launch_combine(const struct cuda_scope *scope, const struct problem *problem,

@@ -11,11 +11,6 @@
 
 const struct kernel_kind combine_kind = {.entries = {"combine"}};
 
-fa3_status supports_combine(const fa3_capability *capability) {
-  (void)capability; /* any head dim */
-  return FA3_OK;
-}
-
 fa3_status plan_combine(const struct problem *problem, const struct cuda_facts *facts,
                         struct cuda_plan *plan) {
   *plan = (struct cuda_plan){.helper = find_kernel(&(struct kernel_need){

@@ -317,7 +317,7 @@ static void test_combine(void **state) {
 }
 
 int main(void) {
-  if (!gpu_open()) return 77;
+  if (!gpu_open()) return TEST_SKIPPED;
   rng_run_seed();
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_lengths_change_between_replays),

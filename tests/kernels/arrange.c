@@ -3,13 +3,10 @@
 #include <string.h>
 
 #include "half.h"
+#include "integer.h"
 #include "kernels.h"
 
 enum { MOST_KEYS = 256, LARGEST_DIM = 256 };
-
-static int64_t round_up(int64_t value, int64_t step) {
-  return (value + step - 1) / step * step;
-}
 
 static struct rows random_rows(struct run *run, int64_t most) {
   struct rows rows = {

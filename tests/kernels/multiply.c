@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "integer.h"
 #include "kernels.h"
 
 /* Sizes in rows, columns and elements of depth. */
@@ -14,10 +15,6 @@ struct operands {
   float *right;
   float *output;
 };
-
-static int64_t round_up(int64_t value, int64_t step) {
-  return (value + step - 1) / step * step;
-}
 
 static void fill_words(struct run *run, float *words, int64_t count) {
   for (int64_t i = 0; i < count; i++) {
