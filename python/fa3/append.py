@@ -8,6 +8,7 @@ from fa3 import _core
 from fa3.operators import (
     contiguous,
     is_plain,
+    is_watched,
     names_of,
     need_tensors,
     new_output,
@@ -112,7 +113,7 @@ def chosen(table, index, name, otherwise):
     """The table's rows of these numbers. One that is not there is an error on the CPU; a GPU's are
     not looked at, and it is `otherwise` there, as in fa3.h."""
     there = (index >= 0) & (index < table.shape[0])
-    if index.device.type == "cpu" and not torch.compiler.is_compiling() and not there.all():
+    if index.device.type == "cpu" and not is_watched() and not there.all():
         raise ValueError(f"{name} has a row that is not there: expected 0 to {table.shape[0] - 1}")
     rows = table[torch.where(there, index, 0).long()]
     return rows.masked_fill(~there[..., None], otherwise)

@@ -15,6 +15,7 @@ from fa3.operators import (
     contiguous,
     is_autocast,
     is_plain,
+    is_watched,
     need_tensors,
     operator,
     rows_contiguous,
@@ -23,8 +24,9 @@ from fa3.operators import (
 from fa3.options import options_of, sequences
 
 
-def scales_of_pages(scale, cache, page_table, lengths):
-    """A scale for each page, (pages, heads), of one for each sequence's head."""
+def scales_of_pages(name, scale, cache, page_table, lengths):
+    """A scale for each page, (pages, heads), of one for each sequence's head. Sequences that share a
+    page need the same; a GPU's are not looked at."""
     pages, page_size = cache.shape[:2]
     if lengths is not None:
         # Entries of the table past a sequence's length may be anything.
@@ -32,7 +34,12 @@ def scales_of_pages(scale, cache, page_table, lengths):
         page_table = page_table.masked_fill(first_row >= lengths[:, None], pages)
     of_pages = scale.new_ones(pages + 1, scale.shape[1])
     # What is no page goes into the row that is left out; the call says that it is none.
-    of_pages[page_table.long().clamp(-1, pages)] = scale[:, None]
+    index = page_table.long().clamp(-1, pages)
+    of_pages[index] = scale[:, None]
+    if scale.device.type == "cpu" and not is_watched():
+        differs = (of_pages[index] != scale[:, None]) & ~scale.isnan()[:, None]
+        if (differs & ((index >= 0) & (index < pages))[..., None]).any():
+            raise ValueError(f"{name} differs between sequences that share a page: expected one scale")
     return of_pages[:pages]
 
 
@@ -52,7 +59,7 @@ def place_scales(options, k_cache, v_cache, lengths):
                 )
             options[f"{name}_rows"] = rows
         elif scale is not None and scale.dim() == 2 and "page_table" in options:
-            options[name] = scales_of_pages(scale, cache, options["page_table"], lengths)
+            options[name] = scales_of_pages(name, scale, cache, options["page_table"], lengths)
         elif scale is not None and scale.dim() == 2 and "cache_batch_index" in options:
             # What is no entry goes into the row that is left out; the call says that it is none.
             index, entries = options["cache_batch_index"].long(), cache.shape[0]

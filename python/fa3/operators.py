@@ -293,14 +293,21 @@ def contiguous(**tensors) -> dict:
     return tensors
 
 
+def is_watched() -> bool:
+    """Whether a compiler, mode, transform or tracer of PyTorch's has to see what is done."""
+    return bool(
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._get_tracing_state()
+    )
+
+
 def is_plain(query, key, value) -> bool:
     """Whether the library can read these as they are. A negative view's memory has the other sign."""
     return (
         type(query) is type(key) is type(value) is Tensor
-        and not torch.compiler.is_compiling()
-        and not torch._C._len_torch_dispatch_stack()
-        and not torch._C._are_functorch_transforms_active()
-        and not torch._C._get_tracing_state()
+        and not is_watched()
         and not (query.is_neg() or key.is_neg() or value.is_neg() or query.is_meta)
     )
 

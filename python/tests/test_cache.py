@@ -466,6 +466,21 @@ def test_fp8_cache(device, pages, scales):
         reference.check([output[b : b + 1]], [exact], [plain])
 
 
+def test_scales_of_shared_pages():
+    """Codes of a page have one scale, whichever sequence reads them."""
+    q = torch.randn(2, 1, 4, 64).bfloat16()
+    pages = [torch.randn(4, 8, 2, 64).to(torch.float8_e4m3fn) for _ in range(2)]
+    options = {"cache_seqlens": integers("cpu", [9, 12])}
+    scale = torch.tensor([[0.5, 2.0], [0.5, 1.0]])
+    table = integers("cpu", [[3, 1, 9], [3, 0, -1]])
+    for same in (scale[:1].expand(2, 2), scale[:1].repeat(2, 1)):
+        fa3.flash_attn_with_kvcache(q, *pages, page_table=table, k_descale=same, **options)
+    with pytest.raises(ValueError, match="share a page"):
+        fa3.flash_attn_with_kvcache(q, *pages, page_table=table, k_descale=scale, **options)
+    table = integers("cpu", [[3, 1, 0], [2, 0, -1]])  # only what is past a length is shared
+    fa3.flash_attn_with_kvcache(q, *pages, page_table=table, k_descale=scale, **options)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_fp8_rows_are_turned(device, causal):
     q, k, v = (t.to(torch.float8_e4m3fn) for t in make(device, *[(1, 2, 2, 64)] * 3))

@@ -78,6 +78,22 @@ def test_export(device):
     assert torch.equal(exported(q, k, v), fa3.flash_attn_func(q, k, v, causal=True))
 
 
+def test_fake_tensors():
+    """Shapes without numbers, of a call that looks at numbers where there are some."""
+    with torch._subclasses.fake_tensor.FakeTensorMode():
+        q, k, v = torch.zeros(2, 1, 4, 64), *torch.zeros(2, 2, 1, 2, 64)
+        caches = [torch.zeros(6, 16, 2, 64).to(torch.float8_e4m3fn) for _ in range(2)]
+        options = {"page_table": torch.zeros(3, 2, dtype=torch.int32), "cache_seqlens": 5}
+        options |= {"cache_batch_idx": torch.zeros(2, dtype=torch.int32), "causal": True}
+        options |= {"rotary_cos": torch.zeros(32, 8), "rotary_sin": torch.zeros(32, 8)}
+        options |= {"k_descale": torch.ones(2, 2), "v_descale": torch.ones(2, 2)}
+        output, lse, *_ = fa3.flash_attn_with_kvcache(
+            q.bfloat16(), *caches, k.bfloat16(), v.bfloat16(), return_softmax_lse=True, **options
+        )
+        assert output.shape == (2, 1, 4, 64) and output.dtype == torch.bfloat16
+        assert lse.shape == (2, 4, 1)
+
+
 def test_trace(device):
     """A graph that records operators has the call, not one result of it."""
     q, k, v, _ = tensors(device, requires_grad=False)
