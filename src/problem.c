@@ -204,7 +204,7 @@ static fa3_status check_rotary(const struct options *options, const struct probl
   return FA3_OK;
 }
 
-/* And in an append or a combination. */
+/* And in an append. */
 static fa3_status check_append(const struct options *options, const struct problem *problem) {
   const struct operand *query = &problem->query, *rotated = &problem->rotated_query;
   TRY(check_rotary(options, problem, "new_key"));

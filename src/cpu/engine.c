@@ -15,7 +15,7 @@
 #include "quantize.h"
 #include "validate.h"
 
-/* The last of the forward pass alone. */
+/* E4M3, the last, is for the forward pass alone. */
 static const fa3_dtype dtypes[] = {FA3_FLOAT32, FA3_FLOAT16, FA3_BFLOAT16, FA3_FLOAT8_E4M3};
 enum { FORWARD_DTYPES = sizeof dtypes / sizeof *dtypes, BACKWARD_DTYPES = FORWARD_DTYPES - 1 };
 

@@ -217,7 +217,7 @@ static struct rows key_rows(const struct block *block, const struct operand *ope
   return rows;
 }
 
-/* Scores of columns [begin, end) of the tile at `key`: -infinity where a row sees nothing. */
+/* Of a strip's scores, whose first column is `key`: -infinity where a row does not see the key. */
 static void mask_strip(const struct block *block, int64_t row, int64_t rows, int64_t key,
                        int64_t columns) {
   for (int64_t r = 0; r < rows; r++) {

@@ -15,10 +15,9 @@ struct map_dimension {
   int32_t box;
 };
 
-/* Of 16-bit elements, for shared memory in which `chunk` columns (64 or 32) lie side by side,
- * swizzled over as many bytes; what lies outside the tensor is read as zero. An empty tensor may
- * have any aligned address: nothing of it is read.
- */
+/* Of elements of 16 bits, or codes, for shared memory in which `chunk` columns lie side by side:
+ * 128 or 64 bytes, over which they are swizzled. What lies outside the tensor is read as zero. An
+ * empty tensor may have any aligned address: nothing of it is read. */
 fa3_status make_tensor_map(const struct cuda_driver *driver, fa3_dtype dtype, int32_t chunk,
                            const char *name, const void *data, int rank,
                            const struct map_dimension *dimensions, fa3_tensor_map *map);
