@@ -10,14 +10,21 @@
 
 enum { kPairs = 4, kChunk = 32 * kPairs }; /* of a lane, 32 apart; of a warp */
 
+// kHalf: all elements, and those of the tables, have 16 bits, as they mostly do. Then what they are
+// is asked for without branches, each of which would wait for the one before.
+template <bool kHalf>
 __device__ __forceinline__ uint32_t load_bits(const void *data, int64_t i, int kind) {
+  if (kHalf) return ((const uint16_t *)data)[i];
   return kind == FA3_APPEND_FLOAT32 ? ((const uint32_t *)data)[i]
          : kind == FA3_APPEND_E4M3  ? ((const uint8_t *)data)[i]
                                     : ((const uint16_t *)data)[i];
 }
 
+template <bool kHalf>
 __device__ __forceinline__ void store_bits(void *data, int64_t i, int kind, uint32_t bits) {
-  if (kind == FA3_APPEND_FLOAT32)
+  if (kHalf)
+    ((uint16_t *)data)[i] = (uint16_t)bits;
+  else if (kind == FA3_APPEND_FLOAT32)
     ((uint32_t *)data)[i] = bits;
   else if (kind == FA3_APPEND_E4M3)
     ((uint8_t *)data)[i] = (uint8_t)bits;
@@ -25,16 +32,18 @@ __device__ __forceinline__ void store_bits(void *data, int64_t i, int kind, uint
     ((uint16_t *)data)[i] = (uint16_t)bits;
 }
 
+template <bool kHalf>
 __device__ __forceinline__ float number_of(uint32_t bits, int kind) {
-  return kind == FA3_APPEND_FLOAT32   ? __uint_as_float(bits)
-         : kind == FA3_APPEND_FLOAT16 ? __half2float(__ushort_as_half((unsigned short)bits))
-                                      : __uint_as_float(bits << 16);
+  return !kHalf && kind == FA3_APPEND_FLOAT32 ? __uint_as_float(bits)
+         : kind == FA3_APPEND_FLOAT16         ? __half2float(__ushort_as_half((unsigned short)bits))
+                                              : __uint_as_float(bits << 16);
 }
 
+template <bool kHalf>
 __device__ __forceinline__ uint32_t bits_of(float x, int kind) {
-  return kind == FA3_APPEND_FLOAT32   ? __float_as_uint(x)
-         : kind == FA3_APPEND_FLOAT16 ? __half_as_ushort(__float2half_rn(x))
-                                      : __bfloat16_as_ushort(__float2bfloat16_rn(x));
+  return !kHalf && kind == FA3_APPEND_FLOAT32 ? __float_as_uint(x)
+         : kind == FA3_APPEND_FLOAT16         ? __half_as_ushort(__float2half_rn(x))
+                                              : __bfloat16_as_ushort(__float2bfloat16_rn(x));
 }
 
 __device__ __forceinline__ int64_t offset(const fa3_operand &tensor, int batch, int row, int head) {
@@ -68,17 +77,19 @@ struct chunk {
   uint32_t bits[kPairs][2];
 };
 
+template <bool kHalf>
 __device__ __forceinline__ void load_chunk(const fa3_append_params &p, const head &h, int begin,
                                            chunk &c) {
 #pragma unroll
   for (int n = 0; n < kPairs; ++n) {
     const pair at = find_pair(p, h, index_of(begin, n));
-    c.bits[n][0] = at.first < h.dim ? load_bits(h.from, h.at + at.first, p.kind) : 0;
-    c.bits[n][1] = at.second < h.dim ? load_bits(h.from, h.at + at.second, p.kind) : 0;
+    c.bits[n][0] = at.first < h.dim ? load_bits<kHalf>(h.from, h.at + at.first, p.kind) : 0;
+    c.bits[n][1] = at.second < h.dim ? load_bits<kHalf>(h.from, h.at + at.second, p.kind) : 0;
   }
 }
 
 // The chunk's numbers, turned by the angles of the position: NaN where the tables have none.
+template <bool kHalf>
 __device__ __forceinline__ void turn_chunk(const fa3_append_params &p, const head &h, int begin,
                                            int position, const chunk &c, float (&x)[kPairs][2]) {
   const bool known = position >= 0 && position < p.table_rows;
@@ -88,12 +99,15 @@ __device__ __forceinline__ void turn_chunk(const fa3_append_params &p, const hea
   for (int n = 0; n < kPairs; ++n) {
     const int i = index_of(begin, n);
     const bool there = known && i < h.pairs;
-    cos[n] = there ? number_of(load_bits(p.cos.data, cos_at + i, p.table_kind), p.table_kind) : NAN;
-    sin[n] = there ? number_of(load_bits(p.sin.data, sin_at + i, p.table_kind), p.table_kind) : NAN;
+    const uint32_t bits[2] = {there ? load_bits<kHalf>(p.cos.data, cos_at + i, p.table_kind) : 0,
+                              there ? load_bits<kHalf>(p.sin.data, sin_at + i, p.table_kind) : 0};
+    cos[n] = there ? number_of<kHalf>(bits[0], p.table_kind) : NAN;
+    sin[n] = there ? number_of<kHalf>(bits[1], p.table_kind) : NAN;
   }
 #pragma unroll
   for (int n = 0; n < kPairs; ++n) {
-    const float first = number_of(c.bits[n][0], p.kind), second = number_of(c.bits[n][1], p.kind);
+    const float first = number_of<kHalf>(c.bits[n][0], p.kind),
+                second = number_of<kHalf>(c.bits[n][1], p.kind);
     const bool turned = index_of(begin, n) < h.pairs;
     x[n][0] = turned ? first * cos[n] - second * sin[n] : first;
     x[n][1] = turned ? first * sin[n] + second * cos[n] : second;
@@ -112,6 +126,7 @@ __device__ __forceinline__ float largest_of(const float (&x)[kPairs][2], float l
 
 // Of a whole head, of which x is the first chunk: a normal number that the head's largest finite
 // magnitude fits into.
+template <bool kHalf>
 __device__ __forceinline__ float make_scale(const fa3_append_params &p, const head &h, int position,
                                             const float (&x)[kPairs][2]) {
   float largest = largest_of(x, 0.0f);
@@ -119,8 +134,8 @@ __device__ __forceinline__ float make_scale(const fa3_append_params &p, const he
   for (int begin = kChunk; 2 * begin < h.dim; begin += kChunk) {
     chunk c;
     float more[kPairs][2];
-    load_chunk(p, h, begin, c);
-    turn_chunk(p, h, begin, position, c, more);
+    load_chunk<kHalf>(p, h, begin, c);
+    turn_chunk<kHalf>(p, h, begin, position, c, more);
     largest = largest_of(more, largest);
   }
 #pragma unroll
@@ -143,6 +158,7 @@ __device__ __forceinline__ uint8_t code_of(float x, float divisor) {
 }
 
 // To a place of the same kind, or, with a divisor, of codes.
+template <bool kHalf>
 __device__ __forceinline__ void store_chunk(const fa3_append_params &p, const head &h, int begin,
                                             const chunk &c, const float (&x)[kPairs][2], void *to,
                                             int64_t to_at, bool coded, float divisor) {
@@ -156,33 +172,37 @@ __device__ __forceinline__ void store_chunk(const fa3_append_params &p, const he
       if (coded)
         ((uint8_t *)to)[to_at + i] = code_of(x[n][half], divisor);
       else
-        store_bits(to, to_at + i, p.kind,
-                   at.turned ? bits_of(x[n][half], p.kind) : c.bits[n][half]);
+        store_bits<kHalf>(to, to_at + i, p.kind,
+                          at.turned ? bits_of<kHalf>(x[n][half], p.kind) : c.bits[n][half]);
     }
   }
 }
 
-extern "C" __global__ void __launch_bounds__(FA3_APPEND_THREADS)
-    append(const __grid_constant__ fa3_append_params p) {
+// A warp's head of a row. What does not depend on memory goes before the wait for what was queued
+// before.
+template <bool kHalf>
+__device__ __forceinline__ void append_head(const fa3_append_params &p) {
   const int batch = blockIdx.y, row = blockIdx.x;
   const int number = blockIdx.z * FA3_APPEND_WARPS + threadIdx.x / 32;
-  wait_for_prior_grids();
-  let_next_grid_launch();  // which may count on what was before (decode_work.cuh)
-  if (number >= 2 * p.heads_k + p.heads_q) return;
   const bool value = number >= p.heads_k && number < 2 * p.heads_k;
   const bool query = number >= 2 * p.heads_k;
   const int head_number = query ? number - 2 * p.heads_k : value ? number - p.heads_k : number;
   const fa3_operand &from = query ? p.query : value ? p.new_value : p.new_key;
   const fa3_operand &to = query ? p.rotated_query : value ? p.value : p.key;
+  const int64_t from_at =
+      offset(from, p.sequences.cu_seqlens_q != nullptr ? 0 : batch, row, head_number);
 
+  wait_for_prior_grids();
+  let_next_grid_launch();  // which may count on what was before (decode_work.cuh)
+  if (number >= 2 * p.heads_k + p.heads_q) return;
   const fa3_sequence sequence = fa3_find_sequence(&p.sequences, batch);
   if (row >= sequence.mask.queries) return;
   const int from_row = sequence.query_row + row;
-  const head h = {from.data, offset(from, sequence.query_batch, from_row, head_number),
+  const head h = {from.data, from_at + sequence.query_row * from.stride_row,
                   value ? p.head_dim_v : p.head_dim, value ? 0 : p.pairs};
   chunk c;
   float x[kPairs][2];
-  load_chunk(p, h, 0, c);
+  load_chunk<kHalf>(p, h, 0, c);
 
   const int key = sequence.mask.keys + row;
   const int position = p.positions ? p.positions[sequence.query_batch * p.positions_stride_batch +
@@ -194,7 +214,7 @@ extern "C" __global__ void __launch_bounds__(FA3_APPEND_THREADS)
     page = p.page_table[batch * p.page_table_stride + to_row / p.page_size];
     to_row %= p.page_size;
   }
-  turn_chunk(p, h, 0, position, c, x); /* while the page is on its way */
+  turn_chunk<kHalf>(p, h, 0, position, c, x); /* while the page is on its way */
   if (!query && !(there && page >= 0 && page < p.pages)) return;
 
   const bool coded = p.quantised && !query;
@@ -203,7 +223,7 @@ extern "C" __global__ void __launch_bounds__(FA3_APPEND_THREADS)
     const fa3_scales &scales = value ? p.value_scale : p.key_scale;
     float *const scale = find_scale(scales, page, to_row, head_number);
     if (scales.rows == 1) {
-      divisor = make_scale(p, h, position, x);
+      divisor = make_scale<kHalf>(p, h, position, x);
       if ((threadIdx.x & 31) == 0) *scale = divisor;
     } else if (scales.data != nullptr) {
       divisor = *scale;
@@ -214,10 +234,20 @@ extern "C" __global__ void __launch_bounds__(FA3_APPEND_THREADS)
                            : offset(to, page, to_row, head_number);
 #pragma unroll 1
   for (int begin = 0;;) {
-    store_chunk(p, h, begin, c, x, to.data, at, coded, divisor);
+    store_chunk<kHalf>(p, h, begin, c, x, to.data, at, coded, divisor);
     begin += kChunk;
     if (2 * begin >= h.dim) break;
-    load_chunk(p, h, begin, c);
-    turn_chunk(p, h, begin, position, c, x);
+    load_chunk<kHalf>(p, h, begin, c);
+    turn_chunk<kHalf>(p, h, begin, position, c, x);
   }
+}
+
+extern "C" __global__ void __launch_bounds__(FA3_APPEND_THREADS, 4)
+    append(const __grid_constant__ fa3_append_params p) {
+  const bool half = p.kind == FA3_APPEND_FLOAT16 || p.kind == FA3_APPEND_BFLOAT16;
+  const bool half_table = p.table_kind == FA3_APPEND_FLOAT16 || p.table_kind == FA3_APPEND_BFLOAT16;
+  if (half && (half_table || p.pairs == 0))
+    append_head<true>(p);
+  else
+    append_head<false>(p);
 }
