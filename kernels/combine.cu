@@ -33,8 +33,9 @@ struct parts {
   int count;
 };
 
+// `early`: what was queued before is awaited here, when only loads are left.
 __device__ __forceinline__ parts find_parts(const fa3_combine_params &p, int batch, int query,
-                                            int head) {
+                                            int head, bool early) {
   parts x;
   if (p.parts == nullptr) {
     auto offset = [&](const fa3_combine_strides &strides) {
@@ -46,11 +47,13 @@ __device__ __forceinline__ parts find_parts(const fa3_combine_params &p, int bat
     x.lse_stride = p.partial_lse_strides.split;
     x.jump = x.lse_jump = 0;
     x.count = p.splits;
+    if (early) wait_for_prior_grids();
     return x;
   }
   const int group_head = head / p.group, row = query * p.group + head - group_head * p.group;
   const int tile = row / p.tile_rows;
   const int64_t heads_k = p.heads / p.group;
+  if (early) wait_for_prior_grids();
   const fa3_combine_parts found = p.parts[(batch * heads_k + group_head) * p.row_tiles + tile];
   x.lse_at = 2 * (int64_t)found.block * p.tile_rows + row - tile * p.tile_rows;
   x.lse_stride = 2 * p.tile_rows;
@@ -140,19 +143,20 @@ extern "C" __global__ void __launch_bounds__(FA3_COMBINE_THREADS, 1)
       p.warps == 1 ? (int64_t)blockIdx.x * FA3_COMBINE_WARPS + threadIdx.x / 32 : blockIdx.x;
   const int query = (int)(index / p.heads), head = (int)(index % p.heads);
   let_next_grid_launch();
-  wait_for_prior_grids();
+  const bool known = p.cu_seqlens_q == nullptr && p.used_q == nullptr;
+  if (!known) wait_for_prior_grids();
   const int first = p.cu_seqlens_q ? p.cu_seqlens_q[batch] : 0;
   const int queries = p.used_q         ? p.used_q[batch]
                       : p.cu_seqlens_q ? p.cu_seqlens_q[batch + 1] - first
                                        : p.seqlen_q;
   if (query >= queries) return;
-  const parts of = find_parts(p, batch, query, head);
-  if (of.count == 0) return;  // the result is whole
   auto offset = [&](const fa3_combine_strides &strides) {
     return batch * strides.batch + (int64_t)(first + query) * strides.row + head * strides.head;
   };
-  const float sink = p.sink != nullptr ? p.sink[head] : -INFINITY;
   const int64_t output = offset(p.output_strides);
+  const parts of = find_parts(p, batch, query, head, known);
+  if (of.count == 0) return;  // the result is whole
+  const float sink = p.sink != nullptr ? p.sink[head] : -INFINITY;
   for (int column = lane; column - lane < p.head_dim; column += kColumns) {
     merged m;
     merge_parts(p, of, warp, p.warps, column, m);

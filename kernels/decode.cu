@@ -90,7 +90,8 @@ __device__ __forceinline__ void load_queries(const fa3_decode_params &p, const w
   fa3_decode_input query = p.query;
   query.stride_batch = p.query.stride_head;
   query.stride_head = p.query.stride_batch;
-  load_rows(query, w.sequence.query_batch, p.head_dim, places, tile);
+  if (p.lengths_known) begin_grid(p);
+  load_rows<1>(query, w.sequence.query_batch, p.head_dim, places, tile);
 }
 
 // This warp's keys of the block's range. Code that runs once or twice is read from far, so there is
@@ -104,6 +105,7 @@ __device__ __forceinline__ void attend(const fa3_decode_params &p, const work &w
   // are under way.
   const uint32_t queries = ring + (kStages - 1) * kStageBytes;
   const bool late = kRegistersLeft && p.appended;
+  if (late && p.lengths_known) begin_grid(p);
   if (!late) load_queries(p, w, queries);
   uint32_t query[kQueryParts][4];
   const fa3_range common = find_common_keys(p, w);
@@ -142,9 +144,9 @@ __device__ __forceinline__ void attend(const fa3_decode_params &p, const work &w
       for (int e = 0; e < 4; ++e) s[t][e] = __fmul_rn(s[t][e], scale);
     adjust_scores(p, w, common, key - kStages * kUnitKeys, s);
     uint32_t probabilities[kRowTiles][2];
-    const float of_value[4] = {};
+    const float of_value[1][4] = {};
     exponentiate(a, s, of_value, probabilities);
-    multiply_values(a, probabilities, stage + kTileBytes);
+    multiply_values(a, probabilities, stage + kValuesAt);
   }
 }
 

@@ -82,7 +82,8 @@ __device__ __forceinline__ work take_piece(const fa3_decode_params &p) {
   deal d = *(const deal *)(shared + kDealAt);
   work w;
   w.rows = w.rank = 0;
-  w.active = 1;
+  w.active = 1;  // nothing is sent
+  w.share = FA3_DECODE_ROWS * kQuads;
   if (d.unit >= d.end) return w;
   w.batch = d.batch;
   w.sequence = fa3_find_sequence(&p.sequences, w.batch);

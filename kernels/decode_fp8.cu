@@ -6,7 +6,10 @@
 // The scales of a step's keys and values come beside them, one for each row whatever they are
 // shared by.
 //
-// Compile with -DFA3_E4M3=1, FA3_TILE_Q, FA3_HEAD_DIM and FA3_STAGES.
+// Rows of codes are short, and memory gives more of longer pieces: so a block may have two heads of
+// keys, which lie side by side, and a step both heads' rows of 16 keys.
+//
+// Compile with -DFA3_E4M3=1, FA3_TILE_Q, FA3_HEAD_DIM, FA3_STAGES, and FA3_HEADS for two of them.
 #include "codes.cuh"
 #include "decode_deal.cuh"
 #include "decode_load.cuh"
@@ -17,7 +20,8 @@ __device__ float decode_no_scale = 1.0f;  // of operands without scales
 // What a lane's queries are: rows lane / 4 + 8t, of 64 columns the 16 from 16 (lane % 4) on. A
 // product of 16 columns takes four of each lane's, those of key and query alike.
 struct queries {
-  uint32_t x[kQueryParts][4];  // as products take them; or at `shared`
+  // Of each head of keys, as products take them; or at `shared`.
+  uint32_t x[kHeads][kQueryParts][4];
   uint32_t shared;
   float factor[kRowTiles];  // of the rows' scores
 };
@@ -26,13 +30,14 @@ __device__ __forceinline__ uint32_t address_of_query(const queries &q, int part)
   return q.shared + (part * 32 + (threadIdx.x & 31)) * 16;
 }
 
-__device__ __forceinline__ void read_query(const queries &q, int part, uint32_t (&x)[4]) {
+// Of head n.
+__device__ __forceinline__ void read_query(const queries &q, int n, int part, uint32_t (&x)[4]) {
   if (kSharedQueries) {
     const uint4 y = load_shared_vector(address_of_query(q, part));
     x[0] = y.x, x[1] = y.y, x[2] = y.z, x[3] = y.w;
   } else {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) x[i] = q.x[part][i];
+    for (int i = 0; i < 4; ++i) x[i] = q.x[n][part][i];
   }
 }
 
@@ -58,7 +63,7 @@ __device__ __forceinline__ float fit_row(queries &q, int t) {
   for (int k = 0; k < kHeadDim / 16; ++k)
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-      top = __vmaxu2(top, q.x[part_of_step(k)][place_in_part(k, t, i)] & 0x7fff7fff);
+      top = __vmaxu2(top, q.x[t % kHeads][part_of_step(k)][place_in_part(k, t, i)] & 0x7fff7fff);
   top = max(top & 0xffff, top >> 16);
   top = max(top, __shfl_xor_sync(0xffffffff, top, 1));
   top = max(top, __shfl_xor_sync(0xffffffff, top, 2));
@@ -68,9 +73,10 @@ __device__ __forceinline__ float fit_row(queries &q, int t) {
   for (int k = 0; k < kHeadDim / 16; ++k)
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-      q.x[part_of_step(k)][place_in_part(k, t, i)] =
-          pack_fp16(__int_as_float(q.x[part_of_step(k)][place_in_part(k, t, i)] << 16) * up,
-                    __int_as_float(q.x[part_of_step(k)][place_in_part(k, t, i)] & 0xffff0000) * up);
+      q.x[t % kHeads][part_of_step(k)][place_in_part(k, t, i)] = pack_fp16(
+          __int_as_float(q.x[t % kHeads][part_of_step(k)][place_in_part(k, t, i)] << 16) * up,
+          __int_as_float(q.x[t % kHeads][part_of_step(k)][place_in_part(k, t, i)] & 0xffff0000) *
+              up);
   return __int_as_float((127 - 14 + exponent) << 23);
 }
 
@@ -89,17 +95,24 @@ __device__ __forceinline__ void fetch_queries(const fa3_decode_fp8_params &p, co
                                               queries &q) {
   const int lane = threadIdx.x & 31;
   const bool codes = p.query == FA3_QUERY_E4M3;
+  row_place places[kRowTiles];
+  const char *rows[kRowTiles];
 #pragma unroll
   for (int t = 0; t < kRowTiles; ++t) {
-    const int row = lane / 4 + 8 * t;
-    const bool there = row < w.rows;
-    const row_place place = place_of_row(p.decode, w, there ? row : 0);
+    const int row = row_of_tile(w, t, lane / 4);
     const fa3_decode_input &query = p.decode.query;
-    const char *const from =
-        query.data + ((uint64_t)w.sequence.query_batch * query.stride_batch +
-                      (uint64_t)(w.sequence.query_row + place.query) * query.stride_row +
-                      (uint64_t)place.head * query.stride_head) *
-                         16;
+    places[t] = place_of_row(p.decode, w, row < w.rows ? row : 0);
+    rows[t] = query.data + ((uint64_t)w.sequence.query_batch * query.stride_batch +
+                            (uint64_t)(w.sequence.query_row + places[t].query) * query.stride_row +
+                            (uint64_t)places[t].head * query.stride_head) *
+                               16;
+  }
+  if (p.decode.lengths_known && !p.decode.appended) begin_grid(p.decode);
+#pragma unroll
+  for (int t = 0; t < kRowTiles; ++t) {
+    const bool there = row_of_tile(w, t, lane / 4) < w.rows;
+    const row_place place = places[t];
+    const char *const from = rows[t];
 #pragma unroll
     for (int c = 0; c < kHeadDim / 64; ++c) {
       const int column = 64 * c + 16 * (lane & 3);
@@ -112,7 +125,7 @@ __device__ __forceinline__ void fetch_queries(const fa3_decode_fp8_params &p, co
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const query_place at = place_of_query(c, t, 4 * h + i);
-          q.x[at.part][at.at] = y[i];
+          q.x[t % kHeads][at.part][at.at] = y[i];
         }
       }
     }
@@ -124,6 +137,7 @@ __device__ __forceinline__ void fetch_queries(const fa3_decode_fp8_params &p, co
 __device__ __forceinline__ void fit_queries(const fa3_decode_fp8_params &p, queries &q) {
 #pragma unroll
   for (int t = 0; t < kRowTiles; ++t) {
+    uint32_t(&x)[kQueryParts][4] = q.x[t % kHeads];
     if (p.query == FA3_QUERY_E4M3)
 #pragma unroll
       for (int c = 0; c < kHeadDim / 64; ++c)
@@ -131,7 +145,7 @@ __device__ __forceinline__ void fit_queries(const fa3_decode_fp8_params &p, quer
         for (int i = 3; i >= 0; --i) {
           const query_place from = place_of_query(c, t, i), low = place_of_query(c, t, 2 * i),
                             high = place_of_query(c, t, 2 * i + 1);
-          unpack_codes(q.x[from.part][from.at], q.x[low.part][low.at], q.x[high.part][high.at]);
+          unpack_codes(x[from.part][from.at], x[low.part][low.at], x[high.part][high.at]);
         }
     q.factor[t] *= product_scale(p.decode);
     if (p.query == FA3_QUERY_BF16) q.factor[t] *= fit_row(q, t);
@@ -139,7 +153,7 @@ __device__ __forceinline__ void fit_queries(const fa3_decode_fp8_params &p, quer
   if (kSharedQueries)
 #pragma unroll
     for (int part = 0; part < kQueryParts; ++part)
-      store_shared_vector(address_of_query(q, part), q.x[part]);
+      store_shared_vector(address_of_query(q, part), q.x[0][part]);
 }
 
 // Where one scale of each step of this lane is: lanes 0 to 15 bring the keys', the others the
@@ -147,16 +161,20 @@ __device__ __forceinline__ void fit_queries(const fa3_decode_fp8_params &p, quer
 struct lane_scales {
   const float *data;
   int64_t stride_page, stride_block;
-  fa3_divisor rows;  // of a block
-  int first_row;     // of the first block
+  int64_t next_head;  // from a head's to the next one's
+  fa3_divisor rows;   // of a block
+  int first_row;      // of the first block
 };
 
 __device__ __forceinline__ lane_scales find_scales(const fa3_decode_fp8_params &p, const work &w) {
   const bool key = (threadIdx.x & 16) == 0;
   const fa3_scales &scales = key ? p.key_scale : p.value_scale;
-  lane_scales found = {&decode_no_scale, 0, 0, key ? p.key_scale_rows : p.value_scale_rows, 0};
+  lane_scales found = {&decode_no_scale, 0, 0, 0, key ? p.key_scale_rows : p.value_scale_rows, 0};
   if (scales.data == nullptr) return found;
-  found.data = scales.data + w.head / scales.heads_per_scale * scales.stride_head;
+  const int head = w.head * kHeads, scale = head / scales.heads_per_scale;
+  found.data = scales.data + scale * scales.stride_head;
+  if (kHeads > 1)
+    found.next_head = ((head + 1) / scales.heads_per_scale - scale) * scales.stride_head;
   found.stride_page = scales.stride_batch;
   if (scales.rows > 0) found.stride_block = scales.stride_block;
   const int *const starts = p.decode.sequences.cu_seqlens_k;
@@ -169,19 +187,22 @@ __device__ __forceinline__ lane_scales find_scales(const fa3_decode_fp8_params &
   return found;
 }
 
-// The scale of key number lane % 16 of a step, or of its value.
+// The scale of key number lane % 16 of a step, or of its value, of each head.
 __device__ __forceinline__ void load_scale(const lane_scales &s, const place &at, uint32_t stage) {
   const bool there = at.page >= 0;
   const int page = there ? at.page : 0, row = there ? at.row - s.first_row : 0;
   // Those of a lane's keys are neighbours, and of its values: number 8n + 2i + j is at 4i + 2n + j.
   const int lane = threadIdx.x & 31;
   const int number = (lane & 16) + 4 * (lane / 2 & 3) + 2 * (lane / 8 & 1) + (lane & 1);
-  copy_async_float(stage + kScalesAt + number * 4,
-                   s.data + page * s.stride_page + divide(row, s.rows) * s.stride_block, there);
+  const float *const from = s.data + page * s.stride_page + divide(row, s.rows) * s.stride_block;
+#pragma unroll
+  for (int n = 0; n < kHeads; ++n)
+    copy_async_float(stage + kScalesAt + n * kScaleBytes + number * 4, from + n * s.next_head,
+                     there);
 }
 
-// S = Q K^T of 16 keys.
-__device__ __forceinline__ void multiply_keys(float (&s)[kRowTiles][4], const queries &q,
+// S = Q K^T of 16 keys of head n.
+__device__ __forceinline__ void multiply_keys(float (&s)[kProductTiles][4], const queries &q, int n,
                                               uint32_t keys) {
   const int lane = threadIdx.x & 31;
   float sums[2][2][4] = {};  // of each 8 keys two, which take turns
@@ -189,35 +210,35 @@ __device__ __forceinline__ void multiply_keys(float (&s)[kRowTiles][4], const qu
   for (int c = 0; c < kHeadDim / 64; ++c) {
     uint4 x[2];
 #pragma unroll
-    for (int n = 0; n < 2; ++n)
-      x[n] = load_shared_vector(keys + tile_offset(8 * n + lane / 4, 4 * c + (lane & 3)));
+    for (int j = 0; j < 2; ++j)
+      x[j] = load_shared_vector(keys + tile_offset(8 * j + lane / 4, 4 * c + (lane & 3)));
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       uint32_t key[2][2][2];  // of 8 keys: the first two of each four columns, the last two
 #pragma unroll
-      for (int n = 0; n < 2; ++n)
+      for (int j = 0; j < 2; ++j)
 #pragma unroll
         for (int i = 0; i < 2; ++i)
-          unpack_codes(h == 0 ? (i == 0 ? x[n].x : x[n].y) : (i == 0 ? x[n].z : x[n].w),
-                       key[n][0][i], key[n][1][i]);
+          unpack_codes(h == 0 ? (i == 0 ? x[j].x : x[j].y) : (i == 0 ? x[j].z : x[j].w),
+                       key[j][0][i], key[j][1][i]);
 #pragma unroll
       for (int odd = 0; odd < 2; ++odd) {
         uint32_t query[4];
-        read_query(q, part_of_step(4 * c + 2 * h + odd), query);
+        read_query(q, n, part_of_step(4 * c + 2 * h + odd), query);
 #pragma unroll
-        for (int n = 0; n < 2; ++n)
-          mma_16_8_16(sums[n][odd], query, key[n][odd][0], key[n][odd][1]);
+        for (int j = 0; j < 2; ++j)
+          mma_16_8_16(sums[j][odd], query, key[j][odd][0], key[j][odd][1]);
       }
     }
   }
   add_sums(sums, s);
 }
 
-// O^T += V^T P^T of 16 keys. Codes are transposed in pairs of columns: of 16 columns those that the
-// product has as the first eight are the even ones.
+// O^T += V^T P^T of 16 keys, of the rows of head n. Codes are transposed in pairs of columns: of 16
+// columns those that the product has as the first eight are the even ones.
 __device__ __forceinline__ void multiply_values(attention &a,
                                                 const uint32_t (&probabilities)[kRowTiles][2],
-                                                uint32_t values) {
+                                                uint32_t values, int n) {
   const int lane = threadIdx.x & 31;
 #pragma unroll
   for (int u = 0; u < kRowUnits; u += 2) {
@@ -231,7 +252,7 @@ __device__ __forceinline__ void multiply_values(attention &a,
         unpack_codes(__byte_perm(x[2 * i], x[2 * i + 1], odd ? 0x7531 : 0x6420), value[odd],
                      value[odd + 2]);
 #pragma unroll
-      for (int t = 0; t < kRowTiles; ++t)
+      for (int t = n; t < kRowTiles; t += kHeads)
         mma_16_8_16(a.output[t][u + i], value, probabilities[t][0], probabilities[t][1]);
     }
   }
@@ -252,6 +273,7 @@ __device__ __forceinline__ void attend(const fa3_decode_fp8_params &fp8, const w
   const int units = w.units.end - w.units.begin;
   int key = w.units.begin * kUnitKeys + threadIdx.x / 32 * kStepKeys;  // of the next load
 
+  if (p.lengths_known && p.appended) begin_grid(p);
   const lane_scales scales = find_scales(fp8, w);
   queries q;
   q.shared = ring + kRingBytes;
@@ -288,21 +310,28 @@ __device__ __forceinline__ void attend(const fa3_decode_fp8_params &fp8, const w
     if (i < 0) continue;
 
     const uint32_t stage = next;
-    float s[kRowTiles][4];
-    multiply_keys(s, q, stage);
-    const uint32_t scales = stage + kScalesAt + (threadIdx.x & 3) * 16;
-    const float4 keys = load_shared_floats(scales), values = load_shared_floats(scales + 64);
-    const float of_key[4] = {keys.x, keys.y, keys.z, keys.w};
-    const float of_value[4] = {log2_unit(values.x), log2_unit(values.y), log2_unit(values.z),
-                               log2_unit(values.w)};
+    float s[kRowTiles][4], of_value[kHeads][4];
 #pragma unroll
-    for (int t = 0; t < kRowTiles; ++t)
+    for (int n = 0; n < kHeads; ++n) {
+      float products[kProductTiles][4];
+      multiply_keys(products, q, n, stage + n * kTileBytes);
+      const uint32_t scales = stage + kScalesAt + n * kScaleBytes + (threadIdx.x & 3) * 16;
+      const float4 keys = load_shared_floats(scales), values = load_shared_floats(scales + 64);
+      const float of_key[4] = {keys.x, keys.y, keys.z, keys.w};
+      of_value[n][0] = log2_unit(values.x), of_value[n][1] = log2_unit(values.y);
+      of_value[n][2] = log2_unit(values.z), of_value[n][3] = log2_unit(values.w);
 #pragma unroll
-      for (int n = 0; n < 4; ++n) s[t][n] = __fmul_rn(s[t][n], __fmul_rn(q.factor[t], of_key[n]));
+      for (int t = n; t < kRowTiles; t += kHeads)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          s[t][i] = __fmul_rn(products[t / kHeads][i], __fmul_rn(q.factor[t], of_key[i]));
+    }
     adjust_scores(p, w, common, key - kStages * kUnitKeys, s);
-    uint32_t products[kRowTiles][2];
-    exponentiate(a, s, of_value, products);
-    multiply_values(a, products, stage + kTileBytes);
+    uint32_t probabilities[kRowTiles][2];
+    exponentiate(a, s, of_value, probabilities);
+#pragma unroll
+    for (int n = 0; n < kHeads; ++n)
+      multiply_values(a, probabilities, stage + kValuesAt + n * kTileBytes, n);
   }
 }
 

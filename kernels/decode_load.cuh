@@ -31,7 +31,9 @@ struct lane_rows {
   place rows[kRowsOfLane];
 };
 
-// The lane's units of its rows, from unit lane % kLanesOfRow on; zeros where there is no row.
+// The lane's units of its rows, from unit lane % kLanesOfRow on, of so many neighbouring heads;
+// zeros where there is no row.
+template <int kCount>
 __device__ __forceinline__ void load_rows(const fa3_decode_input &tensor, int head, int dim,
                                           const lane_rows &places, uint32_t tile) {
   const int lane = threadIdx.x & 31, row = lane / kLanesOfRow, unit = lane % kLanesOfRow;
@@ -47,9 +49,12 @@ __device__ __forceinline__ void load_rows(const fa3_decode_input &tensor, int he
     const int near = kRowsAtOnce * j % 8;
     const uint32_t to = tile + tile_offset(row + near, unit) + (kRowsAtOnce * j - near) * kRowBytes;
 #pragma unroll
-    for (int h = 0; h < kRowUnits / kLanesOfRow; ++h)
-      copy_async(to + h * 128, from + h * 128,
-                 at.page >= 0 && (unit + 8 * h) * kUnitElements < dim);
+    for (int n = 0; n < kCount; ++n)
+#pragma unroll
+      for (int h = 0; h < kRowUnits / kLanesOfRow; ++h)
+        copy_async(to + n * kTileBytes + h * 128,
+                   from + (n > 0 ? n * (uint64_t)tensor.stride_head * 16 : 0) + h * 128,
+                   at.page >= 0 && (unit + 8 * h) * kUnitElements < dim);
   }
 }
 
@@ -80,8 +85,8 @@ __device__ __forceinline__ void find_places(const fa3_decode_params &p, const wo
 // The keys and values at those places.
 __device__ __forceinline__ void load_keys(const fa3_decode_params &p, const work &w,
                                           const lane_rows &places, uint32_t stage) {
-  load_rows(p.key, w.head, p.head_dim, places, stage);
-  load_rows(p.value, w.head, p.head_dim_v, places, stage + kTileBytes);
+  load_rows<kHeads>(p.key, w.head * kHeads, p.head_dim, places, stage);
+  load_rows<kHeads>(p.value, w.head * kHeads, p.head_dim_v, places, stage + kValuesAt);
 }
 
 // Those of the step at `key`. The answer is where number lane % 16 of them is, if it is asked for.

@@ -39,15 +39,18 @@ __device__ __forceinline__ void merge_warps(const work &w, attention &a) {
     for (int i = 0; i < kWarps; ++i)
       sum += sums[i * kRows + row] * exp2_unit(exponent_of(tops[i * kRows + row] - top));
     if (warp == 0 && (lane & 3) == 0) {
-      float *const result = (float *)(shared + kResultAt) + 2 * row;
-      result[0] = top;
-      result[1] = sum;
+      const int of_block = row_of_tile(w, t, lane / 4);
+      float *const result = (float *)(shared + kResultAt) + 2 * of_block;
+      if (kHeads == 1 || of_block < kRows) {
+        result[0] = top;
+        result[1] = sum;
+      }
     }
     const float factor =
         exp2_unit(exponent_of(a.top[t] - top) + (kScaledValues ? a.unit[t] : 0.0f));
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int output_row = 8 * t + 2 * (lane & 3) + r;
+      const int output_row = row_of_tile(w, t, 2 * (lane & 3) + r);
       const float of_row = of_output_row(factor, r);
       if (output_row < w.rows) store_columns(a, t, r, of_row, output + output_row * kPitch);
     }
@@ -127,27 +130,21 @@ __device__ __forceinline__ void store_result(const fa3_decode_params &p, const w
   }
 }
 
-// Quads of columns that each block of a cluster puts together.
-__device__ __forceinline__ int quads_of_block(const work &w) {
-  return (w.rows * kQuads + w.active - 1) / w.active;
-}
-
 // Before others send: the barrier that counts what will come.
 __device__ __forceinline__ void expect_results(const work &w, uint32_t base) {
   mbarrier_init(base + kReceived, 1);
   mbarrier_init_fence();
-  const int share = quads_of_block(w), first = w.rank * share;
-  const int mine = max(min(share, w.rows * kQuads - first), 0);
+  const int first = w.rank * w.share;
+  const int mine = max(min(w.share, w.rows * kQuads - first), 0);
   mbarrier_arrive_expect(base + kReceived, w.active * (mine * 16 + w.rows * 8));
 }
 
 // Each block of the cluster gets its part of this block's result.
 __device__ __forceinline__ void send_results(const work &w, uint32_t base) {
-  const int share = quads_of_block(w);
 #pragma unroll 1
   for (int i = threadIdx.x; i < w.rows * kQuads; i += FA3_DECODE_THREADS) {
-    const int to = i / share;
-    cluster_store(cluster_map(base + kReceivedAt + (w.rank * share + i - to * share) * 16, to),
+    const int to = owner_of(w, i);
+    cluster_store(cluster_map(base + kReceivedAt + (w.rank * w.share + i - to * w.share) * 16, to),
                   sum_of_warps(i / kQuads, i % kQuads * 4), cluster_map(base + kReceived, to));
   }
 #pragma unroll 1
@@ -162,8 +159,7 @@ __device__ __forceinline__ void send_results(const work &w, uint32_t base) {
 
 // This block's part of the cluster's results becomes one, and leaves.
 __device__ __forceinline__ void store_results(const fa3_decode_params &p, const work &w) {
-  const int share = quads_of_block(w), first = w.rank * share;
-  const int end = min(w.rows * kQuads, first + share);
+  const int first = w.rank * w.share, end = min(w.rows * kQuads, first + w.share);
 #pragma unroll 1
   for (int i = first + threadIdx.x; i < end; i += FA3_DECODE_THREADS) {
     const int row = i / kQuads, column = i % kQuads * 4;
@@ -182,7 +178,7 @@ __device__ __forceinline__ void store_results(const fa3_decode_params &p, const 
       x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll 4
       for (int b = 0; b < w.active; ++b) {
-        const float4 y = quads[b * share];
+        const float4 y = quads[b * w.share];
         const float factor = exp2_unit(exponent_of(results[b * kRows].x - top));
         total.y += results[b * kRows].y * factor;
         x.x += y.x * factor, x.y += y.y * factor, x.z += y.z * factor, x.w += y.w * factor;
@@ -207,10 +203,10 @@ __device__ __forceinline__ void begin_block(const fa3_decode_params &p, const wo
 // When its warps have attended. `dealt`: more may follow.
 __device__ __forceinline__ void finish_block(const fa3_decode_params &p, const work &begun,
                                              uint32_t base, bool dealt, attention &a) {
-  const work &w = kSharedWork ? *(const work *)(shared + kWorkAt) : begun;
   wait_for_prior_grids();  // if there was nothing to attend to, only now
   if (!dealt) let_next_grid_launch();
-  merge_warps(w, a);
+  merge_warps(kSharedWork ? *(const work *)(shared + kWorkAt) : begun, a);
+  const work w = kSharedWork ? *(const work *)(shared + kWorkAt) : begun;
   if (dealt && deal_ends()) let_next_grid_launch();
   if (p.cluster > 1) cluster_wait_announced();
   if (w.active > 1) {

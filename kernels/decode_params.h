@@ -44,6 +44,7 @@ typedef struct {
   int64_t lse_stride_batch, lse_stride_row, lse_stride_head;
   const float *sink; /* one logit per query head, or null */
 
+  int lengths_known;       /* no array of sequences is there: a block knows what it has to do */
   fa3_sequences sequences; /* seqlen_q, seqlen_k: also bounds of the lengths in the arrays */
   fa3_divisor page_size;   /* INT32_MAX: there are no pages */
   int pages;               /* that there are */

@@ -40,25 +40,27 @@ __device__ __forceinline__ float of_output_row(float x, int r) {
   return __shfl_sync(0xffffffff, x, 8 * (threadIdx.x & 3) + 4 * r);
 }
 
-// The first operand of a score's products has 16 rows, of 16 columns. Where a block has 8 rows, the
-// next 16 columns of these are in the place of the others: then of one part there are two steps,
-// each with half a result.
-constexpr int kQueryParts = kHeadDim / 16 * kRowTiles / 2;
+// The first operand of a score's products has 16 rows, of 16 columns. Where a head of keys has 8
+// rows, the next 16 columns of these are in the place of the others: then of one part there are two
+// steps, each with half a result.
+constexpr int kProductTiles = kRowTiles / kHeads;
+constexpr int kQueryParts = kHeadDim / 16 * kProductTiles / 2;
 
 __device__ __forceinline__ int part_of_step(int k) {
-  return kRowTiles == 2 ? k : k / 2;
+  return kProductTiles == 2 ? k : k / 2;
 }
 
 // Where in it half i of the 16 columns of step k is, of rows 8t to 8t + 7.
 __device__ __forceinline__ int place_in_part(int k, int t, int i) {
-  return (kRowTiles == 2 ? t : k % 2) + 2 * i;
+  return (kProductTiles == 2 ? t : k % 2) + 2 * i;
 }
 
 // The scores of 16 keys from the sums of even steps and of odd ones, for 8 keys each: [t][2n + i]
 // is of key 8n + 2 (l % 4) + i.
-__device__ __forceinline__ void add_sums(const float (&sums)[2][2][4], float (&s)[kRowTiles][4]) {
+__device__ __forceinline__ void add_sums(const float (&sums)[2][2][4],
+                                         float (&s)[kProductTiles][4]) {
 #pragma unroll
-  for (int t = 0; t < kRowTiles; ++t)
+  for (int t = 0; t < kProductTiles; ++t)
 #pragma unroll
     for (int i = 0; i < 4; ++i)
       s[t][i] = sums[i / 2][0][place_in_part(0, t, 0) * 2 + i % 2] +
@@ -100,8 +102,8 @@ __device__ __forceinline__ void adjust_scores(const fa3_decode_params &p, const 
   const int lane = threadIdx.x & 31;
 #pragma unroll
   for (int t = 0; t < kRowTiles; ++t) {
-    const fa3_range seen =
-        fa3_visible_keys(&w.sequence.mask, divide(w.first_row + 8 * t + lane / 4, p.group));
+    const int query = kHeads > 1 ? 0 : divide(w.first_row + 8 * t + lane / 4, p.group);
+    const fa3_range seen = fa3_visible_keys(&w.sequence.mask, query);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int k = key + 8 * (i / 2) + 2 * (lane & 3) + i % 2;
@@ -113,7 +115,7 @@ __device__ __forceinline__ void adjust_scores(const fa3_decode_params &p, const 
 // The maxima follow scores that are beyond them, and what was summed before is rescaled. The
 // output's unit likewise follows what multiplies values.
 __device__ __forceinline__ void follow_maxima(attention &a, const float (&s)[kRowTiles][4],
-                                              const float (&of_value)[4]) {
+                                              const float (&of_value)[kHeads][4]) {
 #pragma unroll
   for (int t = 0; t < kRowTiles; ++t) {
     const float top = max_nan(
@@ -126,7 +128,8 @@ __device__ __forceinline__ void follow_maxima(attention &a, const float (&s)[kRo
       const float before = a.unit[t] + moved;
       float unit = max_nan(before, FA3_NO_REFERENCE);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) unit = max_nan(unit, fmaf(s[t][i] - top, kLog2e, of_value[i]));
+      for (int i = 0; i < 4; ++i)
+        unit = max_nan(unit, fmaf(s[t][i] - top, kLog2e, of_value[t % kHeads][i]));
       a.unit[t] = row_maximum(unit);
       factor = exp2_unit(before - a.unit[t]);
     }
@@ -143,9 +146,9 @@ __device__ __forceinline__ void follow_maxima(attention &a, const float (&s)[kRo
 }
 
 // Scores become what multiplies the values, packed as the product takes it. `of_value`: the
-// logarithms of the scales of this lane's values.
+// logarithms of the scales of this lane's values, of each head.
 __device__ __forceinline__ void exponentiate(attention &a, const float (&s)[kRowTiles][4],
-                                             const float (&of_value)[4],
+                                             const float (&of_value)[kHeads][4],
                                              uint32_t (&packed)[kRowTiles][2]) {
   bool beyond = false;
 #pragma unroll
@@ -154,7 +157,7 @@ __device__ __forceinline__ void exponentiate(attention &a, const float (&s)[kRow
     for (int i = 0; i < 4; ++i) {
       const float less = s[t][i] - a.top[t];
       beyond |= !(less <= 0.0f);
-      if (kScaledValues) beyond |= !(fmaf(less, kLog2e, of_value[i]) <= a.unit[t]);
+      if (kScaledValues) beyond |= !(fmaf(less, kLog2e, of_value[t % kHeads][i]) <= a.unit[t]);
     }
   if (__any_sync(0xffffffff, beyond)) follow_maxima(a, s, of_value);
 #pragma unroll
@@ -165,8 +168,9 @@ __device__ __forceinline__ void exponentiate(attention &a, const float (&s)[kRow
       const float less = s[t][i] - a.top[t];
       const float probability = exp2_unit(exponent_of(less));
       a.sum[t] += probability;
-      factors[i] =
-          kScaledValues ? exp2_unit(fmaf(less, kLog2e, of_value[i]) - a.unit[t]) : probability;
+      factors[i] = kScaledValues
+                       ? exp2_unit(fmaf(less, kLog2e, of_value[t % kHeads][i]) - a.unit[t])
+                       : probability;
     }
 #pragma unroll
     for (int n = 0; n < 2; ++n) packed[t][n] = pack_pair(factors[2 * n], factors[2 * n + 1]);

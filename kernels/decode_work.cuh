@@ -12,18 +12,27 @@ constexpr int kRows = FA3_TILE_Q;     // of a block: 8 or 16
 constexpr int kRowTiles = kRows / 8;  // that a product takes at once
 constexpr int kWarps = FA3_DECODE_WARPS;
 constexpr int kStepKeys = 16;  // of a warp
+// Of keys, neighbours: a step has so many heads' rows. Each has its own 8 rows of the block, for
+// the query heads of a sequence's one query.
+#ifdef FA3_HEADS
+constexpr int kHeads = FA3_HEADS;
+#else
+constexpr int kHeads = 1;
+#endif
+static_assert(kHeads == 1 || kHeads == kRowTiles, "8 rows each");
 constexpr int kUnitKeys = FA3_DECODE_KEYS;
 #if FA3_E4M3
 constexpr int kElementBytes = 1;
-constexpr int kScaleBytes = 2 * kStepKeys * 4;  // of a step: its keys' scales, then its values'
+constexpr int kScaleBytes = 2 * kStepKeys * 4;  // of a head: its keys' scales, then its values'
 #else
 constexpr int kElementBytes = 2;
 constexpr int kScaleBytes = 0;
 #endif
 constexpr int kRowBytes = kHeadDim * kElementBytes;  // in shared memory
 constexpr int kTileBytes = kStepKeys * kRowBytes;
-constexpr int kScalesAt = 2 * kTileBytes;  // of a stage: keys, values, scales
-constexpr int kStageBytes = kScalesAt + kScaleBytes;
+constexpr int kValuesAt = kHeads * kTileBytes;  // of a stage: keys, values, scales
+constexpr int kScalesAt = 2 * kHeads * kTileBytes;
+constexpr int kStageBytes = kScalesAt + kHeads * kScaleBytes;
 constexpr int kRingBytes = kStages * kStageBytes;
 // Behind a warp's ring: its queries, where registers have no room for them.
 constexpr bool kSharedQueries = kElementBytes == 1 && kHeadDim > 128 && kRows > 8;
@@ -41,6 +50,8 @@ constexpr int kResultAt = kSumAt + kWarps * kRows * 4;  // [row]: the block's to
 // What the other blocks of a cluster send: quads of columns of the rows that this block puts
 // together, and each block's tops and sums.
 constexpr int kQuads = kHeadDim / 4;  // of a row
+constexpr int kShareBits = 20;
+static_assert(kRows * kQuads <= 1 << kShareBits / 2, "owner_of is exact");
 constexpr int kReceivedAt = kResultAt + kRows * 8;
 constexpr int kReceivedResultsAt = kReceivedAt + (kRows * kQuads + FA3_DECODE_MAX_CLUSTER) * 16;
 constexpr int kReceived = kReceivedResultsAt + FA3_DECODE_MAX_CLUSTER * kRows * 8;  // the barrier
@@ -48,12 +59,13 @@ constexpr int kReceived = kReceivedResultsAt + FA3_DECODE_MAX_CLUSTER * kRows * 
 constexpr bool kSharedWork = kElementBytes == 1 || kHeadDim > 128;
 constexpr bool kKeptWork = FA3_DECODE_KEEPS_WORK(kHeadDim, kElementBytes);
 constexpr int kWorkAt = kReceived + 8;
-constexpr int kWorkBytes = 80;
+constexpr int kWorkBytes = 96;
 constexpr int kDealAt = kWorkAt + kWorkBytes;  // what is left to do (decode_deal.cuh)
 constexpr int kDealBytes = 40;
 constexpr int kSharedBytes = kDealAt + kDealBytes;
+constexpr int kTilesInRing = kHeads * kStages;  // of keys
 constexpr int kSharedBytesByHost = kElementBytes == 1
-                                       ? FA3_DECODE_FP8_SHARED_BYTES(kRows, kHeadDim, kStages)
+                                       ? FA3_DECODE_FP8_SHARED_BYTES(kRows, kHeadDim, kTilesInRing)
                                        : FA3_DECODE_SHARED_BYTES(kRows, kHeadDim, kStages);
 static_assert(kSharedBytes <= kSharedBytesByHost, "shared memory");
 
@@ -65,10 +77,12 @@ __device__ __forceinline__ int divide(int n, const fa3_divisor &d) {
 
 // What a block does: up to kRows rows, and a range of keys.
 struct work {
-  int batch, head;  // of keys
-  int part;         // the place of the result among partial ones; -1: it is whole
-  int rank;         // of the block in its cluster
-  int active;       // how many of the cluster's blocks have work
+  int batch, head;   // of keys; of several, which of such groups
+  int part;          // the place of the result among partial ones; -1: it is whole
+  int rank;          // of the block in its cluster
+  int active;        // how many of the cluster's blocks have work
+  int share;         // quads of columns that each of these puts together
+  int share_factor;  // by which a quad's is found
   int first_row, rows;
   fa3_sequence sequence;
   fa3_range seen;   // keys that any of the rows sees
@@ -99,9 +113,10 @@ __device__ __forceinline__ void find_rows(const fa3_decode_params &p, work &w) {
 // Where registers are full all of an append is awaited first, and keys are never dealt out.
 constexpr bool kRegistersLeft = !kKeptWork;
 
-// Before lengths and pages are read. Of an append under way all that is awaited is what it writes,
-// later, where it is read: what came before it is there, for it let this kernel begin when it had
-// awaited that. The fence keeps what the multiprocessor may still know of older contents away.
+// Before anything is read, or written outside the block. Of an append under way all that is awaited
+// is what it writes, later, where it is read: what came before it is there, for it let this kernel
+// begin when it had awaited that. The fence keeps what the multiprocessor may still know of older
+// contents away.
 __device__ __forceinline__ void begin_grid(const fa3_decode_params &p) {
   if (kRegistersLeft && p.appended)
     fence_device();
@@ -123,7 +138,7 @@ __device__ __forceinline__ work find_work(const fa3_decode_params &p) {
   w.first_row = (tile - above * p.row_tiles.divisor) * kRows;
   w.batch = divide(above, p.heads_k);
   w.head = above - w.batch * p.heads_k.divisor;
-  begin_grid(p);
+  if (!p.lengths_known) begin_grid(p);  // else when it loads: what is before that takes a while
 
   w.sequence = fa3_find_sequence(&p.sequences, w.batch);
   find_rows(p, w);
@@ -136,7 +151,14 @@ __device__ __forceinline__ work find_work(const fa3_decode_params &p) {
   const int rest =
       seen.end - begin - (split - w.rank) * share;  // from the cluster's first split on
   w.active = rest > 0 ? min((rest + share - 1) / share, p.cluster) : 1;
+  w.share = (w.rows * kQuads + w.active - 1) / w.active;
+  w.share_factor = (1 << kShareBits) / max(w.share, 1) + 1;
   return w;
+}
+
+// Which of the cluster's blocks puts a quad together: quad / share, exactly for quads of a block.
+__device__ __forceinline__ int owner_of(const work &w, int quad) {
+  return quad * w.share_factor >> kShareBits;
 }
 
 // A row of the block: which query and head it is.
@@ -151,6 +173,13 @@ __device__ __forceinline__ row_place place_of_row(const fa3_decode_params &p, co
   place.query = divide(w.first_row + row, p.group);
   place.head = w.head * p.group.divisor + w.first_row + row - place.query * p.group.divisor;
   return place;
+}
+
+// The block's row that is number i of tile t's 8. Beyond the block's rows: there is none.
+__device__ __forceinline__ int row_of_tile(const work &w, int t, int i) {
+  if (kHeads == 1) return 8 * t + i;
+  const int each = w.rows / kHeads;
+  return i < each ? t * each + i : kRows;
 }
 
 #endif

@@ -273,14 +273,14 @@ static void test_dealt_keys(void **state) {
   assert_int_equal(plan.decode.blocks, 0);
 
   problem = make_problem(FA3_BFLOAT16, 8, 1, 32, 8, 128, 128);
-  problem.rows_k = problem.max_seqlen_k = 8192;
+  problem.rows_k = problem.max_seqlen_k = 8000;
   problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
   assert_true(plan.decode.alone && plan.decode.splits == 2 && plan.decode.blocks == 0);
   assert_int_equal(plan_forward(&problem, &faster, &plan), FA3_OK);
   assert_true(!plan.decode.alone && plan.decode.blocks == 264);
 
-  problem = make_problem(FA3_BFLOAT16, 32, 1, 32, 8, 128, 128);
+  problem = make_problem(FA3_BFLOAT16, 32, 1, 33, 11, 128, 128);
   problem.rows_k = problem.max_seqlen_k = 8192;
   problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
@@ -291,6 +291,44 @@ static void test_dealt_keys(void **state) {
   problem.max_seqlen_k = 256;
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
   assert_int_equal(plan.decode.blocks, 0);
+}
+
+static int32_t heads_of_block(const struct problem *problem) {
+  struct cuda_plan plan;
+  assert_int_equal(plan_forward(problem, &facts, &plan), FA3_OK);
+  assert_true(plan.decodes);
+  return (int32_t)decode_heads(plan.decode.kernel);
+}
+
+/* Blocks have two heads of codes where there is much to read, and where all their rows are a
+ * block's. Then keys are dealt out, but to many sequences alike. */
+static void test_pairs_of_heads(void **state) {
+  (void)state;
+  struct problem problem = make_problem(FA3_BFLOAT16, 32, 1, 32, 8, 128, 128), other;
+  problem.rows_k = problem.max_seqlen_k = 8192;
+  assert_int_equal(heads_of_block(&problem), 1);
+  problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;
+  assert_int_equal(heads_of_block(&problem), 2);
+  struct cuda_plan plan;
+  assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+  assert_int_equal(plan.decode.blocks, 264);
+  other = problem;
+  other.batch = 64;
+  assert_int_equal(plan_forward(&other, &facts, &plan), FA3_OK);
+  assert_true(plan.decode.blocks == 0 && plan.decode.splits == 1);
+  other = problem;
+  other.split_keys = 1024; /* the same whatever the batch */
+  assert_int_equal(heads_of_block(&other), 1);
+  other = problem;
+  other.rows_q = other.max_seqlen_q = 2;
+  assert_int_equal(heads_of_block(&other), 1);
+  other = problem;
+  other.rows_k = other.max_seqlen_k = 1024;
+  assert_int_equal(heads_of_block(&other), 1);
+  problem = make_problem(FA3_BFLOAT16, 32, 1, 128, 8, 128, 128); /* 16 rows of a head */
+  problem.rows_k = problem.max_seqlen_k = 8192;
+  problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;
+  assert_int_equal(heads_of_block(&problem), 1);
 }
 
 static bool is_staged(const struct cuda_plan *plan, enum tensor tensor) {
@@ -458,21 +496,14 @@ static void test_scales(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_every_head_dim),
-      cmocka_unit_test(test_kernels_fit),
-      cmocka_unit_test(test_tile_sizes),
-      cmocka_unit_test(test_tiles_of_groups),
-      cmocka_unit_test(test_short_sequences),
-      cmocka_unit_test(test_long_sequences),
-      cmocka_unit_test(test_pages),
-      cmocka_unit_test(test_splits),
-      cmocka_unit_test(test_dealt_keys),
-      cmocka_unit_test(test_staging),
-      cmocka_unit_test(test_long_strides),
-      cmocka_unit_test(test_limits),
-      cmocka_unit_test(test_a_feature_that_is_lacking),
-      cmocka_unit_test(test_codes),
-      cmocka_unit_test(test_scales),
+      cmocka_unit_test(test_every_head_dim),  cmocka_unit_test(test_kernels_fit),
+      cmocka_unit_test(test_tile_sizes),      cmocka_unit_test(test_tiles_of_groups),
+      cmocka_unit_test(test_short_sequences), cmocka_unit_test(test_long_sequences),
+      cmocka_unit_test(test_pages),           cmocka_unit_test(test_splits),
+      cmocka_unit_test(test_dealt_keys),      cmocka_unit_test(test_pairs_of_heads),
+      cmocka_unit_test(test_staging),         cmocka_unit_test(test_long_strides),
+      cmocka_unit_test(test_limits),          cmocka_unit_test(test_a_feature_that_is_lacking),
+      cmocka_unit_test(test_codes),           cmocka_unit_test(test_scales),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -50,7 +50,8 @@ static fa3_status combine_splits(const struct cuda_scope *scope, const struct pr
   const int64_t rows = problem->batch * longest;
   const struct operand *output = &problem->output, *lse = &problem->lse;
   const bool dealt = plan->blocks > 0;
-  const int64_t tiles = problem->batch * problem->heads_k * plan->row_tiles;
+  const int64_t heads_k = problem->heads_k / decode_heads(plan->kernel);
+  const int64_t tiles = problem->batch * heads_k * plan->row_tiles;
   const int64_t parts = dealt ? plan->blocks / tiles : plan->splits / plan->cluster;
   fa3_combine_params params = {
       .partial = (const float *)(const void *)(workspace + plan->partial.offset),
@@ -82,7 +83,7 @@ static fa3_status combine_splits(const struct cuda_scope *scope, const struct pr
     params.parts = (const fa3_combine_parts *)(const void *)(workspace + plan->parts.offset);
     params.tile_rows = plan->kernel->tile_q;
     params.row_tiles = plan->row_tiles;
-    params.group = (int)(heads / problem->heads_k);
+    params.group = (int)(heads / heads_k);
   }
   const struct grid grid = {
       .x = (unsigned)divide_up(longest * heads, FA3_COMBINE_WARPS / params.warps),
@@ -91,6 +92,13 @@ static fa3_status combine_splits(const struct cuda_scope *scope, const struct pr
       .threads = FA3_COMBINE_THREADS,
       .dependent = true};
   return launch_kernel(scope, plan->combine, 0, &grid, &params);
+}
+
+/* Whether nothing in memory says where sequences are, but for their pages. */
+static bool lengths_known(const struct problem *problem) {
+  const fa3_sequences all = make_sequences(problem);
+  return !all.cu_seqlens_q && !all.cu_seqlens_k && !all.used_q && !all.used_k && !all.leftpad_k &&
+         !all.batch_index_k && !all.diagonal;
 }
 
 static int64_t rows_of_scale(int64_t rows) {
@@ -102,6 +110,7 @@ fa3_status launch_decode(const struct cuda_scope *scope, const struct problem *p
   const struct scales scales = make_scales((double)problem->scale, (double)problem->softcap);
   const struct operand *output = &problem->output, *lse = &problem->lse;
   const bool paged = problem->features & FA3_FEATURE_PAGE_TABLE;
+  const int64_t heads_k = problem->heads_k / decode_heads(plan->kernel);
   fa3_decode_fp8_params fp8 = {
       .query_scale =
           make_fp8_scales(&problem->query_scale, problem->query_scale_rows, problem->heads_q),
@@ -127,14 +136,15 @@ fa3_status launch_decode(const struct cuda_scope *scope, const struct problem *p
       .lse_stride_row = lse->stride_row,
       .lse_stride_head = lse->stride_head,
       .sink = (const float *)(void *)problem->sink.data,
+      .lengths_known = lengths_known(problem),
       .sequences = make_sequences(problem),
       .page_size = make_divisor(paged ? larger(problem->key.rows, 1) : INT32_MAX),
       .pages = (int)problem->batch_k,
       .rows_k = (int)problem->rows_k,
       .appended = (int)smaller(problem->appended, INT32_MAX / 2),
       .most_queries = plan->most_queries,
-      .heads_k = make_divisor(problem->heads_k),
-      .group = make_divisor(problem->heads_q / problem->heads_k),
+      .heads_k = make_divisor(heads_k),
+      .group = make_divisor(problem->heads_q / heads_k),
       .row_tiles = make_divisor(larger(plan->row_tiles, 1)),
       .splits = make_divisor(plan->splits),
       .cluster = plan->cluster,
@@ -150,9 +160,9 @@ fa3_status launch_decode(const struct cuda_scope *scope, const struct problem *p
       .parts = plan->blocks ? (fa3_combine_parts *)(void *)(workspace + plan->parts.offset) : NULL,
       .most_units = plan->most_units,
       .piece_units = plan->piece_units};
-  const int64_t blocks =
-      plan->blocks ? plan->blocks
-                   : problem->batch * problem->heads_k * (int64_t)plan->row_tiles * plan->splits;
+  const int64_t blocks = plan->blocks
+                             ? plan->blocks
+                             : problem->batch * heads_k * (int64_t)plan->row_tiles * plan->splits;
   if (blocks == 0) return FA3_OK;
   const struct grid grid = {.x = (unsigned)blocks,
                             .y = 1,

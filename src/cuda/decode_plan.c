@@ -18,9 +18,10 @@ static const int64_t many_tiles = 264;  /* row tiles that need no splits, of seq
 static const int64_t long_keys = 8192;  /* from here on splits may be more than a cluster */
 static const int64_t short_split = 128; /* keys: with more, more splits where the grid isn't full */
 static const int64_t largest_cluster = 16;
-static const int64_t large_cluster = 8;  /* larger ones load the GPU unevenly */
-static const int64_t partial_tiles = 64; /* row tiles that have partial results */
-static const int64_t few_keys = 1280;    /* that the forward kernel's tiles hold without loss */
+static const int64_t large_cluster = 8;        /* larger ones load the GPU unevenly */
+static const int64_t partial_tiles = 64;       /* row tiles that have partial results */
+static const int64_t two_heads_rows = 1 << 19; /* of keys: from here on two heads a block */
+static const int64_t few_keys = 1280; /* that the forward kernel's tiles hold without loss */
 static const int64_t most_blocks = 1 << 30;
 /* What a block gets of the memory by itself, in GB/s: it has other things to do than to load, and
  * of codes more. So many of the bandwidth are the blocks that use all of it. */
@@ -41,7 +42,8 @@ const struct kernel_kind decode_kind = {.phase = FA3_FORWARD,
                                         .may_be_alone = true};
 
 static int32_t fp8_shared_bytes(const struct kernel *kernel) {
-  return FA3_DECODE_FP8_SHARED_BYTES(kernel->tile_q, kernel->head_dim, kernel->stages);
+  const int32_t heads = kernel->heads ? kernel->heads : 1;
+  return FA3_DECODE_FP8_SHARED_BYTES(kernel->tile_q, kernel->head_dim, heads * kernel->stages);
 }
 
 const struct kernel_kind decode_fp8_kind = {.phase = FA3_FORWARD,
@@ -62,6 +64,10 @@ const struct kernel *find_decode_kernel(const char *architecture, fa3_dtype key_
                             .value_head_dim = value_head_dim,
                             .softcap = softcap,
                             .tile_q = smaller(rows, FA3_DECODE_ROWS)});
+}
+
+int64_t decode_heads(const struct kernel *kernel) {
+  return larger(kernel->heads, 1);
 }
 
 static int64_t longest_query(const struct problem *problem) {
@@ -146,6 +152,11 @@ static int64_t choose_pairs(const struct problem *problem, const struct cuda_fac
   return problem->max_seqlen_k / splits >= (has_codes(problem) ? 512 : 1024) ? splits : 0;
 }
 
+/* Whether row tiles fill the GPU as well as blocks that have as much to do each. */
+static bool one_round(const struct cuda_facts *facts, int64_t tiles) {
+  return 10 * tiles >= 18 * (int64_t)facts->most_multiprocessors;
+}
+
 /* Whether keys are dealt out to blocks of which there are so many. */
 static bool deals(const struct problem *problem, const struct cuda_facts *facts,
                   const struct kernel *kernel, int64_t tiles, int64_t splits) {
@@ -158,7 +169,8 @@ static bool deals(const struct problem *problem, const struct cuda_facts *facts,
       tiles * (most_units(problem) + piece_units) > INT32_MAX / 2)
     return false;
   if (tiles * most_units(problem) < dealt_units * blocks) return false;
-  return (codes && lengths_differ(problem)) || splits * tiles < blocks_needed(problem, facts);
+  return (codes && lengths_differ(problem)) || splits * tiles < blocks_needed(problem, facts) ||
+         (kernel->heads > 1 && !one_round(facts, tiles));
 }
 
 /* Rows of partial results; 0: there are none, however many queries these keys have. More than the
@@ -203,6 +215,27 @@ fa3_status count_splits(const struct problem *problem, const struct cuda_facts *
   return reserve_splits(problem, facts, &unused, workspace_size);
 }
 
+/* A kernel whose blocks have two heads of keys: rows of codes are short, and memory is read faster
+ * in pieces of two. Null: there is none, or too little to read for half as many tiles. */
+static const struct kernel *find_two_heads_kernel(const struct problem *problem,
+                                                  const struct cuda_facts *facts) {
+  int64_t rows;
+  if (!has_codes(problem) || problem->heads_k % 2 || longest_query(problem) > 1 ||
+      rows_of(problem, 1) > FA3_DECODE_ROWS / 2 || problem->split_keys || problem->num_splits)
+    return NULL;
+  if (!__builtin_mul_overflow(problem->batch * problem->heads_k, problem->max_seqlen_k, &rows) &&
+      rows < two_heads_rows)
+    return NULL;
+  return find_kernel(&(struct kernel_need){.kind = &decode_fp8_kind,
+                                           .architecture = facts->architecture,
+                                           .dtype = problem->key.dtype,
+                                           .head_dim = problem->head_dim,
+                                           .value_head_dim = problem->value_head_dim,
+                                           .softcap = problem->softcap > 0,
+                                           .heads = 2,
+                                           .tile_q = FA3_DECODE_ROWS});
+}
+
 static fa3_status plan_splits(const struct problem *problem, const struct cuda_facts *facts,
                               struct decode_plan *plan) {
   const bool all = plan->most_queries == INT32_MAX;
@@ -214,6 +247,11 @@ static fa3_status plan_splits(const struct problem *problem, const struct cuda_f
                      "%" PRId64 " heads of %" PRId64 " sequences of up to %" PRId64
                      " rows: more tiles than the CUDA kernels count",
                      problem->heads_q, problem->batch, problem->max_seqlen_q);
+  const struct kernel *two_heads = all ? find_two_heads_kernel(problem, facts) : NULL;
+  if (two_heads) {
+    plan->kernel = two_heads;
+    all_tiles /= 2;
+  }
   int64_t splits = choose_splits(problem, all_tiles), cluster = splits;
   if (splits > large_cluster && (splits > largest_cluster || problem->max_seqlen_k > long_keys ||
                                  plan->kernel->head_dim > 128))
@@ -230,6 +268,8 @@ static fa3_status plan_splits(const struct problem *problem, const struct cuda_f
     plan->blocks = (int32_t)(dealt_blocks * facts->most_multiprocessors);
     plan->most_units = (int32_t)most_units(problem) + 1;
     plan->piece_units = (int32_t)piece_units;
+  } else if (two_heads && one_round(facts, all_tiles)) {
+    splits = cluster = 1;
   }
   while (splits > 1 && problem->num_splits && splits > problem->num_splits) splits /= 2;
   cluster = smaller(cluster, splits);
