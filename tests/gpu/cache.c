@@ -17,14 +17,14 @@ enum {
   BATCH = 64,
   HEADS_Q = 8,
   HEADS_K = 2,
-  HEAD_DIM = 64,
+  MOST_DIM = 128,
   PAGE_SIZE = 16,
-  COLUMNS = 100, /* of codes enough for keys that are dealt out */
+  COLUMNS = 260, /* of codes enough for keys that are dealt out, and two heads a block */
+  USUAL_COLUMNS = 100,
   PAGES = 1200,
   ROWS = PAGES * PAGE_SIZE,
-  LONGEST = PAGE_SIZE * COLUMNS,
-  ROW_K = HEADS_K * HEAD_DIM,
-  ROW_Q = HEADS_Q * HEAD_DIM
+  ROW_K = HEADS_K * MOST_DIM,
+  ROW_Q = HEADS_Q * MOST_DIM
 };
 
 static const fa3_device cuda = {FA3_CUDA, 0};
@@ -44,6 +44,8 @@ struct cache {
 };
 
 static struct cache *cache;
+static int head_dim; /* and elements of a row of key and value, and of query */
+static int row_k, row_q;
 
 static double number(uint16_t bits) {
   return (double)float_from_bfloat(bits);
@@ -55,7 +57,7 @@ static void fill(uint16_t *x, size_t bytes, struct rng *rng) {
 
 /* Codes, and a scale for each head, of numbers of about 1. */
 static void fill_codes(uint8_t *codes, float *scales, int heads, struct rng *rng) {
-  for (int i = 0; i < heads * HEAD_DIM; i++)
+  for (int i = 0; i < heads * head_dim; i++)
     codes[i] = e4m3_from_float((float)(4 * rng_normal(rng)));
   for (int i = 0; i < heads; i++) scales[i] = 0.125f + (float)rng_uniform(rng) / 4;
 }
@@ -64,8 +66,9 @@ static void fill_codes(uint8_t *codes, float *scales, int heads, struct rng *rng
 static void new_lengths(struct rng *rng) {
   for (int b = 0; b < BATCH; b++) {
     const bool edge = rng_chance(rng, 0.3);
-    cache->used[b] = (int32_t)(edge ? PAGE_SIZE * rng_between(rng, 0, COLUMNS - 1)
-                                    : rng_between(rng, 0, LONGEST));
+    const int columns = rng_chance(rng, 0.05) ? COLUMNS : USUAL_COLUMNS;
+    cache->used[b] = (int32_t)(edge ? PAGE_SIZE * rng_between(rng, 0, columns - 1)
+                                    : rng_between(rng, 0, PAGE_SIZE * columns));
     for (int i = 0; i < COLUMNS; i++)
       cache->page_table[b * COLUMNS + i] = (int32_t)rng_between(rng, 0, PAGES - 1);
   }
@@ -115,17 +118,17 @@ static fa3_forward_args forward_of(int kind, int64_t first, int64_t batch, uint1
   fa3_forward_args args = {
       .struct_size = sizeof args,
       .device = cuda,
-      .query = fa3_dense(cache->query + first * ROW_Q, FA3_BFLOAT16, batch, 1, HEADS_Q, HEAD_DIM),
-      .key = fa3_dense(cache->key, FA3_BFLOAT16, PAGES, PAGE_SIZE, HEADS_K, HEAD_DIM),
-      .value = fa3_dense(cache->value, FA3_BFLOAT16, PAGES, PAGE_SIZE, HEADS_K, HEAD_DIM),
-      .output = fa3_dense(output + first * ROW_Q, FA3_BFLOAT16, batch, 1, HEADS_Q, HEAD_DIM),
+      .query = fa3_dense(cache->query + first * row_q, FA3_BFLOAT16, batch, 1, HEADS_Q, head_dim),
+      .key = fa3_dense(cache->key, FA3_BFLOAT16, PAGES, PAGE_SIZE, HEADS_K, head_dim),
+      .value = fa3_dense(cache->value, FA3_BFLOAT16, PAGES, PAGE_SIZE, HEADS_K, head_dim),
+      .output = fa3_dense(output + first * row_q, FA3_BFLOAT16, batch, 1, HEADS_Q, head_dim),
       .page_table = table(cache->page_table + first * COLUMNS, batch),
       .seqused_k = fa3_vector(cache->used + first, FA3_INT32, batch),
       .workspace = cache->workspace,
       .workspace_size = sizeof cache->workspace};
   if (kind == BFLOAT) return args;
   const int64_t rows = kind == ROW_SCALES;
-  args.key = fa3_dense(cache->key_codes, FA3_FLOAT8_E4M3, PAGES, PAGE_SIZE, HEADS_K, HEAD_DIM);
+  args.key = fa3_dense(cache->key_codes, FA3_FLOAT8_E4M3, PAGES, PAGE_SIZE, HEADS_K, head_dim);
   args.value = args.key;
   args.value.data = cache->value_codes;
   args.key_scale = scales_of(cache->key_scale, rows);
@@ -158,7 +161,7 @@ static void replay(int kind) {
     GPU(cuCtxSynchronize, );
     if (memcmp(cache->output, cache->other_output, sizeof cache->output) != 0)
       fail_msg("replay %d differs from a call of its own", replay);
-    for (int i = 0; i < BATCH * ROW_Q; i++)
+    for (int i = 0; i < BATCH * row_q; i++)
       if (!(fabs(number(cache->output[i])) < 8)) fail_msg("element %d is not written", i);
   }
   GPU(cuGraphExecDestroy, exec);
@@ -186,8 +189,8 @@ static void compare_batches(int kind) {
     memset(cache->output, 0xff, sizeof cache->output);
     if (fa3_forward(&part)) fail_msg("%s", fa3_last_error());
     GPU(cuCtxSynchronize, );
-    if (memcmp(cache->output + first * ROW_Q, cache->other_output + first * ROW_Q,
-               (size_t)(batch * ROW_Q) * sizeof *cache->output) != 0)
+    if (memcmp(cache->output + first * row_q, cache->other_output + first * row_q,
+               (size_t)(batch * row_q) * sizeof *cache->output) != 0)
       fail_msg("%d sequences from %d on differ", (int)batch, (int)first);
   }
 }
@@ -202,15 +205,15 @@ static void compare_longer(int kind) {
   all.split_keys = longer.split_keys = 128;
   for (int b = 0; b < SEQUENCES; b++) cache->starts[b] = b;
   cache->starts[SEQUENCES] = BATCH;
-  longer.query = fa3_packed(cache->query, FA3_BFLOAT16, BATCH, HEADS_Q, HEAD_DIM);
-  longer.output = fa3_packed(cache->output, FA3_BFLOAT16, BATCH, HEADS_Q, HEAD_DIM);
+  longer.query = fa3_packed(cache->query, FA3_BFLOAT16, BATCH, HEADS_Q, head_dim);
+  longer.output = fa3_packed(cache->output, FA3_BFLOAT16, BATCH, HEADS_Q, head_dim);
   longer.cu_seqlens_q = fa3_vector(cache->starts, FA3_INT32, SEQUENCES + 1);
   longer.max_seqlen_q = LONGER;
   memset(cache->output, 0xff, sizeof cache->output);
   if (fa3_forward(&all) || fa3_forward(&longer)) fail_msg("%s", fa3_last_error());
   GPU(cuCtxSynchronize, );
   assert_memory_equal(cache->output, cache->other_output,
-                      (size_t)(SEQUENCES - 1) * ROW_Q * sizeof *cache->output);
+                      (size_t)(SEQUENCES - 1) * (size_t)row_q * sizeof *cache->output);
 }
 
 static void test_the_batch_changes_no_bit(void **state) {
@@ -230,7 +233,7 @@ static void compare_with_cpu(fa3_forward_args *args, double largest) {
   args->device = (fa3_device){FA3_CPU, 0};
   args->output.data = cache->other_output;
   if (fa3_forward(args)) fail_msg("%s", fa3_last_error());
-  for (int i = 0; i < BATCH * ROW_Q; i++) {
+  for (int i = 0; i < BATCH * row_q; i++) {
     const double got = number(cache->output[i]), expected = number(cache->other_output[i]);
     if (!(fabs(got - expected) <= 0x1p-8 * (largest + fabs(expected))))
       fail_msg("output %d is %g: expected %g", i, got, expected);
@@ -244,7 +247,7 @@ static void test_mixed_batch(void **state) {
   enum { SEQUENCES = sizeof queries / sizeof *queries };
   struct rng rng = rng_for(6);
   double largest = 0;
-  for (int i = 0; i < ROWS * ROW_K; i++) largest = fmax(largest, fabs(number(cache->value[i])));
+  for (int i = 0; i < ROWS * row_k; i++) largest = fmax(largest, fabs(number(cache->value[i])));
   const int trials = gpu_trials(20);
   for (int trial = 0; trial < trials; trial++) {
     new_lengths(&rng);
@@ -252,8 +255,8 @@ static void test_mixed_batch(void **state) {
     for (int b = 0; b < SEQUENCES; b++) cache->starts[b + 1] = cache->starts[b] + queries[b];
     assert_int_equal(cache->starts[SEQUENCES], BATCH);
     fa3_forward_args args = forward_of(BFLOAT, 0, SEQUENCES, cache->output);
-    args.query = fa3_packed(cache->query, FA3_BFLOAT16, BATCH, HEADS_Q, HEAD_DIM);
-    args.output = fa3_packed(cache->output, FA3_BFLOAT16, BATCH, HEADS_Q, HEAD_DIM);
+    args.query = fa3_packed(cache->query, FA3_BFLOAT16, BATCH, HEADS_Q, head_dim);
+    args.output = fa3_packed(cache->output, FA3_BFLOAT16, BATCH, HEADS_Q, head_dim);
     args.cu_seqlens_q = fa3_vector(cache->starts, FA3_INT32, SEQUENCES + 1);
     args.max_seqlen_q = 37;
     args.flags = FA3_CAUSAL;
@@ -266,16 +269,16 @@ static void test_queries_of_codes(void **state) {
   (void)state;
   struct rng rng = rng_for(7);
   double largest = 0;
-  for (int i = 0; i < ROWS * ROW_K; i++)
+  for (int i = 0; i < ROWS * row_k; i++)
     largest = fmax(largest, fabs((double)float_from_e4m3(cache->value_codes[i]) *
-                                 (double)cache->value_scale[i / HEAD_DIM]));
+                                 (double)cache->value_scale[i / head_dim]));
   const int trials = gpu_trials(20);
   for (int trial = 0; trial < trials; trial++) {
     const int64_t queries = INT64_C(1) << trial % 5, batch = BATCH / queries;
     new_lengths(&rng);
     fa3_forward_args args = forward_of(ROW_SCALES, 0, batch, cache->output);
-    args.query = fa3_dense(cache->query_codes, FA3_FLOAT8_E4M3, batch, queries, HEADS_Q, HEAD_DIM);
-    args.output = fa3_dense(cache->output, FA3_BFLOAT16, batch, queries, HEADS_Q, HEAD_DIM);
+    args.query = fa3_dense(cache->query_codes, FA3_FLOAT8_E4M3, batch, queries, HEADS_Q, head_dim);
+    args.output = fa3_dense(cache->output, FA3_BFLOAT16, batch, queries, HEADS_Q, head_dim);
     args.query_scale = make_matrix(cache->query_scale, FA3_FLOAT32, batch, HEADS_Q);
     args.flags = FA3_CAUSAL;
     compare_with_cpu(&args, largest);
@@ -286,18 +289,18 @@ static void test_combine(void **state) {
   (void)state;
   struct rng rng = rng_for(4);
   enum { SETS = 4 };
-  for (int i = 0; i < SETS * BATCH * ROW_Q; i++) cache->partial[i] = (float)rng_normal(&rng);
+  for (int i = 0; i < SETS * BATCH * row_q; i++) cache->partial[i] = (float)rng_normal(&rng);
   for (int i = 0; i < SETS * BATCH * HEADS_Q; i++)
     cache->partial_lse[i] = rng_chance(&rng, 0.4) ? -INFINITY : (float)(3 * rng_normal(&rng));
-  for (int i = 0; i < SETS * BATCH * ROW_Q; i++) /* what has seen no key is not read */
-    if (cache->partial_lse[i / HEAD_DIM] == -INFINITY) cache->partial[i] = NAN;
+  for (int i = 0; i < SETS * BATCH * row_q; i++) /* what has seen no key is not read */
+    if (cache->partial_lse[i / head_dim] == -INFINITY) cache->partial[i] = NAN;
   fa3_combine_args args = {
       .struct_size = sizeof args,
       .device = cuda,
       .partial_output =
-          fa3_dense(cache->partial, FA3_FLOAT32, (int64_t)SETS * BATCH, 1, HEADS_Q, HEAD_DIM),
+          fa3_dense(cache->partial, FA3_FLOAT32, (int64_t)SETS * BATCH, 1, HEADS_Q, head_dim),
       .partial_lse = fa3_lse(cache->partial_lse, (int64_t)SETS * BATCH, HEADS_Q, 1),
-      .output = fa3_dense(cache->output, FA3_BFLOAT16, BATCH, 1, HEADS_Q, HEAD_DIM),
+      .output = fa3_dense(cache->output, FA3_BFLOAT16, BATCH, 1, HEADS_Q, head_dim),
       .lse = fa3_lse(cache->lse, BATCH, HEADS_Q, 1)};
   if (fa3_combine(&args)) fail_msg("%s", fa3_last_error());
   GPU(cuCtxSynchronize, );
@@ -305,7 +308,7 @@ static void test_combine(void **state) {
   args.output.data = cache->other_output;
   args.lse.data = cache->other_lse;
   if (fa3_combine(&args)) fail_msg("%s", fa3_last_error());
-  for (int i = 0; i < BATCH * ROW_Q; i++) {
+  for (int i = 0; i < BATCH * row_q; i++) {
     const double got = number(cache->output[i]), expected = number(cache->other_output[i]);
     if (!(fabs(got - expected) <= 0x1p-7 * fabs(expected) + 0x1p-16))
       fail_msg("output %d is %g: expected %g", i, got, expected);
@@ -326,7 +329,13 @@ int main(void) {
       cmocka_unit_test(test_queries_of_codes),
       cmocka_unit_test(test_combine),
   };
-  const int result = cmocka_run_group_tests(tests, open_cache, close_cache);
-  if (result == 0) printf("passed: %zu tests\n", sizeof tests / sizeof *tests);
-  return result;
+  const size_t count = sizeof tests / sizeof *tests;
+  for (head_dim = 64; head_dim <= MOST_DIM; head_dim *= 2) {
+    row_k = HEADS_K * head_dim;
+    row_q = HEADS_Q * head_dim;
+    const int result = cmocka_run_group_tests(tests, open_cache, close_cache);
+    if (result != 0) return result;
+  }
+  printf("passed: %zu tests\n", 2 * count);
+  return 0;
 }

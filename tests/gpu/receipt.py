@@ -22,7 +22,7 @@ NEEDED = {
     "decode": ["differential", "cache", "lse"],
     "decode_fp8": ["differential", "cache", "lse"],
     "combine": ["differential", "cache", "lse"],
-    "append": ["append"],
+    "append": ["append", "steps"],
     "quantize": ["quantize"],
     "backward_prepare": GRADIENTS,
     "backward": GRADIENTS,

@@ -34,6 +34,7 @@ TESTS = {
     "refusals": ["test_gpu_refusals"],
     "append": ["test_gpu_append"],
     "cache": ["test_gpu_cache"],
+    "steps": ["test_gpu_steps"],
     "lse": ["test_gpu_lse"],
     "large": ["test_gpu_large"],
 }
