@@ -2,9 +2,11 @@
 // is codes times a scale.
 //
 // The structure is forward.cu's, which see first. What is different:
-//   - A consumer waits for each of its two products at once, and the other consumers compute
-//     meanwhile. So P takes the registers of S, and there are enough of them for longer tiles of
-//     keys, or for a third consumer.
+//   - A consumer waits for its scores at once, and the other consumers compute meanwhile. So P
+//   takes
+//     the registers of S, and there are enough of them for longer tiles of keys, or for a third
+//     consumer.
+//   - P is multiplied with V in parts: each while the next is made.
 //   - V is transposed on the way in (forward_fp8_load.cuh), as FP8 products take operands that run
 //     along K only.
 //   - P are codes too, of 2^7 times the probability: the greatest is exact, and what is 2^-13 of it
@@ -19,6 +21,9 @@
 #include "wgmma_fp8.cuh"
 
 constexpr float kLn2 = 0.69314718f;  // references are exponents of 2
+
+constexpr int kPartKeys = 32;                     // whose P one product takes
+constexpr int kTurnKey = kTileK - 2 * kPartKeys;  // a turn begins with this one's product
 
 constexpr uint32_t kCodesHigh = wgmma_descriptor_high<kCodes>();
 constexpr uint32_t kKeysHigh = wgmma_descriptor_high<kKeys>();
@@ -64,15 +69,12 @@ __device__ __forceinline__ void issue_scores(consumer &c, uint32_t q_at, uint32_
   wgmma_commit();
 }
 
-// O += P V, or O = P V.
-__device__ __forceinline__ void issue_output(consumer &c, uint32_t v_at) {
-#pragma unroll
-  for (int k = 0; k < kTileK; k += 32) {
-    const int chunk = k / kKeys, inside = k % kKeys;
-    wgmma_fp8_registers<kHeadDimV>(c.out.o, c.p + k / 8,
-                                   v_at + ((chunk * kHeadDimV * kKeys + inside) >> 4), kKeysHigh,
-                                   k > 0 || c.accumulate);
-  }
+// O += P V, or O = P V, of a part of the tile's keys: kPartKeys from key `k` on.
+__device__ __forceinline__ void issue_output(consumer &c, uint32_t v_at, int k) {
+  const int chunk = k / kKeys, inside = k % kKeys;
+  wgmma_fp8_registers<kHeadDimV>(c.out.o, c.p + k / 8,
+                                 v_at + ((chunk * kHeadDimV * kKeys + inside) >> 4), kKeysHigh,
+                                 k > 0 || c.accumulate);
   wgmma_commit();
 }
 
@@ -284,8 +286,9 @@ __device__ __forceinline__ void follow(consumer &c, float (&top)[2], float (&shi
   softmax_subtract_large_codes(c.s, c.rows, c.scale, shift);
 }
 
-// The scores of tile n of keys, P from them, and its product with the values. A turn begins with
-// this product and ends when the next scores are issued.
+// The scores of tile n of keys, P from them, and its product with the values: of a part of the keys
+// while P of the next is made. A turn begins with the last but one of these products, and ends when
+// the next scores are issued.
 template <bool kAdjust>
 __device__ __forceinline__ void step(const fa3_forward_fp8_params &fp8, const layout &m,
                                      consumer &c, uint32_t t, int n) {
@@ -321,27 +324,34 @@ __device__ __forceinline__ void step(const fa3_forward_fp8_params &fp8, const la
   }
   shift[0] -= exponent;
   shift[1] -= exponent;
-  float sum[2];
-  const bool mixed = kAdjust && mixed_scales(fp8, work_again(t));
+  float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
   softmax_exponents_of_codes(c.s, shift, c.scale);
-  softmax_probabilities(c.s, c.p, sum, !kAdjust);
   if (kAdjust) {
+    const bool mixed = mixed_scales(fp8, work_again(t));
+    softmax_probabilities(c.s, sum);
     registers_touch(sum);
     registers_touch(c.s);
     c.used = uniform(c.used);  // what follows from it is found anew, not kept in registers
     if (mixed) apply_mixed_scales(c, scales_at(m, c) + 12);
     pack_probabilities(c.s, c.p);
   }
-  const float inverse = exp2_unit(-exponent);
-  c.rows.sum[0] = fmaf(sum[0], inverse, c.rows.sum[0]);
-  c.rows.sum[1] = fmaf(sum[1], inverse, c.rows.sum[1]);
-
   const uint32_t v_at = uniform(wgmma_descriptor_low(ring_tile(m.v_transposed, c.used), 0));
-  ring_wait_full(m.v_transposed, c.used);
-  take_turn(c.warpgroup);
-  registers_touch(c.out.o);
-  wgmma_fence();
-  issue_output(c, v_at);
+#pragma unroll
+  for (int k = 0; k < kTileK; k += kPartKeys) {
+    if (!kAdjust)
+      softmax_codes(reinterpret_cast<float(&)[kPartKeys / 2]>(c.s[k / 2]),
+                    reinterpret_cast<uint32_t(&)[kPartKeys / 8]>(c.p[k / 8]), sum);
+    if (k == 0) {
+      ring_wait_full(m.v_transposed, c.used);
+      registers_touch(c.out.o);
+    }
+    if (k == kTurnKey) take_turn(c.warpgroup);
+    wgmma_fence();
+    issue_output(c, v_at, k);
+  }
+  const float inverse = exp2_unit(-exponent);
+  c.rows.sum[0] = fmaf(sum[0] + sum[2], inverse, c.rows.sum[0]);
+  c.rows.sum[1] = fmaf(sum[1] + sum[3], inverse, c.rows.sum[1]);
   c.accumulate = true;
   wgmma_wait<0>();
   registers_touch(c.out.o);

@@ -98,25 +98,27 @@ __device__ __forceinline__ void pack_probabilities(const float (&s)[kCount],
   }
 }
 
-// Exponents become probabilities: their sums, and their codes if `pack`.
+// Exponents become probabilities, and join their rows' sums: those of row r are sum[r] and
+// sum[r + 2], so that latency does not add up.
 template <int kCount>
-__device__ __forceinline__ void softmax_probabilities(float (&s)[kCount], uint32_t (&p)[kCount / 4],
-                                                      float (&sum)[2], bool pack) {
-  float chain[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+__device__ __forceinline__ void softmax_probabilities(float (&s)[kCount], float (&sum)[4]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    s[i] = exp2_unit(s[i]);
+    sum[i / 2 % 4] += s[i];
+  }
+}
+
+// The same, and their codes: of few at a time, so that neither waits for the last exponential.
+template <int kCount>
+__device__ __forceinline__ void softmax_codes(float (&s)[kCount], uint32_t (&p)[kCount / 4],
+                                              float (&sum)[4]) {
 #pragma unroll
   for (int i = 0; i < kCount; i += 8) {
-#pragma unroll
-    for (int j = i; j < i + 8; ++j) {
-      s[j] = exp2_unit(s[j]);
-      chain[j / 2 % 4] += s[j];
-    }
-    if (pack) {
-      p[i / 4] = pack_codes(s[i], s[i + 1], s[i + 4], s[i + 5]);
-      p[i / 4 + 1] = pack_codes(s[i + 2], s[i + 3], s[i + 6], s[i + 7]);
-    }
+    float(&x)[8] = reinterpret_cast<float(&)[8]>(s[i]);
+    softmax_probabilities(x, sum);
+    pack_probabilities(x, reinterpret_cast<uint32_t(&)[2]>(p[i / 4]));
   }
-  sum[0] = chain[0] + chain[2];
-  sum[1] = chain[1] + chain[3];
 }
 
 #endif
