@@ -295,7 +295,7 @@ __device__ __forceinline__ void put_partials(const dq_share &share,
 
 // Stores the warpgroup's share of a block of dQ.
 __device__ __forceinline__ void store_query_step(const fa3_backward_params &p,
-                                                 const backward_sequence &s, const dq_share &share,
+                                                 const fa3_sequence &s, const dq_share &share,
                                                  const float (&dq)[kQueryColumns / 2],
                                                  const query_step &q) {
   const int first_row = q.block * kTileQ + (kSplitRows ? share.warpgroup * 64 : 0);
@@ -315,7 +315,12 @@ __device__ __forceinline__ void finish_query_step(const fa3_backward_params &p, 
                                                   const query_step &q, int kind,
                                                   const float4 *partial) {
   if (kind >= kTurnLast) {
-    if (kind == kTurnLast) add_partial(dq, partial, share.skipped);
+#pragma unroll 1
+    for (int sum = 0; kTakesSums && sum < kind - kTurnLast; ++sum) {
+      float *of_block = turn_of(use).partial + sum * p.sums_apart * (kTileQ * kHeadDim);
+      add_partial(dq, partial_of(of_block, share), share.skipped);
+    }
+    if (!kTakesSums && kind > kTurnLast) add_partial(dq, partial, share.skipped);
     store_query_step(p, w.sequence, share, dq, q);
   }
   // Every thread has read the turn.
@@ -341,10 +346,10 @@ __device__ __forceinline__ void store_gradients(const fa3_backward_params &p, co
   const int first_key = w.tile * kTileK + warp * 16;
   const int keys = w.sequence.mask.keys - first_key, key_row = w.sequence.key_row + first_key;
   const uint32_t staging = ring_tile(m.v, keys_use) + warp * (32 * kHeadDim);
-  store_warp_rows<kHeadDim>(p.grad_value, dv, 1.0f, w.sequence.key_batch, key_row, keys, w.part,
-                            staging);
-  store_warp_rows<kHeadDim>(p.grad_key, dk, p.scale, w.sequence.key_batch, key_row, keys, w.part,
-                            staging);
+  store_warp_rows<kHeadDim, kHeadDim>(p.grad_value, dv, 1.0f, w.sequence.key_batch, key_row, keys,
+                                      w.part, staging);
+  store_warp_rows<kHeadDim, kHeadDim>(p.grad_key, dk, p.scale, w.sequence.key_batch, key_row, keys,
+                                      w.part, staging);
   fence_proxy_async();
   __syncwarp();
 }
@@ -508,7 +513,7 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, cons
       // Without a step before, dQ multiplies what is there, and nobody looks.
       float dq[kQueryColumns / 2];
       float4 *partial = nullptr;
-      int kind = kTurnAlone;
+      int kind = kTurnLast;
       if (pending) ring_wait_full(m.d_s, use - 1);
       issue_query_step(m, share, use - 1, step > 0 ? keys_use : keys_use - 1, dq);
       if (pending) kind = wait_for_turn(m, share, use - 1, partial);
@@ -566,14 +571,15 @@ extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_FINISH_THREADS)
   wait_for_prior_grids();
   let_next_grid_launch();
   const int block = blockIdx.x, head = blockIdx.y, warpgroup = threadIdx.x / 128;
-  const backward_sequence s = find_sequence(p.sequences, blockIdx.z);
+  const fa3_sequence s = fa3_find_sequence(&p.sequences, blockIdx.z);
+  const int first_slot = fa3_backward_slot(&p.sequences, &p.blocks, blockIdx.z, s.query_row);
   const fa3_range tiles = fa3_visible_tiles(&s.mask, block * kTileQ, (block + 1) * kTileQ, kTileK);
   if (tiles.begin >= tiles.end) return;
   const dq_share share = find_share(lay_out(0), warpgroup);
   float dq[kQueryColumns / 2] = {};
   for (int sum = 0; sum < fa3_sum_count(&p.tiles); ++sum) {
-    if (!fa3_sum_used(&p.tiles, tiles, sum)) continue;
-    const int64_t slot = (int64_t)(sum * p.heads + head) * p.slots + s.slot + block;
+    if (fa3_tiles_of_sum(&p.tiles, tiles.end - tiles.begin, sum) == 0) break;
+    const int64_t slot = sum * p.sums_apart + (int64_t)head * p.slots + first_slot + block;
     add_partial(dq, partial_of(p.partial + slot * (kTileQ * kHeadDim), share), share.skipped);
   }
   store_query_step(p, s, share, dq, {block, head});
@@ -593,6 +599,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     tma_prefetch_map(&p.value);
     init_barriers(lay_out(base));
   }
+  // It takes a while: the barriers are made beside it.
+  const int first_tile = threadIdx.x == 32 ? atomicAdd(p.next_tile, 1) : 0;
   __syncthreads();
 
   if (warp < 4) {
@@ -600,7 +608,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     if (warp == 0)
       load(p, lay_out(base));
     else if (warp == 1)
-      schedule(p, base);
+      schedule(p, base, first_tile);
     else if (warp == 2)
       grant_turns(p, lay_out(base));
     else

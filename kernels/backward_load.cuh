@@ -54,13 +54,13 @@ __device__ __forceinline__ void load(const fa3_backward_params &p, const layout 
       load_keys(p, m, w, m.v, p.value, tiles, landed, leader);
     }
     query_step step = first_step(w);
-    for (int left = w.steps; left > 0; --left, ++use, next_step(w, step)) {
+    for (int left = w.steps; left > 0; --left, ++use, next_step<kByHead>(w, step)) {
       // All that can be found out before the buffer is free.
       const int head = step.head, batch = w.sequence.query_batch;
       const int row = w.sequence.query_row + step.block * kTileQ,
                 rows_left = w.sequence.mask.queries - step.block * kTileQ;
       const float *rows =
-          p.rows + ((int64_t)head * p.slots + w.sequence.slot + step.block) * (kRowsBytes / 4);
+          p.rows + ((int64_t)head * p.slots + w.slot + step.block) * (kRowsBytes / 4);
 
       // The first step's may be large: they are not there yet.
       const bool large = kLoaderTells && (use == 0 || rows[2 * kTileQ] != 0.0f);

@@ -12,7 +12,9 @@
  * workers there are, the one whose tile was taken first of all that are not done can go on.
  *
  * A block of dQ may have several sums, so that tiles of a head which run side by side wait less.
- * Which tile adds to which is fixed, and so is the order in which the sums are added up. */
+ * Which tile adds to which is fixed, and so is the order in which the sums are added up: by the
+ * last tile of all that see the block, or by a kernel of its own. The last one waits for tiles of
+ * all sums, which were all taken before it. */
 #ifndef FA3_BACKWARD_ORDER_H
 #define FA3_BACKWARD_ORDER_H
 
@@ -27,7 +29,8 @@ typedef struct {
   int head_parts; /* by query heads of a group */
   int row_parts;  /* by blocks of queries */
   int upward;     /* of a head's first tiles: taken in reverse, visiting blocks upwards */
-  int sums_log2;  /* neighbours add to 2^this sums of a block of dQ; upward tiles to others */
+  int sums_log2; /* neighbours add to 2^this sums of a block of dQ; 0 if tiles go upwards, which add
+                    to a sum of their own. More sums than one are not for windows. */
 } fa3_key_tiles;
 
 typedef struct {
@@ -83,14 +86,25 @@ FA3_SHARED fa3_range fa3_blocks_of_part(const fa3_key_tiles *tiles, const fa3_ke
 }
 
 FA3_SHARED int fa3_sum_count(const fa3_key_tiles *tiles) {
-  return (tiles->upward > 0 ? 2 : 1) << tiles->sums_log2;
+  return tiles->upward > 0 ? 2 : 1 << tiles->sums_log2;
+}
+
+#define FA3_MOST_SUMS 4
+
+/* How many of a block's first `n` visible tiles add to a sum. Where there is more than one, the
+ * first that is visible is the head's first. */
+FA3_SHARED int fa3_tiles_of_sum(const fa3_key_tiles *tiles, int n, int sum) {
+  const int upward = tiles->upward, log2 = tiles->sums_log2;
+  if (upward == 0) return (n + (1 << log2) - 1 - sum) >> log2;
+  if (sum > 0) return n > upward ? n - upward : 0;
+  return n < upward ? n : upward;
 }
 
 /* When a tile adds to a block of dQ. */
 typedef struct {
   int sum;    /* to which of the block's sums */
-  int before; /* how many tiles add before it */
-  int last;   /* none does after it */
+  int before; /* how many tiles add to it before this one */
+  int last;   /* it is taken after all others that see the block; none is if all go upwards */
 } fa3_turn;
 
 FA3_SHARED fa3_turn fa3_find_turn(const fa3_key_tiles *tiles, const fa3_mask *mask, int tile,
@@ -98,23 +112,15 @@ FA3_SHARED fa3_turn fa3_find_turn(const fa3_key_tiles *tiles, const fa3_mask *ma
   const fa3_range seen = fa3_visible_tiles(mask, block * tile_q, (block + 1) * tile_q, tile_k);
   const int upward = tiles->upward, log2 = tiles->sums_log2;
   fa3_turn turn;
-  turn.sum = tile & ((1 << log2) - 1);
   if (tile < upward) {
-    turn.before = ((seen.end < upward ? seen.end : upward) - 1 - tile) >> log2;
+    turn.sum = 0;
+    turn.before = (seen.end < upward ? seen.end : upward) - 1 - tile;
   } else {
+    turn.sum = upward > 0 ? 1 : tile & ((1 << log2) - 1);
     turn.before = (tile - (seen.begin > upward ? seen.begin : upward)) >> log2;
-    if (upward > 0) turn.sum += 1 << log2;
   }
-  turn.last = tile + 1 == seen.end;
+  turn.last = tile + 1 == seen.end && tile >= upward;
   return turn;
-}
-
-/* Whether any tile has added to a sum of the block whose visible tiles are these. */
-FA3_SHARED int fa3_sum_used(const fa3_key_tiles *tiles, fa3_range seen, int sum) {
-  const int upward = tiles->upward, last = (1 << tiles->sums_log2) - 1;
-  if (sum > last && seen.begin < upward) seen.begin = upward;
-  if (sum <= last && upward > 0 && seen.end > upward) seen.end = upward;
-  return seen.begin + ((sum - seen.begin) & last) < seen.end;
 }
 
 #endif

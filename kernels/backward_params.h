@@ -14,9 +14,9 @@
  * dQ is a sum over tiles of keys. Its blocks of tile_q rows collect that sum in `partial`, in the
  * order in which tiles are taken (backward_order.h): a counter per block tells how many tiles have
  * been added, and whose turn it is. The first tile stores, those between add, the last one adds
- * what is there to its own and writes the gradient. Where dQ is finished later, the last one adds
- * too, and a block may have several such sums. So every gradient is bitwise the same from run to
- * run, and nothing is cleared before or converted after.
+ * what is there to its own and writes the gradient. A block may have several such sums, of which
+ * the last tile takes all. Where dQ is finished later, the last one adds too. So every gradient is
+ * bitwise the same from run to run, and nothing is cleared before or converted after.
  *
  * Blocks of rows are numbered over the batch, `slot` being this number (fa3_backward_slot); a head
  * has FA3_BACKWARD_SLOTS of them. The workspace, each array aligned to 128 bytes, any content:
@@ -48,18 +48,13 @@
 
 #include "backward_order.h"
 #include "forward_params.h"
+#include "sequence.h"
 
-/* The sequences of a batch, as in fa3_forward_params. */
+/* Blocks of queries. */
 typedef struct {
-  const int *cu_seqlens_q, *cu_seqlens_k; /* batch + 1 entries, or null */
-  const int *used_q, *used_k;             /* per-sequence lengths, or null */
-  const int *leftpad_k;                   /* keys to skip at a sequence's start, or null */
-  const int64_t *diagonal;           /* the key that query 0 stands at, or null: keys - queries */
-  int seqlen_q, seqlen_k;            /* the lengths where the arrays are null */
-  int blocks_q;                      /* of tile_q rows, of the longest sequence (or a bound) */
-  int tile_q, tile_k;                /* of the variant */
-  int64_t window_left, window_right; /* FA3_NO_LIMIT: none */
-} fa3_backward_sequences;
+  int tile_q, tile_k; /* of the variant */
+  int blocks_q;       /* of tile_q rows, of the longest sequence (or a bound) */
+} fa3_query_blocks;
 
 /* A gradient that is written, or added to. */
 typedef struct {
@@ -72,7 +67,8 @@ typedef struct {
 } fa3_gradient;
 
 typedef struct {
-  fa3_backward_sequences sequences;
+  fa3_sequences sequences;
+  fa3_query_blocks blocks;
   /* 16-bit; strides in elements. `vectors` as above, for both. */
   const void *output, *grad_output;
   int64_t output_stride_batch, output_stride_row, output_stride_head;
@@ -90,10 +86,10 @@ typedef struct {
 } fa3_backward_prepare_params;
 
 typedef struct {
+  fa3_sequences sequences;
+  fa3_query_blocks blocks;
   const float *sinks;
-  int blocks_q, slots, batches, tile_q;
-  const int *cu_seqlens_q, *used_q; /* as above */
-  int seqlen_q;
+  int slots, batches;
   void *grad_sink; /* heads_q entries */
   int64_t stride;  /* elements */
   int kind;        /* 0 float32, 1 float16, 2 bfloat16 */
@@ -102,7 +98,8 @@ typedef struct {
 
 typedef struct {
   fa3_tensor_map query, grad_output, key, value;
-  fa3_backward_sequences sequences;
+  fa3_sequences sequences;
+  fa3_query_blocks blocks;
   fa3_gradient grad_query, grad_key, grad_value;
   fa3_key_tiles tiles;
   int queries_per_key; /* heads_q / heads_k */
@@ -119,12 +116,13 @@ typedef struct {
   int clear_query;        /* rows beyond a sequence's end may hold anything (cumulative or used */
   int clear_key;          /* lengths): zero them; likewise of keys */
   int64_t counters_apart; /* from one share's of a block to the other's */
+  int64_t sums_apart;     /* from one sum's of a block to the next one's, in blocks */
 } fa3_backward_params;
 
 /* dK and dV where tiles are dealt out in parts: each part's in float32, as fa3_gradient describes
  * it with head * parts + part for the head. */
 typedef struct {
-  fa3_backward_sequences sequences;
+  fa3_sequences sequences;
   fa3_gradient part_key, part_value; /* what is added up */
   fa3_gradient grad_key, grad_value;
   int parts;
@@ -172,11 +170,10 @@ typedef struct {
 #define FA3_BACKWARD_WIDE_SHARED_BYTES(head_dim, head_dim_v, do_stages) \
   (128 * (3 * (head_dim) + 384 + (1 + (do_stages)) * (head_dim_v)) + 16384 + 2048)
 
-/* The first slot of a sequence: `first_row` is its entry of cu_seqlens_q. */
-FA3_SHARED int fa3_backward_slot(const fa3_backward_sequences *sequences, int batch,
-                                 int first_row) {
-  return sequences->cu_seqlens_q ? first_row / sequences->tile_q + batch
-                                 : batch * sequences->blocks_q;
+/* The first slot of a sequence, whose first row in the tensors is `query_row`. */
+FA3_SHARED int fa3_backward_slot(const fa3_sequences *sequences, const fa3_query_blocks *blocks,
+                                 int batch, int query_row) {
+  return sequences->cu_seqlens_q ? query_row / blocks->tile_q + batch : batch * blocks->blocks_q;
 }
 
 #endif

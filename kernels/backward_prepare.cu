@@ -1,6 +1,6 @@
 // What the backward kernel needs of each row, before it, and the sink's gradient, after it. See
 // backward_params.h.
-#include "backward_sequence.cuh"
+#include "backward_gradient.cuh"
 
 constexpr float kLog2E = 1.44269504f;
 constexpr int kLanes = 8;       // that share a row
@@ -79,12 +79,11 @@ extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_PREPARE_THREADS, 4)
   // blocks do not exist before all of this grid's have come to the next line. For the rest they
   // wait.
   let_next_grid_launch();
-  const backward_sequence s = find_sequence(p.sequences, batch);
-  const int tile_q = p.sequences.tile_q, first = block * tile_q;
+  const fa3_sequence s = fa3_find_sequence(&p.sequences, batch);
+  const int tile_q = p.blocks.tile_q, first = block * tile_q;
   if (first >= s.mask.queries) return;
-  const int64_t slot = (int64_t)head * p.slots + s.slot + block;
-  const fa3_range tiles = fa3_visible_tiles(&s.mask, first, first + tile_q, p.sequences.tile_k);
-  const bool seen = tiles.begin < tiles.end;
+  const int64_t slot = (int64_t)head * p.slots + block +
+                       fa3_backward_slot(&p.sequences, &p.blocks, batch, s.query_row);
   if (threadIdx.x < 2 * p.sums) p.counters[(int64_t)threadIdx.x * gridDim.y * p.slots + slot] = 0;
 
   const int lane = threadIdx.x % kLanes;
@@ -141,7 +140,8 @@ extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_PREPARE_THREADS, 4)
     const float log_sum = lse[(s.query_row + first + in_tile) * p.lse_stride_row];
     statistics[in_tile] = log_sum == -INFINITY ? INFINITY : log_sum;
   }
-  if (!seen && !p.grad_query.accumulate) {
+  const fa3_range tiles = fa3_visible_tiles(&s.mask, first, first + tile_q, p.blocks.tile_k);
+  if (tiles.begin >= tiles.end && !p.grad_query.accumulate) {
     for (int in_tile = threadIdx.x / kLanes; in_tile < tile_q && in_tile < left;
          in_tile += kRowsApart) {
       float zeros[8] = {};
@@ -178,7 +178,7 @@ extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_SUM_THREADS)
   wait_for_prior_grids();
   let_next_grid_launch();
   const int head = blockIdx.y, batch = blockIdx.z;
-  const backward_sequence s = find_sequence(p.sequences, batch);
+  const fa3_sequence s = fa3_find_sequence(&p.sequences, batch);
   const int of_row = (p.grad_key.head_dim + p.grad_value.head_dim) / 8;
   const int64_t item = (int64_t)blockIdx.x * FA3_BACKWARD_SUM_THREADS + threadIdx.x;
   const int row = (int)(item / of_row), column = (int)(item % of_row) * 8;
@@ -195,12 +195,9 @@ extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_SINK_THREADS)
   const int head = blockIdx.x;
   float sum = 0.0f;
   for (int batch = 0; batch < p.batches; ++batch) {
-    const int row = p.cu_seqlens_q ? p.cu_seqlens_q[batch] : 0;
-    const int queries = p.used_q         ? p.used_q[batch]
-                        : p.cu_seqlens_q ? p.cu_seqlens_q[batch + 1] - row
-                                         : p.seqlen_q;
-    const int slot = p.cu_seqlens_q ? row / p.tile_q + batch : batch * p.blocks_q;
-    const int blocks = (queries + p.tile_q - 1) / p.tile_q;
+    const fa3_sequence s = fa3_find_sequence(&p.sequences, batch);
+    const int slot = fa3_backward_slot(&p.sequences, &p.blocks, batch, s.query_row);
+    const int blocks = (s.mask.queries + p.blocks.tile_q - 1) / p.blocks.tile_q;
     for (int block = threadIdx.x; block < blocks; block += FA3_BACKWARD_SINK_THREADS)
       sum += p.sinks[(int64_t)head * p.slots + slot + block];
   }

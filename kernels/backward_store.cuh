@@ -2,7 +2,8 @@
 #ifndef FA3_BACKWARD_STORE_CUH
 #define FA3_BACKWARD_STORE_CUH
 
-#include "backward_sequence.cuh"
+#include "backward_gradient.cuh"
+#include "registers.cuh"
 
 // Each of a quad's threads has four words, one for each thread of the quad, and gets the one of
 // each that is meant for it.
@@ -119,9 +120,10 @@ __device__ __forceinline__ void copy_staged_rows(const fa3_gradient &g, int byte
   }
 }
 
-// Stores a warp's 16 rows of kColumns, times `factor`, by way of 32 * kColumns bytes of shared
-// memory that are the warp's own. Rows from `rows` on are not stored.
-template <int kColumns>
+// Stores a warp's 16 rows of kColumns, times `factor`, by way of 32 * kStaged bytes of shared
+// memory that are the warp's own: so many columns at a time, or half as many of float32. Rows from
+// `rows` on are not stored.
+template <int kColumns, int kStaged>
 __device__ __forceinline__ void store_warp_rows(const fa3_gradient &g,
                                                 const float (&x)[kColumns / 2], float factor,
                                                 int batch, int64_t first_row, int rows, int head,
@@ -131,40 +133,52 @@ __device__ __forceinline__ void store_warp_rows(const fa3_gradient &g,
   const bool whole = !g.accumulate && g.vectors;
   if (whole && !g.is_float) {
 #pragma unroll
-    for (int j = 0; j < kColumns / 8; j += 2) {
-      const float *of = x + 4 * j;
-      store_matrices(
-          staged_at<kColumns>(staging, lane & 15, j + lane / 16),
-          pack_pair(of[0] * factor, of[1] * factor), pack_pair(of[2] * factor, of[3] * factor),
-          pack_pair(of[4] * factor, of[5] * factor), pack_pair(of[6] * factor, of[7] * factor));
+    for (int column = 0; column < kColumns; column += kStaged) {
+#pragma unroll
+      for (int j = 0; j < kStaged / 8; j += 2) {
+        const float *of = x + column / 2 + 4 * j;
+        store_matrices(
+            staged_at<kStaged>(staging, lane & 15, j + lane / 16),
+            pack_pair(of[0] * factor, of[1] * factor), pack_pair(of[2] * factor, of[3] * factor),
+            pack_pair(of[4] * factor, of[5] * factor), pack_pair(of[6] * factor, of[7] * factor));
+      }
+      __syncwarp();
+      copy_staged_rows<kStaged>(g, 2, first, rows, column, staging);
+      __syncwarp();
     }
-    __syncwarp();
-    copy_staged_rows<kColumns>(g, 2, first, rows, 0, staging);
-    __syncwarp();
     return;
   }
+  constexpr int kFloats = kStaged / 2;
+#pragma unroll 1
+  for (int column = 0; column < kColumns; column += kFloats) {
+    // Not known to the compiler, or it computes everything before the loop, and spills.
+    const int lane = thread_again() & 31;
+    asm volatile("" : "+f"(factor), "+r"(staging));
+    // Which registers these are has to be known when this is compiled; the rest is there once.
 #pragma unroll
-  for (int column = 0; column < kColumns; column += kColumns / 2) {
+    for (int known = 0; known < kColumns; known += kFloats) {
+      if (known != column) continue;
 #pragma unroll
-    for (int j = 0; j < kColumns / 16; ++j) {
+      for (int j = 0; j < kFloats / 8; ++j) {
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const float *of = x + column / 2 + 4 * j + 2 * r;
-        store_shared_pair(
-            staged_at<kColumns>(staging, lane / 4 + 8 * r, 2 * j + lane % 4 / 2) + lane % 2 * 8,
-            of[0] * factor, of[1] * factor);
+        for (int r = 0; r < 2; ++r) {
+          const float *of = x + known / 2 + 4 * j + 2 * r;
+          store_shared_pair(
+              staged_at<kStaged>(staging, lane / 4 + 8 * r, 2 * j + lane % 4 / 2) + lane % 2 * 8,
+              of[0] * factor, of[1] * factor);
+        }
       }
     }
     __syncwarp();
     if (whole) {
-      copy_staged_rows<kColumns>(g, 4, first, rows, column, staging);
+      copy_staged_rows<kStaged>(g, 4, first, rows, column, staging);
     } else {
-      constexpr int kGroups = kColumns / 16;  // of eight columns
+      constexpr int kGroups = kFloats / 8;  // of eight columns
 #pragma unroll 1
       for (int i = lane; i < 16 * kGroups; i += 32) {
         const int row = i / kGroups, group = i % kGroups;
-        const uint4 low = load_shared_vector(staged_at<kColumns>(staging, row, 2 * group)),
-                    high = load_shared_vector(staged_at<kColumns>(staging, row, 2 * group + 1));
+        const uint4 low = load_shared_vector(staged_at<kStaged>(staging, row, 2 * group)),
+                    high = load_shared_vector(staged_at<kStaged>(staging, row, 2 * group + 1));
         float eight[8] = {__uint_as_float(low.x),  __uint_as_float(low.y),  __uint_as_float(low.z),
                           __uint_as_float(low.w),  __uint_as_float(high.x), __uint_as_float(high.y),
                           __uint_as_float(high.z), __uint_as_float(high.w)};

@@ -2,7 +2,13 @@
 #ifndef FA3_BACKWARD_TILE_CUH
 #define FA3_BACKWARD_TILE_CUH
 
-#include "backward_sequence.cuh"
+#include "backward_params.h"
+
+// Not an instruction: what is in memory is read again, instead of being kept in registers that are
+// few.
+__device__ __forceinline__ void forget_memory(void) {
+  asm volatile("" ::: "memory");
+}
 
 // What a block, or a pair of blocks, does at a time. The scheduling warp leaves it in shared memory
 // for the others.
@@ -13,7 +19,8 @@ struct __align__(16) work {
   int part;               // of the head's: dK and dV are summed over parts later
   int query_head, heads;  // the first query head, and how many
   int steps;              // blocks of queries, of all these heads
-  backward_sequence sequence;
+  fa3_sequence sequence;
+  int slot;            // of its first block of queries
   fa3_range blocks;    // of queries
   fa3_range whole[2];  // those that see all keys of a warpgroup, or of this block of a pair
   int start, step;     // the block that is visited first, and from one to the next
@@ -34,7 +41,9 @@ __device__ __forceinline__ bool find_work(const fa3_backward_params &p, int inde
   w.heads = p.queries_per_key * (tile.head_part + 1) / p.tiles.head_parts - head;
   w.query_head = tile.head * p.queries_per_key + head;
   forget_memory();
-  w.sequence = find_sequence(p.sequences, tile.batch);
+  w.sequence = fa3_find_sequence(&p.sequences, tile.batch);
+  forget_memory();
+  w.slot = fa3_backward_slot(&p.sequences, &p.blocks, tile.batch, w.sequence.query_row);
   forget_memory();
   if (w.tile * tile_k >= w.sequence.mask.keys) return false;
   w.blocks = fa3_blocks_of_part(&p.tiles, &tile, &w.sequence.mask, tile_q, tile_k);
@@ -45,6 +54,51 @@ __device__ __forceinline__ bool find_work(const fa3_backward_params &p, int inde
   const int blocks = w.blocks.end - w.blocks.begin;
   w.steps = blocks > 0 ? blocks * w.heads : 0;
   return true;
+}
+
+// A step of a tile: a block of queries of a head.
+struct query_step {
+  int block, head;
+};
+
+__device__ __forceinline__ query_step first_step(const work &w) {
+  return {w.start, w.query_head};
+}
+
+// kByHead: the tile is done with a query head of its group before it takes the next. Else all heads
+// take a block of queries before the next block: tiles of the same keys' head keep their distance,
+// where they would meet again at the last block of the next head. In a window they don't meet.
+template <bool kByHead>
+__device__ __forceinline__ void next_step(const work &w, query_step &step) {
+  if (kByHead) {
+    step.block += w.step;
+    if (step.block >= w.blocks.begin && step.block < w.blocks.end) return;
+    step.block = w.start;
+    ++step.head;
+  } else {
+    if (++step.head < w.query_head + w.heads) return;
+    step.head = w.query_head;
+    step.block += w.step;
+  }
+}
+
+// When the tile adds to a step's block of dQ, and whether it then stores it. kUpward: tiles may go
+// upwards.
+template <bool kUpward>
+__device__ __forceinline__ fa3_turn find_turn(const fa3_backward_params &p, const work &w,
+                                              int block, int tile_q, int tile_k) {
+  fa3_key_tiles tiles = {};
+  tiles.sums_log2 = p.tiles.sums_log2;
+  if (kUpward) tiles.upward = p.tiles.upward;
+  fa3_turn turn = fa3_find_turn(&tiles, &w.sequence.mask, w.tile, block, tile_q, tile_k);
+  if (p.finished_later) turn.last = 0;
+  return turn;
+}
+
+// The number of the sum that it adds to.
+__device__ __forceinline__ int64_t slot_of_sum(const fa3_backward_params &p, const work &w,
+                                               const query_step &step, int sum) {
+  return (int64_t)(sum * p.heads + step.head) * p.slots + w.slot + step.block;
 }
 
 // The blocks whose queries see all the keys first <= j < last.

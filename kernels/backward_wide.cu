@@ -183,8 +183,7 @@ __device__ __forceinline__ void make_dv(const fa3_backward_params &p, const layo
     }
     // P was read: its memory is free.
     ring_wait_empty(p_of_warp(m), c.use);
-    store_block<kHeadDimV, 64>(p.grad_value, c.dv, uniform(w.steps) > 0, 1.0f, p_of_warp(m).data,
-                               w);
+    store_block<kHeadDimV>(p.grad_value, c.dv, uniform(w.steps) > 0, 1.0f, p_of_warp(m).data, w);
     finish_work(m, t);
   }
 }
@@ -305,8 +304,8 @@ __device__ __forceinline__ void make_dk(const fa3_backward_params &p, uint32_t b
     // The next dS may go there, and will after this.
     const layout m = lay_out(base);
     ring_wait_empty(m.d_s, c.use);
-    store_block<kHeadDim, 32>(p.grad_key, c.dk, steps > 0, p.scale,
-                              ring_tile(m.d_s, c.use) + warp * 16 * kRowBytes, w);
+    store_block<kHeadDim>(p.grad_key, c.dk, steps > 0, p.scale,
+                          ring_tile(m.d_s, c.use) + warp * 16 * kRowBytes, w);
     finish_work(m, t);
   }
 }
@@ -344,8 +343,8 @@ __device__ __forceinline__ void make_dq(const fa3_backward_params &p, uint32_t b
       issue_dq<kColumns>(dq, d_s_of_peer, keys_of_peer, true);
       wgmma_commit();
 
-      const fa3_turn mine = find_turn(p, w, step);
-      const int64_t slot = slot_of(p, w, step, mine);
+      const fa3_turn mine = find_turn<kUpward>(p, w, step.block, kTileQ, kTileK);
+      const int64_t slot = slot_of_sum(p, w, step, mine.sum);
       float *partial = partial_of(p, slot, column);
       if (!mine.last) ring_wait_empty(m.added, added);
       if (mine.before > 0) {
@@ -375,7 +374,7 @@ __device__ __forceinline__ void make_dq(const fa3_backward_params &p, uint32_t b
                            w.sequence.query_row + row, w.sequence.mask.queries - row, step.head,
                            column);
       }
-      next_step(w, step);
+      next_step<kByHead>(w, step);
     }
     finish_work(lay_out(base), t);
   }
@@ -390,13 +389,13 @@ __device__ __forceinline__ void count_additions(const fa3_backward_params &p, co
     const work &w = wait_for_work(m, t);
     if (w.last) break;
     query_step step = first_step(w);
-    for (int left = w.steps; left > 0; --left, next_step(w, step)) {
-      const fa3_turn mine = find_turn(p, w, step);
+    for (int left = w.steps; left > 0; --left, next_step<kByHead>(w, step)) {
+      const fa3_turn mine = find_turn<kUpward>(p, w, step.block, kTileQ, kTileK);
       if (mine.last) continue;
       ring_wait_full(m.added, added);
       if (leader) {
         barrier_arrive(ring_empty(m.added, added));
-        count_release(p.counters + slot_of(p, w, step, mine));
+        count_release(p.counters + slot_of_sum(p, w, step, mine.sum));
       }
       ++added;
       __syncwarp();
@@ -411,14 +410,15 @@ extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_FINISH_THREADS)
   wait_for_prior_grids();
   let_next_grid_launch();
   const int block = blockIdx.x, head = blockIdx.y, row = block * kTileQ;
-  const backward_sequence s = find_sequence(p.sequences, blockIdx.z);
+  const fa3_sequence s = fa3_find_sequence(&p.sequences, blockIdx.z);
+  const int first_slot = fa3_backward_slot(&p.sequences, &p.blocks, blockIdx.z, s.query_row);
   const fa3_range tiles = fa3_visible_tiles(&s.mask, row, row + kTileQ, kTileK);
   if (tiles.begin >= tiles.end) return;
   for (int group = threadIdx.x / 128; group < kHeadDim / 32; group += 2) {
     dq_sums all = {};
     for (int sum = 0; sum < fa3_sum_count(&p.tiles); ++sum) {
-      if (!fa3_sum_used(&p.tiles, tiles, sum)) continue;
-      const int64_t slot = (int64_t)(sum * p.heads + head) * p.slots + s.slot + block;
+      if (fa3_tiles_of_sum(&p.tiles, tiles.end - tiles.begin, sum) == 0) break;
+      const int64_t slot = sum * p.sums_apart + (int64_t)head * p.slots + first_slot + block;
       add_sums(all, load_sums(partial_of(p, slot, 0), group));
     }
     store_sums(p.grad_query, all, p.scale, s.query_batch, s.query_row + row, s.mask.queries - row,

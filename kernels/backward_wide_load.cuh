@@ -71,7 +71,7 @@ __device__ __forceinline__ void load_queries(const fa3_backward_params &p, uint3
       const int row = w.sequence.query_row + step.block * kTileQ, batch = w.sequence.query_batch;
       const int rows_left = w.sequence.mask.queries - step.block * kTileQ;
       const float *rows =
-          p.rows + ((int64_t)step.head * p.slots + w.sequence.slot + step.block) * (kRowsBytes / 4);
+          p.rows + ((int64_t)step.head * p.slots + w.slot + step.block) * (kRowsBytes / 4);
       const bool overrun = p.clear_query && rows_left < kTileQ;
       ring_wait_empty(m.q, use);
       if (leader) {
@@ -88,7 +88,7 @@ __device__ __forceinline__ void load_queries(const fa3_backward_params &p, uint3
       }
       __syncwarp();
       if (left == w.steps) load_keys(p, m, w, keys_use++, keys_landed, leader);
-      next_step(w, step);
+      next_step<kByHead>(w, step);
     }
     finish_work(lay_out(base), t);
     if (leader) barrier_arrive(lay_out(base).work_wanted);
@@ -138,7 +138,7 @@ __device__ __forceinline__ void load_do(const fa3_backward_params &p, uint32_t b
         if (leader) barrier_arrive(full);
       }
       __syncwarp();
-      next_step(w, step);
+      next_step<kByHead>(w, step);
     }
     finish_work(lay_out(base), t);
   }

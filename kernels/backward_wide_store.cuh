@@ -36,99 +36,19 @@ __device__ __forceinline__ float4 load_four(const float *from) {
   return v;
 }
 
-// A warp's 16 rows of a gradient, as the accumulators of a warpgroup hold them (or zeros), leave
-// through 2 KB of shared memory, 64 columns at a time.
+// This block's 64 keys of a gradient leave, 16 of each warp, by way of 2 KB of shared memory; zeros
+// where no query sees them.
 template <int kColumns>
-__device__ __forceinline__ void stage_plain_rows(const fa3_gradient &g,
-                                                 const float (&d)[kColumns / 2], int any,
-                                                 float scale, uint32_t stage, int batch, int row,
-                                                 int rows, int head) {
-  const int lane = thread_again() & 31;
-  asm volatile("" : "+f"(scale), "+r"(any), "+r"(stage));
-  uint16_t *to = (uint16_t *)g.data + batch * g.stride_batch + (row + lane / 8) * g.stride_row +
-                 head * g.stride_head + 8 * (lane & 7);
-#pragma unroll
-  for (int c = 0; c < kColumns; c += 64) {
-#pragma unroll
-    for (int j = 0; j < 8; j += 2) {
-      const float *x = d + (c / 8 + j) * 4;
-      uint32_t pairs[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        pairs[i] = any ? pack_pair(x[2 * i] * scale, x[2 * i + 1] * scale) : 0;
-      store_matrices(stage + (lane & 15) * 128 + (((j + lane / 16) ^ (lane & 7)) << 4), pairs[0],
-                     pairs[1], pairs[2], pairs[3]);
-    }
-    __syncwarp();
-    float x[4][4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int in_tile = 4 * i + lane / 8;
-      load_four_shared(x[i], stage + in_tile * 128 + (((lane ^ in_tile) & 7) << 4));
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      if (4 * i + lane / 8 < rows && c + 8 * (lane & 7) < g.head_dim)
-        *(float4 *)(to + 4 * i * g.stride_row + c) =
-            make_float4(x[i][0], x[i][1], x[i][2], x[i][3]);
-    __syncwarp();
-  }
-}
-
-// Eight neighbouring floats of a row of `kColumns` in shared memory, in blocks of 32 bytes that
-// trade places from row to row, so that no bank is asked twice.
-template <int kColumns>
-__device__ __forceinline__ uint32_t staged(int row, int column) {
-  const int block = column / 8 ^ row & (kColumns / 8 - 1);
-  return row * kColumns * 4 + block * 32 + column % 8 * 4;
-}
-
-// The same for any gradient, `kStaged` columns at a time.
-template <int kColumns, int kStaged>
-__device__ __forceinline__ void stage_rows(const fa3_gradient &g, const float (&d)[kColumns / 2],
-                                           int any, float scale, uint32_t stage, int batch, int row,
-                                           int rows, int head) {
-  if (is_plain(g))
-    return stage_plain_rows<kColumns>(g, d, any, scale, stage, batch, row, rows, head);
-#pragma unroll 1
-  for (int c = 0; c < kColumns; c += kStaged) {
-    // Not known to the compiler, or it computes everything before the loop, and spills.
-    const int lane = thread_again() & 31;
-    asm volatile("" : "+f"(scale), "+r"(any), "+r"(stage));
-#pragma unroll
-    for (int k = 0; k < kColumns; k += kStaged) {
-      if (k != c) continue;
-#pragma unroll
-      for (int i = 0; i < kStaged / 4; ++i) {  // pairs of columns
-        const float *x = d + k / 2 + 2 * i;
-        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(
-                         stage + staged<kStaged>(lane / 4 + i % 2 * 8, i / 2 * 8 + 2 * (lane & 3))),
-                     "f"(any ? x[0] * scale : 0.0f), "f"(any ? x[1] * scale : 0.0f)
-                     : "memory");
-      }
-    }
-    __syncwarp();
-#pragma unroll 1
-    for (int i = lane; i < 16 * kStaged / 8; i += 32) {
-      const int in_tile = i / (kStaged / 8), column = i % (kStaged / 8) * 8;
-      if (in_tile >= rows) break;
-      float x[8];
-      const uint32_t from = stage + staged<kStaged>(in_tile, column);
-      load_four_shared(x, from);
-      load_four_shared(x + 4, from + 16);
-      store_gradient(g, batch, row + in_tile, head, c + column, x);
-    }
-    __syncwarp();
-  }
-}
-
-// This block's 64 keys of a gradient leave, 16 of each warp.
-template <int kColumns, int kStaged>
 __device__ __forceinline__ void store_block(const fa3_gradient &g, const float (&d)[kColumns / 2],
-                                            int any, float scale, uint32_t stage, const work &w) {
-  const int first = w.first + (thread_again() & 127) / 32 * 16;
-  stage_rows<kColumns, kStaged>(g, d, any, scale, stage, w.sequence.key_batch,
-                                w.sequence.key_row + first, w.sequence.mask.keys - first, w.part);
+                                            bool any, float factor, uint32_t staging,
+                                            const work &w) {
+  const int thread = thread_again() & 127, first = any ? w.first + thread / 32 * 16 : w.first;
+  const int key_row = w.sequence.key_row + first, keys = w.sequence.mask.keys - first;
+  if (any)
+    store_warp_rows<kColumns, 64>(g, d, factor, w.sequence.key_batch, key_row, keys, w.part,
+                                  staging);
+  else
+    store_zeros(g, w.sequence.key_batch, key_row, keys, w.part, thread);
 }
 
 // Four groups of eight columns of what each thread has added to itself.

@@ -26,6 +26,9 @@ constexpr int kWorkSlots = 2;             // the tile that is computed, and the 
 constexpr int kThreads = FA3_BACKWARD_WIDE_THREADS;
 static_assert(kTileQ == 64 && kTileK == 128, "a tile");
 
+constexpr bool kByHead = true;   // all steps of a query head come before the next one's
+constexpr bool kUpward = false;  // tiles go upwards
+
 // What the launch allots (128 for every thread) is all there is to share out between the four
 // warpgroups. The assembler takes none of it to be less than 96 for dQ.
 constexpr int kSumRegisters = kHeadDim > 192 ? 192 : 176;  // of those that sum dK and dV
@@ -213,37 +216,6 @@ __device__ __forceinline__ const work &wait_for_work(const layout &m, uint32_t t
 
 __device__ __forceinline__ void finish_work(const layout &m, uint32_t tile) {
   barrier_arrive(ring_empty(m.work, tile));  // every thread that read
-}
-
-// A step of a tile: a block of queries of a head. Blocks are visited from the last to the first,
-// for one head after the other.
-struct query_step {
-  int block, head;
-};
-
-__device__ __forceinline__ query_step first_step(const work &w) {
-  return {w.blocks.end - 1, w.query_head};
-}
-
-__device__ __forceinline__ void next_step(const work &w, query_step &step) {
-  if (--step.block >= w.blocks.begin) return;
-  step.block = w.blocks.end - 1;
-  ++step.head;
-}
-
-// When the tile adds to a step's block of dQ, and whether it then stores it.
-__device__ __forceinline__ fa3_turn find_turn(const fa3_backward_params &p, const work &w,
-                                              const query_step &step) {
-  const fa3_key_tiles tiles = {.sums_log2 = p.tiles.sums_log2};  // none go upwards
-  fa3_turn turn = fa3_find_turn(&tiles, &w.sequence.mask, w.tile, step.block, kTileQ, kTileK);
-  if (p.finished_later) turn.last = 0;
-  return turn;
-}
-
-// The number of the sum that it adds to.
-__device__ __forceinline__ int64_t slot_of(const fa3_backward_params &p, const work &w,
-                                           const query_step &step, const fa3_turn &turn) {
-  return (int64_t)(turn.sum * p.heads + step.head) * p.slots + w.sequence.slot + step.block;
 }
 
 // This warp has read a buffer that both blocks share for the last time.

@@ -25,8 +25,8 @@ constexpr int kKeys = kTileK / kWarpgroups;  // of a warpgroup
 constexpr int kThreads = 128 * (kWarpgroups + 1);
 constexpr int kConsumerWarps = 4 * kWarpgroups;
 // What the launch allots (168 for every thread) is all there is to share out.
-constexpr int kProducerRegisters = 24;
-constexpr int kConsumerRegisters = 240;
+constexpr int kConsumerRegisters = kHeadDim == 64 ? 232 : 240;
+constexpr int kProducerRegisters = 3 * 168 - 2 * kConsumerRegisters;
 // The tile that is computed, the next, and the one before if dQ of it is still to come.
 constexpr int kWorkSlots = kNoPause ? 3 : 2;
 constexpr int kTurns = 4;  // steps that may have the leave to add, and not have added
@@ -42,14 +42,15 @@ constexpr int kOverlap = kSplitRows ? 0 : 64 - kSecondColumn;
 // Shares of a block of dQ that are added in turns of their own: with 128 queries the warpgroups are
 // half a step apart, and a tile is to follow the one before it as closely as it can.
 constexpr int kShares = kSplitRows ? kWarpgroups : 1;
+// Whether a block of dQ may have several sums that its last tile takes. Elsewhere there is one, or
+// dQ is finished later.
+constexpr bool kTakesSums = kTileQ == 128;
 static_assert((kTileQ == 64 || kTileQ == 80 || kTileQ == 128) && kTileK == 128, "a step");
 static_assert(kHeadDim == FA3_VALUE_HEAD_DIM, "head dims");
 static_assert(kSplitRows || kHeadDim >= 64, "dQ's columns");
 static_assert(!kTransposed || kHeadDim == 128, "a warpgroup has 64 columns of dQ^T");
 
-// Whether a tile is done with a query head of its group before it takes the next. Else all heads
-// take a block of queries before the next block: tiles of the same keys' head keep their distance,
-// where they would meet again at the last block of the next head. In a window they don't meet.
+// In which order a tile takes its steps: see next_step.
 #if FA3_BY_HEAD
 constexpr bool kByHead = true;
 #else
@@ -170,28 +171,6 @@ __device__ __forceinline__ work &work_of(uint32_t tile) {
   return *(work *)(shared + ring_tile(from_shared.work, tile));
 }
 
-// A step of a tile: a block of queries of a head.
-struct query_step {
-  int block, head;
-};
-
-__device__ __forceinline__ query_step first_step(const work &w) {
-  return {w.start, w.query_head};
-}
-
-__device__ __forceinline__ void next_step(const work &w, query_step &step) {
-  if (kByHead) {
-    step.block += w.step;
-    if (step.block >= w.blocks.begin && step.block < w.blocks.end) return;
-    step.block = w.start;
-    ++step.head;
-  } else {
-    if (++step.head < w.query_head + w.heads) return;
-    step.head = w.query_head;
-    step.block += w.step;
-  }
-}
-
 // Steps that need care (backward_probability.cuh) go the way of those with a mask. Of longer ones
 // the loading warp tells it, so that the consumers need not ask.
 constexpr bool kLoaderTells = kTileQ > 64;
@@ -205,34 +184,35 @@ __device__ __forceinline__ fa3_range *whole_of(uint32_t use) {
 enum turn_kind {
   kTurnBetween,  // the tile adds to what others have added before it
   kTurnFirst,    // it is the first,
-  kTurnLast,     // or the last, which takes the sum,
-  kTurnAlone     // or both
+  kTurnLast      // or the last, which takes all of the block's sums: as many more are in `kind`
 };
 
 // One step's turn, which a warp of the producers works out and leaves in shared memory.
 struct __align__(32) turn {
-  int *counter;    // of tiles whose first share has been added to the block
-  float *partial;  // where its sum is
-  int before;      // tiles that add before this one
+  int *counter;    // of tiles whose first share has been added to the sum, or for the last tile to
+  float *partial;  // the first of all sums; and where that sum is
+  int before;      // tiles that add to it before this one, or to all of them
   int kind;        // turn_kind
 };
 static_assert(sizeof(turn) <= kTurnBytes, "a turn");
 
-__device__ __forceinline__ turn make_turn(const fa3_backward_params &p, const work &w, int head,
-                                          int block) {
-  const fa3_turn mine = fa3_find_turn(&p.tiles, &w.sequence.mask, w.tile, block, kTileQ, kTileK);
-  const int64_t slot = (int64_t)(mine.sum * p.heads + head) * p.slots + w.sequence.slot + block;
+__device__ __forceinline__ turn make_turn(const fa3_backward_params &p, const work &w,
+                                          const query_step &step) {
+  const fa3_turn mine = find_turn<true>(p, w, step.block, kTileQ, kTileK);
+  const bool takes_sums = kTakesSums && mine.last;
+  const int64_t slot = slot_of_sum(p, w, step, takes_sums ? 0 : mine.sum);
   turn t;
   t.counter = p.counters + slot;
   t.partial = p.partial + slot * (kTileQ * kHeadDim);
   t.before = mine.before;
-  const bool last = mine.last && !p.finished_later;
-  t.kind = mine.before == 0 ? last ? kTurnAlone : kTurnFirst : last ? kTurnLast : kTurnBetween;
+  t.kind = mine.last ? kTurnLast + (mine.before > 0) : mine.before > 0 ? kTurnBetween : kTurnFirst;
+  if (takes_sums && fa3_sum_count(&p.tiles) > 1) {
+    t.before = w.tile;
+    t.kind = kTurnLast;
+    for (int sum = 0; sum < fa3_sum_count(&p.tiles); ++sum)
+      t.kind += fa3_tiles_of_sum(&p.tiles, t.before, sum) > 0;
+  }
   return t;
-}
-
-__device__ __forceinline__ int *counter_of(const fa3_backward_params &p, const turn &t, int share) {
-  return t.counter + share * p.counters_apart;
 }
 
 __device__ __forceinline__ turn &turn_of(uint32_t use) {
@@ -240,7 +220,8 @@ __device__ __forceinline__ turn &turn_of(uint32_t use) {
   return *(turn *)(shared + ring_tile(from_shared.turns, use));
 }
 
-__device__ __forceinline__ void schedule(const fa3_backward_params &p, uint32_t base) {
+// `index` is the first tile's.
+__device__ __forceinline__ void schedule(const fa3_backward_params &p, uint32_t base, int index) {
   const int total = fa3_key_tile_count(&p.tiles);
   for (uint32_t done = 0;; ++done) {
     // A tile that is taken early waits here, and so do those that come after it in its head.
@@ -249,10 +230,9 @@ __device__ __forceinline__ void schedule(const fa3_backward_params &p, uint32_t 
     int last = 0;
     if ((threadIdx.x & 31) == 0) {
       work &w = work_of(done);
-      int index;
-      do {
+      if (done > 0) index = atomicAdd(p.next_tile, 1);
+      while (index < total && !find_work(p, index, kTileQ, kTileK, w))
         index = atomicAdd(p.next_tile, 1);
-      } while (index < total && !find_work(p, index, kTileQ, kTileK, w));
       w.last = last = index >= total;
       w.first = w.tile * kTileK;
 #pragma unroll 1
@@ -272,6 +252,11 @@ __device__ __forceinline__ void finish_work(const layout &m, uint32_t tile) {
   barrier_arrive(ring_empty(m.work, tile));  // every thread that read
 }
 
+__device__ __forceinline__ void wait_for_tiles(const int *counter, int tiles) {
+  while (tiles > 0 && load_acquire(counter) < tiles) {
+  }
+}
+
 // Waits until the tiles before this one have added to a block of dQ, step after step.
 __device__ __forceinline__ void grant_turns(const fa3_backward_params &p, const layout &m) {
   wait_for_prior_grids();  // which clear the counters
@@ -281,16 +266,19 @@ __device__ __forceinline__ void grant_turns(const fa3_backward_params &p, const 
     const work &w = work_of(t);
     if (w.last) break;
     query_step step = first_step(w);
-    for (int left = w.steps; left > 0; --left, ++use, next_step(w, step)) {
+    for (int left = w.steps; left > 0; --left, ++use, next_step<kByHead>(w, step)) {
       ring_wait_empty(m.turns, use);
       if ((threadIdx.x & 31) == 0) {
-        turn_of(use) = make_turn(p, w, step.head, step.block);
+        turn_of(use) = make_turn(p, w, step);
 #pragma unroll 1
         for (int share = 0; share < kShares; ++share) {
           const turn &mine = turn_of(use);
-          const int *counter = counter_of(p, mine, share);
-          while (mine.before > 0 && load_acquire(counter) < mine.before) {
-          }
+          const int *counter = mine.counter + share * p.counters_apart;
+          if (!kTakesSums || mine.kind < kTurnLast) wait_for_tiles(counter, mine.before);
+#pragma unroll 1
+          for (int sum = 0; kTakesSums && sum < mine.kind - kTurnLast;
+               ++sum, counter += p.sums_apart)
+            wait_for_tiles(counter, fa3_tiles_of_sum(&p.tiles, mine.before, sum));
           barrier_arrive(turn_granted(m, use, share));
         }
       }
@@ -313,7 +301,8 @@ __device__ __forceinline__ void pass_turns(const fa3_backward_params &p, const l
         barrier_wait(turn_taken(m, use, share), use / kTurns);
         if ((threadIdx.x & 31) == 0) {
           const turn &mine = turn_of(use);
-          if (mine.kind < kTurnLast) store_release(counter_of(p, mine, share), mine.before + 1);
+          if (mine.kind < kTurnLast)
+            store_release(mine.counter + share * p.counters_apart, mine.before + 1);
         }
         __syncwarp();
       }

@@ -5,7 +5,7 @@
 #include "kernels/backward_params.h"
 #include "test.h"
 
-enum { TILE_Q = 3, TILE_K = 4, MOST = 12, MOST_SUMS = 4 };
+enum { TILE_Q = 3, TILE_K = 4, MOST = 12 };
 
 static bool sees(const fa3_mask *mask, int query, int key) {
   const fa3_range seen = fa3_visible_keys(mask, query);
@@ -91,7 +91,7 @@ static void test_tile_order(void **state) {
 /* The tiles of a head under a mask: each visits the blocks that see it in one part each, and adds
  * to one of their sums as the next after tiles that are taken before it. */
 static void check_turns(const fa3_key_tiles *tiles, const fa3_mask *mask) {
-  int added[MOST_SUMS][MOST / TILE_Q + 1] = {{0}};
+  int added[FA3_MOST_SUMS][MOST / TILE_Q + 1] = {{0}};
   bool complete[MOST / TILE_Q + 1] = {0};
   for (int place = 0; place < tiles->tiles; place++) {
     const int n = in_turn(tiles, place);
@@ -103,10 +103,13 @@ static void check_turns(const fa3_key_tiles *tiles, const fa3_mask *mask) {
       for (int m = blocks.end - 1; m >= blocks.begin; m--) {
         const fa3_turn turn = fa3_find_turn(tiles, mask, n, m, TILE_Q, TILE_K);
         assert_true(m >= seeing.begin && m < seeing.end);
-        if (fa3_sum_count(tiles) == 1) assert_false(complete[m]);
+        assert_false(complete[m]);
         assert_in_range(turn.sum, 0, fa3_sum_count(tiles) - 1);
         assert_int_equal(turn.before, added[turn.sum][m]++);
         complete[m] = turn.last;
+        const fa3_range seen = fa3_visible_tiles(mask, m * TILE_Q, (m + 1) * TILE_Q, TILE_K);
+        for (int sum = 0; turn.last && seen.begin == 0 && sum < fa3_sum_count(tiles); sum++)
+          assert_int_equal(added[sum][m], fa3_tiles_of_sum(tiles, seen.end - seen.begin, sum));
         visited++;
       }
     }
@@ -114,9 +117,9 @@ static void check_turns(const fa3_key_tiles *tiles, const fa3_mask *mask) {
   }
   for (int m = 0; m * TILE_Q < mask->queries; m++) {
     const fa3_range seen = fa3_visible_tiles(mask, m * TILE_Q, (m + 1) * TILE_Q, TILE_K);
-    if (fa3_sum_count(tiles) == 1) assert_int_equal(complete[m], added[0][m] > 0);
-    for (int sum = 0; seen.begin < seen.end && sum < fa3_sum_count(tiles); sum++)
-      assert_int_equal(fa3_sum_used(tiles, seen, sum), added[sum][m] > 0);
+    assert_int_equal(complete[m], seen.begin < seen.end && seen.end > tiles->upward);
+    for (int sum = 0; seen.begin == 0 && sum < fa3_sum_count(tiles); sum++)
+      assert_int_equal(fa3_tiles_of_sum(tiles, seen.end - seen.begin, sum), added[sum][m]);
   }
 }
 
@@ -133,7 +136,9 @@ static void test_turns(void **state) {
                   fa3_make_mask(queries, keys, diagonal, left < 0 ? FA3_NO_LIMIT : left,
                                 right < 0 ? FA3_NO_LIMIT : right);
               for (tiles.upward = 0; tiles.upward <= tiles.tiles; tiles.upward++)
-                for (tiles.sums_log2 = 0; fa3_sum_count(&tiles) <= MOST_SUMS; tiles.sums_log2++)
+                for (tiles.sums_log2 = 0;
+                     1 << tiles.sums_log2 <= (tiles.upward > 0 ? 1 : FA3_MOST_SUMS);
+                     tiles.sums_log2++)
                   check_turns(&tiles, &mask);
             }
 }
@@ -177,18 +182,18 @@ static void test_slots(void **state) {
     int cu_seqlens[BATCH + 1] = {0};
     for (int b = 0, rest = trial; b < BATCH; b++, rest /= LENGTHS)
       cu_seqlens[b + 1] = cu_seqlens[b] + rest % LENGTHS;
-    fa3_backward_sequences sequences = {
-        .cu_seqlens_q = cu_seqlens, .tile_q = TILE_Q, .blocks_q = (LONGEST + TILE_Q - 1) / TILE_Q};
+    fa3_sequences sequences = {.cu_seqlens_q = cu_seqlens};
+    const fa3_query_blocks blocks = {.tile_q = TILE_Q, .blocks_q = (LONGEST + TILE_Q - 1) / TILE_Q};
     const int64_t slots = FA3_BACKWARD_SLOTS(true, BATCH, cu_seqlens[BATCH], TILE_Q);
     int64_t end = 0;
     for (int b = 0; b < BATCH; b++) {
-      const int first = fa3_backward_slot(&sequences, b, cu_seqlens[b]);
+      const int first = fa3_backward_slot(&sequences, &blocks, b, cu_seqlens[b]);
       assert_true(first >= end);
       end = first + (cu_seqlens[b + 1] - cu_seqlens[b] + TILE_Q - 1) / TILE_Q;
     }
     assert_true(end <= slots);
     sequences.cu_seqlens_q = NULL;
-    assert_int_equal(fa3_backward_slot(&sequences, BATCH, 0),
+    assert_int_equal(fa3_backward_slot(&sequences, &blocks, BATCH, 0),
                      FA3_BACKWARD_SLOTS(false, BATCH, LONGEST, TILE_Q));
   }
 }

@@ -16,7 +16,8 @@ struct call {
   const struct backward_plan *plan;
   const struct kernel *kernel;
   char *workspace; /* aligned */
-  fa3_backward_sequences sequences;
+  fa3_sequences sequences;
+  fa3_query_blocks blocks;
   fa3_gradient grad_query;
   fa3_gradient grad_key;
   fa3_gradient grad_value;
@@ -48,7 +49,10 @@ static fa3_gradient make_gradient(const struct operand *operand, bool accumulate
 
 static void set_up(struct call *call) {
   const struct problem *problem = call->problem;
-  call->sequences = make_backward_sequences(problem, call->kernel, call->plan->blocks_q);
+  call->sequences = make_sequences(problem);
+  call->blocks = (fa3_query_blocks){.tile_q = call->kernel->tile_q,
+                                    .tile_k = call->kernel->tile_k,
+                                    .blocks_q = call->plan->blocks_q};
   call->grad_query = make_gradient(&problem->grad_query, problem->accumulate);
   call->grad_key = make_gradient(&problem->grad_key, problem->accumulate);
   call->grad_value = make_gradient(&problem->grad_value, problem->accumulate);
@@ -60,6 +64,7 @@ static fa3_status launch_prepare(const struct call *call) {
   const struct operand *output = &problem->output, *grad_output = &problem->grad_output;
   fa3_backward_prepare_params params = {
       .sequences = call->sequences,
+      .blocks = call->blocks,
       .output = output->data,
       .grad_output = grad_output->data,
       .output_stride_batch = output->stride_batch,
@@ -153,6 +158,7 @@ static fa3_status launch_gradients(const struct call *call) {
   memset(&params, 0, sizeof params);
   TRY(set_tensor_maps(call, &params));
   params.sequences = call->sequences;
+  params.blocks = call->blocks;
   params.grad_query = call->grad_query;
   params.grad_key = call->grad_key;
   params.grad_value = call->grad_value;
@@ -162,7 +168,8 @@ static fa3_status launch_gradients(const struct call *call) {
   params.heads = (int)problem->heads_q;
   params.slots = plan->slots;
   params.counters = in_workspace(call, &plan->counters);
-  params.counters_apart = (int64_t)fa3_sum_count(&plan->tiles) * problem->heads_q * plan->slots;
+  params.sums_apart = problem->heads_q * plan->slots;
+  params.counters_apart = fa3_sum_count(&plan->tiles) * params.sums_apart;
   params.rows = in_workspace(call, &plan->rows);
   params.partial = in_workspace(call, &plan->partial);
   params.next_tile = in_workspace(call, &plan->next_tile);
@@ -211,14 +218,11 @@ static fa3_status launch_sink(const struct call *call) {
   const struct problem *problem = call->problem;
   if (!has_elements(&problem->grad_sink)) return FA3_OK;
   const fa3_dtype dtype = problem->grad_sink.dtype;
-  fa3_backward_sink_params params = {.sinks = in_workspace(call, &call->plan->sinks),
-                                     .blocks_q = call->plan->blocks_q,
+  fa3_backward_sink_params params = {.sequences = call->sequences,
+                                     .blocks = call->blocks,
+                                     .sinks = in_workspace(call, &call->plan->sinks),
                                      .slots = call->plan->slots,
                                      .batches = (int)problem->batch,
-                                     .tile_q = call->kernel->tile_q,
-                                     .cu_seqlens_q = problem->cu_seqlens_q,
-                                     .used_q = problem->seqused_q,
-                                     .seqlen_q = (int)problem->max_seqlen_q,
                                      .grad_sink = problem->grad_sink.data,
                                      .stride = problem->grad_sink.stride_head,
                                      .kind = dtype == FA3_FLOAT32   ? 0

@@ -37,13 +37,16 @@ enum { TOGETHER_BYTES = 512 << 20 };
  * in the workspace. */
 enum { CACHED_SUMS_BYTES = 34 << 20, MORE_SUMS_BYTES = 40 << 20 };
 
+/* Tiles in all, for each worker, up to which two sums pay under a causal mask. */
+enum { FEW_ROUNDS = 3 };
+
 /* In steps. Measured: docs/notes/hopper-backward-tiles.md. */
 static const double BYTES_OF_STEP = 8.3e6; /* that a kernel reads or writes in the time of one */
 static const double finish_steps = 1.5;    /* the kernel that stores dQ, beside its bytes */
 static const double boundary_steps = 2.5;  /* where a tile begins and ends */
 static const double sum_steps = 2.0;       /* the kernel that sums over parts, */
 static const double chain_steps = 1.3;     /* that tiles of a head begin after each other */
-static const double part_share = 1.2;      /* and its share for each tile in each part */
+static const double part_share = 0.8;      /* and its share for each tile in each part */
 
 static int64_t multiply(int64_t a, int64_t b) {
   int64_t product;
@@ -97,7 +100,9 @@ struct deal {
   int64_t blocks;  /* of queries */
   int64_t workers; /* that take a tile at a time */
   int64_t bytes;   /* of dK and dV of a tile in float32 */
-  bool chained;    /* tiles of a part by rows begin at the same block, under a causal mask */
+  bool chained;    /* tiles of a part begin at the same block, under a causal mask, */
+  bool sums;       /* but there is room for two sums of dQ, */
+  bool taken;      /* which the last tile takes */
 };
 
 /* At least, where tiles are dealt out by heads and long ones are taken first: when a worker takes
@@ -128,14 +133,18 @@ static double estimate(const struct deal *deal, int64_t head_parts, int64_t row_
     if (row_parts > 1) steps = (double)divide_up(tiles, deal->workers) * longest;
     if (even > steps) steps = even;
   } else { /* the long ones first, and the short ones fill the gaps */
-    const double filled = even > longest ? even + 0.25 * mean : longest + 0.25 * even;
+    const double filled = (even > longest ? even : longest) + 0.2 * mean;
     if (filled > steps) steps = filled;
-    if (row_parts > 1) {
-      steps *= 1.08; /* the parts differ too */
-      if (deal->chained)
-        steps += chain_steps * (double)deal->workers / (double)(deal->heads * parts);
-    }
+    if (row_parts > 1) steps *= 1.08; /* the parts differ too */
+    const bool sums =
+        deal->sums &&
+        (!deal->taken || (deal->group == head_parts && tiles <= FEW_ROUNDS * deal->workers));
+    if (deal->chained && (row_parts > 1 || !sums))
+      steps += chain_steps * (sums && deal->taken ? 0.8 : 1) *
+               fmin((double)deal->workers / (double)(deal->heads * parts),
+                    (double)deal->tiles / (double)deal->heads);
   }
+  if (deal->group % head_parts) steps *= 1.03; /* so do these */
   const double bytes = (double)(tiles * deal->bytes);
   return parts > 1 ? steps + sum_steps + part_share * bytes / BYTES_OF_STEP : steps;
 }
@@ -147,8 +156,19 @@ static int64_t count_tiles(const struct problem *problem, const fa3_key_tiles *t
   return of_head * tiles->heads;
 }
 
-static void deal_parts(const struct problem *problem, const struct kernel *kernel, int64_t workers,
-                       fa3_key_tiles *tiles) {
+/* Of a sum of dQ. */
+static double bytes_of_sum(const struct problem *problem, const struct backward_plan *plan) {
+  return (double)sizeof(float) * (double)problem->heads_q * plan->slots * plan->kernel->tile_q *
+         plan->kernel->head_dim;
+}
+
+static bool takes_more_sums(const struct problem *problem) {
+  return problem->window_left >= FA3_NO_LIMIT && !problem->cu_seqlens_q && !problem->cu_seqlens_k;
+}
+
+static void deal_parts(const struct problem *problem, int64_t workers, struct backward_plan *plan) {
+  const struct kernel *kernel = plan->kernel;
+  fa3_key_tiles *tiles = &plan->tiles;
   const struct deal deal = {
       .visits = count_visits(problem, kernel, tiles->tiles),
       .tiles = count_tiles(problem, tiles),
@@ -157,7 +177,10 @@ static void deal_parts(const struct problem *problem, const struct kernel *kerne
       .blocks = divide_up(smaller(problem->max_seqlen_q, problem->rows_q), kernel->tile_q),
       .workers = workers,
       .bytes = TILE_K * bytes_of_row(problem),
-      .chained = problem->window_left >= FA3_NO_LIMIT};
+      .chained = problem->window_left >= FA3_NO_LIMIT,
+      .sums = takes_more_sums(problem) && plan->cluster == 1 &&
+              bytes_of_sum(problem, plan) <= MORE_SUMS_BYTES,
+      .taken = kernel->tile_q == 128};
   if (2 * deal.tiles > smaller(MOST_PER_WORKER * workers, MOST_TILE_PARTS)) return;
   const int64_t taken = fa3_key_tile_count(tiles);
   double best = estimate(&deal, 1, 1);
@@ -171,7 +194,7 @@ static void deal_parts(const struct problem *problem, const struct kernel *kerne
             bytes_of_parts(problem))
       break;
     for (int64_t rows = 1; rows <= most_row_parts; rows++) {
-      if (parts % rows || deal.group % (parts / rows)) continue;
+      if (parts % rows || parts / rows > deal.group) continue;
       const double steps = estimate(&deal, parts / rows, rows);
       if (steps > 0.97 * best) continue;
       best = steps;
@@ -272,53 +295,60 @@ static bool finish_later(const struct problem *problem, const struct backward_pl
 
 int64_t bytes_of_more_sums(const struct problem *problem, int64_t bytes_of_sum) {
   if (problem->cu_seqlens_q || problem->cu_seqlens_k) return 0;
-  return smaller((MOST_SUMS - 1) * bytes_of_sum, MORE_SUMS_BYTES);
+  return smaller((FA3_MOST_SUMS - 1) * bytes_of_sum, MORE_SUMS_BYTES);
 }
 
 /* In how many sums each block of dQ is collected, and which tiles go upwards. Tiles of a head that
  * run side by side add to a block one after the other, so each begins when the one before it is a
- * step or two ahead; where tiles are few, that shows. A kernel of its own then adds up the sums.
+ * step or two ahead; where tiles are few, that shows.
  *
- * Where all tiles begin at the same block, neighbours add to different sums. Under a causal mask of
- * as many queries as keys, if all tiles are two to a multiprocessor, the first half begins at the
- * diagonal, each tile at a block of its own, and goes upwards. They keep their distance from the
- * start. The second half, which is shorter, follows as it comes, and adds to another sum. With 128
- * queries a step two sums alone are as good, and better where tiles are long. Pairs of blocks
- * cannot go upwards, and lose by two sums what their tiles wait less. */
+ * Where all tiles begin at the same block, neighbours add to different sums, and a kernel of its
+ * own adds these up. Under a causal mask with 128 queries a step they do so, too, and the last tile
+ * of a block takes its sums. With fewer, if all tiles are two to a multiprocessor, the first half
+ * begins at the diagonal, each tile at a block of its own, and goes upwards. They keep their
+ * distance from the start. The second half, which is shorter, follows as it comes, and adds to
+ * another sum. Pairs of blocks cannot go upwards, and lose by two sums what their tiles wait less.
+ */
 static void deal_sums(const struct problem *problem, const struct visits *visits,
                       struct backward_plan *plan) {
   fa3_key_tiles *tiles = &plan->tiles;
   const int parts = fa3_key_tile_parts(tiles);
   const int64_t group = problem->heads_q / larger(problem->heads_k, 1);
   const int64_t all = (int64_t)tiles->heads * tiles->batches * parts;
-  const double bytes = (double)sizeof(float) * (double)problem->heads_q * plan->slots *
-                       plan->kernel->tile_q * plan->kernel->head_dim;
+  const double bytes = bytes_of_sum(problem, plan);
   const double steps_of_sum = bytes / BYTES_OF_STEP;
   const int64_t workers = MULTIPROCESSORS / plan->cluster;
-  if (problem->window_left < FA3_NO_LIMIT || problem->cu_seqlens_q || problem->cu_seqlens_k) return;
+  if (!takes_more_sums(problem)) return;
   if (visits->mean > 0.75 * visits->most) {
     const double beside =
         (double)smaller(tiles->tiles, workers / larger((int64_t)tiles->section * parts, 1));
     const double steps = visits->most * (double)group / parts;
     const double rounds =
         steps < 1.75 * beside ? (double)divide_up(all * tiles->tiles, workers) : 1;
+    double best = 0;
     /* More sums than tiles side by side are of no use. */
-    for (int log2 = 1; (1 << log2) <= MOST_SUMS && (1 << log2) < 2 * beside; log2++) {
+    for (int log2 = 1; (1 << log2) <= FA3_MOST_SUMS && (1 << log2) < 2 * beside; log2++) {
       const double sums = 1 << log2;
       if (sums * bytes > CACHED_SUMS_BYTES) break;
       const double gain = 1.2 * beside * (1 - 1 / sums) * rounds;
-      if (gain > 3 * (sums - 1) * steps_of_sum + finish_steps) tiles->sums_log2 = log2;
+      const double cost = 3 * (sums - 1) * steps_of_sum + finish_steps;
+      if (gain <= cost || (log2 > 1 && 0.6 * gain - cost <= best)) continue;
+      best = 0.6 * gain - cost;
+      tiles->sums_log2 = log2;
     }
-  } else if (tiles->row_parts == 1 && plan->cluster == 1) {
+  } else if (plan->cluster == 1 && bytes <= MORE_SUMS_BYTES) {
     const int64_t beside = workers / all;
-    const double gain = (plan->kernel->tile_q == 128 ? 0.35 : 0.95) * (double)beside;
-    if (2 * beside < tiles->tiles || beside >= tiles->tiles || bytes > MORE_SUMS_BYTES ||
-        gain < 1.1 * (finish_steps + 2.5 * steps_of_sum))
-      return;
-    if (plan->kernel->tile_q == 128)
+    if (plan->kernel->tile_q == 128) { /* the last tile takes both sums */
+      if (beside <= 1 || group > tiles->head_parts || all * tiles->tiles > FEW_ROUNDS * workers)
+        return;
       tiles->sums_log2 = 1;
-    else
+    } else {
+      const double gain = 0.95 * (double)beside;
+      if (tiles->row_parts > 1 || 2 * beside < tiles->tiles || beside >= tiles->tiles ||
+          gain < 1.1 * (finish_steps + 2.5 * steps_of_sum))
+        return;
       tiles->upward = (int32_t)beside;
+    }
     tiles->section = tiles->heads * tiles->batches;
   }
 }
@@ -326,12 +356,15 @@ static void deal_sums(const struct problem *problem, const struct visits *visits
 void deal_tiles(const struct problem *problem, int64_t workers, struct backward_plan *plan) {
   plan->tiles.head_parts = plan->tiles.row_parts = 1;
   if (fa3_key_tile_count(&plan->tiles) > 0)
-    deal_parts(problem, plan->kernel, MULTIPROCESSORS / plan->cluster, &plan->tiles);
+    deal_parts(problem, MULTIPROCESSORS / plan->cluster, plan);
   if (goes_by_head(problem, &plan->tiles))
     plan->kernel = find_by_head(plan->kernel, problem->softcap > 0);
   plan->tiles.section = (int32_t)find_section(problem, plan, workers);
   const struct visits visits = count_visits(problem, plan->kernel, plan->tiles.tiles);
   plan->tiles.sums_log2 = plan->tiles.upward = 0;
   if (fa3_key_tile_count(&plan->tiles) > 0 && plan->blocks_q > 0) deal_sums(problem, &visits, plan);
-  plan->finished_later = fa3_sum_count(&plan->tiles) > 1 || finish_later(problem, plan);
+  /* With 128 queries a step the last tile takes all sums, if it is not the last of all blocks. */
+  const bool takes_sums = plan->kernel->tile_q == 128 && visits.mean <= 0.75 * visits.most;
+  plan->finished_later =
+      (fa3_sum_count(&plan->tiles) > 1 && !takes_sums) || finish_later(problem, plan);
 }

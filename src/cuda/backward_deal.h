@@ -8,8 +8,7 @@
 /* Room for dK and dV of all parts, in bytes: never less where a dimension grows. */
 int64_t bytes_of_parts(const struct problem *problem);
 
-/* How many sums a block of dQ may have, and room for those beyond the first. */
-enum { MOST_SUMS = 4 };
+/* Room for the sums of dQ beyond the first. */
 int64_t bytes_of_more_sums(const struct problem *problem, int64_t bytes_of_sum);
 
 /* Sets parts and section of the plan's tiles, each of which one of `workers` blocks, or pairs of

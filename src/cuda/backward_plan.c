@@ -100,13 +100,14 @@ static int64_t padded_rows(const struct problem *problem) {
 }
 
 /* How many queries of a head a tile of keys meets, for the choice of a kernel. With a mask on both
- * sides no more than its width; on one side half of all in the mean, which count for half of that,
- * as measured (docs/notes/hopper-backward.md). */
+ * sides no more than its width; on one side half of all in the mean, which count for half of that
+ * where few heads share keys, as measured (docs/notes/hopper-backward.md). */
 static int64_t queries_of_tile(const struct problem *problem) {
   const int64_t left = problem->window_left, right = problem->window_right;
   const int64_t longest = smaller(problem->max_seqlen_q, problem->rows_q);
   if (left >= MASK_UNBOUNDED && right >= MASK_UNBOUNDED) return longest;
-  return smaller(longest / 4, left + right + 1);
+  const bool grouped = problem->heads_q >= 4 * problem->heads_k;
+  return smaller(longest / (grouped ? 2 : 4), left + right + 1);
 }
 
 static fa3_status plan_workspace(const struct problem *problem, struct cuda_plan *cuda_plan) {
@@ -117,7 +118,8 @@ static fa3_status plan_workspace(const struct problem *problem, struct cuda_plan
   const int64_t blocks = slots(problem, SMALLEST_TILE_Q);
   struct reservation more; /* follows `partial` */
   TRY(reserve(size, &plan->next_tile, "a counter", 1, 1, sizeof(int32_t)));
-  TRY(reserve(size, &plan->counters, "counters", heads * 2 * MOST_SUMS, blocks, sizeof(int32_t)));
+  TRY(reserve(size, &plan->counters, "counters", heads * 2 * FA3_MOST_SUMS, blocks,
+              sizeof(int32_t)));
   TRY(reserve(size, &plan->rows, "a copy of lse", heads, 2 * rows + 8 * blocks, sizeof(float)));
   const int64_t row_bytes = (int64_t)sizeof(float) * kernel->head_dim;
   TRY(reserve(size, &plan->partial, "grad_query in float32", heads, rows, row_bytes));

@@ -3,9 +3,7 @@
 #ifndef FA3_SRC_CUDA_SEQUENCES_H
 #define FA3_SRC_CUDA_SEQUENCES_H
 
-#include "cuda/kernels.h"
 #include "integer.h"
-#include "kernels/backward_params.h"
 #include "kernels/sequence.h"
 #include "problem.h"
 
@@ -29,26 +27,6 @@ static inline fa3_sequences make_sequences(const struct problem *problem) {
                          .seqlen_k = (int)problem->max_seqlen_k,
                          .window_left = problem->window_left,
                          .window_right = problem->window_right};
-}
-
-/* The same for the backward kernels, whose blocks of queries and tiles are those of `kernel`. */
-static inline fa3_backward_sequences make_backward_sequences(const struct problem *problem,
-                                                             const struct kernel *kernel,
-                                                             int blocks_q) {
-  const fa3_sequences all = make_sequences(problem);
-  return (fa3_backward_sequences){.cu_seqlens_q = all.cu_seqlens_q,
-                                  .cu_seqlens_k = all.cu_seqlens_k,
-                                  .used_q = all.used_q,
-                                  .used_k = all.used_k,
-                                  .leftpad_k = all.leftpad_k,
-                                  .diagonal = all.diagonal,
-                                  .seqlen_q = all.seqlen_q,
-                                  .seqlen_k = all.seqlen_k,
-                                  .blocks_q = blocks_q,
-                                  .tile_q = kernel->tile_q,
-                                  .tile_k = kernel->tile_k,
-                                  .window_left = all.window_left,
-                                  .window_right = all.window_right};
 }
 
 /* Whether a sequence may have fewer queries, or keys, than the tensors have rows for it. */

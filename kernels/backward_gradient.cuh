@@ -1,47 +1,12 @@
-// One sequence of the batch, and how a gradient is stored: for all the backward kernels.
-#ifndef FA3_BACKWARD_SEQUENCE_CUH
-#define FA3_BACKWARD_SEQUENCE_CUH
+// How eight elements of a gradient are stored: for all the backward kernels.
+#ifndef FA3_BACKWARD_GRADIENT_CUH
+#define FA3_BACKWARD_GRADIENT_CUH
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include "backward_params.h"
 #include "registers.cuh"
-
-// Not an instruction: what is in memory is read again, instead of being kept in registers that are
-// few.
-__device__ __forceinline__ void forget_memory(void) {
-  asm volatile("" ::: "memory");
-}
-
-struct backward_sequence {
-  fa3_mask mask;
-  int query_row, key_row;      // its first rows in the tensors
-  int query_batch, key_batch;  // as coordinates of the tensors
-  int slot;                    // of its first block of rows
-};
-
-__device__ __forceinline__ backward_sequence find_sequence(const fa3_backward_sequences &p, int b) {
-  backward_sequence s;
-  s.query_row = p.cu_seqlens_q ? p.cu_seqlens_q[b] : 0;
-  s.key_row = p.cu_seqlens_k ? p.cu_seqlens_k[b] : 0;
-  s.slot = fa3_backward_slot(&p, b, s.query_row);
-  const int queries = p.used_q         ? p.used_q[b]
-                      : p.cu_seqlens_q ? p.cu_seqlens_q[b + 1] - s.query_row
-                                       : p.seqlen_q;
-  int keys = p.used_k         ? p.used_k[b]
-             : p.cu_seqlens_k ? p.cu_seqlens_k[b + 1] - s.key_row
-                              : p.seqlen_k;
-  if (p.leftpad_k) {
-    s.key_row += p.leftpad_k[b];
-    keys -= p.leftpad_k[b];
-  }
-  const int64_t diagonal = p.diagonal ? p.diagonal[b] : keys - queries;
-  s.mask = fa3_make_mask(queries, keys, diagonal, p.window_left, p.window_right);
-  s.query_batch = p.cu_seqlens_q ? 0 : b;
-  s.key_batch = p.cu_seqlens_k ? 0 : b;
-  return s;
-}
 
 __device__ __forceinline__ float2 unpack_pair(uint32_t pair) {
 #if FA3_BF16
