@@ -88,6 +88,13 @@ __device__ __forceinline__ void store_global_floats(float *to, const float *x) {
                : "memory");
 }
 
+// PTX ISA, "st": 16 bytes.
+__device__ __forceinline__ void store_global_vector(void *to, const uint32_t (&x)[4]) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x[0]), "r"(x[1]),
+               "r"(x[2]), "r"(x[3])
+               : "memory");
+}
+
 // PTX ISA, "st": 16 bytes of zeros to shared memory.
 __device__ __forceinline__ void store_shared_zeros(uint32_t address) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(0) : "memory");

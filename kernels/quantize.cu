@@ -1,7 +1,7 @@
 // Rows become E4M3 codes and their scales, bit for bit as on the CPU (src/cpu/quantize.c), but for
-// the mean, whose sum in double precision has another order. A row's threads have 16 elements of it
-// each, eight neighbours of either half, and four rows; the next tile's are loaded while these are
-// worked on. docs/notes/hopper-quantize.md has the figures.
+// the mean, whose sum in double precision has another order. A thread has 32 elements of one row, a
+// chunk of either half; the next tile is loaded while these are worked on.
+// docs/notes/hopper-quantize.md has the figures.
 //
 // Compile with FA3_HEAD_DIM, the largest that a row may have.
 #include "cluster.cuh"
@@ -9,12 +9,15 @@
 #include "quantize_rotary.cuh"
 #include "quantize_rotate.cuh"
 
-// The largest finite magnitude.
-__device__ __forceinline__ float largest_of(const float (&x)[kElements]) {
-  float most = 0;
+// The largest finite magnitude, and whether there are others.
+__device__ __forceinline__ float largest_of(const float (&x)[kElements], bool &infinite) {
+  float parts[4] = {};
 #pragma unroll
-  for (int i = 0; i < kElements; i++) most = fmaxf(most, fabsf(x[i])); /* no NaN passes */
-  if (most == INFINITY) {
+  for (int i = 0; i < kElements; i++)
+    parts[i % 4] = fmaxf(parts[i % 4], fabsf(x[i])); /* no NaN passes */
+  float most = fmaxf(fmaxf(parts[0], parts[1]), fmaxf(parts[2], parts[3]));
+  infinite = most == INFINITY;
+  if (infinite) {
     most = 0;
 #pragma unroll
     for (int i = 0; i < kElements; i++)
@@ -36,85 +39,175 @@ struct divisor {
   float shift, scale, inverse;
 };
 
+// PTX ISA, "rcp"; a step of Newton's rounds it correctly.
+__device__ __forceinline__ float invert(float x) {
+  const float near = reciprocal_unit(x);
+  return __fmaf_rn(near, __fmaf_rn(-x, near, 1.0f), near);
+}
+
 __device__ __forceinline__ divisor make_divisor(float scale) {
   const uint32_t bits = __float_as_uint(scale);
   const bool far = scale < 0x1p-60f || scale > 0x1p60f;
   divisor by;
   by.shift = far ? __uint_as_float((254 - (bits >> 23)) << 23) : 1;
   by.scale = far ? __uint_as_float((bits & 0x7fffff) | 127 << 23) : scale;
-  by.inverse = __frcp_rn(by.scale);
+  by.inverse = invert(by.scale);
   return by;
 }
 
 __device__ __forceinline__ float divide(float x, const divisor &by) {
+  x = __fmul_rn(x, by.shift);
   const float near = __fmul_rn(x, by.inverse);
   const float too_much = __fmaf_rn(by.scale, near, -x);
   return __fmaf_rn(-too_much, by.inverse, near);
 }
 
-// The thread's codes of a row that begins at `to`.
-__device__ __forceinline__ void store_codes(const fa3_quantize_params &p, char *to,
-                                            const uint32_t (&codes)[kElements / 4]) {
-#pragma unroll
-  for (int chunk = 0; chunk < kChunks; chunk++) {
-    const int first = first_of(chunk);
-    const uint64_t eight = (uint64_t)codes[2 * chunk + 1] << 32 | codes[2 * chunk];
-    if (p.vector_codes) {
-      if (first < p.head_dim) *(uint64_t *)(to + first) = eight;
-      continue;
-    }
-#pragma unroll 1
-    for (int i = 0; i < kChunk && first + i < p.head_dim; i++)
-      to[first + i] = (char)(eight >> i * 8);
+// The same for codes of finite numbers, with one operation less: the inverse is a float, no larger
+// than it, and another that is what is missing. The sum is within 2^-45 of the quotient, which
+// tells codes apart as the correctly rounded one does but where scale's 24 bits are within 16 of a
+// multiple of 2^20: a number between two codes has 5 bits, so one between the floats beside it,
+// times the scale, is the scale away from a multiple of 2^20; and a number is a multiple of 2^24,
+// on that scale.
+struct inverse {
+  float most, rest;
+};
+
+__device__ __forceinline__ bool has_inverse(float scale) {
+  return scale >= 0x1p-60f && scale <= 0x1p60f && ((__float_as_uint(scale) + 16) & 0xfffff) > 32;
+}
+
+__device__ __forceinline__ inverse make_inverse(float scale) {
+  const float near = invert(scale);
+  const bool above = __fmaf_rn(-scale, near, 1.0f) < 0;
+  const float most = __uint_as_float(__float_as_uint(near) - above);
+  const float left = __fmaf_rn(-scale, most, 1.0f); /* exactly */
+  return {most, __fmaf_rn(__fmul_rn(left, most), left, __fmul_rn(left, most))};
+}
+
+__device__ __forceinline__ float divide(float x, const inverse &by) {
+  return __fmaf_rn(x, by.most, __fmul_rn(x, by.rest));
+}
+
+enum {
+  kMostRows = FA3_QUANTIZE_THREADS / kLanes,
+  kTileRows = kMostRows < FA3_QUANTIZE_TILE_ROWS ? kMostRows : FA3_QUANTIZE_TILE_ROWS
+};
+
+struct shared {
+  unsigned largest[4][kTileRows];  // of each scale of a tile; bits of floats
+  tile tiles[4];                   // this one, two that come, and the last
+  tile_number step;                // from a tile to the next that is not in turn
+  float factors[kNumbersRoom];     // of the rotation
+  float mean[kNumbersRoom];
+  double sums[kDim];  // of the block's rows
+};
+
+// What a block has in its dynamic shared memory: rows as they are loaded, each thread's places, and
+// rows of angles. So many bytes an element.
+template <int kBytes>
+__device__ __forceinline__ uint32_t stage_of(uint32_t start) {
+  return start + this_thread() / 32 * (32 * kElements) * kBytes;
+}
+
+template <int kBytes>
+__device__ __forceinline__ uint32_t load_place_of(uint32_t start) {
+  return start + blockDim.x * kElements * kBytes + this_thread() * (uint32_t)sizeof(load_place);
+}
+
+template <int kBytes>
+__device__ __forceinline__ uint32_t row_place_of(uint32_t start) {
+  return load_place_of<kBytes>(start) + blockDim.x * (uint32_t)sizeof(load_place);
+}
+
+template <int kBytes>
+__device__ __forceinline__ uint32_t angle_place_of(uint32_t start) {
+  return load_place_of<kBytes>(start) + 2 * blockDim.x * (uint32_t)sizeof(load_place);
+}
+
+template <int kBytes, int kAngleBytes>
+__device__ __forceinline__ uint32_t tables_of(uint32_t start) {
+  return start + blockDim.x * (kElements * kBytes + FA3_QUANTIZE_PLACE_BYTES) +
+         this_thread() / 32 * (32 * kElements) * kAngleBytes;
+}
+
+// Where a number of the row's element d is among those that are read four at a time.
+__device__ __forceinline__ int room_of(int d) {
+  return d / kChunk * kChunkRoom + d % kChunk;
+}
+
+// How rows are taken. kAny: elements one at a time, as floats; else by vectors, and turned by
+// tables of kAngleBytes an angle, if not 0.
+template <bool kAny, int kAngleBytes>
+__device__ __forceinline__ void load(const fa3_quantize_params &p, const tile &t, bool same_angles,
+                                     uint32_t start) {
+  constexpr int kBytes = kAny ? 4 : kElementBytes;
+  if constexpr (kAny)
+    load_any(p, t, stage_of<kBytes>(start));
+  else
+    load_ahead(p, t, load_place_of<kBytes>(start));
+  if constexpr (kAngleBytes > 0) {
+    if (same_angles) return;
+    if (kDim * kAngleBytes <= 512 && !p.positions && p.cos.stride_row == p.sin.stride_row &&
+        t.row + t.rows <= p.table_rows)
+      load_angles<kAngleBytes>(p, t, angle_place_of<kBytes>(start));
+    else
+      load_tables<kAngleBytes>(p, t, tables_of<kBytes, kAngleBytes>(start));
   }
 }
 
-struct shared {
-  unsigned largest[4][FA3_QUANTIZE_TILE_ROWS];  // of each scale of a tile; bits of floats
-  tile tiles[4];                                // this one, two that come, and the last
-  double sums[kDim];                            // of the block's rows
-  float mean[kDim];
-  uint16_t slot[FA3_QUANTIZE_TILE_ROWS];  // of the tile's scales, for each of its rows
-};
+template <bool kAny, int kAngleBytes>
+__device__ __forceinline__ void read(const fa3_quantize_params &p, uint32_t start,
+                                     float (&x)[kElements]) {
+  constexpr int kBytes = kAny ? 4 : kElementBytes;
+  copy_async_wait_all();
+  __syncwarp();
+  read_row<kBytes>(stage_of<kBytes>(start), x);
+  if constexpr (kAngleBytes > 0) {
+    const uint32_t tables = tables_of<kBytes, kAngleBytes>(start);
+    if (p.interleaved || 2 * p.pairs == kDim)
+      turn_own<kAngleBytes>(p, tables, x);
+    else
+      turn_parts<kAngleBytes>(p, stage_of<kBytes>(start), tables, x);
+  }
+  __syncwarp();
+}
 
-// Of the sequence's rows, in an order of its own: a thread's rows, a warp's threads, a block's
-// warps, a cluster's blocks.
+// Of the sequence's rows, in an order of its own: a lane's rows, a warp's lanes, a block's warps, a
+// cluster's blocks. A lane has neighbouring columns, two of each kColumns.
+template <bool kAny, int kAngleBytes>
 __device__ __forceinline__ void find_mean(const fa3_quantize_params &p, shared &s,
-                                          double *warp_sums, int begin, int end, int step,
-                                          uint32_t stage) {
-  double sums[kElements];
-#pragma unroll
-  for (int i = 0; i < kElements; i++) sums[i] = 0;
-  tile t = find_tile(p, begin);
-  load_ahead(p, t, stage);
+                                          double *warp_sums, int first, int step, int count,
+                                          uint32_t start) {
+  constexpr int kBytes = kAny ? 4 : kElementBytes;
+  constexpr int kColumns = kDim < 64 ? kDim : 64, kOwn = kDim / 32;
+  const unsigned lane = threadIdx.x % 32;
+  double sums[kOwn] = {};
+  tile t = find_tile(p, find_number(p, first));
+  load<kAny, kAngleBytes>(p, t, false, start);
 #pragma unroll 1
-  for (int index = begin; index < end; index += step) {
+  for (int k = 0;; k++) {
     copy_async_wait_all();
     __syncwarp();
+#pragma unroll 1
+    for (unsigned r = 0; r < kWarpRows; r++)
 #pragma unroll
-    for (int r = 0; r < kRows; r += 2) {
-      float x[kElements], y[kElements];
-      read(p, t, r, stage, x, y);
-      if (r == kRows - 2) {
-        __syncwarp();
-        t = find_tile(p, min(index + step, end - 1));
-        if (index + step < end) load_ahead(p, t, stage);
+      for (int i = 0; i < kOwn; i++) {
+        const unsigned d = i / 2 * kColumns + lane * 2 + i % 2;
+        if constexpr (kAngleBytes > 0)
+          sums[i] += (double)read_turned<kAngleBytes>(p, stage_of<kBytes>(start),
+                                                      tables_of<kBytes, kAngleBytes>(start), r, d);
+        else
+          sums[i] += (double)number_at<kBytes>(stage_of<kBytes>(start), r, d);
       }
-#pragma unroll
-      for (int i = 0; i < kElements; i++) {
-        sums[i] += (double)x[i];
-        sums[i] += (double)y[i];
-      }
-    }
+    __syncwarp();
+    if (k + 1 >= count) break;
+    t = find_tile(p, find_number(p, first + (k + 1) * step));
+    load<kAny, kAngleBytes>(p, t, false, start);
   }
-#pragma unroll
-  for (int offset = kLanes; offset < 32; offset *= 2)
-#pragma unroll
-    for (int i = 0; i < kElements; i++) sums[i] += __shfl_xor_sync(0xffffffff, sums[i], offset);
   __syncthreads(); /* all have read what they had in the stages */
 #pragma unroll
-  for (int i = 0; i < kElements; i++)
-    if (threadIdx.x % 32 < kLanes) warp_sums[threadIdx.x / 32 * kDim + index_of(i)] = sums[i];
+  for (int i = 0; i < kOwn; i++)
+    warp_sums[threadIdx.x / 32 * kDim + i / 2 * kColumns + lane * 2 + i % 2] = sums[i];
   __syncthreads();
   for (int d = threadIdx.x; d < kDim; d += blockDim.x) {
     double sum = 0;
@@ -122,36 +215,38 @@ __device__ __forceinline__ void find_mean(const fa3_quantize_params &p, shared &
     s.sums[d] = sum;
   }
   cluster_sync();
-  const int rows = fa3_find_sequence(&p.sequences, t.batch).mask.queries;
+  const int rows = fa3_find_sequence(&p.sequences, t.number.batch).mask.queries;
   for (int d = threadIdx.x; d < kDim; d += blockDim.x) {
     double sum = 0;
     for (int rank = 0; rank < step && d < p.head_dim; rank++)
       sum += cluster_load_double(cluster_map((uint32_t)__cvta_generic_to_shared(&s.sums[d]), rank));
-    s.mean[d] = (float)(sum / rows);
+    s.mean[room_of(d)] = (float)(sum / rows);
   }
   cluster_sync();
 }
 
-// The scales of a tile, from the largest magnitudes of its rows.
-__device__ __forceinline__ void write_scales(const fa3_quantize_params &p, const tile &t,
-                                             const unsigned *largest, int slot_rows) {
-  float *const scale = (float *)p.scale.data + t.scale;
-  for (int i = threadIdx.x; i * slot_rows < t.rows; i += blockDim.x) {
-    const float found = scale_for(__uint_as_float(largest[i]));
-    if (p.from == FA3_QUANTIZE_OF_TILE)
-      scale[i * p.scale.stride_row] = found;
-    else
-      atomicMax((unsigned *)scale, __float_as_uint(found)); /* in the order of the floats */
+__device__ __forceinline__ void subtract(uint32_t mean, float (&x)[kElements]) {
+#pragma unroll
+  for (int i = 0; i < kElements; i += 4) {
+    const float4 m = four_of(mean, i);
+    x[i] = __fsub_rn(x[i], m.x), x[i + 1] = __fsub_rn(x[i + 1], m.y);
+    x[i + 2] = __fsub_rn(x[i + 2], m.z), x[i + 3] = __fsub_rn(x[i + 3], m.w);
   }
 }
 
-// Of the thread's row r: bits, which are in the order of the floats; 0 where it is not there.
-__device__ __forceinline__ unsigned largest_of_row(const float (&x)[kElements], int r, int rows) {
-  const int row = (thread_again() + r * blockDim.x) / kLanes;
-  return row < rows ? __float_as_uint(largest_of(x)) : 0;
+// The scales of a tile, from the largest magnitudes of its rows, by a warp.
+__device__ __forceinline__ void write_scales(const fa3_quantize_params &p, const tile &t,
+                                             const unsigned *largest, int slot_rows) {
+  for (int i = (int)(this_thread() % 32); i * slot_rows < t.rows; i += 32) {
+    const float found = scale_for(__uint_as_float(largest[i]));
+    if (p.from == FA3_QUANTIZE_OF_TILE)
+      t.scale[i * p.scale.stride_row] = found;
+    else
+      atomicMax((unsigned *)t.scale, __float_as_uint(found)); /* in the order of the floats */
+  }
 }
 
-// Of all of its threads.
+// Of all of a row's threads.
 __device__ __forceinline__ unsigned largest_of_lanes(unsigned most) {
 #pragma unroll
   for (int offset = kLanes / 2; offset > 0; offset /= 2)
@@ -159,135 +254,149 @@ __device__ __forceinline__ unsigned largest_of_lanes(unsigned most) {
   return most;
 }
 
-// Raises what the scales of the thread's rows need.
-__device__ __forceinline__ void raise_largest(const float (&x)[kRows][kElements], int rows,
-                                              int slot_rows, bool one_scale, const uint16_t *slots,
-                                              unsigned *largest) {
-  const bool of_warp = slot_rows % (32 / kLanes) == 0; /* a warp's rows are neighbours */
-  unsigned most = 0;
+// Raises what the scale of the thread's row needs; where all of a warp's rows have one, together.
+__device__ __forceinline__ void raise_largest(unsigned most, bool of_warp, unsigned *largest) {
+  most = of_warp ? __reduce_max_sync(0xffffffff, most) : largest_of_lanes(most);
+  if (this_thread() % (of_warp ? 32 : kLanes) == 0) atomicMax(largest, most);
+}
+
+// The thread's codes of a row. `to` is where its first chunk's are.
+template <bool kAny, class divisor>
+__device__ __forceinline__ void encode(const fa3_quantize_params &p, const divisor &by, bool there,
+                                       char *to, const float (&x)[kElements]) {
 #pragma unroll
-  for (int r = 0; r < kRows; r++) {
-    most = max(most, largest_of_row(x[r], r, rows));
-    if (one_scale) continue;
-    most = of_warp ? __reduce_max_sync(0xffffffff, most) : largest_of_lanes(most);
-    const int row = (thread_again() + r * blockDim.x) / kLanes;
-    if (threadIdx.x % (of_warp ? 32 : kLanes) == 0) atomicMax(&largest[slots[row]], most);
-    most = 0;
+  for (int chunk = 0; chunk < 2; chunk++) {
+    uint32_t codes[kChunk / 4];
+#pragma unroll
+    for (int i = 0; i < kChunk; i += 4) {
+      const float *const y = x + chunk * kChunk + i;
+      codes[i / 4] =
+          pack_codes(divide(y[0], by), divide(y[1], by), divide(y[2], by), divide(y[3], by));
+    }
+    const int left = there ? p.head_dim - first_of(chunk) : 0;
+    if (!kAny && left > 0) store_global_vector(to + chunk * kHalf, codes);
+#pragma unroll
+    for (int word = 0; kAny && word < kChunk / 4; word++)
+#pragma unroll 1
+      for (int i = 0; i < 4 && 4 * word + i < left; i++)
+        to[chunk * kHalf + 4 * word + i] = (char)(codes[word] >> i * 8);
   }
-  if (!one_scale) return;
-  most = __reduce_max_sync(0xffffffff, most);
-  if (threadIdx.x % 32 == 0) atomicMax(largest, most);
 }
 
-__device__ __forceinline__ void encode(const fa3_quantize_params &p, const divisor &by, char *to,
-                                       float (&x)[kElements]) {
-  if (by.shift != 1)
-#pragma unroll
-    for (int i = 0; i < kElements; i++) x[i] = __fmul_rn(x[i], by.shift);
-  uint32_t codes[kElements / 4];
-#pragma unroll
-  for (int i = 0; i < kElements; i += 4)
-    codes[i / 4] = pack_codes(divide(x[i], by), divide(x[i + 1], by), divide(x[i + 2], by),
-                              divide(x[i + 3], by));
-  store_codes(p, to, codes);
-}
+template <bool kAny, int kAngleBytes>
+__device__ __forceinline__ void quantize_tiles(const fa3_quantize_params &p) {
+  extern __shared__ __align__(1024) unsigned char stages[];
+  __shared__ shared s;
+  constexpr int kBytes = kAny ? 4 : kElementBytes;
+  const uint32_t start = (uint32_t)__cvta_generic_to_shared(stages);
+  /* The block's tiles: the k-th is first + k / in_turn * step + k % in_turn. */
+  int first = blockIdx.x * p.in_turn, step = gridDim.x * p.in_turn;
+  int count = p.batches * p.heads * p.tiles - first;
+  if (p.subtract_mean) {
+    step = cluster_size();
+    const int cluster = blockIdx.x / step;
+    first = cluster * p.tiles + cluster_rank();
+    count = (cluster + 1) * p.tiles - first;
+  }
+  count = (count + step - 1) / step * p.in_turn;
+  const bool own_scales = p.from == FA3_QUANTIZE_OF_TILE && p.scale_rows;
+  const int slot_rows = own_scales ? min(p.scale_rows, p.tile_rows) : p.tile_rows;
+  const bool row_scales = own_scales && slot_rows == 1;
+  const bool of_warp = slot_rows == p.tile_rows || slot_rows % kWarpRows == 0;
+  for (int i = threadIdx.x; i < kTileRows; i += blockDim.x)
+    s.largest[0][i] = s.largest[1][i] = s.largest[2][i] = s.largest[3][i] = 0;
+  for (int d = threadIdx.x; d < kDim; d += blockDim.x) s.factors[room_of(d)] = factor_of(p, d);
+  store_place(load_place_of<kBytes>(start), find_load_place(p, stage_of<kBytes>(start)));
+  store_place(row_place_of<kBytes>(start), find_row_place(p, slot_rows));
+  if constexpr (kAngleBytes > 0)
+    store_place(angle_place_of<kBytes>(start),
+                find_angle_place<kAngleBytes>(p, tables_of<kBytes, kAngleBytes>(start)));
+  wait_for_prior_grids();
+  if (threadIdx.x < 3 && (int)threadIdx.x < count)
+    s.tiles[threadIdx.x] = find_tile(
+        p, find_number(p, first + (int)threadIdx.x / p.in_turn * step + threadIdx.x % p.in_turn));
+  if (threadIdx.x == 0) s.step = find_number(p, step - (p.in_turn - 1));
+  __syncthreads();
+  if (p.subtract_mean)
+    find_mean<kAny, kAngleBytes>(p, s, (double *)stages, first, step, count, start);
 
-// With a scale for each row, which its threads have among themselves.
-__device__ __forceinline__ void encode_rows(const fa3_quantize_params &p, const tile &t,
-                                            float (&x)[kRows][kElements]) {
-#pragma unroll
-  for (int r = 0; r < kRows; r++) {
-    const int row = (thread_again() + r * blockDim.x) / kLanes;
-    const unsigned most = largest_of_lanes(largest_of_row(x[r], r, t.rows));
-    const float scale = scale_for(__uint_as_float(most));
-    if (row >= t.rows) continue;
-    if (threadIdx.x % kLanes == 0)
-      ((float *)p.scale.data)[t.scale + row * p.scale.stride_row] = scale;
-    char *const codes = (char *)p.codes.data + t.codes + row * p.codes.stride_row;
-    encode(p, make_divisor(scale), codes, x[r]);
+  load<kAny, kAngleBytes>(p, s.tiles[0], false, start);
+  unsigned turn_of = 0;
+#pragma unroll 1
+  for (int k = 0; k < count; k++, turn_of = (turn_of + 1) % 4) {
+    float x[kElements];
+    const tile &now = s.tiles[turn_of], &next = s.tiles[(turn_of + 1) % 4];
+    const uint32_t factors = (uint32_t)__cvta_generic_to_shared(s.factors);
+    read<kAny, kAngleBytes>(p, start, x);
+    if (k + 1 < count)
+      load<kAny, kAngleBytes>(
+          p, next, next.number.part == now.number.part && next.number.batch == now.number.batch,
+          start);
+    if (p.subtract_mean) subtract((uint32_t)__cvta_generic_to_shared(s.mean), x);
+    if (!kAny && p.rotate && p.head_dim == kDim) rotate<true, false>(p, factors, x);
+    if (kAny ? p.rotate : p.rotate && p.head_dim < kDim) rotate<false, kAny>(p, factors, x);
+    unsigned most = 0;
+    const uint4 place = load_shared_vector(row_place_of<kBytes>(start));
+    const bool there = (int)place.z < now.rows;
+    bool infinite;
+    const float largest = largest_of(x, infinite);
+    if (p.from != FA3_QUANTIZE_USE) {
+      most = there ? __float_as_uint(largest) : 0;
+      if (row_scales)
+        most = largest_of_lanes(most);
+      else
+        raise_largest(most, of_warp, &s.largest[turn_of][place.w]);
+    }
+    __syncthreads(); /* from here on nobody reads what is of the last tile */
+    if (p.from != FA3_QUANTIZE_FIND) {
+      float scale;
+      if (p.from == FA3_QUANTIZE_USE)
+        scale = *now.scale;
+      else
+        scale = scale_for(__uint_as_float(row_scales ? most : s.largest[turn_of][place.w]));
+      char *const to = now.codes + (int64_t)((uint64_t)place.y << 32 | place.x);
+      if (has_inverse(scale) && !infinite)
+        encode<kAny>(p, make_inverse(scale), there, to, x);
+      else
+        encode<kAny>(p, make_divisor(scale), there, to, x);
+      if (row_scales && there && this_thread() % kLanes == 0)
+        now.scale[row_of() * p.scale.stride_row] = scale;
+    }
+    if (this_thread() / 32 != turn_of) continue;
+    /* A warp at a time writes scales, and makes room where the last tile was for that after the
+     * next two. */
+    const unsigned last = (turn_of + 3) % 4;
+    if (!row_scales && p.from != FA3_QUANTIZE_USE) {
+      write_scales(p, now, s.largest[turn_of], slot_rows);
+      for (int i = (int)(this_thread() % 32); i * slot_rows < p.tile_rows; i += 32)
+        s.largest[last][i] = 0;
+    }
+    if (this_thread() % 32 == 0 && k + 3 < count) {
+      const tile_number one = {0, 0, 1};
+      const tile_number &by = p.in_turn > 1 && (k + 3) % p.in_turn ? one : s.step;
+      s.tiles[last] = find_tile(p, add_numbers(p, s.tiles[(turn_of + 2) % 4].number, by));
+    }
   }
 }
 
 extern "C" __global__ void __launch_bounds__(FA3_QUANTIZE_THREADS, 1)
     quantize(const __grid_constant__ fa3_quantize_params p) {
-  extern __shared__ __align__(16) unsigned char stages[];
-  __shared__ shared s;
-  const uint32_t stage = (uint32_t)__cvta_generic_to_shared(stages);
-  const int row_step = blockDim.x / kLanes;
-  int begin = blockIdx.x, end = p.batches * p.heads * p.tiles, step = gridDim.x;
-  if (p.subtract_mean) {
-    step = cluster_size();
-    const int cluster = blockIdx.x / step;
-    begin = cluster * p.tiles + cluster_rank();
-    end = (cluster + 1) * p.tiles;
-  }
-  const bool own = p.from == FA3_QUANTIZE_OF_TILE && p.scale_rows;
-  const int slot_rows = own ? min(p.scale_rows, p.tile_rows) : p.tile_rows;
-  const bool one_scale = slot_rows >= p.tile_rows, row_scales = own && slot_rows == 1;
-  for (int i = threadIdx.x; i < FA3_QUANTIZE_TILE_ROWS; i += blockDim.x)
-    s.largest[0][i] = s.largest[1][i] = s.largest[2][i] = s.largest[3][i] = 0;
-  for (int i = threadIdx.x; i < kRows * row_step; i += blockDim.x) s.slot[i] = i / slot_rows;
-  wait_for_prior_grids();
-  if (threadIdx.x < 3 && begin + (int)threadIdx.x * step < end)
-    s.tiles[threadIdx.x] = find_tile(p, begin + threadIdx.x * step);
-  if (p.subtract_mean)
-    find_mean(p, s, (double *)stages, begin, end, step, stage);
-  else
-    __syncthreads();
+  quantize_tiles<false, 0>(p);
+}
 
-  load_ahead(p, s.tiles[0], stage);
-  int turn_of = 0;
-#pragma unroll 1
-  for (int index = begin; index < end; index += step, turn_of = (turn_of + 1) % 4) {
-    float x[kRows][kElements];
-    const int rows = s.tiles[turn_of].rows;
-    copy_async_wait_all();
-    __syncwarp();
-#pragma unroll
-    for (int r = 0; r < kRows; r += 2) read(p, s.tiles[turn_of], r, stage, x[r], x[r + 1]);
-    __syncwarp();
-    if (index + step < end) load_ahead(p, s.tiles[(turn_of + 1) % 4], stage);
-    if (p.subtract_mean)
-#pragma unroll
-      for (int i = 0; i < kElements; i++) {
-        const float mean = s.mean[index_of(i)];
-#pragma unroll
-        for (int r = 0; r < kRows; r++) x[r][i] = __fsub_rn(x[r][i], mean);
-      }
-    if (p.rotate && p.head_dim == kDim) rotate<true>(p, x);
-    if (p.rotate && p.head_dim < kDim) rotate<false>(p, x);
-    if (row_scales)
-      encode_rows(p, s.tiles[turn_of], x);
-    else if (p.from != FA3_QUANTIZE_USE)
-      raise_largest(x, rows, slot_rows, one_scale, s.slot, s.largest[turn_of]);
-    /* From here on nobody reads what is of the last tile, which makes room for that after the next
-     * two. A warp at a time finds where it is. */
-    __syncthreads();
-    const int last = (turn_of + 3) % 4;
-    if (threadIdx.x == turn_of * 32 && index + 3 * step < end)
-      s.tiles[last] = find_tile(p, index + 3 * step);
-    const tile &now = s.tiles[turn_of];
-    if (p.from != FA3_QUANTIZE_USE && !row_scales) {
-      write_scales(p, now, s.largest[turn_of], slot_rows);
-      for (int i = threadIdx.x; i * slot_rows < p.tile_rows; i += blockDim.x)
-        s.largest[last][i] = 0;
-    }
-    if (p.from == FA3_QUANTIZE_FIND || row_scales) continue;
-    const int row = thread_again() / kLanes;
-    char *to = (char *)p.codes.data + now.codes + row * p.codes.stride_row;
-    divisor by = make_divisor(1);
-#pragma unroll
-    for (int r = 0; r < kRows; r++, to += row_step * p.codes.stride_row) {
-      if (row + r * row_step >= rows) break;
-      if (p.from == FA3_QUANTIZE_OF_TILE && (r == 0 || !one_scale)) {
-        const unsigned bits = s.largest[turn_of][s.slot[row + r * row_step]];
-        by = make_divisor(scale_for(__uint_as_float(bits)));
-      } else if (p.from == FA3_QUANTIZE_USE && r == 0) {
-        by = make_divisor(((const float *)p.scale.data)[now.scale]);
-      }
-      encode(p, by, to, x[r]);
-    }
-  }
+extern "C" __global__ void __launch_bounds__(FA3_QUANTIZE_THREADS, 1)
+    quantize_turned(const __grid_constant__ fa3_quantize_params p) {
+  quantize_tiles<false, kElementBytes>(p);
+}
+
+extern "C" __global__ void __launch_bounds__(FA3_QUANTIZE_THREADS, 1)
+    quantize_turned_by_floats(const __grid_constant__ fa3_quantize_params p) {
+  quantize_tiles<false, 4>(p);
+}
+
+extern "C" __global__ void __launch_bounds__(FA3_QUANTIZE_ANY_THREADS, 1)
+    quantize_any(const __grid_constant__ fa3_quantize_params p) {
+  quantize_tiles<true, 0>(p);
 }
 
 // Scales that several tiles raise begin as 0; those of no row stay as they are.
@@ -297,8 +406,6 @@ extern "C" __global__ void __launch_bounds__(FA3_QUANTIZE_THREADS)
   const int spans = p.tiles / p.span_tiles, index = blockIdx.x * blockDim.x + threadIdx.x;
   if (index >= p.batches * p.heads * spans) return;
   const int head = index % p.heads, span = index / p.heads % spans, batch = index / p.heads / spans;
-  const int part = span * p.span_tiles;
-  const tile t = find_tile(p, p.subtract_mean ? (batch * p.heads + head) * p.tiles + part
-                                              : (batch * p.tiles + part) * p.heads + head);
-  if (t.rows > 0) ((float *)p.scale.data)[t.scale] = 0;
+  const tile t = find_tile(p, {batch, span * p.span_tiles, head});
+  if (t.rows > 0) *t.scale = 0;
 }

@@ -4,9 +4,63 @@
 
 #include "quantize_tile.cuh"
 
-__device__ __forceinline__ float load_angle(const fa3_quantize_params &p, const void *data,
-                                            int64_t i) {
-  return p.float_tables ? ((const float *)data)[i] : number_of(((const uint16_t *)data)[i]);
+// Where the angles of a row are; -1: there are none, and the row is NaN.
+__device__ __forceinline__ int position_of(const fa3_quantize_params &p, const tile &t, int row) {
+  const int position =
+      p.positions ? p.positions[t.positions + row * p.positions_stride_row] : t.row + row;
+  return position < p.table_rows ? position : -1;
+}
+
+// Where the thread begins to load its warp's rows of angles: of each row the cosines, then the
+// sines.
+template <int kAngleBytes>
+__device__ __forceinline__ load_place find_angle_place(const fa3_quantize_params &p,
+                                                       uint32_t tables) {
+  constexpr unsigned kVectors = kDim * kAngleBytes / 16;
+  const unsigned lane = threadIdx.x % 32, v = lane % (kVectors / 2);
+  const unsigned row = threadIdx.x / 32 * kWarpRows + lane / kVectors;
+  const fa3_operand &table = lane % kVectors < kVectors / 2 ? p.cos : p.sin;
+  const bool there = (int)v * 16 < p.pairs * kAngleBytes;
+  return {(int64_t)table.data + row * table.stride_row * kAngleBytes + v * 16,
+          there ? (int)row : INT32_MAX / 2, vector_at<kDim * kAngleBytes>(tables, lane)};
+}
+
+// Their angles on their way to shared memory, of neighbouring rows of both tables alike.
+template <int kAngleBytes>
+__device__ __forceinline__ void load_angles(const fa3_quantize_params &p, const tile &t,
+                                            uint32_t place) {
+  constexpr int kBytes = kDim * kAngleBytes, kVectors = kBytes / 16;
+  const int64_t row_bytes = p.cos.stride_row * kAngleBytes;
+  const uint4 at = load_shared_vector(place);
+  const char *from = (const char *)((uint64_t)at.y << 32 | at.x) + t.row * row_bytes;
+  const int rows = t.rows - (int)at.z;
+#pragma unroll
+  for (int n = 0; n < kWarpRows * kVectors; n += 32, from += 32 / kVectors * row_bytes)
+    copy_async((at.w ^ (place_of_vector<kBytes>(n) ^ n) * 16) + n * 16, from, n / kVectors < rows);
+}
+
+// The same, wherever the rows of angles are.
+template <int kAngleBytes>
+__device__ __forceinline__ void load_tables(const fa3_quantize_params &p, const tile &t,
+                                            uint32_t tables) {
+  constexpr int kBytes = kDim * kAngleBytes, kVectors = kBytes / 16;
+  const unsigned lane = this_thread() % 32;
+#pragma unroll 1
+  for (unsigned n = lane; n < kWarpRows * kVectors; n += 32) {
+    const int row = warp_row() + (int)(n / kVectors), v = (int)(n % (kVectors / 2));
+    const fa3_operand &table = n % kVectors < kVectors / 2 ? p.cos : p.sin;
+    const bool wanted = row < t.rows && v * 16 < p.pairs * kAngleBytes;
+    const int position = wanted ? position_of(p, t, row) : 0;
+    const uint32_t to = vector_at<kBytes>(tables, n);
+    if (position < 0) {
+      constexpr uint32_t kNan = kAngleBytes == 4 ? 0x7fffffff : 0x7fff7fff;
+      const uint32_t nans[] = {kNan, kNan, kNan, kNan};
+      store_shared_vector(to, nans);
+    } else {
+      copy_async(to, (const char *)table.data + position * table.stride_row * kAngleBytes + v * 16,
+                 wanted);
+    }
+  }
 }
 
 // Two elements of a row, turned, with nothing rounded in between that the CPU does not round.
@@ -16,146 +70,121 @@ __device__ __forceinline__ void turn(float c, float s, float &first, float &seco
   second = __fadd_rn(__fmul_rn(x, s), __fmul_rn(y, c));
 }
 
-// Where the angles of a row are; -1: there are none, and the row is NaN.
-__device__ __forceinline__ int position_of(const fa3_quantize_params &p, const tile &t, int row) {
-  const int position =
-      p.positions ? p.positions[t.positions + row * p.positions_stride_row] : t.row + row;
-  return position < p.table_rows ? position : -1;
-}
-
-// Four neighbouring angles' cosines or sines, as they are in the tables.
-template <bool kFloats>
-struct four_angles {
-  uint32_t words[kFloats ? 4 : 2];
+// An element of which half a pair is, and which of them.
+struct pair_place {
+  unsigned pair;
+  unsigned other;  // the pair's other element
+  bool second;
 };
 
-template <bool kFloats>
-__device__ __forceinline__ four_angles<kFloats> load_four(const void *data, int64_t i) {
-  if constexpr (kFloats) {
-    const uint4 x = __ldg((const uint4 *)((const float *)data + i));
-    return {{x.x, x.y, x.z, x.w}};
-  } else {
-    const uint2 x = __ldg((const uint2 *)((const uint16_t *)data + i));
-    return {{x.x, x.y}};
-  }
+__device__ __forceinline__ pair_place pair_of(const fa3_quantize_params &p, unsigned d) {
+  if (p.interleaved) return {d / 2, d ^ 1, (d & 1) != 0};
+  const bool second = d >= (unsigned)p.pairs;
+  return {second ? d - p.pairs : d, second ? d - p.pairs : d + p.pairs, second};
 }
 
-template <bool kFloats>
-__device__ __forceinline__ float angle_of(const four_angles<kFloats> &four, int i) {
-  return kFloats ? __uint_as_float(four.words[i]) : pair_number_of(four.words, i);
+// One of them, as turn makes it.
+__device__ __forceinline__ float turn_one(float c, float s, float x, float other, bool second) {
+  return __fadd_rn(__fmul_rn(x, c), __fmul_rn(other, second ? s : -s));
 }
 
-// The thread's angles of a row: of the pairs in either chunk, or of those in both.
-template <bool kFloats>
-struct angles {
-  bool known;
-  four_angles<kFloats> cos[2], sin[2];
-};
-
-__device__ __forceinline__ int first_pair(const fa3_quantize_params &p, int half) {
-  return p.interleaved ? first_of(half) / 2 : first_of(0) + 4 * half;
-}
-
-template <bool kFloats>
-__device__ __forceinline__ angles<kFloats> load_angles(const fa3_quantize_params &p, const tile &t,
-                                                       int r) {
-  const int row = (threadIdx.x + r * blockDim.x) / kLanes;
-  const int position = position_of(p, t, min(row, t.rows - 1)), from = max(position, 0);
-  angles<kFloats> a;
-  a.known = position >= 0;
-#pragma unroll
-  for (int half = 0; half < 2; half++) {
-    const int pair = first_pair(p, half), at = pair < p.pairs ? pair : 0;
-    a.cos[half] = load_four<kFloats>(p.cos.data, from * p.cos.stride_row + at);
-    a.sin[half] = load_four<kFloats>(p.sin.data, from * p.sin.stride_row + at);
-  }
-  return a;
-}
-
-// Rotary embedding where both elements of every pair are the thread's.
-template <bool kFloats>
-__device__ __forceinline__ void turn_own(const fa3_quantize_params &p, const angles<kFloats> &a,
+// A row's pairs of neighbours, or of halves of a whole head: a thread has both elements of each.
+template <int kAngleBytes>
+__device__ __forceinline__ void turn_own(const fa3_quantize_params &p, uint32_t tables,
                                          float (&x)[kElements]) {
+  constexpr int kBytes = kDim * kAngleBytes, kNumbers = 16 / kAngleBytes;
+  float cos[kNumbers], sin[kNumbers];
+  if (!p.interleaved) {
+    const uint32_t own = own_vector<kBytes>(tables);
 #pragma unroll
-  for (int half = 0; half < 2; half++) {
-    if (first_pair(p, half) >= p.pairs) continue;
-    float cos[4], sin[4];
+    for (int i = 0; i < kChunk; i += kNumbers) {
+      load_numbers<kAngleBytes>(own ^ i * kAngleBytes, cos);
+      load_numbers<kAngleBytes>(own ^ (i + kHalf) * kAngleBytes, sin);
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-      cos[i] = a.known ? angle_of<kFloats>(a.cos[half], i) : NAN;
-      sin[i] = a.known ? angle_of<kFloats>(a.sin[half], i) : NAN;
+      for (int j = 0; j < kNumbers; j++) turn(cos[j], sin[j], x[i + j], x[kChunk + i + j]);
     }
-    if (p.interleaved) {
+    return;
+  }
+  const unsigned row = this_thread() % 32 / kLanes;
 #pragma unroll
-      for (int i = 0; i < 4; i++)
-        turn(cos[i], sin[i], x[half * kChunk + 2 * i], x[half * kChunk + 2 * i + 1]);
-    } else {
+  for (int i = 0; i < kElements; i += 2 * kNumbers) {
+    const int pair = (first_of(i / kChunk) + i % kChunk) / 2;
+    if (pair >= p.pairs) continue;
+    load_numbers<kAngleBytes>(number_place<kAngleBytes>(tables, row, pair), cos);
+    load_numbers<kAngleBytes>(number_place<kAngleBytes>(tables, row, pair + kHalf), sin);
 #pragma unroll
-      for (int i = 0; i < 4; i++) turn(cos[i], sin[i], x[4 * half + i], x[kChunk + 4 * half + i]);
+    for (int j = 0; j < kNumbers; j++) turn(cos[j], sin[j], x[i + 2 * j], x[i + 2 * j + 1]);
+  }
+}
+
+// A row's pairs of halves of less than kDim elements: the others of a vector's elements are read
+// from the stage.
+template <int kAngleBytes>
+__device__ __forceinline__ void turn_parts(const fa3_quantize_params &p, uint32_t stage,
+                                           uint32_t tables, float (&x)[kElements]) {
+  constexpr int kNumbers = 16 / kElementBytes, kAngles = 16 / kAngleBytes;
+  const unsigned row = this_thread() % 32 / kLanes;
+#pragma unroll
+  for (int i = 0; i < kElements; i += kNumbers) {
+    const unsigned d = first_of(i / kChunk) + i % kChunk;
+    if (d >= 2u * p.pairs) continue;
+    const pair_place at = pair_of(p, d);
+    float other[kNumbers], cos[kAngles], sin[kAngles];
+    load_numbers<kElementBytes>(number_place<kElementBytes>(stage, row, at.other), other);
+#pragma unroll
+    for (int j = 0; j < kNumbers; j++) {
+      if (j % kAngles == 0) {
+        load_numbers<kAngleBytes>(number_place<kAngleBytes>(tables, row, at.pair + j), cos);
+        load_numbers<kAngleBytes>(number_place<kAngleBytes>(tables, row, at.pair + j + kHalf), sin);
+      }
+      x[i + j] = turn_one(cos[j % kAngles], sin[j % kAngles], x[i + j], other[j], at.second);
     }
   }
 }
 
-// Two rows at a time, whose angles are under way together.
-template <bool kFloats>
-__device__ __forceinline__ void read_own(const fa3_quantize_params &p, const tile &t, int r,
-                                         uint32_t stage, float (&x)[kElements],
-                                         float (&y)[kElements]) {
-  const angles<kFloats> a = load_angles<kFloats>(p, t, r), b = load_angles<kFloats>(p, t, r + 1);
-  read_row(r, stage, x);
-  read_row(r + 1, stage, y);
-  turn_own<kFloats>(p, a, x);
-  turn_own<kFloats>(p, b, y);
+// Element d of row r of the warp's, alone.
+template <int kAngleBytes>
+__device__ __forceinline__ float read_turned(const fa3_quantize_params &p, uint32_t stage,
+                                             uint32_t tables, unsigned r, unsigned d) {
+  const float x = number_at<kElementBytes>(stage, r, d);
+  if (d >= 2u * p.pairs) return x;
+  const pair_place at = pair_of(p, d);
+  return turn_one(number_at<kAngleBytes>(tables, r, at.pair),
+                  number_at<kAngleBytes>(tables, r, at.pair + kHalf), x,
+                  number_at<kElementBytes>(stage, r, at.other), at.second);
 }
 
-// Rotary embedding of any pairs. An element's other half of a pair is in the same warp. By way of
-// shared memory, as a loop can't count through registers.
-__device__ __forceinline__ void read_turned(const fa3_quantize_params &p, int position, int r,
-                                            uint32_t stage, float (&x)[kElements]) {
-  const uint32_t turned = place_of(stage, kRows, 0, threadIdx.x);
-  const int64_t cos = position * p.cos.stride_row, sin = position * p.sin.stride_row;
+__device__ __forceinline__ float load_angle(const fa3_quantize_params &p, const void *table,
+                                            int64_t i) {
+  return p.float_tables ? ((const float *)table)[i] : number_of(((const uint16_t *)table)[i]);
+}
+
+__device__ __forceinline__ float load_element(const char *row, unsigned d) {
+  return kElementBytes == 4 ? ((const float *)row)[d] : number_of(((const uint16_t *)row)[d]);
+}
+
+// The warp's rows of a tile, turned, as floats in shared memory: an element at a time, of any rows
+// and tables.
+__device__ __forceinline__ void load_any(const fa3_quantize_params &p, const tile &t,
+                                         uint32_t stage) {
 #pragma unroll 1
-  for (int group = 0; group < kElements; group += 4) {
-    float result[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const int d = index_of(group + i);
-      const bool second = p.interleaved ? d & 1 : d >= p.pairs;
-      const int pair = p.interleaved ? d / 2 : second ? d - p.pairs : d;
-      const int other = p.interleaved ? d ^ 1 : second ? d - p.pairs : d + p.pairs;
-      result[i] = read_element(r, d, stage);
-      if (d >= 2 * p.pairs) continue;
-      float y = read_element(r, other, stage);
-      const float c = position >= 0 ? load_angle(p, p.cos.data, cos + pair) : NAN;
-      const float s = position >= 0 ? load_angle(p, p.sin.data, sin + pair) : NAN;
-      if (second)
-        turn(c, s, y, result[i]);
-      else
-        turn(c, s, result[i], y);
+  for (unsigned n = this_thread() % 32; n < kWarpRows * kDim; n += 32) {
+    const unsigned d = n % kDim;
+    const int row = warp_row() + (int)(n / kDim);
+    float x = 0;
+    if (row < t.rows && d < (unsigned)p.head_dim) {
+      const char *const from = t.input + row * p.input.stride_row * kElementBytes;
+      x = load_element(from, d);
+      if (d < 2u * p.pairs) {
+        const pair_place at = pair_of(p, d);
+        const int64_t position = position_of(p, t, row), known = max(position, (int64_t)0);
+        const float c = load_angle(p, p.cos.data, known * p.cos.stride_row + at.pair);
+        const float s = load_angle(p, p.sin.data, known * p.sin.stride_row + at.pair);
+        x = turn_one(c, s, x, load_element(from, at.other), at.second);
+        if (position < 0) x = NAN;
+      }
     }
-    store_shared_floats(turned + group / 4 * FA3_QUANTIZE_THREADS * 16, result);
-  }
-#pragma unroll
-  for (int group = 0; group < kElements; group += 4) {
-    const float4 four = load_shared_floats(turned + group / 4 * FA3_QUANTIZE_THREADS * 16);
-    x[group] = four.x, x[group + 1] = four.y, x[group + 2] = four.z, x[group + 3] = four.w;
-  }
-}
-
-// The thread's elements of rows r and r + 1 of the stage, with rotary embedding.
-__device__ __forceinline__ void read(const fa3_quantize_params &p, const tile &t, int r,
-                                     uint32_t stage, float (&x)[kElements], float (&y)[kElements]) {
-  const int row = (threadIdx.x + r * blockDim.x) / kLanes, next = row + blockDim.x / kLanes;
-  if (!p.pairs || t.rows <= 0) {
-    read_row(r, stage, x);
-    read_row(r + 1, stage, y);
-  } else if (!p.own_pairs) {
-    read_turned(p, position_of(p, t, min(row, t.rows - 1)), r, stage, x);
-    read_turned(p, position_of(p, t, min(next, t.rows - 1)), r + 1, stage, y);
-  } else if (p.float_tables) {
-    read_own<true>(p, t, r, stage, x, y);
-  } else {
-    read_own<false>(p, t, r, stage, x, y);
+    store_shared_word(number_place<4>(stage, n / kDim, d), __float_as_uint(x));
   }
 }
 

@@ -4,24 +4,19 @@
 
 #include "quantize_tile.cuh"
 
-// Of the Hadamard transform of the block of elements that d is in: the head dim's highest bit that
-// d lacks is the block's size.
-__device__ __forceinline__ float factor_of(int d, int head_dim) {
-  if (d >= head_dim) return 0.0f;
-  const int log_size = 31 - __clz(head_dim ^ d);
-  const uint32_t half = (uint32_t)(127 - log_size / 2) << 23;
-  return __uint_as_float(half) * (log_size % 2 ? 0x1.6a09e6p-1f : 1.0f);
-}
+// Numbers of a chunk's elements lie in shared memory with room between chunks, so that a row's
+// threads find theirs in different banks.
+enum { kChunkRoom = kChunk + 4, kNumbersRoom = kDim / kChunk * kChunkRoom };
 
-// The random signs of the thread's elements, a bit each.
-__device__ __forceinline__ uint32_t find_signs(const fa3_quantize_params &p) {
-  uint32_t signs = 0;
-#pragma unroll
-  for (int chunk = 0; chunk < kChunks; chunk++) {
-    const int first = first_of(chunk);
-    signs |= (uint32_t)(p.signs[first / 64] >> first % 64 & 0xff) << chunk * kChunk;
-  }
-  return signs;
+// What element d is multiplied by: a random sign, and what makes the Hadamard transform of the
+// block of elements that d is in orthonormal. The head dim's highest bit that d lacks is the
+// block's size.
+__device__ __forceinline__ float factor_of(const fa3_quantize_params &p, int d) {
+  if (d >= p.head_dim) return 0.0f;
+  const int log_size = 31 - __clz(p.head_dim ^ d);
+  const uint32_t half = (uint32_t)(127 - log_size / 2) << 23;
+  const float factor = __uint_as_float(half) * (log_size % 2 ? 0x1.6a09e6p-1f : 1.0f);
+  return p.signs[d / 64] >> d % 64 & 1 ? -factor : factor;
 }
 
 // A step of the Hadamard transform on two of the thread's own elements.
@@ -31,58 +26,55 @@ __device__ __forceinline__ void add_and_subtract(float &a, float &b) {
   b = __fsub_rn(x, y);
 }
 
-// Random signs, and what makes the transform orthonormal.
-template <bool kWhole>
-__device__ __forceinline__ void multiply(const fa3_quantize_params &p,
-                                         float (&x)[kRows][kElements]) {
-  const uint32_t signs = find_signs(p);
-  float factor = factor_of(0, kDim);
-#pragma unroll
-  for (int i = 0; i < kElements; i++) {
-    if (!kWhole) factor = factor_of(index_of(i), p.head_dim);
-    const float f = __uint_as_float(__float_as_uint(factor) ^ (signs << (31 - i) & 0x80000000));
-#pragma unroll
-    for (int r = 0; r < kRows; r++) x[r][i] = __fmul_rn(x[r][i], f);
-  }
+// Whether the rotation has a step that joins halves of so many elements where element i of the
+// thread's is: their pair of halves is in the head.
+__device__ __forceinline__ bool has_step(const fa3_quantize_params &p, int i, int half) {
+  const int first = first_of(i / kChunk) + i % kChunk;
+  return (first & -2 * half) + 2 * half <= p.head_dim;
 }
 
-// The Hadamard transform of a row, in the CPU's order. Without kWhole the head dim may be less than
-// kDim: a step is made where its pair of blocks is there.
-template <bool kWhole>
-__device__ __forceinline__ void transform(const fa3_quantize_params &p, float (&x)[kElements]) {
+// The thread's numbers of a row of numbers, four at a time.
+__device__ __forceinline__ float4 four_of(uint32_t numbers, int i) {
+  return load_shared_floats(
+      numbers +
+      (this_thread() % kLanes * kChunkRoom + i / kChunk * kLanes * kChunkRoom + i % kChunk) * 4);
+}
+
+// The Hadamard transform of a row, in the CPU's order, after its factors. Without kWhole the head
+// dim may be less than kDim; with kAny it may end within a chunk.
+template <bool kWhole, bool kAny>
+__device__ __forceinline__ void rotate(const fa3_quantize_params &p, uint32_t factors,
+                                       float (&x)[kElements]) {
+#pragma unroll
+  for (int i = 0; i < kElements; i += 4) {
+    const float4 f = four_of(factors, i);
+    x[i] = __fmul_rn(x[i], f.x), x[i + 1] = __fmul_rn(x[i + 1], f.y);
+    x[i + 2] = __fmul_rn(x[i + 2], f.z), x[i + 3] = __fmul_rn(x[i + 3], f.w);
+  }
 #pragma unroll
   for (int half = 1; half < kChunk; half *= 2)
 #pragma unroll
     for (int i = 0; i < kElements; i++)
-      if (!(i & half) &&
-          (kWhole || first_of(i / kChunk) + (i % kChunk & -2 * half) + 2 * half <= p.head_dim))
-        add_and_subtract(x[i], x[i + half]);
+      if (!(i & half) && (!kAny || has_step(p, i, half))) add_and_subtract(x[i], x[i + half]);
 #pragma unroll
-  for (int half = kChunk; half < kStride; half *= 2) {
-    const float sign = first_of(0) & half ? -1.0f : 1.0f;
+  for (int half = kChunk; half < kHalf; half *= 2) {
+    float signs[2];
+    bool there[2];
+#pragma unroll
+    for (int chunk = 0; chunk < 2; chunk++) {
+      there[chunk] = kWhole || has_step(p, chunk * kChunk, half);
+      signs[chunk] = there[chunk] && first_of(0) & half ? -1.0f : 1.0f;
+    }
 #pragma unroll
     for (int i = 0; i < kElements; i++) {
-      const bool there = kWhole || (first_of(i / kChunk) & -2 * half) + 2 * half <= p.head_dim;
       const float y = __shfl_xor_sync(0xffffffff, x[i], half / kChunk);
-      if (there) x[i] = __fmaf_rn(x[i], sign, y); /* the sum, rounded once */
+      /* The sum, rounded once; -0 leaves all as they are. */
+      x[i] = __fmaf_rn(x[i], signs[i / kChunk], there[i / kChunk] ? y : -0.0f);
     }
   }
+  if (kWhole || (kAny && p.head_dim == kDim))
 #pragma unroll
-  for (int half = 1; half < kChunks; half *= 2)
-#pragma unroll
-    for (int i = 0; i < kElements; i++) {
-      const int chunk = i / kChunk;
-      if (!(chunk & half) &&
-          (kWhole || (first_of(chunk) & -2 * half * kStride) + 2 * half * kStride <= p.head_dim))
-        add_and_subtract(x[i], x[i + half * kChunk]);
-    }
-}
-
-template <bool kWhole>
-__device__ __forceinline__ void rotate(const fa3_quantize_params &p, float (&x)[kRows][kElements]) {
-  multiply<kWhole>(p, x);
-#pragma unroll
-  for (int r = 0; r < kRows; r++) transform<kWhole>(p, x[r]);
+    for (int i = 0; i < kChunk; i++) add_and_subtract(x[i], x[i + kChunk]);
 }
 
 #endif

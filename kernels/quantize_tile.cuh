@@ -4,7 +4,9 @@
 #define FA3_QUANTIZE_TILE_CUH
 
 #include <cuda_fp16.h>
+#include <string.h>
 
+#include "codes.cuh"
 #include "copy_async.cuh"
 #include "quantize_params.h"
 #include "registers.cuh"
@@ -17,57 +19,82 @@ enum { kElementBytes = 2 };
 enum {
   kDim = FA3_HEAD_DIM,
   kElements = FA3_QUANTIZE_ELEMENTS,
-  kRows = FA3_QUANTIZE_ROWS,
-  kChunk = 8, /* neighbours */
-  kChunks = kElements / kChunk,
-  kStride = kDim / kChunks,  /* from a thread's chunk to its next one */
+  kChunk = kElements / 2,    /* neighbours: a thread has a chunk of either half of its row */
+  kHalf = kDim / 2,          /* from a thread's chunk to its other one */
   kLanes = kDim / kElements, /* threads of a row */
-  kVectors = kElements * kElementBytes / 16,
-  kPartBytes = FA3_QUANTIZE_STAGE_BYTES / (kRows * kVectors) /* 16 for each thread at most */
+  kWarpRows = 32 / kLanes,   /* rows of a warp */
+  kRowBytes = kDim * kElementBytes,
+  kFloatRowBytes = kDim * 4
+};
+
+// A head of some rows of a sequence.
+struct tile_number {
+  int batch, part, head;
 };
 
 struct tile {
-  int batch, head;
+  tile_number number;
   int row;  // the first, in its sequence
   int rows;
-  int64_t input, codes, positions;  // offsets of the first row
-  int64_t scale;
+  const char *input;
+  char *codes;
+  float *scale;
+  int64_t positions;  // offset of the first row
 };
 
-__device__ __forceinline__ tile find_tile(const fa3_quantize_params &p, int index) {
+// Tiles are numbered by head first, or last where a mean is subtracted.
+__device__ __forceinline__ tile_number find_number(const fa3_quantize_params &p, int index) {
+  if (p.subtract_mean)
+    return {index / p.tiles / p.heads, index % p.tiles, index / p.tiles % p.heads};
+  return {index / p.heads / p.tiles, index / p.heads % p.tiles, index % p.heads};
+}
+
+// So many tiles further on, without a division.
+__device__ __forceinline__ tile_number add_numbers(const fa3_quantize_params &p, tile_number a,
+                                                   const tile_number &b) {
+  a.batch += b.batch, a.part += b.part, a.head += b.head;
+  if (a.head >= p.heads) a.head -= p.heads, a.part++;
+  if (a.part >= p.tiles) a.part -= p.tiles, a.batch++;
+  return a;
+}
+
+__device__ __forceinline__ tile find_tile(const fa3_quantize_params &p, const tile_number &number) {
   tile t;
-  int part;
-  if (p.subtract_mean) {
-    part = index % p.tiles;
-    t.head = index / p.tiles % p.heads;
-    t.batch = index / p.tiles / p.heads;
-  } else {
-    t.head = index % p.heads;
-    part = index / p.heads % p.tiles;
-    t.batch = index / p.heads / p.tiles;
+  t.number = number;
+  const fa3_sequence sequence = fa3_find_sequence(&p.sequences, number.batch);
+  int span = number.part, before = 0;
+  if (p.span_tiles > 1) {
+    span = number.part / p.span_tiles;
+    before = number.part % p.span_tiles * p.tile_rows;
   }
-  const fa3_sequence sequence = fa3_find_sequence(&p.sequences, t.batch);
-  const int span = part / p.span_tiles, before = part % p.span_tiles * p.tile_rows;
   t.row = span * p.span_rows + before;
   t.rows = min(min(p.tile_rows, p.span_rows - before), sequence.mask.queries - t.row);
   const int64_t row = sequence.query_row + (int64_t)t.row, batch = sequence.query_batch;
-  t.input = batch * p.input.stride_batch + row * p.input.stride_row + t.head * p.input.stride_head;
-  t.codes = batch * p.codes.stride_batch + row * p.codes.stride_row + t.head * p.codes.stride_head;
+  t.input = (const char *)p.input.data +
+            kElementBytes * (batch * p.input.stride_batch + row * p.input.stride_row +
+                             number.head * p.input.stride_head);
+  t.codes = (char *)p.codes.data + batch * p.codes.stride_batch + row * p.codes.stride_row +
+            number.head * p.codes.stride_head;
   t.positions = batch * p.positions_stride_batch + row * p.positions_stride_row;
   int64_t block = 0;
   if (p.scale_rows) {
-    block = t.row / p.scale_rows;
-    if (p.sequences.cu_seqlens_q) block += sequence.query_row / p.scale_rows + t.batch;
+    block = (int64_t)span * p.span_scales;
+    if (p.sequences.cu_seqlens_q) block += sequence.query_row / p.scale_rows + number.batch;
   }
-  t.scale =
-      t.batch * p.scale.stride_batch + t.head * p.scale.stride_head + block * p.scale.stride_row;
+  t.scale = (float *)p.scale.data + number.batch * p.scale.stride_batch +
+            number.head * p.scale.stride_head + block * p.scale.stride_row;
   return t;
 }
 
-// The first element of a chunk of the thread's. Read anew, nothing that follows from it stays in
-// registers from tile to tile.
+// The thread's number, read anew: nothing that follows from it stays in registers from tile to
+// tile.
+__device__ __forceinline__ unsigned this_thread(void) {
+  return (unsigned)thread_again();
+}
+
+// The first element of a chunk of the thread's.
 __device__ __forceinline__ int first_of(int chunk) {
-  return chunk * kStride + thread_again() % kLanes * kChunk;
+  return (int)(chunk * kHalf + this_thread() % kLanes * kChunk);
 }
 
 // Element i of the thread's.
@@ -75,29 +102,28 @@ __device__ __forceinline__ int index_of(int i) {
   return first_of(i / kChunk) + i % kChunk;
 }
 
-__device__ __forceinline__ uint32_t load_bits(const char *from) {
-  return kElementBytes == 4 ? *(const uint32_t *)from : *(const uint16_t *)from;
+__device__ __forceinline__ int warp_row(void) {
+  return (int)(this_thread() / 32 * kWarpRows);
 }
 
-// PTX ISA, "st": an element.
-__device__ __forceinline__ void store_shared_bits(uint32_t to, uint32_t bits) {
-  if (kElementBytes == 4)
-    asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(bits) : "memory");
-  else
-    asm volatile("st.shared.b16 [%0], %1;" ::"r"(to), "h"((uint16_t)bits) : "memory");
+// The thread's row of a tile.
+__device__ __forceinline__ int row_of(void) {
+  return (int)(this_thread() / kLanes);
 }
 
-// PTX ISA, "ld", likewise.
-__device__ __forceinline__ uint32_t load_shared_bits(uint32_t from) {
+// PTX ISA, "ld": 16 bits of shared memory.
+__device__ __forceinline__ uint32_t load_shared_half(uint32_t from) {
   uint32_t bits;
-  if (kElementBytes == 4)
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(bits) : "r"(from) : "memory");
-  else
-    asm volatile("{\n\t.reg .b16 x;\n\tld.shared.b16 x, [%1];\n\tcvt.u32.u16 %0, x;\n\t}"
-                 : "=r"(bits)
-                 : "r"(from)
-                 : "memory");
+  asm volatile("{\n\t.reg .b16 x;\n\tld.shared.b16 x, [%1];\n\tcvt.u32.u16 %0, x;\n\t}"
+               : "=r"(bits)
+               : "r"(from)
+               : "memory");
   return bits;
+}
+
+// PTX ISA, "st": 32 bits.
+__device__ __forceinline__ void store_shared_word(uint32_t to, uint32_t bits) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(bits) : "memory");
 }
 
 __device__ __forceinline__ float number_of(uint32_t bits) {
@@ -110,8 +136,10 @@ __device__ __forceinline__ float number_of(uint32_t bits) {
 #endif
 }
 
-// Number i of those that words hold.
-__device__ __forceinline__ float pair_number_of(const uint32_t *words, int i) {
+// Number i of those that words hold, which have so many bytes each.
+template <int kBytes>
+__device__ __forceinline__ float number_in(const uint32_t (&words)[4], int i) {
+  if (kBytes == 4) return __uint_as_float(words[i % 4]);
 #if FA3_BF16
   return __uint_as_float(i % 2 ? words[i / 2] & 0xffff0000 : words[i / 2] << 16);
 #else
@@ -119,64 +147,122 @@ __device__ __forceinline__ float pair_number_of(const uint32_t *words, int i) {
 #endif
 }
 
-__device__ __forceinline__ float number_of(const uint32_t *words, int i) {
-  return kElementBytes == 4 ? __uint_as_float(words[i]) : pair_number_of(words, i);
+// A warp's rows of kBytes each lie in shared memory as vectors of 16 bytes. Where vector n of them
+// is, in vectors: eight neighbouring threads that read the same vector of their chunks find them in
+// different banks. The place of the exclusive or of two numbers is that of their places.
+template <int kBytes>
+__device__ __forceinline__ constexpr unsigned place_of_vector(unsigned n) {
+  constexpr int kVectors = kBytes / 16, kChunkVectors = kVectors / 2 / kLanes;
+  const unsigned row = n / kVectors, chunk = n % (kVectors / 2) / kChunkVectors;
+  if (kChunkVectors == 2)
+    return n ^ (kLanes == 2 ? (row & 1) | (row & 2) << 1 : kLanes == 4 ? row & 1 : chunk >> 2);
+  return n ^ (kLanes == 2 ? row & 3 : kLanes == 4 ? (row & 1) << 1 | chunk >> 1 : chunk >> 1);
 }
 
-// Where vector v of the thread's row r is: 16 bytes of each thread in turn.
-__device__ __forceinline__ uint32_t place_of(uint32_t stage, int r, int v, int thread) {
-  return stage + (r * kVectors + v) * kPartBytes + thread * 16;
+// The address of vector `n` of the warp's.
+template <int kBytes>
+__device__ __forceinline__ uint32_t vector_at(uint32_t rows, unsigned n) {
+  return rows + place_of_vector<kBytes>(n) * 16;
 }
 
-// The same of element d of that row, which another of the row's threads may have.
-__device__ __forceinline__ uint32_t place_of_element(uint32_t stage, int r, int d) {
-  const int chunk = d / kStride, within = d % kStride, byte = within % kChunk * kElementBytes;
-  return place_of(stage, r, chunk * kVectors / kChunks + byte / 16,
-                  threadIdx.x / kLanes * kLanes + within / kChunk) +
-         byte % 16;
+// The first vector of the thread's first chunk.
+template <int kBytes>
+__device__ __forceinline__ uint32_t own_vector(uint32_t rows) {
+  constexpr int kVectors = kBytes / 16;
+  const unsigned thread = this_thread();
+  return vector_at<kBytes>(
+      rows, thread % 32 / kLanes * kVectors + thread % kLanes * (kVectors / 2 / kLanes));
 }
 
-// The thread's share of a tile on its way to shared memory, zeros where there is nothing. What
-// can't be copied so is loaded and stored.
+// The numbers of a vector of shared memory.
+template <int kBytes>
+__device__ __forceinline__ void load_numbers(uint32_t from, float (&x)[16 / kBytes]) {
+  const uint4 raw = load_shared_vector(from);
+  const uint32_t words[] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+  for (int i = 0; i < 16 / kBytes; i++) x[i] = number_in<kBytes>(words, i);
+}
+
+// Where number d is of row r of the warp's, of kBytes each.
+template <int kBytes>
+__device__ __forceinline__ uint32_t number_place(uint32_t rows, unsigned r, unsigned d) {
+  return vector_at<kDim * kBytes>(rows, (r * kDim + d) * kBytes / 16) + d * kBytes % 16;
+}
+
+template <int kBytes>
+__device__ __forceinline__ float number_at(uint32_t rows, unsigned r, unsigned d) {
+  const uint32_t from = number_place<kBytes>(rows, r, d);
+  return kBytes == 4 ? load_shared_float(from) : number_of(load_shared_half(from));
+}
+
+// What a thread knows of its place in every tile. It is read from shared memory where it is needed,
+// as registers are for elements.
+struct load_place {  // of what the thread loads of its warp's rows, or of their angles
+  int64_t from;      // bytes into the input; of angles, where those of the tile's first row are
+  int row;           // none, where the head dim has no such elements
+  uint32_t to;       // in shared memory
+};
+
+struct row_place {  // of the thread's row
+  int64_t codes;    // offset
+  int row;          // none, where the head dim has no such elements
+  uint32_t slot;    // of the row's scale among the tile's
+};
+
+template <class place>
+__device__ __forceinline__ void store_place(uint32_t to, const place &from) {
+  uint32_t words[4];
+  memcpy(words, &from, sizeof words);
+  store_shared_vector(to, words);
+}
+
+enum { kRowVectors = kRowBytes / 16, kLoadLanes = kRowVectors < 32 ? kRowVectors : 32 };
+
+__device__ __forceinline__ load_place find_load_place(const fa3_quantize_params &p,
+                                                      uint32_t stage) {
+  const unsigned lane = threadIdx.x % 32, vector = lane % kLoadLanes;
+  const unsigned row = threadIdx.x / 32 * kWarpRows + lane / kLoadLanes;
+  const bool there = (int)vector * 16 < p.head_dim * kElementBytes;
+  return {row * p.input.stride_row * kElementBytes + vector * 16, there ? (int)row : INT32_MAX / 2,
+          vector_at<kRowBytes>(stage, lane)};
+}
+
+__device__ __forceinline__ row_place find_row_place(const fa3_quantize_params &p, int slot_rows) {
+  const int row = row_of(), first = first_of(0);
+  return {row * p.codes.stride_row + first, first < p.head_dim ? row : INT32_MAX / 2,
+          (uint32_t)(min(row, p.tile_rows - 1) / slot_rows)};
+}
+
+// The warp's rows of a tile on their way to shared memory, zeros where there is nothing.
 __device__ __forceinline__ void load_ahead(const fa3_quantize_params &p, const tile &t,
-                                           uint32_t stage) {
-  const int row = threadIdx.x / kLanes, row_step = blockDim.x / kLanes;
-  const int64_t row_bytes = p.input.stride_row * kElementBytes;
-  const char *from = (const char *)p.input.data + t.input * kElementBytes + row * row_bytes;
-  if (p.vector_input) {
+                                           uint32_t place) {
+  const int64_t step = 32 / kLoadLanes * p.input.stride_row * kElementBytes;
+  const uint4 at = load_shared_vector(place);
+  const char *from = t.input + (int64_t)((uint64_t)at.y << 32 | at.x);
+  const int rows = t.rows - (int)at.z;
 #pragma unroll
-    for (int r = 0; r < kRows; r++, from += row_step * row_bytes)
-#pragma unroll
-      for (int v = 0; v < kVectors; v++) {
-        const int first = index_of(v * 16 / kElementBytes);
-        copy_async(place_of(stage, r, v, threadIdx.x), from + first * kElementBytes,
-                   row + r * row_step < t.rows && first < p.head_dim);
-      }
-    return;
-  }
-#pragma unroll 1
-  for (int i = 0; i < kRows * kElements; i++) {
-    const int r = i / kElements, d = index_of(i % kElements);
-    const bool there = row + r * row_step < t.rows && d < p.head_dim;
-    store_shared_bits(place_of_element(stage, r, d),
-                      there ? load_bits(from + r * row_step * row_bytes + d * kElementBytes) : 0);
+  for (int n = 0; n < kWarpRows * kRowVectors; n += 32) {
+    const int v = n % kRowVectors, row = n / kRowVectors;
+    const unsigned swizzle = place_of_vector<kRowBytes>(n) ^ n;
+    const bool there = row < rows && (v == 0 || v * 16 + (int)(this_thread() % 32) * 16 <
+                                                    p.head_dim * kElementBytes);
+    if (n && !v) from += step;
+    copy_async((at.w ^ swizzle * 16) + n * 16, from + v * 16, there);
   }
 }
 
-// The thread's elements of its row r, as floats.
-__device__ __forceinline__ void read_row(int r, uint32_t stage, float (&x)[kElements]) {
+// The thread's elements of its row as floats, of numbers of so many bytes each.
+template <int kBytes>
+__device__ __forceinline__ void read_row(uint32_t stage, float (&x)[kElements]) {
+  constexpr int kNumbers = 16 / kBytes;
+  const uint32_t own = own_vector<kDim * kBytes>(stage);
 #pragma unroll
-  for (int v = 0; v < kVectors; v++) {
-    const uint4 raw = load_shared_vector(place_of(stage, r, v, threadIdx.x));
-    const uint32_t words[] = {raw.x, raw.y, raw.z, raw.w};
+  for (int i = 0; i < kElements; i += kNumbers) {
+    float numbers[kNumbers];
+    load_numbers<kBytes>(own ^ (i / kChunk * kHalf + i % kChunk) * kBytes, numbers);
 #pragma unroll
-    for (int i = 0; i < 16 / kElementBytes; i++)
-      x[v * 16 / kElementBytes + i] = number_of(words, i);
+    for (int j = 0; j < kNumbers; j++) x[i + j] = numbers[j];
   }
-}
-
-__device__ __forceinline__ float read_element(int r, int d, uint32_t stage) {
-  return number_of(load_shared_bits(place_of_element(stage, r, d)));
 }
 
 #endif

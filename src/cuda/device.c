@@ -127,9 +127,9 @@ static fa3_status load_kernel(struct cuda_device *device, int32_t k) {
   for (int e = 0; shared_bytes && e <= kernel->kind->others_with_shared; e++)
     TRY_CUDA(driver, cuKernelSetAttribute, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
              shared_bytes, entries[e], device->device);
-  if (kernel->kind->large_clusters)
+  for (int e = 0; kernel->kind->large_clusters && e <= kernel->kind->others_with_shared; e++)
     TRY_CUDA(driver, cuKernelSetAttribute, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1,
-             entries[0], device->device);
+             entries[e], device->device);
   return FA3_OK;
 }
 

@@ -7,7 +7,7 @@
 #include "fa3.h"
 #include "kernels/variants.h"
 
-enum { KERNEL_ENTRIES = 3 };
+enum { KERNEL_ENTRIES = 5 };
 
 struct kernel;
 
@@ -19,7 +19,7 @@ struct kernel_kind {
   /* Dynamic shared memory of a block of the first function; null: none. */
   int32_t (*shared_bytes)(const struct kernel *kernel);
   int others_with_shared; /* functions behind the first whose blocks have as much */
-  bool large_clusters;    /* the first function may have clusters of more than 8 blocks */
+  bool large_clusters;    /* these functions may have clusters of more than 8 blocks */
   /* Its blocks may be launched with more than half of a multiprocessor's shared memory, so that
    * each has one of its own. */
   bool may_be_alone;

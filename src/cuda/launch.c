@@ -4,9 +4,10 @@
 
 fa3_status launch_kernel(const struct cuda_scope *scope, const struct kernel *kernel, int entry,
                          const struct grid *grid, void *params) {
-  const int shared_bytes = entry > kernel->kind->others_with_shared ? 0
-                           : grid->alone                            ? kernel_shared_limit(kernel)
-                                                                    : kernel_shared_bytes(kernel);
+  const int shared_bytes = grid->shared_bytes                         ? (int)grid->shared_bytes
+                           : entry > kernel->kind->others_with_shared ? 0
+                           : grid->alone                              ? kernel_shared_limit(kernel)
+                                                                      : kernel_shared_bytes(kernel);
   struct CUlaunchAttribute attributes[2];
   unsigned count = 0;
   if (grid->dependent)

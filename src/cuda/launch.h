@@ -11,9 +11,10 @@ struct grid {
   unsigned y;
   unsigned z;
   unsigned threads;
-  unsigned cluster; /* blocks of a cluster; 0: the kernel says */
-  bool alone;       /* a multiprocessor has one block: of a kernel that may be so */
-  bool dependent;   /* may begin before the kernel ahead of it ends, and waits for it by itself */
+  unsigned shared_bytes; /* of a block, dynamic; 0: as the kernel says */
+  unsigned cluster;      /* blocks of a cluster; 0: the kernel says */
+  bool alone;            /* a multiprocessor has one block: of a kernel that may be so */
+  bool dependent; /* may begin before the kernel ahead of it ends, and waits for it by itself */
 };
 
 /* In scope. The function kind->entries[entry] of a kernel; `params` is its one parameter. */

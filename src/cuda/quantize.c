@@ -13,8 +13,18 @@
 #include "signs.h"
 #include "validate.h"
 
-enum { QUANTIZE, QUANTIZE_CLEAR };
-enum { LARGEST_HEAD_DIM = 256, LARGEST_CLUSTER = 16, CLEAR_THREADS = 256 };
+/* Functions of a kernel: for rows by vectors, without rotary embedding, or with tables of the
+ * input's dtype or of floats; for rows of any kind; and what comes before. */
+enum { BY_VECTORS, TURNED, TURNED_BY_FLOATS, OF_ANY_ROWS, CLEAR };
+enum {
+  LARGEST_HEAD_DIM = 256,
+  LARGEST_CLUSTER = 16,
+  CLEAR_THREADS = 256,
+  USUAL_ROWS = 128,
+  MOST_IN_TURN = 8
+};
+/* Of a multiprocessor, which has 228 KB: what the functions have of their own, and the driver. */
+enum { SHARED_BYTES = 228 << 10, BLOCK_BYTES = 12 << 10 };
 
 static int32_t shared_bytes(const struct kernel *kernel) {
   (void)kernel;
@@ -22,8 +32,13 @@ static int32_t shared_bytes(const struct kernel *kernel) {
 }
 
 const struct kernel_kind quantize_kind = {
-    .entries = {[QUANTIZE] = "quantize", [QUANTIZE_CLEAR] = "quantize_clear"},
+    .entries = {[BY_VECTORS] = "quantize",
+                [TURNED] = "quantize_turned",
+                [TURNED_BY_FLOATS] = "quantize_turned_by_floats",
+                [OF_ANY_ROWS] = "quantize_any",
+                [CLEAR] = "quantize_clear"},
     .shared_bytes = shared_bytes,
+    .others_with_shared = OF_ANY_ROWS,
     .large_clusters = true};
 
 fa3_status supports_quantize(const fa3_capability *capability) {
@@ -39,14 +54,30 @@ fa3_status supports_quantize(const fa3_capability *capability) {
   return FA3_OK;
 }
 
-/* Rows that a block of so many threads holds, and how many threads hold all rows that a tile may
- * have: more would have no place for theirs. */
-static int64_t rows_of_block(int64_t threads, int64_t lanes) {
-  return threads / lanes * FA3_QUANTIZE_ROWS;
+/* Whether a table is read 16 bytes at a time. */
+static bool by_vectors(const struct operand *table) {
+  const int64_t bytes = (int64_t)fa3_dtype_size(table->dtype);
+  return (intptr_t)table->data % 16 == 0 && table->stride_row * bytes % 16 == 0 &&
+         table->dim * bytes % 16 == 0;
 }
 
-static int64_t threads_for_rows(int64_t lanes) {
-  return FA3_QUANTIZE_TILE_ROWS / FA3_QUANTIZE_ROWS * lanes;
+static int32_t choose_entry(const struct problem *problem) {
+  const struct operand *input = &problem->input, *cos = &problem->rotary_cos;
+  const int64_t vector = 16 / (int64_t)fa3_dtype_size(input->dtype);
+  if (problem->head_dim % 16 || !fits_copy_engine(input) || !fits_copy_engine(&problem->codes))
+    return OF_ANY_ROWS;
+  if (!cos->dim) return BY_VECTORS;
+  if (!by_vectors(cos) || !by_vectors(&problem->rotary_sin) || cos->dim % vector)
+    return OF_ANY_ROWS;
+  return cos->dtype == input->dtype ? TURNED : TURNED_BY_FLOATS;
+}
+
+/* Dynamic shared memory of a thread: its elements as they are loaded, and its row's angles. */
+static int64_t bytes_of_thread(const struct problem *problem, int32_t entry) {
+  const int64_t element = entry == OF_ANY_ROWS ? 4 : (int64_t)fa3_dtype_size(problem->input.dtype);
+  const bool turned = entry == TURNED || entry == TURNED_BY_FLOATS;
+  const int64_t angle = turned ? (int64_t)fa3_dtype_size(problem->rotary_cos.dtype) : 0;
+  return FA3_QUANTIZE_ELEMENTS * (element + angle) + FA3_QUANTIZE_PLACE_BYTES;
 }
 
 /* Tiles of one scale or several, if a block holds so many rows; else several of one. */
@@ -55,18 +86,18 @@ static void deal_rows(const struct problem *problem, const struct kernel *kernel
   const int64_t rows = problem->codes_scale_rows;
   const struct operand *scale = &problem->codes_scale;
   const bool of_all = !rows && scale->batch * scale->heads < problem->batch * problem->heads_q;
-  const int64_t thread_bytes = (int64_t)FA3_QUANTIZE_ROWS * FA3_QUANTIZE_ELEMENTS *
-                               (int64_t)fa3_dtype_size(problem->input.dtype);
-  int64_t most_threads = FA3_QUANTIZE_STAGE_BYTES / thread_bytes;
   const int64_t shared = rows ? smaller(rows, longest) : longest;
   const int64_t lanes = kernel->head_dim / FA3_QUANTIZE_ELEMENTS;
-  most_threads = smaller(most_threads, threads_for_rows(lanes));
-  /* Two blocks of a multiprocessor hide each other's waiting. */
-  int64_t threads = smaller(FA3_QUANTIZE_THREADS / 2, threads_for_rows(lanes));
-  if (shared > rows_of_block(threads, lanes) && shared <= rows_of_block(most_threads, lanes))
-    threads = most_threads;
-  const int64_t held = rows_of_block(threads, lanes);
+  const int64_t thread_bytes = bytes_of_thread(problem, plan->entry);
+  int64_t most = plan->entry == OF_ANY_ROWS ? FA3_QUANTIZE_ANY_THREADS : FA3_QUANTIZE_THREADS;
+  while (most * thread_bytes > FA3_QUANTIZE_SHARED_BYTES || most / lanes > FA3_QUANTIZE_TILE_ROWS)
+    most /= 2;
+  /* Several blocks of a multiprocessor hide each other's waiting. */
+  int64_t threads = smaller(USUAL_ROWS * lanes, most);
+  while (shared > threads / lanes && shared <= most / lanes) threads *= 2;
+  const int64_t held = threads / lanes;
   plan->threads = (int32_t)threads;
+  plan->shared_bytes = (int32_t)(threads * thread_bytes);
   plan->apart = of_all || shared > held;
   if (plan->apart)
     plan->tile_rows = (int32_t)held;
@@ -74,6 +105,16 @@ static void deal_rows(const struct problem *problem, const struct kernel *kernel
     plan->tile_rows = (int32_t)(rows ? held / shared * shared : shared);
   plan->span_rows = plan->apart ? (int32_t)shared : plan->tile_rows;
   plan->span_tiles = (int32_t)divide_up(plan->span_rows, plan->tile_rows);
+}
+
+/* Heads of the same rows that a block takes in turn, whose angles it then loads once, where that
+ * keeps no block waiting for others. */
+static int64_t heads_in_turn(const struct problem *problem, int64_t all, int64_t at_once) {
+  int64_t heads = problem->rotary_cos.dim ? MOST_IN_TURN : 1;
+  while (problem->heads_q % heads ||
+         divide_up(all / heads, at_once) * heads > divide_up(all, at_once))
+    heads /= 2;
+  return heads;
 }
 
 fa3_status plan_quantize(const struct problem *problem, const struct cuda_facts *facts,
@@ -87,6 +128,7 @@ fa3_status plan_quantize(const struct problem *problem, const struct cuda_facts 
                                                   .head_dim = problem->head_dim})};
   TRY(check_lengths(problem));
   if (!has_elements(&problem->input) || !problem->batch || !longest) return FA3_OK;
+  ours->entry = choose_entry(problem);
   deal_rows(problem, plan->helper, longest, ours);
   const int64_t tiles = divide_up(longest, ours->span_rows) * ours->span_tiles;
   int64_t heads, all;
@@ -96,9 +138,12 @@ fa3_status plan_quantize(const struct problem *problem, const struct cuda_facts 
                      "%" PRId64 " sequences of %" PRId64 " heads of up to %" PRId64
                      " rows: more than the quantize kernel counts",
                      problem->batch, problem->heads_q, longest);
-  const int64_t at_once = (int64_t)facts->multiprocessors * FA3_QUANTIZE_THREADS / ours->threads;
+  const int64_t at_once =
+      facts->multiprocessors * smaller(FA3_QUANTIZE_THREADS / ours->threads,
+                                       SHARED_BYTES / (ours->shared_bytes + BLOCK_BYTES));
   ours->tiles = (int32_t)tiles;
-  ours->blocks = (int32_t)smaller(all, at_once);
+  ours->in_turn = problem->subtract_mean ? 1 : (int32_t)heads_in_turn(problem, all, at_once);
+  ours->blocks = (int32_t)smaller(all / ours->in_turn, at_once);
   if (!problem->subtract_mean) return FA3_OK;
   /* Clusters of two can be two blocks on a multiprocessor; larger ones then find too few places. */
   int64_t cluster = 1;
@@ -111,22 +156,9 @@ fa3_status plan_quantize(const struct problem *problem, const struct cuda_facts 
   return FA3_OK;
 }
 
-/* Whether a table's angles can be loaded four at a time. */
-static bool in_fours(const struct operand *table) {
-  const int64_t bytes = 4 * (int64_t)fa3_dtype_size(table->dtype);
-  return (intptr_t)table->data % bytes == 0 && table->stride_row % 4 == 0;
-}
-
-static bool own_pairs(const struct problem *problem, const struct kernel *kernel) {
-  const int64_t pairs = problem->rotary_cos.dim;
-  return pairs && in_fours(&problem->rotary_cos) && in_fours(&problem->rotary_sin) &&
-         (problem->interleaved ? pairs % 4 == 0 : 2 * pairs == kernel->head_dim);
-}
-
-static fa3_quantize_params make_params(const struct problem *problem, const struct kernel *kernel,
+static fa3_quantize_params make_params(const struct problem *problem,
                                        const struct quantize_plan *plan) {
   const struct operand *input = &problem->input, *positions = &problem->positions;
-  const int64_t vector = 16 / (int64_t)fa3_dtype_size(input->dtype);
   fa3_quantize_params params = {
       .input = make_operand(input),
       .codes = make_operand(&problem->codes),
@@ -144,14 +176,15 @@ static fa3_quantize_params make_params(const struct problem *problem, const stru
       .tile_rows = plan->tile_rows,
       .span_rows = plan->span_rows,
       .span_tiles = plan->span_tiles,
+      .span_scales =
+          (int)(problem->codes_scale_rows ? divide_up(plan->span_rows, problem->codes_scale_rows)
+                                          : 1),
       .tiles = plan->tiles,
+      .in_turn = plan->in_turn,
       .pairs = (int)problem->rotary_cos.dim,
       .table_rows = (int)smaller(problem->rotary_cos.rows, INT32_MAX),
-      .own_pairs = own_pairs(problem, kernel),
       .float_tables = problem->rotary_cos.dtype == FA3_FLOAT32,
       .interleaved = problem->interleaved,
-      .vector_input = fits_copy_engine(input) && problem->head_dim % vector == 0,
-      .vector_codes = fits_copy_engine(&problem->codes) && problem->head_dim % 16 == 0,
       .subtract_mean = problem->subtract_mean,
       .rotate = problem->rotate};
   for (uint64_t i = 0; i < 4; i++) params.signs[i] = random_signs(problem->seed, i);
@@ -168,7 +201,7 @@ static fa3_status clear_scales(const struct cuda_scope *scope, const struct cuda
                             .z = 1,
                             .threads = CLEAR_THREADS,
                             .dependent = true};
-  return launch_kernel(scope, plan->helper, QUANTIZE_CLEAR, &grid, params);
+  return launch_kernel(scope, plan->helper, CLEAR, &grid, params);
 }
 
 static fa3_status launch_tiles(const struct cuda_scope *scope, const struct cuda_plan *plan,
@@ -178,16 +211,17 @@ static fa3_status launch_tiles(const struct cuda_scope *scope, const struct cuda
                       .y = 1,
                       .z = 1,
                       .threads = (unsigned)ours->threads,
+                      .shared_bytes = (unsigned)ours->shared_bytes,
                       .cluster = (unsigned)ours->cluster,
                       .dependent = true};
   const struct error_message before = error_keep();
-  const fa3_status status = launch_kernel(scope, plan->helper, QUANTIZE, &grid, params);
+  const fa3_status status = launch_kernel(scope, plan->helper, ours->entry, &grid, params);
   if (!status || ours->cluster <= 1) return status;
   /* A context with few multiprocessors has no room for the cluster: one block does it all. */
   error_put_back(&before);
   grid.x /= grid.cluster;
   grid.cluster = 1;
-  return launch_kernel(scope, plan->helper, QUANTIZE, &grid, params);
+  return launch_kernel(scope, plan->helper, ours->entry, &grid, params);
 }
 
 fa3_status launch_quantize(
@@ -196,7 +230,7 @@ fa3_status launch_quantize(
     char *workspace) {
   (void)workspace;
   if (!plan->quantize.tiles) return FA3_OK;
-  fa3_quantize_params params = make_params(problem, plan->helper, &plan->quantize);
+  fa3_quantize_params params = make_params(problem, &plan->quantize);
   if (!plan->quantize.apart) return launch_tiles(scope, plan, &params);
   params.from = FA3_QUANTIZE_FIND;
   TRY(clear_scales(scope, plan, &params));

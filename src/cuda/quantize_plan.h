@@ -6,14 +6,17 @@
 #include <stdint.h>
 
 struct quantize_plan {
+  int32_t entry; /* the kernel's function that takes such rows */
   int32_t threads;
-  int32_t tile_rows;  /* of a head, that a block works on at a time */
-  int32_t span_rows;  /* after so many tiles begin anew: those of a scale, or of a tile */
-  int32_t span_tiles; /* in each of these */
-  int32_t tiles;      /* of a head of the longest sequence; 0: there is nothing to do */
-  int32_t blocks;     /* of the grid */
-  int32_t cluster;    /* blocks that share a head of a sequence, or 0: tiles belong to no block */
-  bool apart;         /* tiles share a scale: it is found before any is coded */
+  int32_t shared_bytes; /* of a block */
+  int32_t tile_rows;    /* of a head, that a block works on at a time */
+  int32_t span_rows;    /* after so many tiles begin anew: those of a scale, or of a tile */
+  int32_t span_tiles;   /* in each of these */
+  int32_t tiles;        /* of a head of the longest sequence; 0: there is nothing to do */
+  int32_t in_turn;      /* neighbouring tiles, that a block takes one after the other */
+  int32_t blocks;       /* of the grid */
+  int32_t cluster;      /* blocks that share a head of a sequence, or 0: tiles belong to no block */
+  bool apart;           /* tiles share a scale: it is found before any is coded */
 };
 
 #endif

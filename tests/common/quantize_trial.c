@@ -252,7 +252,11 @@ static void fill_table(struct buffer *buffer, fa3_tensor *table, float *numbers)
 }
 
 static void make_rotary(struct quantize_trial *t, struct rng *rng, int64_t longest) {
-  const int64_t pairs = rng_between(rng, 0, t->dim / 2), rows = longest + 4;
+  /* Of a whole head, of vectors, of any. */
+  int64_t pairs = t->dim / 2;
+  if (rng_chance(rng, 0.6)) pairs = rng_between(rng, 0, t->dim / 2);
+  if (rng_chance(rng, 0.5)) pairs = pairs / 8 * 8;
+  const int64_t rows = longest + 4;
   t->cos = malloc((size_t)(rows * pairs + 1) * sizeof *t->cos);
   t->sin = malloc((size_t)(rows * pairs + 1) * sizeof *t->sin);
   assert_true(t->cos && t->sin);

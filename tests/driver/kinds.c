@@ -267,13 +267,20 @@ static void run_the_others(void) {
       .data = place(10), .dtype = FA3_BFLOAT16, .rank = 1, .shape = {HEADS_Q}, .strides = {1}};
   args.key.data = (char *)args.key.data + 2; /* copy_strided, sinks_to_float */
   run_backward(&args);                       /* backward_sum, backward_sink */
-  const fa3_quantize_args quantize = {
+  fa3_quantize_args quantize = {
       .struct_size = sizeof quantize,
       .device = gpu,
       .input = tensor(1, FA3_BFLOAT16, 3000, HEADS_Q, 64),
       .codes = tensor(2, FA3_FLOAT8_E4M3, 3000, HEADS_Q, 64),
       .codes_scale = fa3_vector(place(3), FA3_FLOAT32, 1)}; /* quantize_clear */
   good(fa3_quantize(&quantize));
+  quantize.rotary_cos = quantize.rotary_sin = (fa3_tensor){
+      .data = place(4), .dtype = FA3_BFLOAT16, .rank = 2, .shape = {3000, 32}, .strides = {32, 1}};
+  good(fa3_quantize(&quantize)); /* quantize_turned */
+  quantize.rotary_cos.dtype = quantize.rotary_sin.dtype = FA3_FLOAT32;
+  good(fa3_quantize(&quantize)); /* quantize_turned_by_floats */
+  quantize.input.data = (char *)quantize.input.data + 2;
+  good(fa3_quantize(&quantize)); /* quantize_any */
 }
 
 static void test_every_function(void **state) {

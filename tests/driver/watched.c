@@ -41,6 +41,7 @@ static void watch(const struct fake_launch *launch) {
   fake_keep(launch, "decode_fp8", &decode_fp8_params, sizeof decode_fp8_params);
   fake_keep(launch, "combine", &combine_params, sizeof combine_params);
   fake_keep(launch, "quantize", &quantize_params, sizeof quantize_params);
+  fake_keep(launch, "quantize_any", &quantize_params, sizeof quantize_params);
   fake_keep(launch, "copy_strided", &copies[count], sizeof *copies);
   fake_keep(launch, "sinks_to_float", &sink_params, sizeof sink_params);
   assert_ptr_equal(launch->stream, stream);
@@ -417,14 +418,14 @@ static void test_quantize(void **state) {
   ASSERT_LAUNCHES("quantize");
   assert_int_equal(launches[0].grid[0], 2 * MULTIPROCESSORS);
   assert_int_equal(launches[0].block[0], FA3_QUANTIZE_THREADS / 2);
-  assert_int_equal(launches[0].shared_bytes, FA3_QUANTIZE_SHARED_BYTES);
+  assert_int_equal(launches[0].shared_bytes,
+                   512 * (FA3_QUANTIZE_ELEMENTS * 2 + FA3_QUANTIZE_PLACE_BYTES));
   assert_int_equal(launches[0].dependent, 1);
   assert_int_equal(launches[0].cluster, 0);
   assert_int_equal(quantize_params.from, FA3_QUANTIZE_OF_TILE);
   assert_int_equal(quantize_params.tile_rows, 128);
   assert_int_equal(quantize_params.tiles, 79);
-  assert_int_equal(quantize_params.vector_input, 1);
-  assert_int_equal(quantize_params.vector_codes, 1);
+  assert_int_equal(quantize_params.in_turn, 1);
   assert_ptr_equal(quantize_params.scale.data, place(3));
 
   /* Several scales of a tile; more threads; rows that can't be read 16 bytes at a time. */
@@ -432,8 +433,9 @@ static void test_quantize(void **state) {
   args.input.strides[1] += 1;
   args.input.strides[0] += 10000;
   run_quantize(&args);
+  ASSERT_LAUNCHES("quantize_any");
+  assert_int_equal(launches[0].block[0], FA3_QUANTIZE_ANY_THREADS);
   assert_int_equal(quantize_params.tile_rows, 100);
-  assert_int_equal(quantize_params.vector_input, 0);
   args = make_quantize(10000, 256, 128);
   run_quantize(&args);
   ASSERT_LAUNCHES("quantize");
