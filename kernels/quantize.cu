@@ -94,11 +94,11 @@ enum {
 };
 
 struct shared {
-  unsigned largest[4][kTileRows];  // of each scale of a tile; bits of floats
-  tile tiles[4];                   // this one, two that come, and the last
-  tile_number step;                // from a tile to the next that is not in turn
-  float factors[kNumbersRoom];     // of the rotation
-  float mean[kNumbersRoom];
+  unsigned largest[4][kTileRows];           // of each scale of a tile; bits of floats
+  tile tiles[4];                            // this one, two that come, and the last
+  tile_number step;                         // from a tile to the next that is not in turn
+  alignas(16) float factors[kNumbersRoom];  // of the rotation
+  alignas(16) float mean[kNumbersRoom];
   double sums[kDim];  // of the block's rows
 };
 

@@ -16,13 +16,7 @@
 /* Functions of a kernel: for rows by vectors, without rotary embedding, or with tables of the
  * input's dtype or of floats; for rows of any kind; and what comes before. */
 enum { BY_VECTORS, TURNED, TURNED_BY_FLOATS, OF_ANY_ROWS, CLEAR };
-enum {
-  LARGEST_HEAD_DIM = 256,
-  LARGEST_CLUSTER = 16,
-  CLEAR_THREADS = 256,
-  USUAL_ROWS = 128,
-  MOST_IN_TURN = 8
-};
+enum { LARGEST_HEAD_DIM = 256, LARGEST_CLUSTER = 16, CLEAR_THREADS = 256, USUAL_ROWS = 128 };
 /* Of a multiprocessor, which has 228 KB: what the functions have of their own, and the driver. */
 enum { SHARED_BYTES = 228 << 10, BLOCK_BYTES = 12 << 10 };
 
@@ -107,10 +101,11 @@ static void deal_rows(const struct problem *problem, const struct kernel *kernel
   plan->span_tiles = (int32_t)divide_up(plan->span_rows, plan->tile_rows);
 }
 
-/* Heads of the same rows that a block takes in turn, whose angles it then loads once, where that
- * keeps no block waiting for others. */
+/* Heads of the same rows that a block takes in turn, where that keeps no block waiting for others.
+ * Their angles are loaded once; but what blocks then read at a time lies further apart, so it pays
+ * with much to compute alone, and less where rows are short. */
 static int64_t heads_in_turn(const struct problem *problem, int64_t all, int64_t at_once) {
-  int64_t heads = problem->rotary_cos.dim ? MOST_IN_TURN : 1;
+  int64_t heads = !problem->rotary_cos.dim || !problem->rotate ? 1 : problem->head_dim > 64 ? 8 : 2;
   while (problem->heads_q % heads ||
          divide_up(all / heads, at_once) * heads > divide_up(all, at_once))
     heads /= 2;
