@@ -105,7 +105,8 @@ static void deal_rows(const struct problem *problem, const struct kernel *kernel
  * Their angles are loaded once; but what blocks then read at a time lies further apart, so it pays
  * with much to compute alone, and less where rows are short. */
 static int64_t heads_in_turn(const struct problem *problem, int64_t all, int64_t at_once) {
-  int64_t heads = !problem->rotary_cos.dim || !problem->rotate ? 1 : problem->head_dim > 64 ? 8 : 2;
+  int64_t heads = problem->head_dim > 128 ? 8 : problem->head_dim > 64 ? 4 : 1;
+  if (!problem->rotary_cos.dim || !problem->rotate) heads = 1;
   while (problem->heads_q % heads ||
          divide_up(all / heads, at_once) * heads > divide_up(all, at_once))
     heads /= 2;
