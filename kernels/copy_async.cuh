@@ -26,6 +26,12 @@ __device__ __forceinline__ void copy_async_commit(void) {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
+// PTX ISA, "cp.async.mbarrier.arrive" with .noinc: arrives once this thread's copies so far have
+// landed.
+__device__ __forceinline__ void copy_async_arrive(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 // PTX ISA, "cp.async.wait_group": of this thread's groups at most the latest `kPending` are under
 // way.
 template <int kPending>

@@ -168,11 +168,11 @@ __device__ __forceinline__ void adjust_scores(const fa3_forward_params &params, 
 __device__ __forceinline__ void pass_over(const layout &m, consumer &c) {
   ring_wait_full(m.k, c.used);
   ring_release(m.k, c.used);
+  take_turn(c.warpgroup);
+  pass_turn(c.warpgroup);
   ring_wait_full(m.v, c.used);
   ring_release(m.v, c.used);
   ++c.used;
-  take_turn(c.warpgroup);
-  pass_turn(c.warpgroup);
 }
 
 // A tile has seen its last product: O leaves, and the log-sum-exp.
@@ -386,7 +386,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     tma_prefetch_map(&params.key);
     tma_prefetch_map(&params.value);
     tma_prefetch_map(&params.output);
-    init_barriers(m, paged);
+    init_barriers(params, m, paged);
   }
   __syncthreads();
   // And never tells the next to begin early: it may use the same counter of tiles.

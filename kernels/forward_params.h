@@ -32,10 +32,12 @@ typedef struct {
   FA3_ALIGN(128) unsigned char opaque[128];
 } fa3_tensor_map;
 
-/* Key or value in pages, for threads that copy. */
+/* Key or value in pages, for threads that copy: a row begins page * page_steps + row * row_steps +
+ * head * head_steps steps behind `data`, less than 2^32 - 1. */
 typedef struct {
   const void *data;
-  int64_t stride_page, stride_row, stride_head; /* elements */
+  uint32_t step; /* bytes, a multiple of 16 */
+  uint32_t page_steps, row_steps, head_steps;
   int head_dim;
 } fa3_paged_tensor;
 

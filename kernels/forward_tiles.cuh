@@ -49,8 +49,7 @@ __device__ __forceinline__ int head_of_row(const fa3_forward_params &params, con
   return w.head * params.tile_heads + row - query_of_row(params, row) * params.tile_heads;
 }
 
-__device__ __forceinline__ work find_work(const fa3_forward_params &params, int index) {
-  const fa3_tile tile = fa3_tile_at(&params.tiles, index);
+__device__ __forceinline__ work find_work(const fa3_forward_params &params, const fa3_tile &tile) {
   work w;
 #if FA3_E4M3
   w.batch = tile.batch;
@@ -76,9 +75,75 @@ __device__ __forceinline__ work find_work(const fa3_forward_params &params, int 
   return w;
 }
 
+#if FA3_E4M3
+constexpr bool kPackedTiles = false;
+#else
+constexpr bool kPackedTiles = true;
+#endif
+
+// Where only the tiles that there are have numbers (fa3_tile_space.packed): 32 sequences, one a
+// lane, in one phase. A worker's numbers grow, so that it walks on from where it is.
+struct tile_walk {
+  int above;  // the phase has blocks below this one
+  int first;  // of the sequences
+  int begin;  // the number of their first tile
+  int end;    // behind the last tile of the lane's sequence, counted from `begin`
+};
+
+__device__ __forceinline__ int phase_bottom(const fa3_forward_params &params, int above) {
+  return params.tiles.uneven ? above / 2 : 0;
+}
+
+__device__ __forceinline__ void count_tiles(const fa3_forward_params &params, tile_walk &walk) {
+  const int lane = threadIdx.x & 31, batch = walk.first + lane;
+  walk.end = 0;
+  if (batch < params.tiles.batches) {
+    const int queries = fa3_find_sequence(&params.sequences, batch).mask.queries;
+    const int blocks = (queries + params.tile_queries - 1) / params.tile_queries;
+    if (queries > params.few_queries)
+      walk.end =
+          max(min(blocks, walk.above) - phase_bottom(params, walk.above), 0) * params.tiles.heads;
+  }
+  for (int step = 1; step < 32; step *= 2) {
+    const int before = __shfl_up_sync(0xffffffff, walk.end, step);
+    if (lane >= step) walk.end += before;
+  }
+}
+
+// False where there is no such tile; `begin` is then how many there are.
+__device__ __forceinline__ bool walk_to_tile(const fa3_forward_params &params, tile_walk &walk,
+                                             int index, fa3_tile &tile) {
+  for (;;) {
+    const int next = walk.begin + __shfl_sync(0xffffffff, walk.end, 31);
+    if (index < next) break;
+    walk.begin = next;
+    walk.first += 32;
+    if (walk.first >= params.tiles.batches) {
+      walk.above = phase_bottom(params, walk.above);
+      walk.first = 0;
+      if (walk.above == 0) return false;
+    }
+    count_tiles(params, walk);
+  }
+  const int heads = params.tiles.heads, section = min(params.tiles.section, heads);
+  const int lane = __ffs(__ballot_sync(0xffffffff, index - walk.begin < walk.end)) - 1;
+  int before = __shfl_sync(0xffffffff, walk.end, max(lane - 1, 0));
+  if (lane == 0) before = 0;
+  const int blocks = (__shfl_sync(0xffffffff, walk.end, lane) - before) / heads;
+  const int rest = index - walk.begin - before;
+  const int first_head = rest / (section * blocks) * section;
+  const int width = min(section, heads - first_head), in_section = rest - first_head * blocks;
+  tile.batch = walk.first + lane;
+  tile.head = first_head + in_section % width;
+  tile.block = phase_bottom(params, walk.above) + blocks - 1 - in_section / width;
+  return true;
+}
+
 __device__ __forceinline__ void schedule(const fa3_forward_params &params, const layout &m) {
   const int workers = gridDim.x;
-  const int total = fa3_tile_count(&params.tiles);
+  const bool packed = kPackedTiles && params.tiles.packed;
+  tile_walk walk = {params.tiles.blocks, 0, 0, 0};
+  if (packed) count_tiles(params, walk);
   uint32_t done = 0;
   for (int round = 0;; ++round) {
     // Not always the same tiles of a head, of which the last may be shorter.
@@ -86,21 +151,29 @@ __device__ __forceinline__ void schedule(const fa3_forward_params &params, const
     if (params.next_tile != nullptr && round > 0) {
       // A tile that is taken early waits here while others run dry.
       if (done > 0) barrier_wait(m.work_wanted, done - 1);
-      if ((threadIdx.x & 31) == 0) {
-        const int taken = atomicAdd(params.next_tile, 1);
-        // Workers, fewer than tiles, begin with a tile each; the other tiles are asked for, and
-        // each worker asks once more, in vain: `total` questions. The last leaves the counter as
-        // the launch found it, for the stream's next.
-        if (taken == total - 1) *params.next_tile = 0;
-        index = workers + taken;
-      }
+      if ((threadIdx.x & 31) == 0) index = workers + atomicAdd(params.next_tile, 1);
       index = __shfl_sync(0xffffffff, index, 0);
     }
-    const bool last = index >= total;
+    fa3_tile tile;
+    bool last;
+    int total;
+    if (packed) {
+      last = !walk_to_tile(params, walk, index, tile);
+      total = walk.begin;
+    } else {
+      total = fa3_tile_count(&params.tiles);
+      last = index >= total;
+    }
     work w;
     if (!last) {
-      w = find_work(params, index);
+      if (!packed) tile = fa3_tile_at(&params.tiles, index);
+      w = find_work(params, tile);
       if (w.last) continue;
+    } else if (params.next_tile != nullptr && index == workers + total - 1 &&
+               (threadIdx.x & 31) == 0) {
+      // Who has a tile asks for another one, in the end in vain: `total` questions. The last leaves
+      // the counter as the launch found it, for the stream's next.
+      *params.next_tile = 0;
     }
     w.last = last;
     ring_wait_empty(m.work, done);

@@ -64,6 +64,7 @@ struct layout {
   barrier v_landed;  // a tile of V of which a part is to be cleared
   ring<kWorkSlots, kWorkBytes> work;
   barrier work_wanted;
+  barrier k_copied, v_copied;  // for each buffer of K, of V: the rows that threads copy are there
   uint32_t end;
 };
 
@@ -83,7 +84,9 @@ __host__ __device__ constexpr layout lay_out(uint32_t base) {
   m.work = make_ring<kWorkSlots, kWorkBytes>(work, work_barriers);
   m.v_landed = {work_barriers + kRingBarrierBytes<kWorkSlots>};
   m.work_wanted = {m.v_landed.address + 8};
-  m.end = m.work_wanted.address + 8;
+  m.k_copied = {m.work_wanted.address + 8};
+  m.v_copied = {m.k_copied.address + 8 * kStages};
+  m.end = m.v_copied.address + 8 * kStages;
   return m;
 }
 
@@ -94,19 +97,34 @@ static_assert(kSharedBytes <= kSharedBytesByHost && kSharedBytesByHost <= 232448
 static_assert(kThreads == FA3_FORWARD_THREADS(FA3_TILE_Q), "threads");
 static_assert(kChunk == FA3_FORWARD_CHUNK(kHeadDim, kHeadDimV), "chunk");
 
-// Where keys and values are in pages, as many warps share each tile of them; where none are shared,
-// one warp loads K and one V.
+// Where the copy engine loads pages, so many warps share each tile, or fewer if that has fewer
+// boxes; where none are shared, one warp loads K and one V.
 constexpr int kPageLoaders = kHeadDim > 128 ? 1 : 3;
 
+// The same where threads copy them row by row.
+constexpr int kRowLoaders = kHeadDim > 64 ? 2 : 1;
+
+// How many warps tell when a buffer of K or V is full: of rows that threads copy one tells.
+__device__ __forceinline__ int loading_warps(const fa3_forward_params &params) {
+  return FA3_PAGES && params.box > 0 ? min(kPageLoaders, kTileK / params.box) : 1;
+}
+
 // Its barriers and the initial arrivals at them, by one thread.
-__device__ __forceinline__ void init_barriers(const layout &m, bool paged) {
+__device__ __forceinline__ void init_barriers(const fa3_forward_params &params, const layout &m,
+                                              bool paged) {
+  const int loaders = loading_warps(params);
+  // Who reads the work beside the consumers: warps 0 and 1, and 3 where it loads pages.
+  const bool third = paged && (params.box == 0 || kPageLoaders == 1 || loaders == 3);
   for (int i = 0; i < kWarpgroups; ++i) ring_init(ring_beside(m.q, i), 1, 4);
-  const int loaders = paged ? kPageLoaders : 1;
   ring_init(m.k, loaders, kConsumerWarps);
   ring_init(m.v, loaders, kConsumerWarps);
-  ring_init(m.work, 1, 32 * (kConsumerWarps + (paged ? 3 : 2)));
+  ring_init(m.work, 1, 32 * (kConsumerWarps + (third ? 3 : 2)));
   barrier_init(m.v_landed, loaders);
   barrier_init(m.work_wanted, 1);
+  for (int i = 0; paged && i < kStages; ++i) {
+    mbarrier_init(m.k_copied.address + 8 * i, 32 * kRowLoaders);
+    mbarrier_init(m.v_copied.address + 8 * i, 32 * kRowLoaders);
+  }
   mbarrier_init_fence();
 }
 

@@ -29,6 +29,7 @@ typedef struct {
                   head after head */
   int group;   /* heads that are begun together, where heads are short; else 0 */
   int grouped; /* heads in such groups: whole ones */
+  int packed;  /* only tiles that there are have numbers: tile_walk in forward_tiles.cuh */
 } fa3_tile_space;
 
 typedef struct {

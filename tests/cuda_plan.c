@@ -63,8 +63,8 @@ static void test_pages(void **state) {
   static const struct {
     int64_t head_dim, page_size;
     int32_t box;
-  } cases[] = {{128, 1, 0},    {128, 2, 0},    {128, 3, 0},   {128, 4, 4},     {128, 16, 16},
-               {128, 48, 16},  {128, 64, 64},  {128, 100, 4}, {128, 128, 128}, {128, 256, 128},
+  } cases[] = {{128, 1, 0},    {128, 2, 0},    {128, 3, 0},   {128, 4, 0},     {128, 16, 16},
+               {128, 48, 16},  {128, 64, 64},  {128, 100, 0}, {128, 128, 128}, {128, 256, 128},
                {128, 1000, 8}, {256, 256, 64}, {192, 64, 32}, {192, 96, 96},   {64, 7, 0}};
   static const int32_t leftpad_k[1];
   static int32_t page_table[1];
@@ -84,6 +84,49 @@ static void test_pages(void **state) {
     problem.leftpad_k = leftpad_k; /* tiles begin anywhere */
     assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
     assert_int_equal(plan.forward.box, 0);
+  }
+}
+
+/* Threads that copy rows count in 32 bits. */
+static void test_far_rows(void **state) {
+  (void)state;
+  static const struct {
+    int64_t page_size, stride;
+    fa3_status status;
+  } cases[] = {{1, 256, FA3_OK}, {1, 264, FA3_UNSUPPORTED}, {16, 264, FA3_OK}};
+  static int32_t page_table[1];
+  struct cuda_plan plan;
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    struct problem problem = make_problem(FA3_BFLOAT16, 1, 500, 2, 2, 128, 128);
+    problem.features |= FA3_FEATURE_PAGE_TABLE;
+    problem.page_table =
+        (struct operand){.data = (char *)page_table, .dtype = FA3_INT32, .batch = 1, .rows = 1};
+    problem.value.batch = 1 << 30;
+    problem.value.rows = problem.key.rows = cases[i].page_size;
+    problem.value.stride_batch = cases[i].stride;
+    assert_int_equal(plan_forward(&problem, &facts, &plan), cases[i].status);
+  }
+}
+
+/* Tiles that are not there have no numbers where they would be many. */
+static void test_packed_lengths(void **state) {
+  (void)state;
+  static const struct {
+    int64_t rows, longest, batch;
+    int packed;
+  } cases[] = {{7000, 3000, 41, 1},
+               {8192, 1024, 8, 0},  /* all alike */
+               {4000, 200, 50, 0}}; /* two blocks at most */
+  static int32_t cu_seqlens[64];
+  struct cuda_plan plan;
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    struct problem problem = make_problem(FA3_BFLOAT16, 1, cases[i].rows, 16, 16, 128, 128);
+    problem.cu_seqlens_q = problem.cu_seqlens_k = cu_seqlens;
+    problem.max_seqlen_q = problem.max_seqlen_k = cases[i].longest;
+    problem.batch = cases[i].batch;
+    assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+    assert_int_equal(plan.forward.tiles.packed, cases[i].packed);
+    assert_true(plan.forward.next_tile.used);
   }
 }
 
@@ -499,7 +542,8 @@ int main(void) {
       cmocka_unit_test(test_every_head_dim),  cmocka_unit_test(test_kernels_fit),
       cmocka_unit_test(test_tile_sizes),      cmocka_unit_test(test_tiles_of_groups),
       cmocka_unit_test(test_short_sequences), cmocka_unit_test(test_long_sequences),
-      cmocka_unit_test(test_pages),           cmocka_unit_test(test_splits),
+      cmocka_unit_test(test_pages),           cmocka_unit_test(test_far_rows),
+      cmocka_unit_test(test_packed_lengths),  cmocka_unit_test(test_splits),
       cmocka_unit_test(test_dealt_keys),      cmocka_unit_test(test_pairs_of_heads),
       cmocka_unit_test(test_staging),         cmocka_unit_test(test_long_strides),
       cmocka_unit_test(test_limits),          cmocka_unit_test(test_a_feature_that_is_lacking),

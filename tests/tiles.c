@@ -33,18 +33,18 @@ static void test_every_tile_once(void **state) {
         for (int section = 1; section <= all; section++)
           for (int uneven = 0; uneven < 2; uneven++)
             expect_every_tile_once(
-                &(fa3_tile_space){blocks, heads, batches, section, uneven, 0, 0});
+                &(fa3_tile_space){blocks, heads, batches, section, uneven, 0, 0, 0});
         for (int group = 1; group <= all; group++)
           for (int grouped = 0; grouped <= all; grouped += group)
             expect_every_tile_once(
-                &(fa3_tile_space){blocks, heads, batches, all, 1, group, grouped});
+                &(fa3_tile_space){blocks, heads, batches, all, 1, group, grouped, 0});
       }
 }
 
 /* The longest tiles of a causal mask do not come last. */
 static void test_long_tiles_first(void **state) {
   (void)state;
-  const fa3_tile_space spaces[] = {{16, 4, 2, 8, 1, 0, 0}, {8, 4, 2, 8, 1, 2, 4}};
+  const fa3_tile_space spaces[] = {{16, 4, 2, 8, 1, 0, 0, 0}, {8, 4, 2, 8, 1, 2, 4, 0}};
   for (size_t i = 0; i < sizeof spaces / sizeof *spaces; i++) {
     assert_int_equal(fa3_tile_at(&spaces[i], 0).block, spaces[i].blocks - 1);
     assert_true(fa3_tile_at(&spaces[i], fa3_tile_count(&spaces[i]) - 1).block < 2);

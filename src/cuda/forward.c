@@ -73,14 +73,6 @@ static fa3_status set_tile_counter(const struct call *call, fa3_forward_params *
   return FA3_OK;
 }
 
-static fa3_paged_tensor make_paged_tensor(const struct operand *operand) {
-  return (fa3_paged_tensor){.data = operand->data,
-                            .stride_page = operand->stride_batch,
-                            .stride_row = operand->stride_row,
-                            .stride_head = operand->stride_head,
-                            .head_dim = (int)operand->dim};
-}
-
 static fa3_status launch_attention(const struct call *call) {
   const struct problem *problem = call->problem;
   const struct forward_plan *plan = call->plan;
@@ -96,8 +88,10 @@ static fa3_status launch_attention(const struct call *call) {
     params.page_size = (unsigned)problem->key.rows;
     params.pages = (unsigned)problem->key.batch;
     params.box = plan->box;
-    params.paged_key = make_paged_tensor(&problem->key);
-    params.paged_value = make_paged_tensor(&problem->value);
+    if (!plan->box) {
+      TRY(make_paged_tensor(&problem->key, "key", &params.paged_key));
+      TRY(make_paged_tensor(&problem->value, "value", &params.paged_value));
+    }
   }
   params.output_data = problem->output.data;
   params.output_stride_batch = problem->output.stride_batch;

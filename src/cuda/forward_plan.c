@@ -74,7 +74,7 @@ fa3_status supports_forward(const fa3_capability *capability) {
  * whose keys and values fit into the cache are under way all together, longest tiles first. */
 static void plan_groups(double head_bytes, const struct cuda_facts *facts, fa3_tile_space *tiles) {
   enum { MOST_BLOCKS = 8 };
-  if (!tiles->uneven || tiles->blocks < 2) return;
+  if (!tiles->uneven || tiles->blocks < 2 || tiles->packed) return;
   const int32_t heads = tiles->heads * tiles->batches;
   if (tiles->blocks > MOST_BLOCKS) {
     if (head_bytes * heads <= whole_bytes) tiles->group = heads;
@@ -133,6 +133,13 @@ static void plan_tile_size(const struct problem *problem, const struct cuda_fact
   }
 }
 
+/* Whether a packed batch has so many fewer rows than its longest sequence would make that tiles
+ * that are not there would cost more to pass over than to leave out. */
+static bool lengths_differ(const struct problem *problem, int64_t longest, int64_t blocks) {
+  return problem->cu_seqlens_q && problem->query.dtype != FA3_FLOAT8_E4M3 && blocks > 2 &&
+         (double)problem->rows_q < 0.75 * (double)longest * (double)problem->batch;
+}
+
 /* Whether query heads share tiles, and the grid. */
 static fa3_status plan_tiles(const struct problem *problem, const struct cuda_facts *facts,
                              struct forward_plan *plan) {
@@ -171,24 +178,57 @@ static fa3_status plan_tiles(const struct problem *problem, const struct cuda_fa
                                  .section = section >= (double)all_heads
                                                 ? (int32_t)larger(all_heads, 1)
                                                 : (int32_t)larger((int64_t)section, 1),
-                                 .uneven = problem->window_right < MASK_UNBOUNDED};
+                                 .uneven = problem->window_right < MASK_UNBOUNDED,
+                                 .packed = lengths_differ(problem, longest, blocks)};
   plan_tile_size(problem, facts, longest, all_heads, plan);
   plan_groups(head_bytes, facts, &plan->tiles);
   return FA3_OK;
 }
 
+fa3_status make_paged_tensor(const struct operand *operand, const char *name,
+                             fa3_paged_tensor *tensor) {
+  const int64_t element = (int64_t)fa3_dtype_size(operand->dtype);
+  const uint64_t page = operand->batch > 1 ? (uint64_t)(operand->stride_batch * element) : 0;
+  const uint64_t row = operand->rows > 1 ? (uint64_t)(operand->stride_row * element) : 0;
+  const uint64_t head = operand->heads > 1 ? (uint64_t)(operand->stride_head * element) : 0;
+  /* The largest power of two that divides them all, at most 64 KiB. */
+  const uint64_t bits = page | row | head | 65536, step = bits & -bits;
+  const double last = (double)(operand->batch - 1) * (double)page +
+                      (double)(operand->rows - 1) * (double)row +
+                      (double)(operand->heads - 1) * (double)head;
+  if (last / (double)step >= (double)(UINT32_MAX - 1))
+    return set_error(FA3_UNSUPPORTED,
+                     "%s has pages whose rows are copied one by one, over %.0f GiB in steps of "
+                     "%" PRIu64 " bytes: more than 2^32 steps",
+                     name, last / (1 << 30), step);
+  *tensor = (fa3_paged_tensor){.data = operand->data,
+                               .step = (uint32_t)step,
+                               .page_steps = (uint32_t)(page / step),
+                               .row_steps = (uint32_t)(row / step),
+                               .head_steps = (uint32_t)(head / step),
+                               .head_dim = (int)operand->dim};
+  return FA3_OK;
+}
+
 /* Rows that are in one page wherever a tile of keys begins. So few are copied faster by threads,
  * and a tile that begins anywhere, behind left padding, by them alone. */
-static void plan_pages(const struct problem *problem, struct forward_plan *plan) {
-  enum { LEAST_BOX = 4 };
+static fa3_status plan_pages(const struct problem *problem, struct forward_plan *plan) {
+  enum { LEAST_BOX = 8 };
   int64_t box = problem->key.rows, rest = plan->kernel->tile_k;
-  if (!(problem->features & FA3_FEATURE_PAGE_TABLE) || problem->leftpad_k) return;
+  if (!(problem->features & FA3_FEATURE_PAGE_TABLE)) return FA3_OK;
   while (rest > 0) {
     const int64_t divisor = rest;
     rest = box % rest;
     box = divisor;
   }
-  plan->box = box < LEAST_BOX ? 0 : (int32_t)box;
+  if (!problem->leftpad_k && box >= LEAST_BOX) {
+    plan->box = (int32_t)box;
+    return FA3_OK;
+  }
+  fa3_paged_tensor tensor;
+  if (fits_copy_engine(&problem->key)) TRY(make_paged_tensor(&problem->key, "key", &tensor));
+  if (!fits_copy_engine(&problem->value)) return FA3_OK;
+  return make_paged_tensor(&problem->value, "value", &tensor);
 }
 
 /* Tiles of unequal length go to whoever is free. */
@@ -265,7 +305,7 @@ fa3_status plan_forward(const struct problem *problem, const struct cuda_facts *
     TRY(check_fp8_operands(problem));
     TRY(plan_fp8_workspace(problem, facts, plan));
   } else {
-    plan_pages(problem, forward);
+    TRY(plan_pages(problem, forward));
     TRY(plan_few_queries(problem, facts, &forward->few));
     TRY(plan_workspace(problem, facts, plan));
   }

@@ -29,6 +29,11 @@ fa3_status find_forward_kernel(const char *architecture, fa3_dtype dtype, int64_
 
 fa3_status supports_forward(const fa3_capability *capability);
 
+/* Key or value in pages, for threads that copy. FA3_UNSUPPORTED where 32 bits don't count the
+ * steps. */
+fa3_status make_paged_tensor(const struct operand *operand, const char *name,
+                             fa3_paged_tensor *tensor);
+
 /* FA3_UNSUPPORTED or FA3_INVALID_LENGTHS, with the reason, for what no kernel can do. */
 fa3_status plan_forward(const struct problem *problem, const struct cuda_facts *facts,
                         struct cuda_plan *plan);
