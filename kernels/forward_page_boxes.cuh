@@ -75,7 +75,7 @@ __device__ __forceinline__ void load_pages_by_boxes(const fa3_forward_params &pa
     const int begin = w.tiles.begin, end = w.tiles.end, keys = w.sequence.mask.keys;
     const int *table = fa3_find_page(&params.sequences, &w.sequence, 0);
     const int row = (part + (threadIdx.x & 31) * kPageLoaders) * params.box;
-    page_cursor cursor = find_cursor(page_size, w.sequence.key_row, (end - 1) * kTileK + row);
+    page_cursor cursor = find_cursor(page_size, w.sequence.key_row, max(end - 1, 0) * kTileK + row);
     paged_row place = {look_up(table, keys, cursor), cursor.row}, before;
     loader.key_head = w.key_head;
     for (int n = end - 1; n >= begin - 1; --n) {

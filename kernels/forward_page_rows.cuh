@@ -107,7 +107,7 @@ __device__ __forceinline__ void load_pages_by_rows(const fa3_forward_params &par
     const int begin = w.tiles.begin, end = w.tiles.end, keys = w.sequence.mask.keys;
     const int *table = fa3_find_page(&params.sequences, &w.sequence, 0);
     const int row = (lane % kUnits * kRowLoaders + part) * kGroupRows + lane / kUnits;
-    page_cursor cursor = find_cursor(page_size, w.sequence.key_row, (end - 1) * kTileK + row);
+    page_cursor cursor = find_cursor(page_size, w.sequence.key_row, max(end - 1, 0) * kTileK + row);
     loader.key_head = w.key_head;
     finish_work(m, t);
     row_places places = look_up_rows(params, loader, table, keys, cursor), before;
