@@ -62,12 +62,12 @@ __device__ __forceinline__ float divide(float x, const divisor &by) {
   return __fmaf_rn(-too_much, by.inverse, near);
 }
 
-// The same for codes of finite numbers, with one operation less: the inverse is a float, no larger
-// than it, and another that is what is missing. The sum is within 2^-45 of the quotient, which
-// tells codes apart as the correctly rounded one does but where scale's 24 bits are within 16 of a
-// multiple of 2^20: a number between two codes has 5 bits, so one between the floats beside it,
-// times the scale, is the scale away from a multiple of 2^20; and a number is a multiple of 2^24,
-// on that scale.
+// Of a finite number, for its code alone, with one operation less: the inverse is a float that is
+// no larger, and another for what is missing. The sum is within 2^-45 of the quotient, and its code
+// is that of the correctly rounded quotient unless the quotient is as near to where rounding to a
+// float changes beside a number halfway between two codes. That number has 5 bits, so such a place
+// is an odd 25-bit integer next to a multiple of 2^20. Times the scale's 24 bits it can be within
+// 16 of a number's multiple of 2^24 only if the scale is within 16 of a multiple of 2^20.
 struct inverse {
   float most, rest;
 };
@@ -261,9 +261,9 @@ __device__ __forceinline__ void raise_largest(unsigned most, bool of_warp, unsig
 }
 
 // The thread's codes of a row. `to` is where its first chunk's are.
-template <bool kAny, class divisor>
-__device__ __forceinline__ void encode(const fa3_quantize_params &p, const divisor &by, bool there,
-                                       char *to, const float (&x)[kElements]) {
+template <bool kAny, class divided_by>
+__device__ __forceinline__ void encode(const fa3_quantize_params &p, const divided_by &by,
+                                       bool there, char *to, const float (&x)[kElements]) {
 #pragma unroll
   for (int chunk = 0; chunk < 2; chunk++) {
     uint32_t codes[kChunk / 4];
