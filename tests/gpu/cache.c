@@ -66,7 +66,7 @@ static void fill_codes(uint8_t *codes, float *scales, int heads, struct rng *rng
 static void new_lengths(struct rng *rng) {
   for (int b = 0; b < BATCH; b++) {
     const bool edge = rng_chance(rng, 0.3);
-    const int columns = rng_chance(rng, 0.05) ? COLUMNS : USUAL_COLUMNS;
+    const int64_t columns = rng_chance(rng, 0.05) ? COLUMNS : USUAL_COLUMNS;
     cache->used[b] = (int32_t)(edge ? PAGE_SIZE * rng_between(rng, 0, columns - 1)
                                     : rng_between(rng, 0, PAGE_SIZE * columns));
     for (int i = 0; i < COLUMNS; i++)
