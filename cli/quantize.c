@@ -147,19 +147,19 @@ static int check_given(const struct quantize_options *quantize, const struct ope
 
 /* On a GPU the library does not look at them. */
 static int check_starts(const struct operands *operands, enum tensor tensor) {
-  const struct loaded_tensor *packed = &operands->loaded[tensor];
+  const fa3_forward_args *forward = &operands->forward.args.forward;
+  const int64_t rows = argument_in(forward, find_argument(FA3_FORWARD, tensor))->shape[0];
   const struct loaded_tensor *loaded = &operands->loaded[tensor_rows[tensor].shape->packed_by];
   const int32_t *starts = loaded->data;
   if (loaded->given && loaded->shape[0] == 0)
     return fail(EXIT_INPUT, "%s: expected one dimension of batch + 1", loaded->origin);
   for (int64_t b = 0; loaded->given && b < loaded->shape[0]; b++)
-    if (starts[b] < (b ? starts[b - 1] : 0) || starts[b] > packed->shape[0] ||
-        (b == 0 && starts[b] > 0))
+    if (starts[b] < (b ? starts[b - 1] : 0) || starts[b] > rows || (b == 0 && starts[b] > 0))
       return fail(EXIT_INPUT,
                   "%s: entry %" PRId64 " is %" PRId32
                   ": expected 0, and then no less than the one "
                   "before, and no more than the %" PRId64 " rows of %s",
-                  loaded->origin, b, starts[b], packed->shape[0], packed->origin);
+                  loaded->origin, b, starts[b], rows, operands->loaded[tensor].origin);
   return 0;
 }
 

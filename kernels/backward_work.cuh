@@ -189,9 +189,10 @@ enum turn_kind {
 
 // One step's turn, which a warp of the producers works out and leaves in shared memory.
 struct __align__(32) turn {
-  int *counter;    // of tiles whose first share has been added to the sum, or for the last tile to
-  float *partial;  // the first of all sums; and where that sum is
-  int before;      // tiles that add to it before this one, or to all of them
+  // The sum that the tile adds to; the last tile's is the first of all sums.
+  int *counter;    // of tiles whose first share has been added to it
+  float *partial;  // where it is
+  int before;      // tiles that add to it before this one; the last tile's: to all sums
   int kind;        // turn_kind
 };
 static_assert(sizeof(turn) <= kTurnBytes, "a turn");

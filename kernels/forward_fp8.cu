@@ -3,9 +3,8 @@
 //
 // The structure is forward.cu's, which see first. What is different:
 //   - A consumer waits for its scores at once, and the other consumers compute meanwhile. So P
-//   takes
-//     the registers of S, and there are enough of them for longer tiles of keys, or for a third
-//     consumer.
+//     takes the registers of S, and there are enough of them for longer tiles of keys, or for a
+//     third consumer.
 //   - P is multiplied with V in parts: each while the next is made.
 //   - V is transposed on the way in (forward_fp8_load.cuh), as FP8 products take operands that run
 //     along K only.

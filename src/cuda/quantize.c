@@ -113,6 +113,18 @@ static int64_t heads_in_turn(const struct problem *problem, int64_t all, int64_t
   return heads;
 }
 
+/* The kernel reads the scale of tiles that a packed batch's shorter sequences don't have, and so
+ * behind the tensor, where a tile has some of a scale's rows. */
+static fa3_status check_scale_rows(const struct problem *problem, int64_t longest,
+                                   const struct quantize_plan *plan) {
+  const int64_t rows = problem->codes_scale_rows;
+  if (!plan->apart || !problem->cu_seqlens_q || !rows || longest <= rows) return FA3_OK;
+  return set_error(FA3_UNSUPPORTED,
+                   "codes_scale_rows is %" PRId64
+                   ": with cu_seqlens_q a GPU takes no more than a block of its kernel holds, or 0",
+                   rows);
+}
+
 fa3_status plan_quantize(const struct problem *problem, const struct cuda_facts *facts,
                          struct cuda_plan *plan) {
   const int64_t longest = smaller(problem->max_seqlen_q, problem->rows_q);
@@ -126,6 +138,9 @@ fa3_status plan_quantize(const struct problem *problem, const struct cuda_facts 
   if (!has_elements(&problem->input) || !problem->batch || !longest) return FA3_OK;
   ours->entry = choose_entry(problem);
   deal_rows(problem, plan->helper, longest, ours);
+  TRY(check_scale_rows(problem, longest, ours));
+  if (problem->rotary_cos.dtype && !problem->rotary_cos.rows)
+    return set_error(FA3_INVALID_LENGTHS, "rotary_cos.shape[0] is 0: input's rows have positions");
   const int64_t tiles = divide_up(longest, ours->span_rows) * ours->span_tiles;
   int64_t heads, all;
   if (__builtin_mul_overflow(problem->batch, problem->heads_q, &heads) ||

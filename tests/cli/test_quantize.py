@@ -166,6 +166,12 @@ class Quantize(program.ProgramTest):
             self.succeed("verify", "--in", "codes.safetensors", *starts, "--rows", "all", "--originals",
                          "packed.safetensors")
         self.assertEqual(self.load_codes("codes.safetensors")["key_scale"].shape, (1,))
+        save_file({name: np.ascontiguousarray(array.swapaxes(0, 1)) for name, array in arrays.items()},
+                  self.path("heads.safetensors"))
+        heads = ("--layout", "bhsd", *starts)
+        self.succeed("quantize", "--in", "heads.safetensors", *heads, "--out", "codes.safetensors")
+        self.succeed("verify", "--in", "codes.safetensors", *heads, "--rows", "all", "--originals",
+                     "heads.safetensors")
 
     def test_some_tensors(self):
         arrays = self.write_inputs()

@@ -61,7 +61,7 @@ def main(build):
         return 1
     objecting = [tool for tool, trials in (receipt.get("sanitizers") or {}).items() if not trials]
     if objecting:
-        print(f"compute-sanitizer objected there, see docs/notes: {', '.join(objecting)}")
+        print(f"compute-sanitizer objected there or did not end in its time: {', '.join(objecting)}")
     print(f"{len(kernels)} kernels passed on {receipt['gpu']}, {receipt['date']}")
     return 0
 
