@@ -71,11 +71,32 @@ def options_of(
     if query_scale is not None or key_scale is not None or value_scale is not None:
         scales = {"query_scale": query_scale, "key_scale": key_scale, "value_scale": value_scale}
         options |= scales
-        rows = scale_rows if isinstance(scale_rows, tuple) else (scale_rows,) * 3
-        for (name, scale), count in zip(scales.items(), rows, strict=True):
+        rows = rows_of_scales(scale_rows, *scales.values())
+        for (name, scale), count in zip(scales.items(), rows):
             if scale is not None and count:
                 options[f"{name}_rows"] = count
+    elif scale_rows != 0:
+        rows_of_scales(scale_rows, None, None, None)
     return options
+
+
+def rows_of_scales(scale_rows, *scales):
+    """How many rows a scale of each tensor's is for: three numbers of one, which is for all tensors
+    that have scales. Raises for a number that no scale is for."""
+    if not isinstance(scale_rows, (tuple, list)):
+        if scale_rows and all(scale is None for scale in scales):
+            raise ValueError(
+                f"scale_rows is {scale_rows}: expected q_descale, k_descale or v_descale with it"
+            )
+        return (scale_rows,) * 3
+    if len(scale_rows) != 3:
+        raise ValueError(f"scale_rows is {scale_rows}: expected an integer or three, with their scales")
+    for name, scale, count in zip("qkv", scales, scale_rows):
+        if count and scale is None:
+            raise ValueError(
+                f"scale_rows is {scale_rows}: expected {name}_descale with it, or 0 for {name}"
+            )
+    return scale_rows
 
 
 def sequences(max_seqlen_q, max_seqlen_k, **tensors) -> dict:

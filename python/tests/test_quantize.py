@@ -1,5 +1,7 @@
 """fa3.quantize: codes and scales by PyTorch's own conversion, and attention of them."""
 
+import re
+
 import fa3
 import pytest
 import reference
@@ -85,6 +87,23 @@ def test_scales_of_blocks_are_refused():
         fa3.flash_attn_func(codes, codes, codes, attention_chunk=8, q_descale=scale, scale_rows=16)
     with pytest.raises(ValueError, match="query_scale_rows"):
         fa3.flash_attn_func(codes, codes, codes, q_descale=scale, scale_rows=-1)
+
+
+@pytest.mark.parametrize("given, rows, text", [
+    ((), 16, "q_descale, k_descale or v_descale"),
+    ((), (0, 0, 16), "v_descale"),
+    (("q_descale",), (16, 16, 0), "k_descale"),
+    (("q_descale",), (16, 16), "an integer or three"),
+    ((), (16, 16), "an integer or three"),
+    ((), (), "an integer or three"),
+])  # fmt: skip
+def test_scale_rows_need_scales(given, rows, text):
+    """Rows that no scale is for are not left out silently."""
+    codes, scale = fa3.quantize(torch.randn(1, 40, 2, 64), 16)
+    scales = dict.fromkeys(given, scale)
+    start = re.escape(f"scale_rows is {rows}: expected ")
+    with pytest.raises(ValueError, match=f"{start}.*{text}"):
+        fa3.flash_attn_func(codes, codes, codes, scale_rows=rows, **scales)
 
 
 def test_scale_rows_is_a_number():
