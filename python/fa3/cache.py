@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fa3 import _core
 from fa3.append import append, append_forward, chosen, rows_to_append
-from fa3.chunks import attention_in_chunks
+from fa3.chunks import attention_in_chunks, need_chunkable
 from fa3.flash_attention import refuse
 from fa3.operators import (
     autocast,
@@ -183,6 +183,8 @@ def forward(
             options["seqused_k"] = lengths
         place_scales(options, k, v, lengths)
         if apart:
+            # What the second call refuses comes too late for the cache, so what can be said here is.
+            need_chunkable(q, k, v, options, attention_chunk, out_, cache=True)
             q = append(new_rows, q, k, v, options)
         elif k_new is not None:
             output, lse = append_forward(

@@ -12,6 +12,35 @@ from fa3.operators import attention, need_tensors
 MASKS = _core.CAUSAL | _core.WINDOW
 
 
+def need_chunkable(query, key, value, options, chunk, output, cache) -> bool:
+    """Raises for what can be seen of attention_in_chunks' arguments without the library. Returns
+    whether each query becomes a sequence."""
+    need_tensors(q=query, k=key, v=value)
+    if output is not None:
+        need_tensors(out=output)
+        shape = (*query.shape[:-1], *value.shape[-1:])
+        if output.shape != shape:
+            raise ValueError(f"out has the shape {tuple(output.shape)}: expected {shape}")
+    if not chunk:
+        return False
+    if chunk < 0:
+        raise ValueError(f"attention_chunk is {chunk}: expected 0 or more")
+    dims = (3 if options.get("cu_seqlens_q") is not None else 4), key.dim()
+    if query.dim() != dims[0] or dims[1] not in (3, 4) or value.dim() != dims[1]:
+        raise ValueError(
+            f"q, k and v have {query.dim()}, {key.dim()} and {value.dim()} dimensions: expected 4, or "
+            "3 where they are packed"
+        )
+    whole = any(name in options for name in ("page_table", "cache_batch_index", "leftpad_k"))
+    each_query = whole or (cache and query.dim() == 4 and query.shape[1] == 1)
+    blocks = ("query",) if each_query else ("query", "key", "value")
+    if any(f"{name}_scale_rows" in options for name in blocks):
+        raise NotImplementedError("attention_chunk with scales of blocks of rows is not supported")
+    if each_query and options.get("cu_seqlens_k") is not None:
+        raise ValueError("attention_chunk with padding: expected a cache, but cu_seqlens_k is given")
+    return each_query
+
+
 def attention_in_chunks(
     query, key, value, sink, options, chunk, *, output=None, with_lse=True, cache=False
 ):
@@ -19,28 +48,14 @@ def attention_in_chunks(
     there is no gradient, and that keys should stay where they are."""
     if not chunk:
         return attention(query, key, value, sink, options, output=output, with_lse=with_lse)
-    if chunk < 0:
-        raise ValueError(f"attention_chunk is {chunk}: expected 0 or more")
-    need_tensors(q=query, k=key, v=value)
-    dims = (3 if options.get("cu_seqlens_q") is not None else 4), key.dim()
-    if query.dim() != dims[0] or dims[1] not in (3, 4) or value.dim() != dims[1]:
-        raise ValueError(
-            f"q, k and v have {query.dim()}, {key.dim()} and {value.dim()} dimensions: expected 4, or "
-            "3 where they are packed"
-        )
+    each_query = need_chunkable(query, key, value, options, chunk, output, cache)
     dense, options = query.dim() == 4, dict(options)
-    whole = any(name in options for name in ("page_table", "cache_batch_index", "leftpad_k"))
-    each_query = whole or (cache and dense and query.shape[1] == 1)
-    blocks = ("query",) if each_query else ("query", "key", "value")
-    if any(f"{name}_scale_rows" in options for name in blocks):
-        raise NotImplementedError("attention_chunk with scales of blocks of rows is not supported")
     if each_query:
         rows = cut_queries(query, key, options, chunk)
     else:
         rows, key, value = cut_chunks(query, key, value, options, chunk)
     place = None
     if output is not None:
-        need_tensors(out=output)
         place = output.reshape(*rows.shape[:-1], output.shape[-1])
     found, lse = attention(rows, key, value, sink, options, output=place, with_lse=with_lse)
     if output is None:
@@ -108,8 +123,7 @@ def cut_queries(query, key, options, chunk):
     """Each query as a sequence of one, (rows, 1, heads, head_dim), which `options` then are for: its
     mask becomes the first and the last key that counts."""
     starts, used = options.pop("cu_seqlens_q", None), options.pop("seqused_q", None)
-    if options.pop("cu_seqlens_k", None) is not None:
-        raise ValueError("attention_chunk with padding: expected a cache, but cu_seqlens_k is given")
+    options.pop("cu_seqlens_k", None)
     options.pop("max_seqlen_q", None)
     first, rows, used = sequences_of(query, starts, used)
     flat = query if starts is not None else query.flatten(0, 1)

@@ -254,6 +254,33 @@ def test_what_is_refused_appends_nothing(device):
     ):
         with pytest.raises(ValueError):
             fa3.flash_attn_with_kvcache(q, *caches, k, v, cache_seqlens=3, **wrong)
+    for wrong, error in (
+        ({"attention_chunk": -1}, ValueError),
+        ({"attention_chunk": 8, "out": torch.empty_like(k)}, ValueError),
+        ({"attention_chunk": 8, "out": 3}, TypeError),
+    ):
+        with pytest.raises(error, match="attention_chunk|out"):
+            fa3.flash_attn_with_kvcache(q, *caches, k, v, cache_seqlens=3, **wrong)
+    for a, b in zip(caches, before):
+        assert torch.equal(a, b)
+
+
+def test_what_two_calls_refuse_appends_nothing(device):
+    """What would be said only by attention, which runs after the append there."""
+    q, k, v, *caches = make(device, (1, 2, 4, 64), *[(1, 2, 2, 64)] * 2, *[(1, 30, 2, 64)] * 2)
+    codes = [torch.zeros_like(cache).to(torch.float8_e4m3fn) for cache in caches]
+    scale = torch.ones(1, 2, 3, device=device)
+    with pytest.raises(NotImplementedError, match="blocks"):
+        fa3.flash_attn_with_kvcache(
+            q, *codes, k, v, cache_seqlens=3, k_descale=scale, v_descale=scale, attention_chunk=8
+        )
+    assert not any(cache.float().any() for cache in codes)
+    caches = [cache.float() for cache in caches]
+    before = [cache.clone() for cache in caches]
+    with torch.autocast(device, torch.bfloat16), pytest.raises(ValueError, match="out"):
+        fa3.flash_attn_with_kvcache(
+            q.float(), *caches, k.float(), v.float(), cache_seqlens=3, out=torch.empty_like(k)
+        )
     for a, b in zip(caches, before):
         assert torch.equal(a, b)
 
