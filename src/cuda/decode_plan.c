@@ -41,9 +41,13 @@ const struct kernel_kind decode_kind = {.phase = FA3_FORWARD,
                                         .large_clusters = true,
                                         .may_be_alone = true};
 
+int64_t decode_heads(const struct kernel *kernel) {
+  return larger(kernel->heads, 1);
+}
+
 static int32_t fp8_shared_bytes(const struct kernel *kernel) {
-  const int32_t heads = kernel->heads ? kernel->heads : 1;
-  return FA3_DECODE_FP8_SHARED_BYTES(kernel->tile_q, kernel->head_dim, heads * kernel->stages);
+  return FA3_DECODE_FP8_SHARED_BYTES(kernel->tile_q, kernel->head_dim,
+                                     (int32_t)decode_heads(kernel) * kernel->stages);
 }
 
 const struct kernel_kind decode_fp8_kind = {.phase = FA3_FORWARD,
@@ -64,10 +68,6 @@ const struct kernel *find_decode_kernel(const char *architecture, fa3_dtype key_
                             .value_head_dim = value_head_dim,
                             .softcap = softcap,
                             .tile_q = smaller(rows, FA3_DECODE_ROWS)});
-}
-
-int64_t decode_heads(const struct kernel *kernel) {
-  return larger(kernel->heads, 1);
 }
 
 static int64_t longest_query(const struct problem *problem) {
