@@ -1,6 +1,5 @@
 /* fa3 bench: how fast. */
 #include <argp.h>
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -210,9 +209,6 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
       if (!path_has_suffix(arg, ".svg")) argp_error(state, "--plot %s: expected a .svg file", arg);
       bench->plot = arg;
       return 0;
-    case ARGP_KEY_ARG:
-      argp_error(state, "'%s' is no option: expected options alone", arg);
-      return EINVAL;
     case ARGP_KEY_END:
       if (bench->heads && bench->heads_k && bench->heads % bench->heads_k)
         argp_error(state, "--heads-k %" PRId64 ": expected a divisor of --heads %" PRId64,

@@ -1,5 +1,6 @@
 #include "device.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -56,6 +57,9 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
       device->num_threads = (int32_t)threads;
       device->given = true;
       return 0;
+    case ARGP_KEY_ARG: /* what takes a device takes options alone */
+      argp_error(state, "'%s' is no option: expected options alone", arg);
+      return EINVAL;
     case ARGP_KEY_END:
       if (device->num_threads && device->device.type == FA3_CUDA)
         argp_error(state, "--threads is for the CPU");

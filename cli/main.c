@@ -122,7 +122,7 @@ int main(int argc, char **argv) {
       "Environment:\n"
       "  FA3_CPU_LEVEL         the CPU engine's level, one that fa3 info lists\n"
       "  OMP_NUM_THREADS       CPU threads by default, at most\n"
-      "  FA3_CHECK_DEVICE      1: lengths and pages on a GPU are checked before each call\n"
+      "  FA3_CHECK_DEVICE      1: a GPU's lengths and pages are checked before use\n"
       "  CUDA_VISIBLE_DEVICES  the GPUs that are there, as to every CUDA program",
       NULL,
       NULL,

@@ -1,6 +1,5 @@
 /* fa3 quantize: query, key and value in files become E4M3 codes and scales. */
 #include <argp.h>
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -115,9 +114,6 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     case KEY_QUIET:
       quantize->quiet = true;
       return 0;
-    case ARGP_KEY_ARG:
-      argp_error(state, "'%s' is no option: expected options alone", arg);
-      return EINVAL;
     case ARGP_KEY_END:
       check(quantize, state);
       return 0;

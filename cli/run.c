@@ -1,6 +1,5 @@
 /* fa3 run: attention on files. */
 #include <argp.h>
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -96,9 +95,6 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     case KEY_ACCUMULATE:
       run->accumulate = true;
       return 0;
-    case ARGP_KEY_ARG:
-      argp_error(state, "'%s' is no option: expected options alone", arg);
-      return EINVAL;
     case ARGP_KEY_END:
       check(run, state);
       return 0;

@@ -1,6 +1,5 @@
 /* fa3 verify: an output against the float64 reference. */
 #include <argp.h>
-#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -122,9 +121,6 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     case KEY_JSON:
       verify->json = true;
       return 0;
-    case ARGP_KEY_ARG:
-      argp_error(state, "'%s' is no option: expected options alone", arg);
-      return EINVAL;
     case ARGP_KEY_END:
       check(verify, state);
       return 0;
@@ -243,32 +239,21 @@ static int judge_all(const struct operands *operands, const struct comparison *c
 
 /* The error that quantising made, with nothing to judge it by: the output beside what the float64
  * reference gives for the tensors before. */
-static int compare_with_originals(const struct verify_options *verify,
-                                  const struct operands *operands,
-                                  const struct verify_report *report) {
-  static struct operands originals;
-  originals = *operands;
-  const int code = coded_read_originals(&verify->attention, verify->originals, &originals);
-  if (!code) {
-    fa3_forward_args args = originals.forward.args.forward;
-    args.lse = (fa3_tensor){0};
-    struct comparison comparison = {.forward = &args};
-    comparison_sample(&comparison, verify->rows, verify->seed, "verify");
-    verify_report_originals(report, &comparison.statistics[TENSOR_output]);
-  }
-  coded_free_originals(&originals);
-  return code;
+static void compare_with_originals(const struct verify_options *verify,
+                                   const struct operands *originals,
+                                   const struct verify_report *report) {
+  fa3_forward_args args = originals->forward.args.forward;
+  args.lse = (fa3_tensor){0};
+  struct comparison comparison = {.forward = &args};
+  comparison_sample(&comparison, verify->rows, verify->seed, "verify");
+  verify_report_originals(report, &comparison.statistics[TENSOR_output]);
 }
 
-static int verify_files(const struct verify_options *verify, struct operands *operands,
-                        struct verify_report *report) {
-  const struct attention_options *attention = &verify->attention;
-  const bool gradients = attention->gradients_wanted || verify->backward;
+/* Compares, and gives the verdict. Without codes there are no originals. */
+static int compare(const struct verify_options *verify, const struct operands *operands,
+                   const struct operands *originals, struct verify_report *report) {
+  const bool gradients = verify->attention.gradients_wanted || verify->backward;
   const fa3_forward_args *args = &operands->forward.args.forward;
-  TRY(device_check(&verify->device));
-  TRY(operands_read(attention, operands));
-  TRY(attention->files[TENSOR_output] ? read_files(verify, operands)
-                                      : compute(verify, report, operands));
   const bool finite = has_finite_inputs(operands);
   struct comparison comparison = {.forward = args,
                                   .backward = gradients ? &operands->backward.args.backward : NULL};
@@ -278,12 +263,25 @@ static int verify_files(const struct verify_options *verify, struct operands *op
   comparison_sample(&comparison, verify->rows, verify->seed, "verify");
   verify_report_rows(report, rows, total, verify->seed);
   int code = judge_all(operands, &comparison, report);
-  if (verify->originals || verify->fp8.given) {
-    const int compared = compare_with_originals(verify, operands, report);
-    if (!code) code = compared;
-  }
+  if (originals) compare_with_originals(verify, originals, report);
   if (!code && finite) code = check_finite(operands);
   return verify_report_end(report, code);
+}
+
+static int verify_files(const struct verify_options *verify, struct operands *operands,
+                        struct verify_report *report) {
+  const struct attention_options *attention = &verify->attention;
+  static struct operands originals;
+  TRY(device_check(&verify->device));
+  TRY(operands_read(attention, operands));
+  TRY(attention->files[TENSOR_output] ? read_files(verify, operands)
+                                      : compute(verify, report, operands));
+  if (!verify->originals && !verify->fp8.given) return compare(verify, operands, NULL, report);
+  originals = *operands;
+  int code = coded_read_originals(attention, verify->originals, &originals);
+  if (!code) code = compare(verify, operands, &originals, report);
+  coded_free_originals(&originals);
+  return code;
 }
 
 int command_verify(int argc, char **argv) {

@@ -1,6 +1,5 @@
 """Help, versions, wrong options; and that manual page and completion know every option."""
 import os
-import os
 import re
 import shutil
 import subprocess
@@ -25,6 +24,8 @@ class Help(program.ProgramTest):
                           self.succeed(command, "--help").stdout)
         for code in range(8):
             self.assertRegex(text, rf"\n  {code}  ")
+        for line in text.partition("Environment:\n")[2].splitlines():
+            self.assertRegex(line, "^  [A-Z0-9_]+  ")  # none is wrapped
 
     def test_no_line_of_blanks(self):
         for command in COMMANDS:

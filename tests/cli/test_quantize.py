@@ -97,6 +97,15 @@ class Quantize(program.ProgramTest):
         self.assertIn("beside that of the originals",
                       self.succeed("verify", "--in", "codes.safetensors", "--originals", "in.safetensors").stdout)
 
+    def test_originals_that_are_none(self):
+        """Nothing is said of the output then, not that it is wrong either."""
+        self.write_inputs()
+        self.succeed("quantize", "--in", "in.safetensors", "--out", "codes.safetensors")
+        self.succeed("run", "--in", "codes.safetensors", "--out", "o.npy")
+        done = self.refuse(INPUT, ["'query'", "expected float32"], "verify", "--in", "codes.safetensors",
+                           "--out", "o.npy", "--originals", "codes.safetensors")
+        self.assertEqual(done.stdout, "")
+
     def test_codes_that_are_made_on_the_way(self):
         arrays = self.write_inputs()
         for fp8, options in ("--fp8", ()), ("--fp8=rotate", ("--rotate",)):
