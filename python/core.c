@@ -165,8 +165,12 @@ static int set_field(struct call *call, const struct field *field, PyObject *val
     return -1;
   }
   if (field->kind == FLOAT) {
-    *(float *)((char *)&call->args + field->offset) = (float)real;
-    return 0;
+    const float rounded = (float)real;
+    *(float *)((char *)&call->args + field->offset) = rounded;
+    /* 0 has a meaning of its own, such as no softcap. */
+    if (rounded != 0 || real == 0) return 0;
+    PyErr_Format(PyExc_OverflowError, "%s is %S: as a float32 it is 0", field->name, value);
+    return -1;
   }
   if (!set_integer(&call->args, field, integer)) return 0;
   PyErr_Format(PyExc_OverflowError, "%s is %lld", field->name, integer);

@@ -150,12 +150,12 @@ def positions_of(rows, first, cu_seqlens, advance):
     if cu_seqlens is None:
         steps = torch.arange(rows.shape[1], dtype=torch.int32, device=rows.device)
         return first[:, None] + (steps if advance else torch.zeros_like(steps))
-    total = rows.shape[0]
-    lengths = cu_seqlens.diff()
-    at = (first - cu_seqlens[:-1] if advance else first).repeat_interleave(
-        lengths, output_size=total
-    )
-    steps = torch.arange(total, dtype=torch.int32, device=rows.device)
+    steps = torch.arange(rows.shape[0], dtype=cu_seqlens.dtype, device=rows.device)
+    sequence = torch.searchsorted(cu_seqlens[1:], steps, right=True)
+    at = first - cu_seqlens[:-1] if advance else first
+    # Rows behind the last sequence's are nobody's; position 0 is one that is there.
+    at = torch.nn.functional.pad(at, (0, 1))[sequence]
+    steps = steps.masked_fill(sequence == first.shape[0], 0)
     return (at + steps if advance else at).to(torch.int32)
 
 

@@ -23,6 +23,8 @@ def need_chunkable(query, key, value, options, chunk, output, cache) -> bool:
             raise ValueError(f"out has the shape {tuple(output.shape)}: expected {shape}")
     if not chunk:
         return False
+    if isinstance(chunk, float):
+        raise TypeError(f"attention_chunk is {chunk}: expected an integer")
     if chunk < 0:
         raise ValueError(f"attention_chunk is {chunk}: expected 0 or more")
     dims = (3 if options.get("cu_seqlens_q") is not None else 4), key.dim()

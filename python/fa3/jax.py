@@ -17,6 +17,20 @@ for phase in ("forward", "backward"):
         jax.ffi.register_ffi_target(f"fa3_{phase}", handler, platform=platform)
 
 
+# The options that are no integers.
+FLOATS = {name for name, kind in _core.arguments("forward") if kind == "FLOAT"}
+
+
+def attribute(name, number):
+    """A number in the type that python/xla.c takes it in."""
+    if name not in FLOATS:
+        return numpy.int64(number)
+    rounded = numpy.float32(number)
+    if number and not rounded:  # 0 has a meaning of its own, such as no softcap
+        raise OverflowError(f"{name} is {number}: as a float32 it is 0")
+    return rounded
+
+
 def call(phase, inputs, outputs, options, lengths):
     """The library's call. inputs are arrays, or None, and outputs what results are like, by their
     names in fa3.h; the results come in that order."""
@@ -26,10 +40,6 @@ def call(phase, inputs, outputs, options, lengths):
         zeros = [jax.numpy.zeros(like.shape, like.dtype) for like in outputs.values()]
     inputs = {**inputs, **lengths}
     inputs = {name: array for name, array in inputs.items() if array is not None}
-    numbers = {
-        name: numpy.float32(number) if isinstance(number, float) else numpy.int64(number)
-        for name, number in options
-    }
     function = jax.ffi.ffi_call(
         f"fa3_{phase}",
         [jax.ShapeDtypeStruct(like.shape, like.dtype) for like in outputs.values()],
@@ -37,7 +47,7 @@ def call(phase, inputs, outputs, options, lengths):
         input_output_aliases={len(inputs) + i: i for i in range(len(zeros))},
     )
     names = {"inputs": " ".join(inputs), "outputs": " ".join(outputs)}
-    return function(*inputs.values(), *zeros, **names, **numbers)
+    return function(*inputs.values(), *zeros, **names, **dict(options))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
@@ -93,5 +103,6 @@ def attention(
     options = options_of(query, softmax_scale, causal, window, softcap)
     options |= sequences(max_seqlen_q, max_seqlen_k, **tensors)
     lengths = {name: options.pop(name) for name in tensors}
-    output, lse = attend(query, key, value, sink, lengths, tuple(options.items()))
+    numbers = tuple((name, attribute(name, number)) for name, number in options.items())
+    output, lse = attend(query, key, value, sink, lengths, numbers)
     return (output, lse) if return_lse else output

@@ -32,6 +32,13 @@ def optional_inputs(phase) -> set[str]:
 SEQUENCES = optional_inputs("forward") - {"sink", "query_scale", "key_scale", "value_scale"}
 
 
+def integer(name, number) -> int:
+    """Of what may be a tensor of one element. A number with a fraction is refused, not cut."""
+    if isinstance(number, float):
+        raise TypeError(f"{name} is {number}: expected an integer")
+    return int(number)
+
+
 def options_of(
     query,
     softmax_scale,
@@ -54,7 +61,7 @@ def options_of(
         options["softmax_scale"] = float(softmax_scale)
     try:
         left, right = window_size
-        left, right = int(left), int(right)
+        left, right = integer("left", left), integer("right", right)
     except (TypeError, ValueError) as error:
         raise TypeError(f"the window is {window_size!r}: expected two integers") from error
     if left >= 0 or right >= 0:
@@ -107,9 +114,9 @@ def sequences(max_seqlen_q, max_seqlen_k, **tensors) -> dict:
             raise TypeError(f"attention has no argument {name!r}")
     options = dict(tensors)
     if tensors.get("cu_seqlens_q") is not None and max_seqlen_q is not None:
-        options["max_seqlen_q"] = int(max_seqlen_q)
+        options["max_seqlen_q"] = integer("max_seqlen_q", max_seqlen_q)
     if tensors.get("cu_seqlens_k") is not None and max_seqlen_k is not None:
-        options["max_seqlen_k"] = int(max_seqlen_k)
+        options["max_seqlen_k"] = integer("max_seqlen_k", max_seqlen_k)
     return options
 
 

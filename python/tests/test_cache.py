@@ -84,13 +84,17 @@ def test_append(device, causal, interleaved, seqlen_q, new, pages):
         reference.check([output[b : b + 1]], [exact], [plain])
 
 
-def test_append_packed(device):
-    """New rows and queries of different numbers per sequence."""
+@pytest.mark.parametrize("behind, moved", [(0, False), (3, False), (3, True)])
+def test_append_packed(device, behind, moved):
+    """New rows and queries of different numbers per sequence, and some behind that are nobody's; at
+    positions of their own, the queries also by starts of their own."""
     used, new = [7, 12, 0], [2, 0, 4]
     starts = integers(device, [0, 2, 2, 6])
-    q, k, v = make(device, (6, 4, 64), (6, 2, 64), (6, 2, 64))
+    total = 6 + behind
+    q, k, v = make(device, (total, 4, 64), (total, 2, 64), (total, 2, 64))
     k_cache, v_cache = make(device, (3, 20, 2, 64), (3, 20, 2, 64))
     cos, sin = rotary_tables(device, 20, 64, q.dtype)
+    positions = integers(device, [3, 0, 9]) if moved else None
     output = fa3.flash_attn_with_kvcache(
         q,
         k_cache,
@@ -100,7 +104,8 @@ def test_append_packed(device):
         rotary_cos=cos,
         rotary_sin=sin,
         cache_seqlens=integers(device, used),
-        cu_seqlens_q=starts,
+        rotary_seqlens=positions,
+        cu_seqlens_q=starts.clone() if moved else starts,
         cu_seqlens_k_new=starts,
         max_seqlen_q=4,
         causal=True,
@@ -118,6 +123,7 @@ def test_append_packed(device):
             rotary_cos=cos,
             rotary_sin=sin,
             cache_seqlens=used[b],
+            rotary_seqlens=positions[b : b + 1] if moved else None,
             causal=True,
         )
         for cache, whole in zip(caches, (k_cache, v_cache)):

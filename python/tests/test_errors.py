@@ -62,10 +62,16 @@ def test_options(device):
 def test_options_are_named(device):
     """What is no number, or not two, is said to be none by its name."""
     q, k, v = tensors(device)
-    for option, wrong in (("softcap", "3"), ("num_splits", 1.5)):
+    for option, wrong in (("softcap", "3"), ("num_splits", 1.5), ("attention_chunk", 2.5)):
         with pytest.raises(TypeError, match=option):
             fa3.flash_attn_func(q, k, v, **{option: wrong})
-    for wrong in (5, (1, None), (1, 2, 3)):
+    starts = torch.tensor([0, 8], dtype=torch.int32, device=device)
+    for longest in ((8.5, 8), (8, 8.5)):
+        with pytest.raises(TypeError, match="max_seqlen_.*8.5"):
+            fa3.flash_attn_varlen_func(q[0], k[0], v[0], starts, starts, *longest)
+    with pytest.raises(OverflowError, match="softcap"):
+        fa3.flash_attn_func(q, k, v, softcap=1e-50)  # as a float32 that is 0, which means none
+    for wrong in (5, (1, None), (1, 2, 3), (1.5, 0)):
         with pytest.raises(TypeError, match="window"):
             fa3.flash_attn_func(q, k, v, window_size=wrong)
     nested = torch.nested.nested_tensor(list(q), layout=torch.jagged)

@@ -112,6 +112,16 @@ def test_padding(device):
         assert not gradient[0, :4].any() and gradient[0, 4:].any()
 
 
+def test_numbers_of_any_type():
+    q, k, v = arrays(*[(1, 8, 2, 32)] * 3)
+    wanted = fa3.jax.attention(q, k, v, softcap=3.0, window=(4, 0))
+    for softcap in (3, numpy.float64(3), jax.numpy.float32(3)):
+        found = fa3.jax.attention(q, k, v, softcap=softcap, window=(numpy.int32(4), 0))
+        assert (found == wanted).all()
+    with pytest.raises(OverflowError, match="softcap"):
+        fa3.jax.attention(q, k, v, softcap=1e-50)
+
+
 def test_errors():
     q, k, v = arrays(*[(1, 8, 2, 32)] * 3)
     with pytest.raises(Exception, match="value"):
