@@ -21,7 +21,7 @@ from fa3.operators import (
     rows_contiguous,
     written,
 )
-from fa3.options import options_of, sequences
+from fa3.options import options_of, sequences, window_of
 
 
 def scales_of_pages(name, scale, cache, page_table, lengths):
@@ -289,7 +289,7 @@ def flash_attn_with_kvcache(
             v_descale,
             softmax_scale,
             causal,
-            *window_size,
+            *window_of(window_size),
             attention_chunk,
             softcap,
             rotary_interleaved,

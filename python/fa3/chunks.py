@@ -8,6 +8,7 @@ import torch
 
 from fa3 import _core
 from fa3.operators import attention, need_tensors
+from fa3.options import integer
 
 MASKS = _core.CAUSAL | _core.WINDOW
 
@@ -23,9 +24,7 @@ def need_chunkable(query, key, value, options, chunk, output, cache) -> bool:
             raise ValueError(f"out has the shape {tuple(output.shape)}: expected {shape}")
     if not chunk:
         return False
-    if isinstance(chunk, float):
-        raise TypeError(f"attention_chunk is {chunk}: expected an integer")
-    if chunk < 0:
+    if integer("attention_chunk", chunk) < 0:
         raise ValueError(f"attention_chunk is {chunk}: expected 0 or more")
     dims = (3 if options.get("cu_seqlens_q") is not None else 4), key.dim()
     if query.dim() != dims[0] or dims[1] not in (3, 4) or value.dim() != dims[1]:

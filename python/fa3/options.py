@@ -34,9 +34,20 @@ SEQUENCES = optional_inputs("forward") - {"sink", "query_scale", "key_scale", "v
 
 def integer(name, number) -> int:
     """Of what may be a tensor of one element. A number with a fraction is refused, not cut."""
-    if isinstance(number, float):
-        raise TypeError(f"{name} is {number}: expected an integer")
-    return int(number)
+    try:
+        if not isinstance(number, float):
+            return int(number)
+    except (TypeError, ValueError):
+        pass
+    raise TypeError(f"{name} is {number!r}: expected an integer")
+
+
+def window_of(window_size) -> tuple[int, int]:
+    try:
+        left, right = window_size
+        return integer("left", left), integer("right", right)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"the window is {window_size!r}: expected two integers") from error
 
 
 def options_of(
@@ -58,12 +69,11 @@ def options_of(
     options = {}
     if softmax_scale is not None:
         flags |= _core.SCALE
-        options["softmax_scale"] = float(softmax_scale)
-    try:
-        left, right = window_size
-        left, right = integer("left", left), integer("right", right)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"the window is {window_size!r}: expected two integers") from error
+        try:
+            options["softmax_scale"] = float(softmax_scale)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"softmax_scale is {softmax_scale!r}: expected a number") from error
+    left, right = window_of(window_size)
     if left >= 0 or right >= 0:
         flags |= _core.WINDOW
         options["window_left"] = max(left, -1)
@@ -71,6 +81,7 @@ def options_of(
     options["flags"] = flags
     if softcap:
         options["softcap"] = softcap
+    sm_margin = integer("sm_margin", sm_margin)
     if sm_margin < 0 or (sm_margin and query.is_cuda):  # the CPU has none to leave free
         options["reserved_multiprocessors"] = sm_margin
     if num_splits:

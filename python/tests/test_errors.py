@@ -62,7 +62,8 @@ def test_options(device):
 def test_options_are_named(device):
     """What is no number, or not two, is said to be none by its name."""
     q, k, v = tensors(device)
-    for option, wrong in (("softcap", "3"), ("num_splits", 1.5), ("attention_chunk", 2.5)):
+    for option, wrong in (("softcap", "3"), ("num_splits", 1.5), ("attention_chunk", 2.5),
+                          ("sm_margin", None), ("softmax_scale", "half")):
         with pytest.raises(TypeError, match=option):
             fa3.flash_attn_func(q, k, v, **{option: wrong})
     starts = torch.tensor([0, 8], dtype=torch.int32, device=device)
@@ -71,9 +72,11 @@ def test_options_are_named(device):
             fa3.flash_attn_varlen_func(q[0], k[0], v[0], starts, starts, *longest)
     with pytest.raises(OverflowError, match="softcap"):
         fa3.flash_attn_func(q, k, v, softcap=1e-50)  # as a float32 that is 0, which means none
-    for wrong in (5, (1, None), (1, 2, 3), (1.5, 0)):
+    for wrong in (5, (1,), (1, None), (1, 2, 3), (1.5, 0)):
         with pytest.raises(TypeError, match="window"):
             fa3.flash_attn_func(q, k, v, window_size=wrong)
+        with pytest.raises(TypeError, match="window"):
+            fa3.flash_attn_with_kvcache(q, k, v, window_size=wrong)
     nested = torch.nested.nested_tensor(list(q), layout=torch.jagged)
     with pytest.raises(NotImplementedError, match="nested"):
         fa3.flash_attn_func(nested, nested, nested)
