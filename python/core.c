@@ -159,7 +159,9 @@ static int set_field(struct call *call, const struct field *field, PyObject *val
   else
     integer = PyLong_AsLongLong(value);
   if ((real == -1 || integer == -1) && PyErr_Occurred()) {
-    if (PyErr_ExceptionMatches(PyExc_TypeError))
+    if (PyErr_ExceptionMatches(PyExc_OverflowError))
+      PyErr_Format(PyExc_OverflowError, "%s is %S", field->name, value);
+    else if (PyErr_ExceptionMatches(PyExc_TypeError))
       PyErr_Format(PyExc_TypeError, "%s is of %R: expected %s", field->name, Py_TYPE(value),
                    field->kind == FLOAT ? "a number" : "an integer");
     return -1;

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from fa3 import _core
 from fa3.operators import contiguous, is_plain, need_tensors, operator, rows_contiguous
+from fa3.options import integer
 
 SCHEMA = (
     "(Tensor x, SymInt? scale_rows=0, SymInt flags=0, SymInt seed=0, Tensor? rotary_cos=None, "
@@ -116,8 +117,11 @@ def quantize(
         raise ValueError(
             f"x has {x.dim()} dimensions: expected 4, or 3 with cu_seqlens, which has one"
         )
+    if packed and not cu_seqlens.shape[0]:
+        raise ValueError("cu_seqlens is empty: expected batch + 1 numbers")
     if scale_rows is not None and not isinstance(scale_rows, int):
         raise TypeError(f"scale_rows is {scale_rows!r}: expected an integer or None")
+    seed = integer("seed", seed)
     if not 0 <= seed < 2**64:
         raise ValueError(f"seed is {seed}: expected 0 to 2**64 - 1")
     flags = _core.ROTATE if rotate else 0

@@ -161,8 +161,14 @@ def test_refusals(device):
         fa3.quantize(x, seed=3)
     with pytest.raises(ValueError, match="seed is -1"):
         fa3.quantize(x, rotate=True, seed=-1)
+    with pytest.raises(TypeError, match="seed is 0.5"):
+        fa3.quantize(x, rotate=True, seed=0.5)
+    with pytest.raises(OverflowError, match=f"codes_scale_rows is {2**70}"):
+        fa3.quantize(x, 2**70)
     with pytest.raises(ValueError, match="dimensions"):
         fa3.quantize(x[0])
+    with pytest.raises(ValueError, match="cu_seqlens is empty"):
+        fa3.quantize(x[0], cu_seqlens=torch.zeros(0, dtype=torch.int32, device=device))
     with pytest.raises(ValueError, match="codes_scale_rows is -1"):
         fa3.quantize(x, -1)
     with pytest.raises(TypeError, match="FA3_FLOAT8_E4M3"):
