@@ -25,7 +25,7 @@ import time
 
 import torch
 
-import fa3
+from c_abi import Library
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SHAPES = ((1, 8, 64, 64), (1, 8, 128, 64), (1, 8, 256, 64), (1, 8, 512, 64))
@@ -88,7 +88,7 @@ def times(library, options, shape):
 def main():
     options = arguments()
     torch.set_num_threads(options.threads)
-    library = fa3.Library(options.library)
+    library = Library(options.library)
     name, level = library.cpu()
     results = {
         "processor": name,

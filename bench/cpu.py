@@ -53,7 +53,7 @@ os.environ["OMP_WAIT_POLICY"] = "passive"
 
 import torch  # noqa: E402  it reads the environment when it is loaded
 
-import fa3  # noqa: E402
+from c_abi import Library  # noqa: E402
 
 attention = torch.nn.functional.scaled_dot_product_attention
 
@@ -142,7 +142,7 @@ def cell(library, dtype, head_dim, seqlen, causal):
 
 
 def main():
-    library = fa3.Library(options.build / "libfa3.so")
+    library = Library(options.build / "libfa3.so")
     torch.set_num_threads(options.threads)
     name, level = library.cpu()
     results = {

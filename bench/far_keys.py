@@ -26,7 +26,7 @@ import time
 
 import torch
 
-import fa3
+from c_abi import Library
 from gpu_problem import flash_attn_func
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -130,7 +130,7 @@ def main():
     parser.add_argument("--results", type=pathlib.Path)
     options = parser.parse_args()
     begin = time.monotonic()
-    library = fa3.Library(options.library)
+    library = Library(options.library)
     cells = [
         cell(library, kind, keys, head_dim)
         for head_dim in HEAD_DIMS

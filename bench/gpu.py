@@ -33,12 +33,12 @@ import subprocess
 
 import torch
 
-import fa3
 import gpu_decode
 import gpu_energy
 import gpu_float8
 import gpu_problem
 import gpu_shapes
+from c_abi import Library
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SEQLENS = (512, 1024, 2048, 4096, 8192, 16384)
@@ -315,7 +315,7 @@ def gemm(options):
 
 
 def run(options):
-    library = fa3.Library(options.library.resolve())
+    library = Library(options.library.resolve())
     library.prepare_gpu()
     query = ["nvidia-smi", "--query-gpu=driver_version,clocks.sm,clocks.mem", "--format=csv,noheader"]
     driver, *clocks = subprocess.run(query, capture_output=True, text=True).stdout.strip().split(", ")

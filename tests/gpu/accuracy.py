@@ -17,7 +17,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "bench"))
-import fa3  # noqa: E402
+from c_abi import Library  # noqa: E402
 
 SEQLEN, HEADS = 4096, 8
 NAMES = ("output", "grad_query", "grad_key", "grad_value")
@@ -109,7 +109,7 @@ def row(case):
 
 
 def main(path, results=None):
-    library = fa3.Library(path)
+    library = Library(path)
     torch.manual_seed(torch.seed() % 2**31)
     print(f"seed {torch.initial_seed()}; ours / FA2's, their ratio: {', '.join(NAMES)}")
     cases = []
