@@ -303,6 +303,7 @@ static struct options read_options(int argc, char **argv) {
     if (option == '?') exit(EXIT_FAILURE);
   }
   if (options.tokens < 1 || options.tokens > 1000000) fail("-n: expected 1 to 1000000 tokens");
+  if (!(options.temperature >= 0)) fail("-t: expected a temperature of 0 or more");
   const int prompts = argc - optind - 1;
   if (prompts < 1 || prompts > MAX_SEQUENCES)
     fail("expected MODEL.safetensors and 1 to %d prompts", MAX_SEQUENCES);

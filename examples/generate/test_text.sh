@@ -40,6 +40,10 @@ sed '$d' alone | cmp - cached
 "$generate" -n 16 -t 1.5 -r "$model" 0123456789abcdef 0123456789abcdef "$long" >recomputed
 cmp drawn recomputed
 
+for temperature in -1 nan; do
+  if "$generate" -t $temperature "$model" a 2>log; then fail "a temperature of $temperature was taken"; fi
+  grep -q 'a temperature of 0 or more' log
+done
 head -c 100000 "$model" >cut.safetensors
 if "$generate" cut.safetensors a 2>log; then fail "a file that was cut short was taken"; fi
 grep -q 'cut short' log
