@@ -160,7 +160,17 @@ def positions_of(rows, first, cu_seqlens, advance):
 
 
 def rows_to_append(
-    q, k, v, lengths, cu_seqlens_q, cu_seqlens_new, rotary, rotary_seqlens, interleaved, advance
+    q,
+    k,
+    v,
+    lengths,
+    cu_seqlens_q,
+    max_seqlen_q,
+    cu_seqlens_new,
+    rotary,
+    rotary_seqlens,
+    interleaved,
+    advance,
 ):
     """What an append of k and v behind `lengths` rows takes beside the cache, by the names of fa3.h, and
     q, where it is not that call which rotates it: each row by its own position, or, without
@@ -169,7 +179,9 @@ def rows_to_append(
     k, v = rows_contiguous(k), rows_contiguous(v)
     arguments = {"new_key": k, "new_value": v, "seqused_k": lengths}
     if cu_seqlens_new is not None:
-        arguments |= {"cu_seqlens_q": cu_seqlens_new, "max_seqlen_q": k.shape[0]}
+        # A GPU has a block for each row that the longest sequence may have, of every sequence.
+        longest = max_seqlen_q if cu_seqlens_new is cu_seqlens_q else None
+        arguments |= {"cu_seqlens_q": cu_seqlens_new, "max_seqlen_q": longest or k.shape[0]}
     if cos is None:
         return q, arguments
     # Rows that are codes go in as they are, under the cache's scales; they are turned here.

@@ -170,6 +170,7 @@ def forward(
                 v_new,
                 lengths,
                 starts["cu_seqlens_q"],
+                options.get("max_seqlen_q"),
                 cu_seqlens_k_new,
                 tuple(rotary.values()),
                 seqlens_rotary,
