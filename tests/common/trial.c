@@ -35,6 +35,10 @@ static void make_operand(struct trial *trial, enum tensor which, fa3_tensor *ten
               packed ? 1 : 2, rng);
 }
 
+/* As many sequences as a kernel that numbers their tiles looks at together, and how many rows more
+ * of them have in all. */
+enum { SEQUENCES_OF_A_WARP = 32, MANY_ROWS = 6000 };
+
 static int32_t *make_int32(struct trial *trial, enum tensor which, fa3_tensor *tensor,
                            int64_t extent, struct rng *rng) {
   *tensor = fa3_vector(NULL, FA3_INT32, extent);
@@ -42,14 +46,19 @@ static int32_t *make_int32(struct trial *trial, enum tensor which, fa3_tensor *t
   return tensor->data;
 }
 
-/* Lengths of a packed batch; returns the total of rows, with a few behind the last sequence. */
+/* Lengths of a packed batch; returns the total of rows, with a few behind the last sequence. Of
+ * many sequences one is as long as may be. */
 static int64_t make_cu_seqlens(struct trial *trial, enum tensor which, fa3_tensor *tensor,
                                int64_t longest, struct rng *rng) {
   int64_t batch = trial->spec.batch;
   int32_t *cu_seqlens = make_int32(trial, which, tensor, batch + 1, rng);
+  const bool many = batch > SEQUENCES_OF_A_WARP;
+  const int64_t usual = many && longest > MANY_ROWS / batch ? MANY_ROWS / batch : longest;
+  const int64_t long_one = many ? rng_between(rng, 0, batch - 1) : batch;
   cu_seqlens[0] = 0;
   for (int64_t b = 0; b < batch; b++) {
-    int64_t length = rng_chance(rng, 0.4) ? longest : rng_between(rng, 0, longest);
+    int64_t length = rng_chance(rng, 0.4) ? usual : rng_between(rng, 0, usual);
+    if (b == long_one) length = longest;
     cu_seqlens[b + 1] = cu_seqlens[b] + (int32_t)length;
   }
   return cu_seqlens[batch] + (rng_chance(rng, 0.3) ? rng_between(rng, 1, 9) : 0);

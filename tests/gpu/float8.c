@@ -16,7 +16,7 @@
 #include "rng.h"
 #include "test.h"
 
-enum { MOST_SCALES = 1 << 17, LARGEST_V = 8 };
+enum { MOST_SCALES = 1 << 17, LARGEST_V = 8, MOST_BATCH = 300, MANY = 32, SHORT = 100 };
 
 struct shape {
   int head_dim, value_head_dim, batch, rows_q, rows_k, heads_q, heads_k;
@@ -119,10 +119,14 @@ static bool may_be_nan(const struct shape *shape, const struct nan_place *place,
 
 static void compare(const struct shape *shape, uint64_t number) {
   struct rng rng = rng_for(number);
-  int32_t starts_q[8] = {0}, starts_k[8] = {0}, padding[8], used[8];
+  int32_t starts_q[MOST_BATCH + 1] = {0}, starts_k[MOST_BATCH + 1] = {0};
+  int32_t padding[MOST_BATCH], used[MOST_BATCH];
   for (int b = 0; b < shape->batch; b++) {
-    starts_q[b + 1] = starts_q[b] + (int32_t)rng_between(&rng, 1, shape->rows_q);
-    starts_k[b + 1] = starts_k[b] + (int32_t)rng_between(&rng, 1, shape->rows_k);
+    const bool short_one = shape->batch > MANY && b != shape->batch / 2; /* of many all but one */
+    starts_q[b + 1] =
+        starts_q[b] + (int32_t)rng_between(&rng, 1, short_one ? SHORT : shape->rows_q);
+    starts_k[b + 1] =
+        starts_k[b] + (int32_t)rng_between(&rng, 1, short_one ? SHORT : shape->rows_k);
     padding[b] = (int32_t)rng_between(&rng, 0, 9);
     used[b] = (int32_t)rng_between(&rng, 10, shape->rows_k);
   }
@@ -194,6 +198,7 @@ static void compare(const struct shape *shape, uint64_t number) {
     if (lengths[i]->data)
       lengths[i]->data = to_gpu(lengths[i]->data, (size_t)lengths[i]->shape[0] * sizeof(int32_t));
   run(&there);
+  if (shape->batch > MANY) run(&there); /* twice in a row on one stream */
 
   run(&args);
   for (int64_t i = 0; i < counts[2]; i++) codes[2][i] &= 0x7f;
@@ -300,6 +305,23 @@ static void test_against_the_cpu(void **state) {
                             .output = FA3_FLOAT32,
                             .nan_in = -1},
             ++number);
+  /* More sequences than a warp looks at together, short but for one. */
+  for (int d = 0; d < 3; d++)
+    for (int causal = 0; causal < 2; causal++)
+      for (int many = 0; many < 2; many++)
+        compare(&(struct shape){.head_dim = dims[d],
+                                .value_head_dim = dims[d],
+                                .batch = many ? MOST_BATCH : 41,
+                                .rows_q = many ? SHORT : 1500,
+                                .rows_k = many ? SHORT : 1500,
+                                .heads_q = 2,
+                                .heads_k = 1,
+                                .causal = causal,
+                                .packed = true,
+                                .rows_per_scale = {0, 128, 128},
+                                .output = FA3_BFLOAT16,
+                                .nan_in = -1},
+                ++number);
   gpu_arena_free(&arena);
   compared += (int)number;
 }

@@ -5,6 +5,17 @@
 
 #include "reference.h"
 
+/* A packed batch of many sequences, short but for one. */
+static void pack_many(struct spec *spec, int64_t batch, int64_t longest, struct rng *rng) {
+  spec->batch = batch;
+  spec->heads_k = 1;
+  spec->group = rng_between(rng, 1, 2);
+  spec->max_seqlen_q = spec->max_seqlen_k = longest;
+  spec->packed_q = spec->packed_k = true;
+  spec->batch_index = false;
+  spec->page_size = 0;
+}
+
 static struct spec random_forward(bool backward, struct rng *rng) {
   const bool extreme = rng_chance(rng, backward ? 0.2 : 0.1);
   struct spec spec = extreme ? spec_random_extreme(rng) : spec_random(rng);
@@ -51,6 +62,9 @@ static struct spec random_forward(bool backward, struct rng *rng) {
     spec.window_left = rng_between(rng, 0, 800);
     spec.window_right = rng_between(rng, 0, 200);
   }
+  /* More than 32 of them are not numbered by one look of a warp. */
+  if (rng_chance(rng, 0.05))
+    pack_many(&spec, rng_between(rng, 33, 300), rng_between(rng, 1, RNG_PICK(rng, 50, 500)), rng);
   /* Codes have to lie where the copy engine takes them. */
   spec.codes &= !backward;
   if (spec.codes) {
