@@ -23,8 +23,7 @@ enum {
   kHalf = kDim / 2,          /* from a thread's chunk to its other one */
   kLanes = kDim / kElements, /* threads of a row */
   kWarpRows = 32 / kLanes,   /* rows of a warp */
-  kRowBytes = kDim * kElementBytes,
-  kFloatRowBytes = kDim * 4
+  kRowBytes = kDim * kElementBytes
 };
 
 // A head of some rows of a sequence.

@@ -105,11 +105,4 @@ __device__ __forceinline__ void ring_release(const ring<kDepth, kBytes> &r, uint
   barrier_arrive_warp(ring_empty(r, use));
 }
 
-// Whether ring_wait_empty would wait, for the whole warp.
-template <int kDepth, int kBytes>
-__device__ __forceinline__ bool ring_is_taken(const ring<kDepth, kBytes> &r, uint32_t use) {
-  return !__all_sync(0xffffffff,
-                     mbarrier_test_wait(ring_empty(r, use).address, (use / kDepth + 1) & 1));
-}
-
 #endif
