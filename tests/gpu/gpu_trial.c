@@ -63,8 +63,10 @@ static struct spec random_forward(bool backward, struct rng *rng) {
     spec.window_right = rng_between(rng, 0, 200);
   }
   /* More than 32 of them are not numbered by one look of a warp. */
-  if (rng_chance(rng, 0.05))
-    pack_many(&spec, rng_between(rng, 33, 300), rng_between(rng, 1, RNG_PICK(rng, 50, 500)), rng);
+  if (rng_chance(rng, 0.05)) {
+    const int64_t batch = rng_between(rng, 33, 300);
+    pack_many(&spec, batch, rng_between(rng, 1, RNG_PICK(rng, 50, 20000 / batch)), rng);
+  }
   /* Codes have to lie where the copy engine takes them. */
   spec.codes &= !backward;
   if (spec.codes) {
