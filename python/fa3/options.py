@@ -35,7 +35,7 @@ SEQUENCES = optional_inputs("forward") - {"sink", "query_scale", "key_scale", "v
 def integer(name, number) -> int:
     """Of what may be a tensor of one element. A number with a fraction is refused, not cut."""
     try:
-        if not isinstance(number, float):
+        if not isinstance(number, float) and int(number) == number:
             return int(number)
     except (TypeError, ValueError):
         pass

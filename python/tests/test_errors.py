@@ -63,7 +63,8 @@ def test_options_are_named(device):
     """What is no number, or not two, is said to be none by its name."""
     q, k, v = tensors(device)
     for option, wrong in (("softcap", "3"), ("num_splits", 1.5), ("attention_chunk", 2.5),
-                          ("sm_margin", None), ("softmax_scale", "half")):
+                          ("num_splits", torch.tensor(2.5)), ("sm_margin", None),
+                          ("softmax_scale", "half")):
         with pytest.raises(TypeError, match=option):
             fa3.flash_attn_func(q, k, v, **{option: wrong})
     starts = torch.tensor([0, 8], dtype=torch.int32, device=device)
