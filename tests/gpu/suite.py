@@ -78,14 +78,12 @@ def start(command, environment=None):
 
 def finish(name, process, seconds):
     """What it printed; None if it failed or took longer. All of it is printed."""
-    began = time.monotonic()
     try:
         output, _ = process.communicate(timeout=max(0, seconds))
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         output, _ = process.communicate()
-    seconds = time.monotonic() - began
-    print(f"--- {name}: {process.returncode}, {seconds:.1f} s\n{output}", flush=True)
+    print(f"--- {name}: {process.returncode}\n{output}", flush=True)
     return None if process.returncode else output
 
 
