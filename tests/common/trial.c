@@ -8,6 +8,10 @@
 #include "reference.h"
 #include "test.h"
 
+/* A kernel that numbers the tiles of a packed batch looks at so many sequences together. A batch of
+ * more than that has about so many rows in all. */
+enum { SEQUENCES_OF_A_WARP = 32, MANY_ROWS = 6000 };
+
 static int64_t min(int64_t a, int64_t b) {
   return a < b ? a : b;
 }
@@ -34,10 +38,6 @@ static void make_operand(struct trial *trial, enum tensor which, fa3_tensor *ten
   make_tensor(trial, which, tensor, dtype, packed ? 3 : 4, packed ? packed_shape : dense_shape,
               packed ? 1 : 2, rng);
 }
-
-/* As many sequences as a kernel that numbers their tiles looks at together, and how many rows more
- * of them have in all. */
-enum { SEQUENCES_OF_A_WARP = 32, MANY_ROWS = 6000 };
 
 static int32_t *make_int32(struct trial *trial, enum tensor which, fa3_tensor *tensor,
                            int64_t extent, struct rng *rng) {

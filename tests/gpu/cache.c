@@ -322,8 +322,8 @@ static void test_combine(void **state) {
       fail_msg("lse %d is %g: expected %g", i, (double)cache->lse[i], (double)cache->other_lse[i]);
 }
 
-int main(int count_of_arguments, char **arguments) {
-  const long only = count_of_arguments > 1 ? strtol(arguments[1], NULL, 10) : 0;
+int main(int argc, char **argv) {
+  const long only = argc > 1 ? strtol(argv[1], NULL, 10) : 0;
   if (!gpu_open()) return TEST_SKIPPED;
   rng_run_seed();
   const struct CMUnitTest tests[] = {
