@@ -56,7 +56,7 @@ __device__ __forceinline__ parts find_parts(const fa3_combine_params &p, int bat
   if (early) wait_for_prior_grids();
   const fa3_combine_parts found = p.parts[(batch * heads_k + group_head) * p.row_tiles + tile];
   x.lse_at = 2 * (int64_t)found.block * p.tile_rows + row - tile * p.tile_rows;
-  x.lse_stride = 2 * p.tile_rows;
+  x.lse_stride = 2 * heads_k * p.tile_rows;
   x.lse_jump = p.tile_rows;
   x.at = x.lse_at * p.head_dim;
   x.stride = x.lse_stride * p.head_dim;

@@ -20,7 +20,8 @@ typedef struct {
 } fa3_combine_strides;
 
 /* Of a tile of rows whose keys several of the decode kernel's blocks have: the first of them, and
- * how many there are; 0 if one has all, and no results are partial. */
+ * how many there are, as many blocks apart as there are key heads; 0 if one has all, and no results
+ * are partial. */
 typedef struct {
   int block, count;
 } fa3_combine_parts;

@@ -1,29 +1,30 @@
-// Keys dealt out evenly: the units of all sequences, their heads and row tiles in a row, are cut
-// into as many neighbouring parts as there are blocks, wherever that falls. So every block has as
-// much to do as any other, however far lengths are apart. To begin with a tile takes time too, so
-// before its units come `piece_units` others that stand for nothing else. A tile of rows whose keys
-// are several blocks' has partial results, which combine.cu puts together.
+// Keys dealt out evenly: the units of all sequences and row tiles in a row are cut into as many
+// neighbouring parts as there are teams of blocks, wherever that falls. So every block has as much
+// to do as any other, however far lengths are apart. A team has a block for each key head: they go
+// through the same keys side by side, whose heads are neighbours in memory. To begin with a tile
+// takes time too, so before its units come `piece_units` others that stand for nothing else. A tile
+// of rows whose keys are several teams' has partial results, which combine.cu puts together.
 #ifndef FA3_DECODE_DEAL_CUH
 #define FA3_DECODE_DEAL_CUH
 
 #include "decode_work.cuh"
 
-// What is left of a block's part: units `unit` to `end` of all. Sequence `batch` has its first at
+// What is left of a team's part: units `unit` to `end` of all. Sequence `batch` has its first at
 // `before`. In shared memory, so that it takes no registers meanwhile.
 struct deal {
   int unit, end;
   int batch, before;
-  int share;  // units of a block
+  int share;  // units of a team
 };
 
 static_assert(sizeof(deal) + kWarps * 4 <= kDealBytes, "room for it");
 
 // Of one sequence, each of its tiles: the units that any of its rows sees, one at least, so that
-// some block says that there is nothing. And its tiles of rows, of all key heads.
+// some block says that there is nothing. And its tiles of rows, of a key head.
 struct sequence_units {
   fa3_range units;
-  int row_tiles;  // of a key head
-  int all;        // units of all tiles
+  int row_tiles;
+  int all;  // units of all tiles
 };
 
 __device__ __forceinline__ sequence_units count_units(const fa3_decode_params &p,
@@ -34,7 +35,7 @@ __device__ __forceinline__ sequence_units count_units(const fa3_decode_params &p
   s.units.begin = max(fa3_visible_keys(&mask, 0).begin, 0) / kUnitKeys;
   const int end = (fa3_visible_keys(&mask, mask.queries - 1).end + kUnitKeys - 1) / kUnitKeys;
   s.units.end = s.units.begin + min(max(end - s.units.begin, 1), p.most_units);
-  s.all = (s.units.end - s.units.begin + p.piece_units) * s.row_tiles * (int)p.heads_k.divisor;
+  s.all = (s.units.end - s.units.begin + p.piece_units) * s.row_tiles;
   return s;
 }
 
@@ -42,7 +43,7 @@ __device__ __forceinline__ int units_of_sequence(const fa3_decode_params &p, int
   return count_units(p, fa3_find_sequence(&p.sequences, batch).mask).all;
 }
 
-// The block's part. All threads come here, and see it behind the barrier.
+// The team's part. All threads come here, and see it behind the barrier.
 __device__ __forceinline__ void begin_deal(const fa3_decode_params &p) {
   deal *const d = (deal *)(shared + kDealAt);
   int *const of_warps = (int *)(d + 1);
@@ -68,7 +69,8 @@ __device__ __forceinline__ void begin_deal(const fa3_decode_params &p) {
     before += i < warp ? of_warps[i] : 0;
     all += of_warps[i];
   }
-  const int share = (all + gridDim.x - 1) / gridDim.x, unit = blockIdx.x * share;
+  const int teams = divide(gridDim.x, p.heads_k), share = (all + teams - 1) / teams;
+  const int unit = divide(blockIdx.x, p.heads_k) * share;
   if (unit >= before && unit < before + mine) {
     int b = first, x = units_of_sequence(p, b);
     for (; unit >= before + x; x = units_of_sequence(p, ++b)) before += x;
@@ -99,9 +101,9 @@ __device__ __forceinline__ work take_piece(const fa3_decode_params &p) {
   const int count = min(span - first, d.end - d.unit);
   const int begin = max(first - p.piece_units, 0), end = first + count - p.piece_units;
   if (begin >= end) return w;  // nothing but a beginning: it is left to the next block
-  w.head = tile / s.row_tiles;
-  const int row_tile = tile - w.head * s.row_tiles;
-  w.first_row = row_tile * kRows;
+  const int team = divide(blockIdx.x, p.heads_k);
+  w.head = blockIdx.x - team * p.heads_k.divisor;
+  w.first_row = tile * kRows;
   find_rows(p, w);
   const fa3_range seen = units_of(w.seen);
   w.units.begin = max(s.units.begin + begin, seen.begin);
@@ -112,10 +114,9 @@ __device__ __forceinline__ work take_piece(const fa3_decode_params &p) {
     fa3_combine_parts parts = {0, 0};
     if (!whole) {
       parts.block = blockIdx.x;
-      parts.count = (d.unit - first + span - 1) / d.share - (int)blockIdx.x + 1;
+      parts.count = (d.unit - first + span - 1) / d.share - team + 1;
     }
-    p.parts[((int64_t)w.batch * p.heads_k.divisor + w.head) * p.row_tiles.divisor + row_tile] =
-        parts;
+    p.parts[((int64_t)w.batch * p.heads_k.divisor + w.head) * p.row_tiles.divisor + tile] = parts;
   }
   d.unit += count;
   __syncthreads();  // all have read it

@@ -281,6 +281,34 @@ static void test_splits(void **state) {
   }
 }
 
+/* Of 16 bits with lengths that only the device knows: few long sequences' keys are dealt out, to a
+ * block for each head in every team; others have fewer splits the more they are and the shorter. */
+static void test_unknown_lengths(void **state) {
+  (void)state;
+  static const int32_t lengths[128];
+  static const struct {
+    int64_t batch, seqlen_k, heads_k;
+    int32_t blocks, splits;
+  } cases[] = {
+      {8, 8192, 8, 128, 1}, {4, 8192, 8, 128, 1},  {16, 4096, 8, 128, 1}, {8, 16384, 1, 132, 1},
+      {7, 8192, 5, 130, 1}, {2, 8192, 50, 250, 1}, {3, 8192, 8, 0, 8},    {4, 2048, 8, 0, 4},
+      {8, 1024, 8, 0, 2},   {16, 2048, 8, 128, 1}, {32, 8192, 8, 0, 4},   {64, 4096, 8, 0, 2},
+      {64, 512, 8, 0, 1},   {128, 2048, 8, 0, 1},
+  };
+  struct cuda_plan plan;
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    const int64_t heads = cases[i].heads_k;
+    struct problem problem = make_problem(FA3_BFLOAT16, cases[i].batch, 1, heads, heads, 128, 128);
+    problem.rows_k = problem.max_seqlen_k = cases[i].seqlen_k;
+    problem.seqused_k = lengths;
+    assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+    assert_int_equal(plan.decode.blocks, cases[i].blocks);
+    assert_int_equal(plan.decode.splits, cases[i].splits);
+    assert_true(plan.decode.alone == (cases[i].blocks > 0 && cases[i].blocks <= 132));
+    assert_true(plan.decode.blocks % heads == 0);
+  }
+}
+
 /* Keys are dealt out to all blocks alike where sequences' own splits would leave the memory idle:
  * of codes with lengths that only the device knows, and where the memory is faster. */
 static void test_dealt_keys(void **state) {
@@ -296,7 +324,7 @@ static void test_dealt_keys(void **state) {
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
   assert_int_equal(plan.decode.blocks, 0);
   assert_int_equal(plan_forward(&problem, &faster, &plan), FA3_OK);
-  assert_int_equal(plan.decode.blocks, 264);
+  assert_true(plan.decode.alone && plan.decode.blocks == 132);
   assert_non_null(plan.decode.combine);
   const size_t size = plan.workspace_size;
   for (int rows = 2; rows <= 8192; rows *= 2) { /* with more there is no less room */
@@ -330,7 +358,9 @@ static void test_dealt_keys(void **state) {
   assert_int_equal(plan.decode.blocks, 0);
   problem.seqused_k = lengths;
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
-  assert_int_equal(plan.decode.blocks, 264);
+  assert_true(plan.decode.alone && plan.decode.blocks == 132);
+  assert_int_equal(plan_forward(&problem, &faster, &plan), FA3_OK);
+  assert_true(!plan.decode.alone && plan.decode.blocks == 264);
   problem.max_seqlen_k = 256;
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
   assert_int_equal(plan.decode.blocks, 0);
@@ -354,7 +384,7 @@ static void test_pairs_of_heads(void **state) {
   assert_int_equal(heads_of_block(&problem), 2);
   struct cuda_plan plan;
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
-  assert_int_equal(plan.decode.blocks, 264);
+  assert_int_equal(plan.decode.blocks, 132);
   other = problem;
   other.batch = 64;
   assert_int_equal(plan_forward(&other, &facts, &plan), FA3_OK);
@@ -539,15 +569,25 @@ static void test_scales(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_every_head_dim),  cmocka_unit_test(test_kernels_fit),
-      cmocka_unit_test(test_tile_sizes),      cmocka_unit_test(test_tiles_of_groups),
-      cmocka_unit_test(test_short_sequences), cmocka_unit_test(test_long_sequences),
-      cmocka_unit_test(test_pages),           cmocka_unit_test(test_far_rows),
-      cmocka_unit_test(test_packed_lengths),  cmocka_unit_test(test_splits),
-      cmocka_unit_test(test_dealt_keys),      cmocka_unit_test(test_pairs_of_heads),
-      cmocka_unit_test(test_staging),         cmocka_unit_test(test_long_strides),
-      cmocka_unit_test(test_limits),          cmocka_unit_test(test_a_feature_that_is_lacking),
-      cmocka_unit_test(test_codes),           cmocka_unit_test(test_scales),
+      cmocka_unit_test(test_every_head_dim),
+      cmocka_unit_test(test_kernels_fit),
+      cmocka_unit_test(test_tile_sizes),
+      cmocka_unit_test(test_tiles_of_groups),
+      cmocka_unit_test(test_short_sequences),
+      cmocka_unit_test(test_long_sequences),
+      cmocka_unit_test(test_pages),
+      cmocka_unit_test(test_far_rows),
+      cmocka_unit_test(test_packed_lengths),
+      cmocka_unit_test(test_splits),
+      cmocka_unit_test(test_unknown_lengths),
+      cmocka_unit_test(test_dealt_keys),
+      cmocka_unit_test(test_pairs_of_heads),
+      cmocka_unit_test(test_staging),
+      cmocka_unit_test(test_long_strides),
+      cmocka_unit_test(test_limits),
+      cmocka_unit_test(test_a_feature_that_is_lacking),
+      cmocka_unit_test(test_codes),
+      cmocka_unit_test(test_scales),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

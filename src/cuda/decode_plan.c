@@ -18,7 +18,10 @@ static const int64_t many_tiles = 264;  /* row tiles that need no splits, of seq
 static const int64_t long_keys = 8192;  /* from here on splits may be more than a cluster */
 static const int64_t short_split = 128; /* keys: with more, more splits where the grid isn't full */
 static const int64_t largest_cluster = 16;
-static const int64_t large_cluster = 8;        /* larger ones load the GPU unevenly */
+static const int64_t large_cluster = 8; /* larger ones load the GPU unevenly */
+/* Where lengths differ: clusters of 8 and of 4 that run at once, keys of the longest sequence that
+ * a split has at least, rows of pages that take longer to find. */
+static const int64_t one_round_by_8 = 30, one_round_by_4 = 62, least_keys = 512, small_pages = 16;
 static const int64_t partial_tiles = 64;       /* row tiles that have partial results */
 static const int64_t two_heads_rows = 1 << 19; /* of keys: from here on two heads a block */
 static const int64_t few_keys = 1280; /* that the forward kernel's tiles hold without loss */
@@ -26,9 +29,11 @@ static const int64_t most_blocks = 1 << 30;
 /* What a block gets of the memory by itself, in GB/s: it has other things to do than to load, and
  * of codes more. So many of the bandwidth are the blocks that use all of it. */
 static const int64_t block_bandwidth = 52, block_bandwidth_of_codes = 26;
-/* Keys dealt out: blocks of a multiprocessor, units that each has at least, units that a tile's
- * beginning counts for, and most tiles. */
+/* Keys dealt out: most blocks of a multiprocessor, units that each has at least, units that a
+ * tile's beginning counts for, and most tiles; and tiles from which on sequences of 16 bits whose
+ * lengths differ are many enough to be split each by itself. */
 static const int64_t dealt_blocks = 2, dealt_units = 12, piece_units = 6, dealt_tiles = 4096;
+static const int64_t undealt_tiles = 192;
 
 static int32_t shared_bytes(const struct kernel *kernel) {
   return FA3_DECODE_SHARED_BYTES(kernel->tile_q, kernel->head_dim, kernel->stages);
@@ -113,6 +118,22 @@ static int64_t blocks_needed(const struct problem *problem, const struct cuda_fa
   return facts->bandwidth / (has_codes(problem) ? block_bandwidth_of_codes : block_bandwidth);
 }
 
+/* Rows of a page; without pages as many as there can be. */
+static int64_t page_rows(const struct problem *problem) {
+  return problem->features & FA3_FEATURE_PAGE_TABLE ? problem->key.rows : INT32_MAX;
+}
+
+/* Long sequences among others are cut finely, and blocks without keys leave; in one round, if that
+ * is near. With more row tiles a sequence is less of the whole. */
+static int64_t choose_fine_splits(const struct problem *problem, int64_t tiles) {
+  const int64_t many = has_codes(problem) ? 2 * many_tiles : 4 * full_grid;
+  int64_t splits = tiles < many ? 8 : tiles < 3 * many / 2 ? 4 : tiles < 3 * many ? 2 : 1;
+  if (tiles > one_round_by_8 && tiles <= one_round_by_4) splits = 4;
+  if (tiles >= many && page_rows(problem) < small_pages) splits = smaller(splits, 2);
+  while (splits > 1 && splits * least_keys > problem->max_seqlen_k) splits /= 2;
+  return splits;
+}
+
 /* Splits of a sequence where they are shares of its keys, in clusters. */
 static int64_t choose_splits(const struct problem *problem, int64_t tiles) {
   const int64_t most = most_units(problem);
@@ -123,12 +144,7 @@ static int64_t choose_splits(const struct problem *problem, int64_t tiles) {
   if (tiles > grid && tiles <= many_tiles) splits = 2;
   if (splits < large_cluster && 5 * splits * tiles < 4 * grid)
     splits = 2 * tiles * large_cluster <= 2 * many_tiles ? large_cluster : large_cluster / 2;
-  /* Long sequences are cut finely, and blocks without keys leave; in one round, if that is near. */
-  if (lengths_differ(problem)) {
-    const bool one_round = tiles > many_tiles / 8 && tiles <= 62;
-    const bool fine = tiles < (codes ? 2 * many_tiles : 4 * full_grid) && !one_round;
-    splits = larger(splits, fine ? 8 : 4);
-  }
+  if (lengths_differ(problem)) splits = larger(splits, choose_fine_splits(problem, tiles));
   while (problem->max_seqlen_k >= long_keys && splits * tiles < full_grid &&
          problem->max_seqlen_k / splits > short_split)
     splits *= 2;
@@ -157,20 +173,44 @@ static bool one_round(const struct cuda_facts *facts, int64_t tiles) {
   return 10 * tiles >= 18 * (int64_t)facts->most_multiprocessors;
 }
 
-/* Whether keys are dealt out to blocks of which there are so many. */
+/* Whether keys are dealt out. */
 static bool deals(const struct problem *problem, const struct cuda_facts *facts,
                   const struct kernel *kernel, int64_t tiles, int64_t splits) {
-  const int64_t blocks = dealt_blocks * facts->most_multiprocessors;
+  const int64_t most = facts->most_multiprocessors, blocks = splits * tiles;
+  const int64_t units = tiles * most_units(problem);
   const bool codes = has_codes(problem);
   /* As many row tiles as there is always room for, see count_split_rows. */
   if (problem->split_keys || problem->num_splits || tiles > dealt_tiles ||
+      problem->heads_k / decode_heads(kernel) > most ||
       row_tiles(problem, longest_query(problem)) > few_rows / FA3_DECODE_ROWS ||
       FA3_DECODE_KEEPS_WORK(kernel->head_dim, codes ? 1 : 2) ||
       tiles * (most_units(problem) + piece_units) > INT32_MAX / 2)
     return false;
-  if (tiles * most_units(problem) < dealt_units * blocks) return false;
-  return (codes && lengths_differ(problem)) || splits * tiles < blocks_needed(problem, facts) ||
+  if (!codes && lengths_differ(problem)) {
+    /* Few tiles in clusters of 8 use all of the memory, if one sequence's do. */
+    const bool in_clusters =
+        tiles <= one_round_by_8 && large_cluster * tiles >= full_grid * problem->batch;
+    return !in_clusters && tiles < undealt_tiles && units >= dealt_units * most;
+  }
+  if (units < dealt_units * dealt_blocks * most) return false;
+  if (codes && lengths_differ(problem)) return true;
+  /* Or if some multiprocessors would have two blocks, and others one. */
+  const bool uneven = !codes && 10 * blocks > 11 * most && 10 * blocks < 18 * most;
+  return uneven || blocks < blocks_needed(problem, facts) ||
          (kernel->heads > 1 && !one_round(facts, tiles));
+}
+
+/* A block for each key head in as many teams as there is room for (decode_deal.cuh): each has a
+ * multiprocessor to itself, if so few use all of the memory, and leave few without one. While one
+ * block looks up small pages another one loads. */
+static void choose_dealt_blocks(const struct problem *problem, const struct cuda_facts *facts,
+                                struct decode_plan *plan) {
+  const int64_t most = facts->most_multiprocessors;
+  const int64_t heads = problem->heads_k / decode_heads(plan->kernel);
+  const int64_t blocks = most / heads * heads;
+  plan->alone = 10 * blocks >= 9 * most && blocks >= blocks_needed(problem, facts) &&
+                page_rows(problem) >= small_pages;
+  plan->blocks = (int32_t)(plan->alone ? blocks : dealt_blocks * most / heads * heads);
 }
 
 /* Rows of partial results; 0: there are none, however many queries these keys have. More than the
@@ -182,7 +222,8 @@ static fa3_status count_split_rows(const struct problem *problem, const struct c
   int64_t units;
   *rows = problem->max_seqlen_k < long_keys ? 0 : partial_tiles * FA3_DECODE_ROWS;
   if (__builtin_mul_overflow(problem->batch, problem->heads_k * tiles, &units) ||
-      __builtin_mul_overflow(units, most_units(problem), &units) || units >= dealt_units * blocks)
+      __builtin_mul_overflow(units, most_units(problem), &units) ||
+      units >= dealt_units * facts->most_multiprocessors)
     *rows = larger(*rows, 2 * blocks * FA3_DECODE_ROWS);
   if (problem->split_keys &&
       (__builtin_mul_overflow(smaller(problem->max_seqlen_q, problem->rows_q), problem->batch,
@@ -265,7 +306,7 @@ static fa3_status plan_splits(const struct problem *problem, const struct cuda_f
     plan->alone = true;
   } else if (all && deals(problem, facts, plan->kernel, all_tiles, splits)) {
     splits = cluster = 1;
-    plan->blocks = (int32_t)(dealt_blocks * facts->most_multiprocessors);
+    choose_dealt_blocks(problem, facts, plan);
     plan->most_units = (int32_t)most_units(problem) + 1;
     plan->piece_units = (int32_t)piece_units;
   } else if (two_heads && one_round(facts, all_tiles)) {
