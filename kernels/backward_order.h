@@ -7,9 +7,9 @@
  * tile, so parts never wait for each other; what they have of dK and dV is summed afterwards.
  *
  * Tiles add to a block of dQ in the order in which they are taken, always: that of their numbers,
- * but for some of a head's first tiles, which may come in reverse. So a tile waits only for the
- * same part of tiles that are taken before it, and never for one that is taken later: however few
- * workers there are, the one whose tile was taken first of all that are not done can go on.
+ * but for some of a head's first tiles, or all, which may come in reverse. So a tile waits only for
+ * the same part of tiles that are taken before it, and never for one that is taken later: however
+ * few workers there are, the one whose tile was taken first of all that are not done can go on.
  *
  * A block of dQ may have several sums, so that tiles of a head which run side by side wait less.
  * Which tile adds to which is fixed, and so is the order in which the sums are added up: by the
@@ -18,6 +18,8 @@
 #ifndef FA3_BACKWARD_ORDER_H
 #define FA3_BACKWARD_ORDER_H
 
+#include <stdbool.h>
+
 #include "mask.h"
 #include "scheduler.h"
 
@@ -25,10 +27,12 @@ typedef struct {
   int tiles; /* of keys, of the longest sequence */
   int heads; /* of keys */
   int batches;
-  int section;    /* heads, over all batches, that are in flight together */
-  int head_parts; /* by query heads of a group */
-  int row_parts;  /* by blocks of queries */
-  int upward;     /* of a head's first tiles: taken in reverse, visiting blocks upwards */
+  int rising;         /* heads, over all batches, that come first and whose tiles all go upwards */
+  int rising_section; /* of these that are in flight together */
+  int section;        /* likewise of the others */
+  int head_parts;     /* by query heads of a group */
+  int row_parts;      /* by blocks of queries */
+  int upward;         /* of their first tiles: taken in reverse, visiting blocks upwards */
   int sums_log2; /* neighbours add to 2^this sums of a block of dQ; 0 if tiles go upwards, which add
                     to a sum of their own. More sums than one are not for windows. */
 } fa3_key_tiles;
@@ -49,20 +53,29 @@ FA3_SHARED int fa3_key_tile_count(const fa3_key_tiles *tiles) {
   return tiles->tiles * tiles->heads * tiles->batches * fa3_key_tile_parts(tiles);
 }
 
+/* A head's first tiles that go upwards; `head` counts over all batches. */
+FA3_SHARED int fa3_upward_tiles(const fa3_key_tiles *tiles, int head) {
+  return head < tiles->rising ? tiles->tiles : tiles->upward;
+}
+
 /* Section by section, the first tile of all its heads in all parts, then the second of all, and so
  * on, but the upward ones in reverse. Under a causal mask the first tiles are the longest. */
 FA3_SHARED fa3_key_tile fa3_key_tile_at(const fa3_key_tiles *tiles, int index) {
   const int parts = fa3_key_tile_parts(tiles);
-  const int all_heads = tiles->heads * tiles->batches;
-  const int section = index / (tiles->section * tiles->tiles * parts);
-  const int first = section * tiles->section;
-  const int width = all_heads - first < tiles->section ? all_heads - first : tiles->section;
-  const int rest = index - first * tiles->tiles * parts;
+  const int of_head = tiles->tiles * parts;
+  const bool rises = index < tiles->rising * of_head;
+  const int begin = rises ? 0 : tiles->rising;
+  const int end = rises ? tiles->rising : tiles->heads * tiles->batches;
+  const int most = rises ? tiles->rising_section : tiles->section;
+  const int first = begin + (index - begin * of_head) / (most * of_head) * most;
+  const int width = end - first < most ? end - first : most;
+  const int rest = index - first * of_head;
   const int of_tile = rest % (width * parts);
   const int head = first + of_tile / parts, part = of_tile % parts;
   fa3_key_tile tile;
   tile.tile = rest / (width * parts);
-  if (tile.tile < tiles->upward) tile.tile = tiles->upward - 1 - tile.tile;
+  const int upward = fa3_upward_tiles(tiles, head);
+  if (tile.tile < upward) tile.tile = upward - 1 - tile.tile;
   tile.head = head % tiles->heads;
   tile.batch = head / tiles->heads;
   tile.head_part = part / tiles->row_parts;
@@ -104,13 +117,14 @@ FA3_SHARED int fa3_tiles_of_sum(const fa3_key_tiles *tiles, int n, int sum) {
 typedef struct {
   int sum;    /* to which of the block's sums */
   int before; /* how many tiles add to it before this one */
-  int last;   /* it is taken after all others that see the block; none is if all go upwards */
+  int last;   /* it is taken after all others that see the block */
 } fa3_turn;
 
-FA3_SHARED fa3_turn fa3_find_turn(const fa3_key_tiles *tiles, const fa3_mask *mask, int tile,
-                                  int block, int tile_q, int tile_k) {
+/* `upward`: of the head's tiles. */
+FA3_SHARED fa3_turn fa3_find_turn(const fa3_key_tiles *tiles, int upward, const fa3_mask *mask,
+                                  int tile, int block, int tile_q, int tile_k) {
   const fa3_range seen = fa3_visible_tiles(mask, block * tile_q, (block + 1) * tile_q, tile_k);
-  const int upward = tiles->upward, log2 = tiles->sums_log2;
+  const int log2 = tiles->sums_log2;
   fa3_turn turn;
   if (tile < upward) {
     turn.sum = 0;
@@ -119,7 +133,7 @@ FA3_SHARED fa3_turn fa3_find_turn(const fa3_key_tiles *tiles, const fa3_mask *ma
     turn.sum = upward > 0 ? 1 : tile & ((1 << log2) - 1);
     turn.before = (tile - (seen.begin > upward ? seen.begin : upward)) >> log2;
   }
-  turn.last = tile + 1 == seen.end && tile >= upward;
+  turn.last = tile == (seen.end > upward ? seen.end - 1 : seen.begin);
   return turn;
 }
 

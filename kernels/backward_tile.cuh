@@ -24,6 +24,7 @@ struct __align__(16) work {
   fa3_range blocks;    // of queries
   fa3_range whole[2];  // those that see all keys of a warpgroup, or of this block of a pair
   int start, step;     // the block that is visited first, and from one to the next
+  int upward;          // tiles of this head that go upwards
   int last;            // no tile: the work is done
 };
 constexpr int kWorkBytes = 112;
@@ -36,6 +37,7 @@ __device__ __forceinline__ bool find_work(const fa3_backward_params &p, int inde
   const fa3_key_tile tile = fa3_key_tile_at(&p.tiles, index);
   w.head = tile.head;
   w.tile = tile.tile;
+  w.upward = fa3_upward_tiles(&p.tiles, tile.batch * p.tiles.heads + tile.head);
   w.part = (tile.head * p.tiles.head_parts + tile.head_part) * p.tiles.row_parts + tile.row_part;
   const int head = p.queries_per_key * tile.head_part / p.tiles.head_parts;
   w.heads = p.queries_per_key * (tile.head_part + 1) / p.tiles.head_parts - head;
@@ -48,7 +50,7 @@ __device__ __forceinline__ bool find_work(const fa3_backward_params &p, int inde
   if (w.tile * tile_k >= w.sequence.mask.keys) return false;
   w.blocks = fa3_blocks_of_part(&p.tiles, &tile, &w.sequence.mask, tile_q, tile_k);
   forget_memory();
-  const bool upward = w.tile < p.tiles.upward;
+  const bool upward = w.tile < w.upward;
   w.start = upward ? w.blocks.begin : w.blocks.end - 1;
   w.step = upward ? 1 : -1;
   const int blocks = w.blocks.end - w.blocks.begin;
@@ -89,8 +91,8 @@ __device__ __forceinline__ fa3_turn find_turn(const fa3_backward_params &p, cons
                                               int block, int tile_q, int tile_k) {
   fa3_key_tiles tiles = {};
   tiles.sums_log2 = p.tiles.sums_log2;
-  if (kUpward) tiles.upward = p.tiles.upward;
-  fa3_turn turn = fa3_find_turn(&tiles, &w.sequence.mask, w.tile, block, tile_q, tile_k);
+  fa3_turn turn = fa3_find_turn(&tiles, kUpward ? w.upward : 0, &w.sequence.mask, w.tile, block,
+                                tile_q, tile_k);
   if (p.finished_later) turn.last = 0;
   return turn;
 }

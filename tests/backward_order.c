@@ -52,24 +52,27 @@ static void test_tiles_and_blocks_agree(void **state) {
           }
 }
 
-/* Which tile of a head is taken as number `place`; and where a tile comes. */
-static int in_turn(const fa3_key_tiles *tiles, int place) {
-  return place < tiles->upward ? tiles->upward - 1 - place : place;
+/* Which tile is taken as number `place` of a head of which so many go upwards; and where a tile
+ * comes. */
+static int in_turn(int upward, int place) {
+  return place < upward ? upward - 1 - place : place;
 }
 
 /* Every part of every tile comes once, and after the same part of those that come before it. */
 static void test_tile_order(void **state) {
   (void)state;
   enum { HEADS = 3, BATCHES = 3, PARTS = 6 };
-  for (int trial = 0; trial < 5 * HEADS * BATCHES * PARTS; trial++) {
+  for (int trial = 0; trial < 3 * 5 * HEADS * BATCHES * PARTS; trial++) {
     fa3_key_tiles tiles = {.tiles = 1 + trial % 5,
                            .heads = 1 + trial / 5 % HEADS,
                            .batches = 1 + trial / 15 % BATCHES,
                            .head_parts = 1 + trial / 45 % 2,
-                           .row_parts = 1 + trial / 90};
+                           .row_parts = 1 + trial / 90 % 3};
     const int all = tiles.heads * tiles.batches;
     tiles.upward = trial % 7 % (tiles.tiles + 1);
     for (tiles.section = 1; tiles.section <= all; tiles.section++) {
+      tiles.rising_section = 1 + trial % 4;
+      tiles.rising = trial / 270 * all / 2;
       int next[HEADS * BATCHES][PARTS] = {{0}};
       for (int index = 0; index < fa3_key_tile_count(&tiles); index++) {
         const fa3_key_tile tile = fa3_key_tile_at(&tiles, index);
@@ -78,8 +81,10 @@ static void test_tile_order(void **state) {
         assert_in_range(tile.head_part, 0, tiles.head_parts - 1);
         assert_in_range(tile.row_part, 0, tiles.row_parts - 1);
         const int part = tile.head_part * tiles.row_parts + tile.row_part;
-        const int place = next[tile.batch * tiles.heads + tile.head][part]++;
-        assert_int_equal(tile.tile, in_turn(&tiles, place));
+        const int head = tile.batch * tiles.heads + tile.head, place = next[head][part]++;
+        const int upward = head < tiles.rising ? tiles.tiles : tiles.upward;
+        assert_int_equal(fa3_upward_tiles(&tiles, head), upward);
+        assert_int_equal(tile.tile, in_turn(upward, place));
       }
       for (int head = 0; head < all; head++)
         for (int part = 0; part < fa3_key_tile_parts(&tiles); part++)
@@ -88,20 +93,21 @@ static void test_tile_order(void **state) {
   }
 }
 
-/* The tiles of a head under a mask: each visits the blocks that see it in one part each, and adds
- * to one of their sums as the next after tiles that are taken before it. */
-static void check_turns(const fa3_key_tiles *tiles, const fa3_mask *mask) {
+/* The tiles of a head under a mask, of which so many go upwards: each visits the blocks that see it
+ * in one part each, and adds to one of their sums as the next after tiles that are taken before it.
+ */
+static void check_turns(const fa3_key_tiles *tiles, int upward, const fa3_mask *mask) {
   int added[FA3_MOST_SUMS][MOST / TILE_Q + 1] = {{0}};
   bool complete[MOST / TILE_Q + 1] = {0};
   for (int place = 0; place < tiles->tiles; place++) {
-    const int n = in_turn(tiles, place);
+    const int n = in_turn(upward, place);
     const fa3_range seeing = fa3_seeing_tiles(mask, n * TILE_K, (n + 1) * TILE_K, TILE_Q);
     int visited = 0;
     for (int part = 0; part < tiles->row_parts; part++) {
       const fa3_key_tile tile = {.tile = n, .row_part = part};
       const fa3_range blocks = fa3_blocks_of_part(tiles, &tile, mask, TILE_Q, TILE_K);
       for (int m = blocks.end - 1; m >= blocks.begin; m--) {
-        const fa3_turn turn = fa3_find_turn(tiles, mask, n, m, TILE_Q, TILE_K);
+        const fa3_turn turn = fa3_find_turn(tiles, upward, mask, n, m, TILE_Q, TILE_K);
         assert_true(m >= seeing.begin && m < seeing.end);
         assert_false(complete[m]);
         assert_in_range(turn.sum, 0, fa3_sum_count(tiles) - 1);
@@ -117,7 +123,7 @@ static void check_turns(const fa3_key_tiles *tiles, const fa3_mask *mask) {
   }
   for (int m = 0; m * TILE_Q < mask->queries; m++) {
     const fa3_range seen = fa3_visible_tiles(mask, m * TILE_Q, (m + 1) * TILE_Q, TILE_K);
-    assert_int_equal(complete[m], seen.begin < seen.end && seen.end > tiles->upward);
+    assert_int_equal(complete[m], seen.begin < seen.end);
     for (int sum = 0; seen.begin == 0 && sum < fa3_sum_count(tiles); sum++)
       assert_int_equal(fa3_tiles_of_sum(tiles, seen.end - seen.begin, sum), added[sum][m]);
   }
@@ -139,7 +145,9 @@ static void test_turns(void **state) {
                 for (tiles.sums_log2 = 0;
                      1 << tiles.sums_log2 <= (tiles.upward > 0 ? 1 : FA3_MOST_SUMS);
                      tiles.sums_log2++)
-                  check_turns(&tiles, &mask);
+                  check_turns(&tiles, tiles.upward, &mask);
+              tiles.upward = tiles.sums_log2 = 0;
+              check_turns(&tiles, tiles.tiles, &mask); /* all, and one sum */
             }
 }
 
@@ -148,12 +156,15 @@ static void test_turns(void **state) {
 static void test_any_number_of_workers(void **state) {
   (void)state;
   enum { HEADS = 3, TILES = 5, PARTS = 2, WORKERS = 7 };
-  for (int workers = 1; workers <= WORKERS; workers++)
-    for (int section = 1; section <= HEADS; section++) {
+  for (int trial = 0; trial < WORKERS * HEADS * HEADS; trial++) {
+    const int workers = 1 + trial % WORKERS, section = 1 + trial / WORKERS % HEADS;
+    for (int rising = 0; rising <= HEADS; rising++) {
       const fa3_key_tiles tiles = {.tiles = TILES,
                                    .heads = HEADS,
                                    .batches = 1,
                                    .section = section,
+                                   .rising = rising,
+                                   .rising_section = 1 + trial / (WORKERS * HEADS),
                                    .head_parts = 1,
                                    .row_parts = PARTS};
       int done[HEADS][PARTS] = {{0}}, in_hand[WORKERS], next = 0, left = fa3_key_tile_count(&tiles);
@@ -163,7 +174,8 @@ static void test_any_number_of_workers(void **state) {
         for (int w = workers - 1; w >= 0; w--) { /* the last that came first: the worst case */
           if (in_hand[w] < 0) continue;
           const fa3_key_tile tile = fa3_key_tile_at(&tiles, in_hand[w]);
-          if (done[tile.head][tile.row_part] < tile.tile) continue;
+          const int upward = fa3_upward_tiles(&tiles, tile.head);
+          if (done[tile.head][tile.row_part] < in_turn(upward, tile.tile)) continue;
           done[tile.head][tile.row_part]++;
           in_hand[w] = next < fa3_key_tile_count(&tiles) ? next++ : -1;
           left--;
@@ -172,6 +184,7 @@ static void test_any_number_of_workers(void **state) {
         assert_true(any);
       }
     }
+  }
 }
 
 /* No two blocks of rows share a slot, and none is beyond the last, whatever the lengths. */

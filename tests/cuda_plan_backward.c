@@ -217,12 +217,34 @@ static void test_backward_section(void **state) {
                    47); /* of 512, by elevens */
   assert_int_equal(deal(1, 2048, 2048, 16, 16, 128, false).tiles.section, 16);
   assert_int_equal(deal(1, 16384, 16384, 16, 16, 128, false).tiles.section, 4);
-  assert_int_equal(deal(1, 16384, 16384, 16, 16, 128, true).tiles.section, 16); /* 24 at most */
-  assert_int_equal(deal(2, 8192, 8192, 32, 32, 64, true).tiles.section, 32);    /* 49 at most */
+  assert_int_equal(deal(1, 16384, 16384, 24, 8, 128, true).tiles.section, 8); /* 14 at most */
+  assert_int_equal(deal(2, 8192, 8192, 128, 64, 64, true).tiles.section, 32); /* 35 at most */
   assert_int_equal(deal(1, 131072, 131072, 16, 16, 128, true).tiles.section, 4);
   assert_int_equal(deal(1, 32768, 65536, 16, 16, 128, true).tiles.section, 8);
   assert_int_equal(deal(2, 8192, 8192, 8, 8, 256, true).tiles.section, 8);
   assert_int_equal(deal(2, 4096, 4096, 48, 6, 128, true).tiles.section, 6); /* groups of eight */
+}
+
+static void check_rising(const fa3_key_tiles tiles, int32_t rising, int32_t together) {
+  assert_int_equal(tiles.rising, rising);
+  if (rising > 0) assert_int_equal(tiles.rising_section, together);
+}
+
+/* Heads whose tiles go upwards: as many together as the cache holds, and all but those whose tiles
+ * are two for each multiprocessor. */
+static void test_rising(void **state) {
+  (void)state;
+  check_rising(deal(4, 4096, 4096, 32, 32, 64, true).tiles, 128 - 12, 12);
+  check_rising(deal(1, 16384, 16384, 32, 32, 64, true).tiles, 32 - 3, 3);
+  check_rising(deal(2, 8192, 8192, 16, 16, 128, true).tiles, 32 - 5, 3);
+  check_rising(deal(5, 1400, 1400, 14, 14, 64, true).tiles, 70 - 35, 35); /* deterministic.c */
+  check_rising(deal(3, 1400, 1400, 14, 14, 128, true).tiles, 42 - 24, 17);
+  check_rising(deal(4, 4096, 4096, 32, 32, 64, false).tiles, 0, 0);
+  check_rising(deal(2, 8192, 8192, 32, 8, 64, true).tiles, 0, 0);    /* heads of a group */
+  check_rising(deal(2, 8192, 8192, 8, 8, 256, true).tiles, 0, 0);    /* pairs of blocks */
+  check_rising(deal(1, 65536, 65536, 16, 16, 64, true).tiles, 0, 0); /* beyond the cache */
+  check_rising(deal(8, 1024, 8192, 32, 32, 64, true).tiles, 0, 0);   /* nearly all is seen */
+  check_rising(deal(1, 4096, 4096, 16, 16, 64, true).tiles, 0, 0);   /* few heads */
 }
 
 /* A cache in pages: the copy engine takes the rows that divide both a page and a tile of keys. */
@@ -237,6 +259,7 @@ int main(void) {
       cmocka_unit_test(test_finished_later),
       cmocka_unit_test(test_sums),
       cmocka_unit_test(test_backward_section),
+      cmocka_unit_test(test_rising),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -235,6 +235,14 @@ static const struct kernel *find_by_head(const struct kernel *kernel, bool softc
                                                                                          : kernel;
 }
 
+/* Q, dO and dQ of a head of keys, which each of its tiles reads and adds to. */
+static int64_t bytes_of_head(const struct problem *problem, const struct kernel *kernel) {
+  const int64_t group = problem->heads_q / larger(problem->heads_k, 1);
+  const int64_t queries = larger(smaller(problem->max_seqlen_q, problem->rows_q), 1);
+  return queries * group *
+         (2 * (problem->head_dim + problem->value_head_dim) + 4 * (int64_t)kernel->head_dim);
+}
+
 /* How many heads of keys are in flight together. Without a mask few enough that their queries and
  * dQ, which every tile of keys reads and adds to, stay in the L2 cache: the tiles of a head run at
  * any distance from each other, so all of it is in use at a time. Under a causal mask they all
@@ -249,9 +257,7 @@ static int64_t find_section(const struct problem *problem, const struct backward
   const int64_t all = (int64_t)plan->tiles.heads * plan->tiles.batches;
   const int64_t group = problem->heads_q / larger(problem->heads_k, 1);
   const int64_t queries = larger(smaller(problem->max_seqlen_q, problem->rows_q), 1);
-  const int64_t bytes_per_query =
-      group * (2 * (problem->head_dim + problem->value_head_dim) + 4 * (int64_t)kernel->head_dim);
-  const int64_t bytes_per_head = queries * bytes_per_query;
+  const int64_t bytes_per_head = bytes_of_head(problem, kernel);
   int64_t most = CACHE_BYTES / bytes_per_head;
   if (problem->window_right < FA3_NO_LIMIT) {
     /* Some kernels are done with a query head before they take the next. */
@@ -268,7 +274,7 @@ static int64_t find_section(const struct problem *problem, const struct backward
         problem->window_left < FA3_NO_LIMIT
             ? smaller(length, problem->window_left + problem->window_right + kernel->tile_k)
             : length;
-    most = smaller(most, larger(TOGETHER_BYTES / (way * bytes_per_query), 1));
+    most = smaller(most, larger(TOGETHER_BYTES / (way * (bytes_per_head / queries)), 1));
   } else if (all * bytes_per_head > WHOLE_CACHE_BYTES) {
     most = larger(most, LEAST_HEADS);
   } else {
@@ -296,6 +302,29 @@ static bool finish_later(const struct problem *problem, const struct backward_pl
 int64_t bytes_of_more_sums(const struct problem *problem, int64_t bytes_of_sum) {
   if (problem->cu_seqlens_q || problem->cu_seqlens_k) return 0;
   return smaller((FA3_MOST_SUMS - 1) * bytes_of_sum, MORE_SUMS_BYTES);
+}
+
+/* Under a causal mask all tiles of the first heads may go upwards, taken in reverse: each begins at
+ * a block of its own, a step behind the tile before it, and workers come free one after the other.
+ * So none waits, however few heads are in flight together; they are so few that their queries and
+ * dQ stay in the L2 cache. The longest tiles come last. So the other heads, whose tiles are two for
+ * each worker, go downwards: their short tiles fill the gaps. Heads of a group, which take a block
+ * in turn, lose by it. */
+static void deal_rising(const struct problem *problem, const struct visits *visits,
+                        struct backward_plan *plan) {
+  fa3_key_tiles *tiles = &plan->tiles;
+  const bool at_blocks_of_their_own = visits->mean <= 0.6 * visits->most;
+  if (plan->cluster > 1 || !takes_more_sums(problem) || !at_blocks_of_their_own ||
+      problem->heads_q > problem->heads_k || fa3_key_tile_parts(tiles) > 1 ||
+      fa3_sum_count(tiles) > 1)
+    return;
+  const int64_t all = (int64_t)tiles->heads * tiles->batches;
+  const int64_t section = CACHE_BYTES / bytes_of_head(problem, plan->kernel);
+  const int64_t downward = larger(divide_up((int64_t)2 * MULTIPROCESSORS, tiles->tiles), section);
+  if (section < 1 || all < section + downward) return;
+  tiles->rising_section = (int32_t)section;
+  tiles->rising = (int32_t)(all - downward);
+  tiles->section = (int32_t)downward;
 }
 
 /* In how many sums each block of dQ is collected, and which tiles go upwards. Tiles of a head that
@@ -361,8 +390,11 @@ void deal_tiles(const struct problem *problem, int64_t workers, struct backward_
     plan->kernel = find_by_head(plan->kernel, problem->softcap > 0);
   plan->tiles.section = (int32_t)find_section(problem, plan, workers);
   const struct visits visits = count_visits(problem, plan->kernel, plan->tiles.tiles);
-  plan->tiles.sums_log2 = plan->tiles.upward = 0;
-  if (fa3_key_tile_count(&plan->tiles) > 0 && plan->blocks_q > 0) deal_sums(problem, &visits, plan);
+  plan->tiles.sums_log2 = plan->tiles.upward = plan->tiles.rising = 0;
+  if (fa3_key_tile_count(&plan->tiles) > 0 && plan->blocks_q > 0) {
+    deal_sums(problem, &visits, plan);
+    deal_rising(problem, &visits, plan);
+  }
   /* With 128 queries a step the last tile takes all sums, if it is not the last of all blocks. */
   const bool takes_sums = plan->kernel->tile_q == 128 && visits.mean <= 0.75 * visits.most;
   plan->finished_later =

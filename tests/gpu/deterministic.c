@@ -170,6 +170,13 @@ static void test_hundred_runs(void **state) {
   few.forward.heads_k = 8;
   few.forward.max_seqlen_q = few.forward.max_seqlen_k = 1400;
   run(&few, (uint64_t)calls++);
+  /* So many heads that all tiles of some visit blocks upwards. */
+  struct gradient_spec many = make_spec(64, 1, FA3_CAUSAL);
+  many.forward.batch = 5;
+  many.forward.heads_k = 14;
+  many.forward.max_seqlen_q = many.forward.max_seqlen_k = 1400;
+  many.grad_query_dtype = many.grad_key_dtype = many.grad_value_dtype = FA3_BFLOAT16;
+  run(&many, (uint64_t)calls++);
   /* Tiles that go by head, one query head after the other (backward_deal.c). */
   struct gradient_spec window = make_spec(128, 4, FA3_CAUSAL | FA3_WINDOW);
   window.forward.batch = 1;
