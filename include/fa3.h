@@ -436,9 +436,9 @@ typedef struct fa3_forward_args {
    * zeros. */
   fa3_tensor page_table;
 
-  /* Few queries against many keys are computed in parts of the keys, side by side, whose results
-   * are then put together. How many parts of a sequence there may be; 0: the library chooses, 1:
-   * none. */
+  /* Few queries against many keys, or any of few heads, are computed in parts of the keys, side by
+   * side, whose results are then put together. How many parts of a sequence there may be; 0: the
+   * library chooses, 1: none. */
   int32_t num_splits;
 
   /* Parts of so many keys, a multiple of 64, counted from the sequence's first: the output of a

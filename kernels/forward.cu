@@ -335,6 +335,13 @@ __device__ __forceinline__ void attend(const fa3_forward_params &params, const l
     if (c.product) ring_release(m.v, c.used - 1);
     c.product = false;
     const bool joined = !last && c.left_over == 0 && c.tiles.begin < c.tiles.end && n < c.tiles.end;
+#if FA3_PAGES
+    if (c.pending && params.splits > 1) {
+      store_part(params, work_of(t - 1), warpgroup, c.out, thread_again());
+      finish_work(m, t - 1);
+      c.pending = false;
+    }
+#endif
     if (c.pending && !joined) {
       store_tile(params, m, t - 1, warpgroup, c.out);
       c.pending = false;

@@ -70,6 +70,14 @@ typedef struct {
   int clip_output;     /* but not those that a tile's end, or a sequence's, cuts */
   int clear_value;     /* rows beyond a sequence's end may hold anything: zero V's */
   int few_queries;     /* sequences of so many, or fewer, are not this kernel's but decode's */
+
+  /* Few tiles, many keys: the keys of each tile are shared out to so many blocks. Their averages
+   * and log-sum-exps, of float32, go to place ((split * batches + batch) * longest_query + query) *
+   * heads_q + head, and combine.cu makes output and lse of them. 1: none; `sink` is null else. */
+  int splits;
+  int longest_query; /* queries of the longest sequence */
+  float *partial;    /* head_dim_v columns */
+  float *partial_lse;
 } fa3_forward_params;
 
 /* The length of `tile_counters`, an array of each variant's cubin: zeros for next_tile. */

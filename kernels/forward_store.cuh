@@ -157,4 +157,27 @@ __device__ __forceinline__ void store_lse(const fa3_forward_params &params, cons
   }
 }
 
+#if FA3_PAGES
+// A share of a tile's keys: averages and log-sum-exps as they are, for combine.cu. Of a row that
+// sees none of them there is no average.
+__device__ __forceinline__ void store_part(const fa3_forward_params &params, const work &w,
+                                           int warpgroup, const results &x, int thread) {
+  const int column = 2 * (thread & 3), heads = params.tiles.heads * params.tile_heads;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const output_row row = find_row(params, w, warpgroup, r, thread);
+    if (!row.stored) continue;
+    const int64_t place = ((int64_t)w.part * params.longest_query + row.query) * heads + row.head;
+    if (column == 0) params.partial_lse[place] = x.lse[r];
+    if (x.lse[r] == -INFINITY) continue;
+    float *const to = params.partial + place * params.head_dim_v + column;
+#pragma unroll
+    for (int j = 0; j < kHeadDimV / 8; ++j)
+      if (8 * j < params.head_dim_v)
+        *(float2 *)(to + 8 * j) =
+            make_float2(x.o[4 * j + 2 * r] * x.average[r], x.o[4 * j + 2 * r + 1] * x.average[r]);
+  }
+}
+#endif
+
 #endif

@@ -24,6 +24,8 @@ struct __align__(16) work {
   fa3_sequence sequence;
 #if FA3_E4M3
   int batch;  // the sequence's number, for its scales
+#elif FA3_PAGES
+  int part;  // split * batches + batch: where a share of a tile's keys leaves its results
 #endif
   int head;         // of queries; of keys, if the queries of its whole group share tiles
   int key_head;     // the one of keys and values
@@ -74,6 +76,17 @@ __device__ __forceinline__ work find_work(const fa3_forward_params &params, cons
   }
   return w;
 }
+
+#if FA3_PAGES
+// Of a tile's keys, the share number `split`.
+__device__ __forceinline__ void take_share(const fa3_forward_params &params, work &w, int split) {
+  w.part = split * params.tiles.batches + w.sequence.query_batch;
+  w.tiles = fa3_share_of(w.tiles, split, params.splits);
+#pragma unroll 1
+  for (int i = 0; i < kWarpgroups; ++i)
+    w.warpgroup[i].tiles = fa3_common_range(w.warpgroup[i].tiles, w.tiles);
+}
+#endif
 
 #if FA3_E4M3
 constexpr bool kPackedTiles = false;
@@ -141,6 +154,11 @@ __device__ __forceinline__ bool walk_to_tile(const fa3_forward_params &params, t
 
 __device__ __forceinline__ void schedule(const fa3_forward_params &params, const layout &m) {
   const int workers = gridDim.x;
+#if FA3_PAGES
+  const int splits = params.splits;
+#else
+  constexpr int splits = 1;
+#endif
   const bool packed = kPackedTiles && params.tiles.packed;
   tile_walk walk = {params.tiles.blocks, 0, 0, 0};
   if (packed) count_tiles(params, walk);
@@ -158,15 +176,15 @@ __device__ __forceinline__ void schedule(const fa3_forward_params &params, const
     bool last;
     int total;
     if (packed) {
-      last = !walk_to_tile(params, walk, index, tile);
-      total = walk.begin;
+      last = !walk_to_tile(params, walk, index / splits, tile);
+      total = walk.begin * splits;
     } else {
-      total = fa3_tile_count(&params.tiles);
+      total = fa3_tile_count(&params.tiles) * splits;
       last = index >= total;
     }
     work w;
     if (!last) {
-      if (!packed) tile = fa3_tile_at(&params.tiles, index);
+      if (!packed) tile = fa3_tile_at(&params.tiles, index / splits);
       w = find_work(params, tile);
       if (w.last) continue;
     } else if (params.next_tile != nullptr && index == workers + total - 1 &&
@@ -179,6 +197,9 @@ __device__ __forceinline__ void schedule(const fa3_forward_params &params, const
     ring_wait_empty(m.work, done);
     if ((threadIdx.x & 31) == 0) {
       work_of(done) = w;
+#if FA3_PAGES
+      if (!last && splits > 1) take_share(params, work_of(done), index % splits);
+#endif
       barrier_arrive(ring_full(m.work, done));
     }
     __syncwarp();

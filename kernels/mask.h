@@ -52,6 +52,24 @@ FA3_SHARED fa3_range fa3_visible_keys(const fa3_mask *mask, int query) {
   return seen;
 }
 
+/* Of a range, one of so many shares, as even as they can be: the first is number 0. */
+FA3_SHARED fa3_range fa3_share_of(fa3_range range, int number, int shares) {
+  const int count = range.end - range.begin;
+  fa3_range share;
+  share.begin = range.begin + count * number / shares;
+  share.end = range.begin + count * (number + 1) / shares;
+  return share;
+}
+
+/* What two ranges have in common; from 0 to 0 if that is nothing. */
+FA3_SHARED fa3_range fa3_common_range(fa3_range a, fa3_range b) {
+  fa3_range common;
+  common.begin = a.begin > b.begin ? a.begin : b.begin;
+  common.end = a.end < b.end ? a.end : b.end;
+  if (common.begin >= common.end) common.begin = common.end = 0;
+  return common;
+}
+
 /* The tiles of `width` keys that any of the queries first <= i < last sees; empty
  * (end <= begin) if there are none. */
 FA3_SHARED fa3_range fa3_visible_tiles(const fa3_mask *mask, int first, int last, int width) {

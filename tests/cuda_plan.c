@@ -193,6 +193,7 @@ static void test_tile_sizes(void **state) {
         make_problem(FA3_BFLOAT16, cases[i].batch, cases[i].seqlen, cases[i].heads, cases[i].heads,
                      cases[i].head_dim, cases[i].head_dim);
     if (cases[i].causal) problem.window_right = 0;
+    problem.num_splits = 1;
     assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
     assert_int_equal(plan.forward.tile_queries, cases[i].queries);
     assert_int_equal(plan.forward.tiles.blocks, divide_up(cases[i].seqlen, cases[i].queries));

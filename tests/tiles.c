@@ -78,6 +78,28 @@ static void test_masks_agree(void **state) {
           }
 }
 
+/* Shares follow one on the other, are nearly equal, and warpgroups' tiles of keys that a share has
+ * are those that its neighbours lack. */
+static void test_shares(void **state) {
+  (void)state;
+  for (int count = 0; count <= 40; count++)
+    for (int shares = 1; shares <= 9; shares++) {
+      const fa3_range all = {3, 3 + count}, own = {5, 3 + count - 2};
+      int end = all.begin, found = 0;
+      for (int number = 0; number < shares; number++) {
+        const fa3_range share = fa3_share_of(all, number, shares);
+        const fa3_range common = fa3_common_range(own, share);
+        assert_int_equal(share.begin, end);
+        assert_in_range(share.end - share.begin, count / shares, (count + shares - 1) / shares);
+        assert_true(common.begin < common.end || (common.begin == 0 && common.end == 0));
+        found += common.end - common.begin;
+        end = share.end;
+      }
+      assert_int_equal(end, all.end);
+      assert_int_equal(found, own.end > own.begin ? own.end - own.begin : 0);
+    }
+}
+
 /* Tiles that any query of a block sees are visited, and those that need no mask hold no masked
  * key. */
 static void test_tiles_cover_the_mask(void **state) {
@@ -107,9 +129,8 @@ static void test_tiles_cover_the_mask(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_every_tile_once),
-      cmocka_unit_test(test_long_tiles_first),
-      cmocka_unit_test(test_masks_agree),
+      cmocka_unit_test(test_every_tile_once),      cmocka_unit_test(test_long_tiles_first),
+      cmocka_unit_test(test_masks_agree),          cmocka_unit_test(test_shares),
       cmocka_unit_test(test_tiles_cover_the_mask),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,15 +1,66 @@
+#include "cuda/combine.h"
+
 #include <inttypes.h>
 
 #include "cuda/append.h"
-#include "cuda/decode.h"
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
 #include "cuda/limits.h"
 #include "error.h"
 #include "integer.h"
-#include "kernels/combine_params.h"
 
 const struct kernel_kind combine_kind = {.entries = {"combine"}};
+
+static int element_kind(fa3_dtype dtype) {
+  return dtype == FA3_FLOAT32   ? FA3_COMBINE_FLOAT32
+         : dtype == FA3_FLOAT16 ? FA3_COMBINE_FLOAT16
+                                : FA3_COMBINE_BFLOAT16;
+}
+
+fa3_combine_params make_combine_params(const struct problem *problem, const struct split_room *room,
+                                       const char *workspace, int64_t splits) {
+  const int64_t longest = smaller(problem->max_seqlen_q, problem->rows_q);
+  const int64_t heads = problem->heads_q, dim = problem->value_head_dim;
+  const int64_t rows = problem->batch * longest;
+  const struct operand *output = &problem->output, *lse = &problem->lse;
+  return (fa3_combine_params){
+      .partial = (const float *)(const void *)(workspace + room->partial.offset),
+      .partial_lse = (const float *)(const void *)(workspace + room->partial_lse.offset),
+      .partial_strides = {.split = rows * heads * dim,
+                          .batch = longest * heads * dim,
+                          .row = heads * dim,
+                          .head = dim},
+      .partial_lse_strides = {.split = rows * heads,
+                              .batch = longest * heads,
+                              .row = heads,
+                              .head = 1},
+      .output = output->data,
+      .output_strides = {.batch = output->stride_batch,
+                         .row = output->stride_row,
+                         .head = output->stride_head},
+      .lse = (float *)(void *)lse->data,
+      .lse_strides = {.batch = lse->stride_batch, .row = lse->stride_row, .head = lse->stride_head},
+      .sink = (const float *)(void *)problem->sink.data,
+      .cu_seqlens_q = problem->cu_seqlens_q,
+      .used_q = problem->seqused_q,
+      .seqlen_q = (int)longest,
+      .splits = (int)splits,
+      .heads = (int)heads,
+      .head_dim = (int)dim,
+      .kind = element_kind(output->dtype),
+      .warps = FA3_COMBINE_WARPS_OF(splits)};
+}
+
+fa3_status combine_splits(const struct cuda_scope *scope, const struct problem *problem,
+                          const struct kernel *kernel, fa3_combine_params *params) {
+  const struct grid grid = {.x = (unsigned)divide_up((int64_t)params->seqlen_q * params->heads,
+                                                     FA3_COMBINE_WARPS / params->warps),
+                            .y = (unsigned)problem->batch,
+                            .z = 1,
+                            .threads = FA3_COMBINE_THREADS,
+                            .dependent = true};
+  return launch_kernel(scope, kernel, 0, &grid, params);
+}
 
 fa3_status plan_combine(const struct problem *problem, const struct cuda_facts *facts,
                         struct cuda_plan *plan) {
@@ -53,13 +104,7 @@ fa3_status launch_combine(
       .splits = (int)(partial->batch / output->batch),
       .heads = (int)problem->heads_q,
       .head_dim = (int)problem->value_head_dim,
-      .kind = combine_element_kind(output->dtype),
+      .kind = element_kind(output->dtype),
       .warps = FA3_COMBINE_WARPS_OF(partial->batch / output->batch)};
-  const struct grid grid = {.x = (unsigned)divide_up(problem->rows_q * problem->heads_q,
-                                                     FA3_COMBINE_WARPS / params.warps),
-                            .y = (unsigned)problem->batch,
-                            .z = 1,
-                            .threads = FA3_COMBINE_THREADS,
-                            .dependent = true};
-  return launch_kernel(scope, plan->helper, 0, &grid, &params);
+  return combine_splits(scope, problem, plan->helper, &params);
 }

@@ -1,5 +1,6 @@
 #include "cuda/decode.h"
 
+#include "cuda/combine.h"
 #include "cuda/launch.h"
 #include "cuda/scales.h"
 #include "cuda/sequences.h"
@@ -37,61 +38,22 @@ static int output_kind(fa3_dtype dtype) {
                                 : FA3_OUTPUT_BF16;
 }
 
-int combine_element_kind(fa3_dtype dtype) {
-  return dtype == FA3_FLOAT32   ? FA3_COMBINE_FLOAT32
-         : dtype == FA3_FLOAT16 ? FA3_COMBINE_FLOAT16
-                                : FA3_COMBINE_BFLOAT16;
-}
-
-static fa3_status combine_splits(const struct cuda_scope *scope, const struct problem *problem,
-                                 const struct decode_plan *plan, const char *workspace) {
-  const int64_t longest = smaller(problem->max_seqlen_q, problem->rows_q);
-  const int64_t heads = problem->heads_q, dim = problem->value_head_dim;
-  const int64_t rows = problem->batch * longest;
-  const struct operand *output = &problem->output, *lse = &problem->lse;
+/* Of what the clusters, or the blocks that keys are dealt out to, have left. */
+static fa3_status combine_parts(const struct cuda_scope *scope, const struct problem *problem,
+                                const struct decode_plan *plan, const char *workspace) {
   const bool dealt = plan->blocks > 0;
   const int64_t heads_k = problem->heads_k / decode_heads(plan->kernel);
   const int64_t tiles = problem->batch * heads_k * plan->row_tiles;
-  const int64_t parts = dealt ? plan->blocks / tiles : plan->splits / plan->cluster;
-  fa3_combine_params params = {
-      .partial = (const float *)(const void *)(workspace + plan->partial.offset),
-      .partial_lse = (const float *)(const void *)(workspace + plan->partial_lse.offset),
-      .partial_strides = {.split = rows * heads * dim,
-                          .batch = longest * heads * dim,
-                          .row = heads * dim,
-                          .head = dim},
-      .partial_lse_strides = {.split = rows * heads,
-                              .batch = longest * heads,
-                              .row = heads,
-                              .head = 1},
-      .output = output->data,
-      .output_strides = {.batch = output->stride_batch,
-                         .row = output->stride_row,
-                         .head = output->stride_head},
-      .lse = (float *)(void *)lse->data,
-      .lse_strides = {.batch = lse->stride_batch, .row = lse->stride_row, .head = lse->stride_head},
-      .sink = (const float *)(void *)problem->sink.data,
-      .cu_seqlens_q = problem->cu_seqlens_q,
-      .used_q = problem->seqused_q,
-      .seqlen_q = (int)longest,
-      .splits = plan->splits / plan->cluster,
-      .heads = (int)heads,
-      .head_dim = (int)dim,
-      .kind = combine_element_kind(output->dtype),
-      .warps = FA3_COMBINE_WARPS_OF(parts)};
+  fa3_combine_params params =
+      make_combine_params(problem, &plan->room, workspace, plan->splits / plan->cluster);
   if (dealt) {
-    params.parts = (const fa3_combine_parts *)(const void *)(workspace + plan->parts.offset);
+    params.parts = (const fa3_combine_parts *)(const void *)(workspace + plan->room.parts.offset);
     params.tile_rows = plan->kernel->tile_q;
     params.row_tiles = plan->row_tiles;
-    params.group = (int)(heads / heads_k);
+    params.group = (int)(problem->heads_q / heads_k);
+    params.warps = FA3_COMBINE_WARPS_OF(plan->blocks / tiles);
   }
-  const struct grid grid = {
-      .x = (unsigned)divide_up(longest * heads, FA3_COMBINE_WARPS / params.warps),
-      .y = (unsigned)problem->batch,
-      .z = 1,
-      .threads = FA3_COMBINE_THREADS,
-      .dependent = true};
-  return launch_kernel(scope, plan->combine, 0, &grid, &params);
+  return combine_splits(scope, problem, plan->combine, &params);
 }
 
 /* Whether nothing in memory says where sequences are, but for their pages. */
@@ -154,10 +116,12 @@ fa3_status launch_decode(const struct cuda_scope *scope, const struct problem *p
       .scale = scales.scale,
       .softcap_log2 = scales.softcap_log2,
       .output_kind = output_kind(output->dtype),
-      .partial = plan->combine ? (float *)(void *)(workspace + plan->partial.offset) : NULL,
-      .partial_lse = plan->combine ? (float *)(void *)(workspace + plan->partial_lse.offset) : NULL,
+      .partial = plan->combine ? (float *)(void *)(workspace + plan->room.partial.offset) : NULL,
+      .partial_lse =
+          plan->combine ? (float *)(void *)(workspace + plan->room.partial_lse.offset) : NULL,
       .batch = (int)problem->batch,
-      .parts = plan->blocks ? (fa3_combine_parts *)(void *)(workspace + plan->parts.offset) : NULL,
+      .parts =
+          plan->blocks ? (fa3_combine_parts *)(void *)(workspace + plan->room.parts.offset) : NULL,
       .most_units = plan->most_units,
       .piece_units = plan->piece_units};
   const int64_t blocks = plan->blocks
@@ -173,7 +137,7 @@ fa3_status launch_decode(const struct cuda_scope *scope, const struct problem *p
                             .dependent = true};
   const struct error_message before = error_keep();
   fa3_status status = launch_kernel(scope, plan->kernel, plan->blocks > 0, &grid, &fp8);
-  if (!status) return plan->combine ? combine_splits(scope, problem, plan, workspace) : FA3_OK;
+  if (!status) return plan->combine ? combine_parts(scope, problem, plan, workspace) : FA3_OK;
   if (plan->cluster == 1) return status;
   /* A context with few multiprocessors has no room for the cluster: one block does it all. */
   error_put_back(&before);

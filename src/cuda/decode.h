@@ -5,9 +5,6 @@
 #include "cuda/context.h"
 #include "cuda/plan.h"
 
-/* What the combine kernel calls a dtype. */
-int combine_element_kind(fa3_dtype dtype);
-
 /* In scope; the workspace is aligned. */
 fa3_status launch_decode(const struct cuda_scope *scope, const struct problem *problem,
                          const struct decode_plan *plan, char *workspace);

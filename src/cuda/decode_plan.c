@@ -237,23 +237,17 @@ static fa3_status count_split_rows(const struct problem *problem, const struct c
   return FA3_OK;
 }
 
-/* The splits' room, counted or reserved. */
-static fa3_status reserve_splits(const struct problem *problem, const struct cuda_facts *facts,
-                                 struct decode_plan *plan, size_t *workspace_size) {
-  int64_t rows;
-  TRY(count_split_rows(problem, facts, &rows));
+fa3_status reserve_splits(const struct problem *problem, const struct cuda_facts *facts,
+                          int64_t rows, struct split_room *room, size_t *workspace_size) {
+  int64_t few_rows_take;
+  TRY(count_split_rows(problem, facts, &few_rows_take));
+  rows = larger(rows, few_rows_take);
   if (!rows) return FA3_OK;
   const int64_t row_bytes = (int64_t)sizeof(float) * problem->value_head_dim;
-  TRY(reserve(workspace_size, &plan->partial, "the splits' output", 1, rows, row_bytes));
-  TRY(reserve(workspace_size, &plan->partial_lse, "the splits' lse", 1, rows, sizeof(float)));
-  return reserve(workspace_size, &plan->parts, "the tiles' parts", 1, dealt_tiles,
+  TRY(reserve(workspace_size, &room->partial, "the splits' output", 1, rows, row_bytes));
+  TRY(reserve(workspace_size, &room->partial_lse, "the splits' lse", 1, rows, sizeof(float)));
+  return reserve(workspace_size, &room->parts, "the tiles' parts", 1, dealt_tiles,
                  sizeof(fa3_combine_parts));
-}
-
-fa3_status count_splits(const struct problem *problem, const struct cuda_facts *facts,
-                        size_t *workspace_size) {
-  struct decode_plan unused = {0};
-  return reserve_splits(problem, facts, &unused, workspace_size);
 }
 
 /* A kernel whose blocks have two heads of keys: rows of codes are short, and memory is read faster
@@ -384,7 +378,7 @@ fa3_status plan_decode(const struct problem *problem, const struct cuda_facts *f
   TRY(check_scale(problem));
   TRY(check_inputs(problem));
   TRY(plan_splits(problem, facts, decode));
-  TRY(reserve_splits(problem, facts, decode, &plan->workspace_size));
+  TRY(reserve_splits(problem, facts, 0, &decode->room, &plan->workspace_size));
   return plan_staging(problem, demands, count, &plan->staging, &plan->workspace_size);
 }
 

@@ -7,6 +7,13 @@
 struct cuda_facts;
 struct cuda_plan;
 
+/* Room for the results of parts of the keys, and what makes one of them. */
+struct split_room {
+  struct reservation partial;
+  struct reservation partial_lse;
+  struct reservation parts; /* where partial results are, of keys that are dealt out */
+};
+
 struct decode_plan {
   const struct kernel *kernel;
   const struct kernel *combine; /* null: each cluster's result is whole */
@@ -19,9 +26,7 @@ struct decode_plan {
   int32_t most_units;  /* of a sequence, where they are */
   int32_t piece_units; /* that a tile's beginning counts for there */
   bool alone;          /* a multiprocessor has one block */
-  struct reservation partial;
-  struct reservation partial_lse;
-  struct reservation parts; /* where partial results are, of keys that are dealt out */
+  struct split_room room;
 };
 
 /* The kernel for keys of that dtype, and so many rows: queries of a sequence times query heads of a
@@ -41,10 +46,10 @@ bool decode_takes(const struct problem *problem);
 fa3_status plan_few_queries(const struct problem *problem, const struct cuda_facts *facts,
                             struct decode_plan *decode);
 
-/* Adds the room that splits of such keys take, for a call that has none: so the workspace does not
- * shrink where more queries need no splits. */
-fa3_status count_splits(const struct problem *problem, const struct cuda_facts *facts,
-                        size_t *workspace_size);
+/* Room for so many rows of partial results of a forward call, or for those that splits of such keys
+ * take in a call of few queries: the workspace does not shrink where more queries need none. */
+fa3_status reserve_splits(const struct problem *problem, const struct cuda_facts *facts,
+                          int64_t rows, struct split_room *room, size_t *workspace_size);
 
 /* Likewise as plan_forward. */
 fa3_status plan_decode(const struct problem *problem, const struct cuda_facts *facts,

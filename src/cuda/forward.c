@@ -3,7 +3,9 @@
 #include <math.h>
 #include <string.h>
 
+#include "cuda/combine.h"
 #include "cuda/decode.h"
+#include "cuda/forward_splits.h"
 #include "cuda/launch.h"
 #include "cuda/scales.h"
 #include "cuda/sequences.h"
@@ -113,6 +115,13 @@ static fa3_status launch_attention(const struct call *call) {
   params.clip_output = params.clear_value || plan->tile_queries < plan->kernel->tile_q / 64 *
                                                                       params.queries_per_warpgroup;
   if (plan->few.kernel) params.few_queries = plan->few.most_queries;
+  params.splits = plan->splits;
+  if (plan->splits > 1) {
+    params.longest_query = params.sequences.seqlen_q;
+    params.partial = (float *)(void *)(call->workspace + plan->room.partial.offset);
+    params.partial_lse = (float *)(void *)(call->workspace + plan->room.partial_lse.offset);
+    params.sink = NULL; /* combine counts it, once */
+  }
   if (plan->counted) TRY(set_tile_counter(call, &params));
   struct grid grid = {.x = (unsigned)plan->workers,
                       .y = 1,
@@ -142,5 +151,9 @@ fa3_status launch_forward(const struct cuda_scope *scope, const struct problem *
       .scope = scope, .problem = problem, .plan = plan, .workspace = workspace};
   if (!plan->workers) return FA3_OK;
   if (plan->few.kernel) TRY(launch_decode(scope, problem, &plan->few, workspace));
-  return launch_attention(&call);
+  TRY(launch_attention(&call));
+  if (plan->splits == 1) return FA3_OK;
+  fa3_combine_params params = make_combine_params(problem, &plan->room, workspace, plan->splits);
+  params.warps = forward_combine_warps(problem, plan->splits);
+  return combine_splits(scope, problem, plan->combine, &params);
 }

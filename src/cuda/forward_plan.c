@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <math.h>
 
+#include "cuda/forward_splits.h"
 #include "cuda/kernels.h"
 #include "cuda/limits.h"
 #include "cuda/plan.h"
@@ -91,15 +92,9 @@ static void plan_groups(double head_bytes, const struct cuda_facts *facts, fa3_t
 }
 
 /* How many tiles of so many warpgroups one multiprocessor has after the other, about, by the time
- * that it takes for one of all warpgroups. docs/notes/hopper-forward.md has the figures. */
+ * that it takes for one of all warpgroups. */
 static double grid_time(const struct problem *problem, const struct cuda_facts *facts,
                         const struct kernel *kernel, int64_t warpgroups, int64_t tiles) {
-  static const double of_three[] = {0.60, 0.80, 1}, of_two[] = {0.77, 1}, of_two_wide[] = {0.85, 1};
-  static const double of_three_fp8[] = {0.60, 0.73, 1};
-  const double *time = kernel->dtype == FA3_FLOAT8_E4M3 ? of_three_fp8
-                       : kernel->tile_q / ROWS == 3     ? of_three
-                       : kernel->head_dim > 128         ? of_two_wide
-                                                        : of_two;
   double rounds = (double)tiles / facts->multiprocessors;
   if (problem->window_right >= MASK_UNBOUNDED) {
     rounds = ceil(rounds);
@@ -109,7 +104,7 @@ static double grid_time(const struct problem *problem, const struct cuda_facts *
     if (problem->window_left >= MASK_UNBOUNDED) rounds *= 1 - (share < 1 ? share : 1) / 2;
     if (rounds < 1) rounds = 1;
   }
-  return rounds * time[warpgroups - 1];
+  return rounds * forward_tile_time(kernel, warpgroups);
 }
 
 /* Where tiles are fewer than multiprocessors, or leave many without work at the end, smaller ones
@@ -140,6 +135,14 @@ static bool lengths_differ(const struct problem *problem, int64_t longest, int64
          (double)problem->rows_q < 0.75 * (double)longest * (double)problem->batch;
 }
 
+/* Whether the query heads of a group can. */
+static bool may_share_tiles(const struct problem *problem) {
+  const int64_t group = problem->heads_q / problem->heads_k;
+  /* From group to group the copy engine steps by all of its heads, less than 2^40 bytes. */
+  const int64_t step = (INT64_C(1) << 40) / (int64_t)fa3_dtype_size(problem->query.dtype) / group;
+  return group > 1 && group <= ROWS && problem->query.stride_head < step;
+}
+
 /* Whether query heads share tiles, and the grid. */
 static fa3_status plan_tiles(const struct problem *problem, const struct cuda_facts *facts,
                              struct forward_plan *plan) {
@@ -149,9 +152,7 @@ static fa3_status plan_tiles(const struct problem *problem, const struct cuda_fa
   int64_t blocks = divide_up(longest, blocks_of * ROWS);
   int64_t heads = problem->heads_q;
   plan->tile_heads = 1;
-  /* From group to group the copy engine steps by all of its heads, less than 2^40 bytes. */
-  const int64_t step = (INT64_C(1) << 40) / (int64_t)fa3_dtype_size(problem->query.dtype) / group;
-  if (group > 1 && group <= ROWS && problem->query.stride_head < step) {
+  if (may_share_tiles(problem)) {
     int64_t group_blocks = divide_up(longest, blocks_of * (ROWS / group));
     /* Their rows of O leave one by one, so that it pays where tiles are many fewer. */
     if (2 * group_blocks * problem->heads_k <= blocks * heads) {
@@ -248,7 +249,7 @@ static fa3_status plan_workspace(const struct problem *problem, const struct cud
                                    {TENSOR_output, FORM_TMA},
                                    {TENSOR_sink, FORM_FLOATS}};
   TRY(reserve_counter(problem, &plan->forward, size));
-  TRY(count_splits(problem, facts, size));
+  TRY(reserve_splits(problem, facts, forward_split_rows(problem), &plan->forward.room, size));
   return plan_staging(problem, demands, sizeof demands / sizeof *demands, &plan->staging, size);
 }
 
@@ -276,16 +277,28 @@ static fa3_status plan_fp8_workspace(const struct problem *problem, const struct
   size_t *size = &plan->workspace_size;
   TRY(reserve_counter(problem, forward, size));
   const int64_t sums = FA3_FORWARD_FP8_SUMS(kernel->head_dim, kernel->tile_q);
-  TRY(count_splits(problem, facts, size));
+  TRY(reserve_splits(problem, facts, 0, &forward->room, size));
   if (sums && problem->max_seqlen_k > FA3_FORWARD_FP8_PERIOD)
     TRY(reserve(size, &forward->sums, "sums", MOST_MULTIPROCESSORS, sums, sizeof(float)));
   return plan_staging(problem, demands, sizeof demands / sizeof *demands, &plan->staging, size);
 }
 
+/* The kernels with code for pages can share keys out. */
+static fa3_status plan_splits(const struct problem *problem, const struct cuda_facts *facts,
+                              struct forward_plan *plan) {
+  plan_forward_splits(problem, facts, may_share_tiles(problem), plan);
+  if (plan->splits == 1) return FA3_OK;
+  plan->combine = find_kernel(
+      &(struct kernel_need){.kind = &combine_kind, .architecture = facts->architecture});
+  return find_forward_kernel(facts->architecture, problem->query.dtype, problem->head_dim,
+                             problem->value_head_dim, problem->features | FA3_FEATURE_PAGE_TABLE,
+                             &plan->kernel);
+}
+
 /* Blocks stay until the work is done, as many as run at the same time: their shared memory leaves
  * room for one on each multiprocessor. With one tile for each there is nothing to hand out. */
 static void plan_grid(const struct cuda_facts *facts, struct forward_plan *plan) {
-  const int32_t tiles = fa3_tile_count(&plan->tiles);
+  const int32_t tiles = fa3_tile_count(&plan->tiles) * plan->splits;
   plan->workers = tiles < facts->multiprocessors ? tiles : facts->multiprocessors;
   plan->counted = plan->next_tile.used && tiles > plan->workers;
 }
@@ -295,7 +308,7 @@ fa3_status plan_forward(const struct problem *problem, const struct cuda_facts *
   struct forward_plan *forward = &plan->forward;
   const bool fp8 = problem->query.dtype == FA3_FLOAT8_E4M3;
   if (decode_takes(problem)) return plan_decode(problem, facts, plan);
-  *plan = (struct cuda_plan){.forward = {0}};
+  *plan = (struct cuda_plan){.forward = {.splits = 1}};
   TRY(find_forward_kernel(facts->architecture, problem->query.dtype, problem->head_dim,
                           problem->value_head_dim, problem->features, &forward->kernel));
   TRY(check_lengths(problem));
@@ -307,6 +320,7 @@ fa3_status plan_forward(const struct problem *problem, const struct cuda_facts *
   } else {
     TRY(plan_pages(problem, forward));
     TRY(plan_few_queries(problem, facts, &forward->few));
+    TRY(plan_splits(problem, facts, forward));
     TRY(plan_workspace(problem, facts, plan));
   }
   plan_grid(facts, forward);

@@ -15,6 +15,9 @@ struct forward_plan {
   int32_t tile_queries; /* of each of these heads */
   int32_t box; /* of a cache in pages: rows that the copy engine takes at a time; 0: none */
   fa3_tile_space tiles;
+  int32_t splits;               /* blocks that share the keys of a tile; 1: none */
+  const struct kernel *combine; /* for what they leave, if they do */
+  struct split_room room;
   int32_t workers;              /* blocks of the grid */
   struct reservation next_tile; /* for a counter that tiles are taken from */
   bool counted;                 /* blocks take them from a counter */

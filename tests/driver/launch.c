@@ -15,7 +15,7 @@ static fa3_forward_args make_args(void) {
   fa3_tensor *tensors[] = {&args.query, &args.key, &args.value, &args.output};
   for (int i = 0; i < 4; i++) *tensors[i] = fa3_dense(place(i + 1), FA3_BFLOAT16, 2, 10000, 4, 64);
   args.workspace = place(9);
-  args.workspace_size = 4 << 20;
+  args.workspace_size = 64 << 20;
   return args;
 }
 

@@ -199,7 +199,7 @@ static void test_second_device(void **state) {
   GPU(cuDevicePrimaryCtxRetain, &second, 1);
   GPU(cuCtxSetCurrent, second);
   GPU(cuStreamCreate, &stream, 1);
-  GPU(cuMemAlloc, &memory, 8 << 20);
+  GPU(cuMemAlloc, &memory, 68 << 20);
   GPU(cuCtxSetCurrent, gpu_primary());
   REFUSED(args->query.data = (void *)memory, FA3_INVALID_POINTER, "GPU 1");
   REFUSED(args->stream = stream, FA3_INVALID_STREAM, "GPU 1");

@@ -1,0 +1,143 @@
+#include "cuda/forward_splits.h"
+
+#include <math.h>
+
+#include "cuda/kernels.h"
+#include "cuda/limits.h"
+#include "integer.h"
+#include "kernels/combine_params.h"
+#include "mask.h"
+
+enum { ROWS = 64 /* of a warpgroup */ };
+
+static const int64_t most_split_rows = 32768; /* partial results of a call */
+static const int64_t least_keys = 512;
+static const int64_t most_splits = 64;
+static const int64_t few_rows = 512; /* for which combine has a block each */
+
+/* What a call takes, in steps: a tile of keys for all warpgroups of a block, 1.3 us.
+ * docs/notes/hopper-forward.md has the measurements behind these. */
+static const double tile_steps = 1;          /* of each tile beside its keys, */
+static const double store_steps = 1;         /* of a part of 128 rows and columns beside that, */
+static const double combine_steps = 1;       /* of combine, */
+static const double result_steps = 0.3e-3;   /* of each of its rows, */
+static const double partial_steps = 0.75e-4; /* and of each of their parts, of 128 columns */
+static const double least_gain = 0.95;
+
+int64_t forward_split_rows(const struct problem *problem) {
+  if (problem->max_seqlen_k < least_keys) return 0;
+  /* No more than a call can have: a share has at least 64 keys. */
+  const double rows = (double)smaller(problem->max_seqlen_q, problem->rows_q) *
+                      (double)problem->batch * (double)problem->heads_q;
+  const double parts = (double)smaller(problem->max_seqlen_k / 64, most_splits);
+  return rows * parts < (double)most_split_rows ? (int64_t)(rows * parts) : most_split_rows;
+}
+
+int forward_combine_warps(const struct problem *problem, int64_t splits) {
+  const int64_t rows = smaller(problem->max_seqlen_q, problem->rows_q);
+  return rows * problem->batch * problem->heads_q <= few_rows ? FA3_COMBINE_WARPS_OF(splits) : 1;
+}
+
+/* A way to share the work out. */
+struct sharing {
+  int64_t tile_heads; /* of a tile */
+  int64_t warpgroups;
+  int64_t splits; /* of its keys */
+};
+
+/* Tiles of keys that the longest tile sees, and that one sees in the mean. */
+static void count_keys(const struct problem *problem, const struct kernel *kernel, double *longest,
+                       double *mean) {
+  const int64_t keys = problem->max_seqlen_k;
+  const bool right = problem->window_right < MASK_UNBOUNDED;
+  const bool left = problem->window_left < MASK_UNBOUNDED;
+  *longest = *mean = (double)divide_up(keys, kernel->tile_k);
+  if (left) {
+    const int64_t behind = right ? 0 : keys;
+    const int64_t width = smaller(problem->window_left, keys) + behind + kernel->tile_q;
+    *longest = *mean = fmin(*longest, 1 + (double)width / (double)kernel->tile_k);
+  } else if (right) {
+    *mean *= 1 - fmin((double)problem->max_seqlen_q / (double)keys, 1) / 2;
+  }
+}
+
+static int64_t blocks_of(const struct problem *problem, struct sharing sharing) {
+  return divide_up(smaller(problem->max_seqlen_q, problem->rows_q),
+                   sharing.warpgroups * (ROWS / sharing.tile_heads));
+}
+
+double forward_tile_time(const struct kernel *kernel, int64_t warpgroups) {
+  static const double of_three[] = {0.60, 0.80, 1}, of_two[] = {0.77, 1}, of_two_wide[] = {0.85, 1};
+  static const double of_three_fp8[] = {0.60, 0.73, 1};
+  const double *time = kernel->dtype == FA3_FLOAT8_E4M3 ? of_three_fp8
+                       : kernel->tile_q / ROWS == 3     ? of_three
+                       : kernel->head_dim > 128         ? of_two_wide
+                                                        : of_two;
+  return time[warpgroups - 1];
+}
+
+/* About what a call takes. */
+static double time_of(const struct problem *problem, const struct cuda_facts *facts,
+                      const struct kernel *kernel, struct sharing sharing) {
+  const double step = forward_tile_time(kernel, sharing.warpgroups);
+  const int64_t heads = problem->heads_q / sharing.tile_heads * problem->batch;
+  const double splits = (double)sharing.splits;
+  const double tiles = (double)blocks_of(problem, sharing) * (double)heads;
+  const double rounds = tiles * splits / (double)facts->most_multiprocessors;
+  const double columns = (double)problem->value_head_dim / 128;
+  const double part = splits > 1 ? store_steps * columns * (double)sharing.warpgroups / 2 : 0;
+  double longest, mean, time;
+  count_keys(problem, kernel, &longest, &mean);
+  longest = step * ceil(longest / splits) + tile_steps + part;
+  mean = step * mean / splits + tile_steps + part;
+  if (problem->window_right < MASK_UNBOUNDED)
+    time = fmax(longest, rounds * mean + (rounds > 1 ? mean / 3 : 0));
+  else
+    time = ceil(rounds) * longest;
+  if (sharing.splits == 1) return time;
+  const double rows = (double)smaller(problem->max_seqlen_q, problem->rows_q) *
+                      (double)problem->batch * (double)problem->heads_q;
+  return (time + combine_steps + rows * (result_steps + partial_steps * splits * columns)) /
+         least_gain;
+}
+
+/* As many splits as there may be. */
+static int64_t count_most_splits(const struct problem *problem, const struct forward_plan *plan) {
+  const double rows = (double)smaller(problem->max_seqlen_q, problem->rows_q) *
+                      (double)problem->batch * (double)problem->heads_q;
+  int64_t most = smaller(most_splits, problem->max_seqlen_k / plan->kernel->tile_k);
+  if (problem->max_seqlen_k < least_keys || rows < 1 || 2 * rows > (double)most_split_rows ||
+      problem->batch > MAX_GRID || problem->cu_seqlens_q || plan->few.kernel)
+    return 1;
+  if (problem->num_splits) most = smaller(most, problem->num_splits);
+  return smaller(most, most_split_rows / (int64_t)rows);
+}
+
+void plan_forward_splits(const struct problem *problem, const struct cuda_facts *facts,
+                         bool may_share_tiles, struct forward_plan *plan) {
+  const int64_t most = count_most_splits(problem, plan),
+                group = problem->heads_q / problem->heads_k;
+  struct sharing best = {.splits = 1};
+  double least = INFINITY;
+  plan->splits = 1;
+  for (struct sharing one = {.splits = 1}; one.splits <= most; one.splits++)
+    for (one.warpgroups = plan->kernel->tile_q / ROWS; one.warpgroups > 0; one.warpgroups--)
+      for (int shared = 0; shared < 2; shared++) {
+        /* Parts leave row by row in any case, so that heads of a group may well share tiles. */
+        one.tile_heads = shared ? group : plan->tile_heads;
+        if (shared && (!may_share_tiles || one.splits == 1)) continue;
+        const double time = time_of(problem, facts, plan->kernel, one);
+        if (time >= least) continue;
+        best = one;
+        least = time;
+      }
+  if (best.splits <= 1) return;
+  plan->splits = (int32_t)best.splits;
+  plan->tile_heads = (int32_t)best.tile_heads;
+  plan->tile_queries = (int32_t)(best.warpgroups * (ROWS / best.tile_heads));
+  plan->tiles.blocks = (int32_t)blocks_of(problem, best);
+  plan->tiles.heads = (int32_t)(problem->heads_q / best.tile_heads);
+  /* All heads together, longest tiles first. */
+  plan->tiles.grouped = 0;
+  plan->tiles.group = plan->tiles.heads * plan->tiles.batches;
+}

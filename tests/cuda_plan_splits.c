@@ -1,0 +1,111 @@
+/* Which forward calls would share the keys of their tiles out, without a GPU. */
+#include <string.h>
+
+#include "cuda/forward_splits.h"
+#include "cuda/kernels.h"
+#include "cuda_facts.h"
+#include "engine.h"
+#include "integer.h"
+#include "test.h"
+
+static struct problem make_problem(int64_t batch, int64_t seqlen_q, int64_t seqlen_k,
+                                   int64_t heads_q, int64_t heads_k, int64_t head_dim) {
+  fa3_forward_args args = {.struct_size = sizeof args, .device = {FA3_CUDA, 0}};
+  struct problem problem;
+  args.query = fa3_dense(NULL, FA3_BFLOAT16, batch, seqlen_q, heads_q, head_dim);
+  args.key = fa3_dense(NULL, FA3_BFLOAT16, batch, seqlen_k, heads_k, head_dim);
+  args.value = args.key;
+  args.output = args.query;
+  assert_int_equal(problem_from_args(FA3_FORWARD, &args, &problem), FA3_OK);
+  return problem;
+}
+
+static struct cuda_plan plan_of(const struct problem *problem, const struct cuda_facts *of) {
+  struct cuda_plan plan;
+  if (plan_forward(problem, of, &plan)) fail_msg("%s", fa3_last_error());
+  return plan;
+}
+
+/* What the launch relies on. */
+static void check_plan(const struct problem *problem, const struct cuda_plan *cuda_plan) {
+  const struct forward_plan *plan = &cuda_plan->forward;
+  const int64_t rows = problem->batch * problem->max_seqlen_q * problem->heads_q;
+  assert_int_equal(plan->tiles.blocks, divide_up(problem->max_seqlen_q, plan->tile_queries));
+  assert_true(plan->workers <= facts.multiprocessors);
+  assert_true((plan->combine != NULL) == (plan->splits > 1));
+  if (plan->splits == 1) return;
+  assert_true(plan->kernel->pages);
+  assert_true((int64_t)plan->splits * plan->kernel->tile_k <= problem->max_seqlen_k);
+  const size_t partial =
+      sizeof(float) * (size_t)(plan->splits * rows) * (size_t)problem->value_head_dim;
+  assert_true(plan->room.partial.offset + partial <= plan->room.partial_lse.offset);
+  assert_true(plan->room.partial_lse.offset + sizeof(float) * (size_t)(plan->splits * rows) <=
+              cuda_plan->workspace_size);
+}
+
+static void test_every_plan_fits(void **state) {
+  (void)state;
+  static const int64_t lengths[] = {1, 65, 100, 512, 2000, 8192, 70000};
+  enum { LENGTHS = sizeof lengths / sizeof *lengths };
+  for (int64_t head_dim = 64; head_dim <= 256; head_dim += 32)
+    for (int64_t heads = 1; heads <= 16; heads *= 2)
+      for (int q = 0; q < LENGTHS; q++)
+        for (int k = 0; k < LENGTHS; k++)
+          for (int causal = 0; causal < 2; causal++) {
+            struct problem problem =
+                make_problem(1 + q % 2, lengths[q], lengths[k], heads, heads, head_dim);
+            if (causal) problem.window_right = 0;
+            const struct cuda_plan plan = plan_of(&problem, &facts);
+            if (!plan.decodes) check_plan(&problem, &plan);
+          }
+}
+
+static void test_few_tiles_share_keys_out(void **state) {
+  (void)state;
+  static const struct {
+    int64_t batch, seqlen_q, seqlen_k, heads_q, heads_k, head_dim;
+    bool causal, shared;
+  } cases[] = {{1, 2048, 2048, 1, 1, 128, true, true},    {1, 8192, 8192, 1, 1, 128, true, true},
+               {1, 2048, 2048, 1, 1, 64, false, true},    {1, 2048, 2048, 1, 1, 256, true, true},
+               {1, 256, 16384, 1, 1, 128, false, true},   {1, 512, 16384, 8, 1, 128, true, true},
+               {8, 2048, 2048, 16, 16, 128, true, false}, {1, 256, 256, 1, 1, 128, true, false},
+               {1, 16384, 16384, 8, 8, 128, true, false}, {64, 197, 197, 12, 12, 64, false, false}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    struct problem problem = make_problem(cases[i].batch, cases[i].seqlen_q, cases[i].seqlen_k,
+                                          cases[i].heads_q, cases[i].heads_k, cases[i].head_dim);
+    if (cases[i].causal) problem.window_right = 0;
+    const struct cuda_plan plan = plan_of(&problem, &facts);
+    assert_true((plan.forward.splits > 1) == cases[i].shared);
+    check_plan(&problem, &plan);
+    /* Not with all multiprocessors, and the same results. */
+    struct cuda_facts fewer = facts;
+    fewer.multiprocessors = 40;
+    const struct cuda_plan beside = plan_of(&problem, &fewer);
+    assert_int_equal(beside.forward.splits, plan.forward.splits);
+    if (plan.forward.splits > 1)
+      assert_int_equal(beside.forward.tile_queries, plan.forward.tile_queries);
+    assert_int_equal(beside.workspace_size, plan.workspace_size);
+    /* At most so many as the caller wants. */
+    for (problem.num_splits = 1; problem.num_splits < 4; problem.num_splits++)
+      assert_true(plan_of(&problem, &facts).forward.splits <= problem.num_splits);
+  }
+}
+
+/* Packed queries, and sequences with few queries beside others, have their tiles whole. */
+static void test_packed_queries_do_not(void **state) {
+  (void)state;
+  struct problem problem = make_problem(1, 2048, 2048, 1, 1, 128);
+  const int32_t lengths[] = {0, 2048};
+  assert_true(plan_of(&problem, &facts).forward.splits > 1);
+  problem.cu_seqlens_q = lengths;
+  assert_int_equal(plan_of(&problem, &facts).forward.splits, 1);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_every_plan_fits),
+      cmocka_unit_test(test_few_tiles_share_keys_out),
+      cmocka_unit_test(test_packed_queries_do_not),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
