@@ -723,12 +723,9 @@ typedef struct fa3_quantize_args {
   fa3_tensor seqused_q;
 
   int64_t max_seqlen_q;
-  /* Rows that share a scale; 0: all of a sequence. For a packed batch with longer sequences a GPU
-   * takes no more than a block of its kernel holds, 64 to 512 by head dim, dtypes and strides, and
-   * gives FA3_UNSUPPORTED for more. */
-  int64_t codes_scale_rows;
-  uint64_t seed;  /* of FA3_ROTATE; 0 without it */
-  uint32_t flags; /* FA3_SUBTRACT_MEAN, FA3_ROTATE, FA3_ROTARY_INTERLEAVED */
+  int64_t codes_scale_rows; /* that share a scale; 0: all of a sequence */
+  uint64_t seed;            /* of FA3_ROTATE; 0 without it */
+  uint32_t flags;           /* FA3_SUBTRACT_MEAN, FA3_ROTATE, FA3_ROTARY_INTERLEAVED */
   int32_t num_threads;
 } fa3_quantize_args;
 

@@ -44,6 +44,12 @@ __device__ __forceinline__ uint32_t cluster_map(uint32_t address, uint32_t rank)
 }
 
 // PTX ISA, "ld" of a mapped address.
+__device__ __forceinline__ uint32_t cluster_load_word(uint32_t mapped) {
+  uint32_t x;
+  asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(x) : "r"(mapped) : "memory");
+  return x;
+}
+
 __device__ __forceinline__ double cluster_load_double(uint32_t mapped) {
   double x;
   asm volatile("ld.shared::cluster.f64 %0, [%1];" : "=d"(x) : "r"(mapped) : "memory");

@@ -94,12 +94,13 @@ enum {
 };
 
 struct shared {
-  unsigned largest[4][kTileRows];           // of each scale of a tile; bits of floats
-  tile tiles[4];                            // this one, two that come, and the last
-  tile_number step;                         // from a tile to the next that is not in turn
+  unsigned largest[4][kTileRows];  // of each scale of a tile; bits of floats
+  tile tiles[4];     // this one, two that come, and the last: first all that a mean is of
+  tile_number step;  // from a tile to the next that is not in turn
   alignas(16) float factors[kNumbersRoom];  // of the rotation
   alignas(16) float mean[kNumbersRoom];
   double sums[kDim];  // of the block's rows
+  float scale;        // of the sequence
 };
 
 // What a block has in its dynamic shared memory: rows as they are loaded, each thread's places, and
@@ -172,42 +173,49 @@ __device__ __forceinline__ void read(const fa3_quantize_params &p, uint32_t star
   __syncwarp();
 }
 
-// Of the sequence's rows, in an order of its own: a lane's rows, a warp's lanes, a block's warps, a
-// cluster's blocks. A lane has neighbouring columns, two of each kColumns.
+// Of all rows of `whole`, in an order of its own: a lane's rows, a warp's lanes, a block's warps, a
+// cluster's blocks. A lane has two neighbouring columns of each 64.
 template <bool kAny, int kAngleBytes>
 __device__ __forceinline__ void find_mean(const fa3_quantize_params &p, shared &s,
-                                          double *warp_sums, int first, int step, int count,
-                                          uint32_t start) {
-  constexpr int kBytes = kAny ? 4 : kElementBytes;
-  constexpr int kColumns = kDim < 64 ? kDim : 64, kOwn = kDim / 32;
+                                          double *warp_sums, const tile &whole, uint32_t start) {
+  constexpr int kBytes = kAny ? 4 : kElementBytes, kOwn = kDim / 32;
+  const uint32_t stage = stage_of<kBytes>(start);
   const unsigned lane = threadIdx.x % 32;
   double sums[kOwn] = {};
-  tile t = find_tile(p, find_number(p, first));
-  load<kAny, kAngleBytes>(p, t, false, start);
 #pragma unroll 1
-  for (int k = 0;; k++) {
+  for (int part = (int)cluster_rank(); (int64_t)part * p.tile_rows < whole.rows;
+       part += (int)cluster_size()) {
+    tile t = whole;
+    t.row = part * p.tile_rows;
+    t.rows = min(p.tile_rows, whole.rows - t.row);
+    t.input += t.row * p.input.stride_row * kElementBytes;
+    t.positions += t.row * p.positions_stride_row;
+    load<kAny, kAngleBytes>(p, t, false, start);
     copy_async_wait_all();
     __syncwarp();
-#pragma unroll 1
+    const uint32_t own = number_place<kBytes>(stage, 0, 2 * lane);
+#pragma unroll(kAngleBytes ? 1 : 4)
     for (unsigned r = 0; r < kWarpRows; r++)
 #pragma unroll
-      for (int i = 0; i < kOwn; i++) {
-        const unsigned d = i / 2 * kColumns + lane * 2 + i % 2;
-        if constexpr (kAngleBytes > 0)
-          sums[i] += (double)read_turned<kAngleBytes>(p, stage_of<kBytes>(start),
-                                                      tables_of<kBytes, kAngleBytes>(start), r, d);
-        else
-          sums[i] += (double)number_at<kBytes>(stage_of<kBytes>(start), r, d);
+      for (int i = 0; i < kOwn; i += 2) {
+        float x[2];
+        if constexpr (kAngleBytes > 0) {
+          const uint32_t tables = tables_of<kBytes, kAngleBytes>(start);
+          const unsigned d = i * 32 + lane * 2;
+          read_two_turned<kAngleBytes>(p, stage, tables, r, d, x);
+        } else {
+          const unsigned n = (r * kDim + i * 32) * kBytes / 16;
+          const uint32_t from = (own ^ (place_of_vector<kDim * kBytes>(n) ^ n) * 16) + n * 16;
+          load_two_numbers<kBytes>(from, x);
+        }
+        sums[i] += (double)x[0], sums[i + 1] += (double)x[1];
       }
     __syncwarp();
-    if (k + 1 >= count) break;
-    t = find_tile(p, find_number(p, first + (k + 1) * step));
-    load<kAny, kAngleBytes>(p, t, false, start);
   }
   __syncthreads(); /* all have read what they had in the stages */
 #pragma unroll
   for (int i = 0; i < kOwn; i++)
-    warp_sums[threadIdx.x / 32 * kDim + i / 2 * kColumns + lane * 2 + i % 2] = sums[i];
+    warp_sums[threadIdx.x / 32 * kDim + i / 2 * 64 + lane * 2 + i % 2] = sums[i];
   __syncthreads();
   for (int d = threadIdx.x; d < kDim; d += blockDim.x) {
     double sum = 0;
@@ -215,12 +223,27 @@ __device__ __forceinline__ void find_mean(const fa3_quantize_params &p, shared &
     s.sums[d] = sum;
   }
   cluster_sync();
-  const int rows = fa3_find_sequence(&p.sequences, t.number.batch).mask.queries;
   for (int d = threadIdx.x; d < kDim; d += blockDim.x) {
     double sum = 0;
-    for (int rank = 0; rank < step && d < p.head_dim; rank++)
+    for (int rank = 0; rank < (int)cluster_size() && d < p.head_dim; rank++)
       sum += cluster_load_double(cluster_map((uint32_t)__cvta_generic_to_shared(&s.sums[d]), rank));
-    s.mean[room_of(d)] = (float)(sum / rows);
+    s.mean[room_of(d)] = (float)(sum / whole.rows);
+  }
+  cluster_sync();
+}
+
+// The scale of a sequence, from the largest magnitudes that the cluster's blocks have found. The
+// first block writes it.
+__device__ __forceinline__ void find_scale(shared &s, const tile &t) {
+  cluster_sync();
+  if (threadIdx.x < 32) {
+    const uint32_t own = (uint32_t)__cvta_generic_to_shared(s.largest[0]);
+    const uint32_t found =
+        threadIdx.x < cluster_size() ? cluster_load_word(cluster_map(own, threadIdx.x)) : 0;
+    const float scale = scale_for(__uint_as_float(__reduce_max_sync(0xffffffff, found)));
+    if (threadIdx.x == 0) s.scale = scale;
+    const bool there = t.row + t.rows > 0; /* rows of the sequence: those of a tile may be less */
+    if (threadIdx.x == 0 && there && cluster_rank() == 0) *t.scale = scale;
   }
   cluster_sync();
 }
@@ -283,22 +306,24 @@ __device__ __forceinline__ void encode(const fa3_quantize_params &p, const divid
   }
 }
 
-template <bool kAny, int kAngleBytes>
-__device__ __forceinline__ void quantize_tiles(const fa3_quantize_params &p) {
+// kClusters: a cluster has all tiles of a head of a sequence.
+template <bool kAny, int kAngleBytes, bool kClusters>
+__device__ __forceinline__ void quantize_tiles(const fa3_quantize_params &p, shared &s) {
   extern __shared__ __align__(1024) unsigned char stages[];
-  __shared__ shared s;
   constexpr int kBytes = kAny ? 4 : kElementBytes;
   const uint32_t start = (uint32_t)__cvta_generic_to_shared(stages);
   /* The block's tiles: the k-th is first + k / in_turn * step + k % in_turn. */
   int first = blockIdx.x * p.in_turn, step = gridDim.x * p.in_turn;
   int count = p.batches * p.heads * p.tiles - first;
-  if (p.subtract_mean) {
+  if (kClusters) {
     step = cluster_size();
     const int cluster = blockIdx.x / step;
     first = cluster * p.tiles + cluster_rank();
     count = (cluster + 1) * p.tiles - first;
   }
   count = (count + step - 1) / step * p.in_turn;
+  const bool of_sequence = kClusters && p.from == FA3_QUANTIZE_OF_SEQUENCE;
+  const int turns = of_sequence ? 2 * count : count;
   const bool own_scales = p.from == FA3_QUANTIZE_OF_TILE && p.scale_rows;
   const int slot_rows = own_scales ? min(p.scale_rows, p.tile_rows) : p.tile_rows;
   const bool row_scales = own_scales && slot_rows == 1;
@@ -312,27 +337,34 @@ __device__ __forceinline__ void quantize_tiles(const fa3_quantize_params &p) {
     store_place(angle_place_of<kBytes>(start),
                 find_angle_place<kAngleBytes>(p, tables_of<kBytes, kAngleBytes>(start)));
   wait_for_prior_grids();
-  if (threadIdx.x < 3 && (int)threadIdx.x < count)
-    s.tiles[threadIdx.x] = find_tile(
-        p, find_number(p, first + (int)threadIdx.x / p.in_turn * step + threadIdx.x % p.in_turn));
+  if (threadIdx.x < 3 && (int)threadIdx.x < turns) {
+    int index = (int)threadIdx.x / p.in_turn * step + (int)threadIdx.x % p.in_turn;
+    if (kClusters) index = there_and_back(p, count, (int)threadIdx.x) * step;
+    s.tiles[threadIdx.x] = find_tile(p, find_number(p, first + index));
+  }
+  if (threadIdx.x == 3 && kClusters && p.subtract_mean) {
+    const tile_number number = find_number(p, first);
+    s.tiles[3] = find_tile(p, {number.batch, 0, number.head});
+    s.tiles[3].rows = fa3_find_sequence(&p.sequences, number.batch).mask.queries;
+  }
   if (threadIdx.x == 0) s.step = find_number(p, step - (p.in_turn - 1));
   __syncthreads();
-  if (p.subtract_mean)
-    find_mean<kAny, kAngleBytes>(p, s, (double *)stages, first, step, count, start);
+  if (kClusters && p.subtract_mean)
+    find_mean<kAny, kAngleBytes>(p, s, (double *)stages, s.tiles[3], start);
 
   load<kAny, kAngleBytes>(p, s.tiles[0], false, start);
-  unsigned turn_of = 0;
 #pragma unroll 1
-  for (int k = 0; k < count; k++, turn_of = (turn_of + 1) % 4) {
+  for (int k = 0; k < turns; k++) {
+    const unsigned turn_of = (unsigned)k % 4;
     float x[kElements];
     const tile &now = s.tiles[turn_of], &next = s.tiles[(turn_of + 1) % 4];
     const uint32_t factors = (uint32_t)__cvta_generic_to_shared(s.factors);
     read<kAny, kAngleBytes>(p, start, x);
-    if (k + 1 < count)
+    if (k + 1 < turns)
       load<kAny, kAngleBytes>(
           p, next, next.number.part == now.number.part && next.number.batch == now.number.batch,
           start);
-    if (p.subtract_mean) subtract((uint32_t)__cvta_generic_to_shared(s.mean), x);
+    if (kClusters && p.subtract_mean) subtract((uint32_t)__cvta_generic_to_shared(s.mean), x);
     if (!kAny && p.rotate && p.head_dim == kDim) rotate<true, false>(p, factors, x);
     if (kAny ? p.rotate : p.rotate && p.head_dim < kDim) rotate<false, kAny>(p, factors, x);
     unsigned most = 0;
@@ -340,18 +372,22 @@ __device__ __forceinline__ void quantize_tiles(const fa3_quantize_params &p) {
     const bool there = (int)place.z < now.rows;
     bool infinite;
     const float largest = largest_of(x, infinite);
-    if (p.from != FA3_QUANTIZE_USE) {
+    const bool finds = of_sequence ? k < count : p.from != FA3_QUANTIZE_USE;
+    if (finds) {
       most = there ? __float_as_uint(largest) : 0;
       if (row_scales)
         most = largest_of_lanes(most);
       else
-        raise_largest(most, of_warp, &s.largest[turn_of][place.w]);
+        raise_largest(most, of_warp, &s.largest[of_sequence ? 0 : turn_of][place.w]);
     }
     __syncthreads(); /* from here on nobody reads what is of the last tile */
-    if (p.from != FA3_QUANTIZE_FIND) {
+    if (of_sequence && k == count - 1) find_scale(s, now);
+    if (of_sequence ? !finds : p.from != FA3_QUANTIZE_FIND) {
       float scale;
-      if (p.from == FA3_QUANTIZE_USE)
-        scale = *now.scale;
+      if (of_sequence)
+        scale = s.scale;
+      else if (p.from == FA3_QUANTIZE_USE)
+        scale = now.rows > 0 ? *now.scale : 1; /* what is not there has no scale */
       else
         scale = scale_for(__uint_as_float(row_scales ? most : s.largest[turn_of][place.w]));
       char *const to = now.codes + (int64_t)((uint64_t)place.y << 32 | place.x);
@@ -366,37 +402,52 @@ __device__ __forceinline__ void quantize_tiles(const fa3_quantize_params &p) {
     /* A warp at a time writes scales, and makes room where the last tile was for that after the
      * next two. */
     const unsigned last = (turn_of + 3) % 4;
-    if (!row_scales && p.from != FA3_QUANTIZE_USE) {
+    if (!row_scales && !of_sequence && p.from != FA3_QUANTIZE_USE) {
       write_scales(p, now, s.largest[turn_of], slot_rows);
       for (int i = (int)(this_thread() % 32); i * slot_rows < p.tile_rows; i += 32)
         s.largest[last][i] = 0;
     }
-    if (this_thread() % 32 == 0 && k + 3 < count) {
-      const tile_number one = {0, 0, 1};
+    if (this_thread() % 32 == 0 && k + 3 < turns) {
+      const tile_number one = {0, 0, 1}, before = s.tiles[(turn_of + 2) % 4].number;
       const tile_number &by = p.in_turn > 1 && (k + 3) % p.in_turn ? one : s.step;
-      s.tiles[last] = find_tile(p, add_numbers(p, s.tiles[(turn_of + 2) % 4].number, by));
+      tile_number number = add_numbers(p, before, by);
+      if (kClusters) {
+        const int part =
+            (int)cluster_rank() + there_and_back(p, count, k + 3) * (int)cluster_size();
+        number = {before.batch, part, before.head};
+      }
+      s.tiles[last] = find_tile(p, number);
     }
   }
 }
 
+template <bool kAny, int kAngleBytes>
+__device__ __forceinline__ void quantize_rows(const fa3_quantize_params &p) {
+  __shared__ shared s;
+  if (in_clusters(p))
+    quantize_tiles<kAny, kAngleBytes, true>(p, s);
+  else
+    quantize_tiles<kAny, kAngleBytes, false>(p, s);
+}
+
 extern "C" __global__ void __launch_bounds__(FA3_QUANTIZE_THREADS, 1)
     quantize(const __grid_constant__ fa3_quantize_params p) {
-  quantize_tiles<false, 0>(p);
+  quantize_rows<false, 0>(p);
 }
 
 extern "C" __global__ void __launch_bounds__(FA3_QUANTIZE_THREADS, 1)
     quantize_turned(const __grid_constant__ fa3_quantize_params p) {
-  quantize_tiles<false, kElementBytes>(p);
+  quantize_rows<false, kElementBytes>(p);
 }
 
 extern "C" __global__ void __launch_bounds__(FA3_QUANTIZE_THREADS, 1)
     quantize_turned_by_floats(const __grid_constant__ fa3_quantize_params p) {
-  quantize_tiles<false, 4>(p);
+  quantize_rows<false, 4>(p);
 }
 
 extern "C" __global__ void __launch_bounds__(FA3_QUANTIZE_ANY_THREADS, 1)
     quantize_any(const __grid_constant__ fa3_quantize_params p) {
-  quantize_tiles<true, 0>(p);
+  quantize_rows<true, 0>(p);
 }
 
 // Scales that several tiles raise begin as 0; those of no row stay as they are.

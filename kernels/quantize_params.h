@@ -1,8 +1,8 @@
 /* The quantize kernels' launch contract, shared by host and device: rows become E4M3 codes and
  * scales (fa3_quantize in fa3.h). A head of some rows of a sequence is a tile. A block takes
  * `in_turn` neighbouring tiles from its own number times that on, then as many a grid further on;
- * where a mean is subtracted, a cluster has all tiles of a head of a sequence, and its blocks take
- * them in turn. */
+ * where a mean is subtracted, or a cluster finds a sequence's scale, it has all tiles of a head of
+ * a sequence, and its blocks take them in turn, there and back. */
 #ifndef FA3_QUANTIZE_PARAMS_H
 #define FA3_QUANTIZE_PARAMS_H
 
@@ -23,8 +23,9 @@ enum {
 /* Where a scale comes from. */
 enum {
   FA3_QUANTIZE_OF_TILE, /* a tile has all rows that share one, or more: found, written and used */
-  FA3_QUANTIZE_FIND,    /* several tiles share one: it is raised to what each needs */
-  FA3_QUANTIZE_USE      /* it is read */
+  FA3_QUANTIZE_OF_SEQUENCE, /* a cluster has them: it goes over its tiles twice */
+  FA3_QUANTIZE_FIND,        /* several tiles share one: it is raised to what each needs */
+  FA3_QUANTIZE_USE          /* it is read */
 };
 
 /* quantize, for rows that are read and written 16 bytes at a time; quantize_turned and

@@ -142,16 +142,25 @@ __device__ __forceinline__ void turn_parts(const fa3_quantize_params &p, uint32_
   }
 }
 
-// Element d of row r of the warp's, alone.
+// Elements d and d + 1 of row r of the warp's, alone.
 template <int kAngleBytes>
-__device__ __forceinline__ float read_turned(const fa3_quantize_params &p, uint32_t stage,
-                                             uint32_t tables, unsigned r, unsigned d) {
-  const float x = number_at<kElementBytes>(stage, r, d);
-  if (d >= 2u * p.pairs) return x;
+__device__ __forceinline__ void read_two_turned(const fa3_quantize_params &p, uint32_t stage,
+                                                uint32_t tables, unsigned r, unsigned d,
+                                                float (&x)[2]) {
+  load_two_numbers<kElementBytes>(number_place<kElementBytes>(stage, r, d), x);
+  if (d >= 2u * p.pairs) return;
   const pair_place at = pair_of(p, d);
-  return turn_one(number_at<kAngleBytes>(tables, r, at.pair),
-                  number_at<kAngleBytes>(tables, r, at.pair + kHalf), x,
-                  number_at<kElementBytes>(stage, r, at.other), at.second);
+  float other[2], cos[2], sin[2];
+  if (p.interleaved) {
+    turn(number_at<kAngleBytes>(tables, r, at.pair),
+         number_at<kAngleBytes>(tables, r, at.pair + kHalf), x[0], x[1]);
+    return;
+  }
+  load_two_numbers<kElementBytes>(number_place<kElementBytes>(stage, r, at.other), other);
+  load_two_numbers<kAngleBytes>(number_place<kAngleBytes>(tables, r, at.pair), cos);
+  load_two_numbers<kAngleBytes>(number_place<kAngleBytes>(tables, r, at.pair + kHalf), sin);
+#pragma unroll
+  for (int i = 0; i < 2; i++) x[i] = turn_one(cos[i], sin[i], x[i], other[i], at.second);
 }
 
 __device__ __forceinline__ float load_angle(const fa3_quantize_params &p, const void *table,
@@ -177,11 +186,13 @@ __device__ __forceinline__ void load_any(const fa3_quantize_params &p, const til
       x = load_element(from, d);
       if (d < 2u * p.pairs) {
         const pair_place at = pair_of(p, d);
-        const int64_t position = position_of(p, t, row), known = max(position, (int64_t)0);
-        const float c = load_angle(p, p.cos.data, known * p.cos.stride_row + at.pair);
-        const float s = load_angle(p, p.sin.data, known * p.sin.stride_row + at.pair);
+        const int64_t position = position_of(p, t, row);
+        float c = NAN, s = NAN;
+        if (position >= 0) {
+          c = load_angle(p, p.cos.data, position * p.cos.stride_row + at.pair);
+          s = load_angle(p, p.sin.data, position * p.sin.stride_row + at.pair);
+        }
         x = turn_one(c, s, x, load_element(from, at.other), at.second);
-        if (position < 0) x = NAN;
       }
     }
     store_shared_word(number_place<4>(stage, n / kDim, d), __float_as_uint(x));

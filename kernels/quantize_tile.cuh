@@ -41,11 +41,24 @@ struct tile {
   int64_t positions;  // offset of the first row
 };
 
-// Tiles are numbered by head first, or last where a mean is subtracted.
+// Whether a cluster has all tiles of a head of a sequence.
+__device__ __forceinline__ bool in_clusters(const fa3_quantize_params &p) {
+  return p.subtract_mean || p.from == FA3_QUANTIZE_OF_SEQUENCE;
+}
+
+// Tiles are numbered by head first, or last where clusters have them.
 __device__ __forceinline__ tile_number find_number(const fa3_quantize_params &p, int index) {
-  if (p.subtract_mean)
+  if (in_clusters(p))
     return {index / p.tiles / p.heads, index % p.tiles, index / p.tiles % p.heads};
   return {index / p.heads / p.tiles, index / p.heads % p.tiles, index % p.heads};
+}
+
+// Which of its tiles a cluster's block takes in its k-th turn: forth, back and forth again, so that
+// what it reads next is still in the L2 cache. The mean's sum is the first way.
+__device__ __forceinline__ int there_and_back(const fa3_quantize_params &p, int count, int k) {
+  if (p.subtract_mean) k += count;
+  if (k >= 2 * count) k -= 2 * count;
+  return k < count ? k : 2 * count - 1 - k;
 }
 
 // So many tiles further on, without a division.
@@ -144,6 +157,18 @@ __device__ __forceinline__ float number_in(const uint32_t (&words)[4], int i) {
 #else
   return number_of(i % 2 ? words[i / 2] >> 16 : words[i / 2] & 0xffff);
 #endif
+}
+
+// Two neighbouring numbers of shared memory.
+template <int kBytes>
+__device__ __forceinline__ void load_two_numbers(uint32_t from, float (&x)[2]) {
+  if constexpr (kBytes == 4) {
+    const float2 pair = load_shared_pair(from);
+    x[0] = pair.x, x[1] = pair.y;
+  } else {
+    const uint32_t words[4] = {__float_as_uint(load_shared_float(from))};
+    x[0] = number_in<kBytes>(words, 0), x[1] = number_in<kBytes>(words, 1);
+  }
 }
 
 // A warp's rows of kBytes each lie in shared memory as vectors of 16 bytes. Where vector n of them

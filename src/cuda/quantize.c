@@ -74,30 +74,42 @@ static int64_t bytes_of_thread(const struct problem *problem, int32_t entry) {
   return FA3_QUANTIZE_ELEMENTS * (element + angle) + FA3_QUANTIZE_PLACE_BYTES;
 }
 
+/* Whether sequences, or heads, share a scale. */
+static bool of_all(const struct problem *problem) {
+  const struct operand *scale = &problem->codes_scale;
+  return !problem->codes_scale_rows &&
+         scale->batch * scale->heads < problem->batch * problem->heads_q;
+}
+
 /* Tiles of one scale or several, if a block holds so many rows; else several of one. */
-static void deal_rows(const struct problem *problem, const struct kernel *kernel, int64_t longest,
+static void deal_rows(const struct problem *problem, const struct cuda_facts *facts,
+                      const struct kernel *kernel, int64_t heads, int64_t longest,
                       struct quantize_plan *plan) {
   const int64_t rows = problem->codes_scale_rows;
-  const struct operand *scale = &problem->codes_scale;
-  const bool of_all = !rows && scale->batch * scale->heads < problem->batch * problem->heads_q;
   const int64_t shared = rows ? smaller(rows, longest) : longest;
   const int64_t lanes = kernel->head_dim / FA3_QUANTIZE_ELEMENTS;
   const int64_t thread_bytes = bytes_of_thread(problem, plan->entry);
   int64_t most = plan->entry == OF_ANY_ROWS ? FA3_QUANTIZE_ANY_THREADS : FA3_QUANTIZE_THREADS;
   while (most * thread_bytes > FA3_QUANTIZE_SHARED_BYTES || most / lanes > FA3_QUANTIZE_TILE_ROWS)
     most /= 2;
-  /* Several blocks of a multiprocessor hide each other's waiting. */
   int64_t threads = smaller(USUAL_ROWS * lanes, most);
   while (shared > threads / lanes && shared <= most / lanes) threads *= 2;
+  /* Larger tiles wait less often for all of a block, where that leaves every multiprocessor some;
+   * but blocks that take whole heads, of which there are many, hide each other's ends. */
+  const bool whole_heads = problem->subtract_mean || (shared == longest && shared > most / lanes);
+  while (threads < most && longest >= 2 * threads / lanes &&
+         heads * divide_up(longest, 2 * threads / lanes) >= 4 * (int64_t)facts->multiprocessors &&
+         !(whole_heads && heads > 2 * (int64_t)facts->multiprocessors))
+    threads *= 2;
   const int64_t held = threads / lanes;
   plan->threads = (int32_t)threads;
   plan->shared_bytes = (int32_t)(threads * thread_bytes);
-  plan->apart = of_all || shared > held;
-  if (plan->apart)
+  plan->from = of_all(problem) || shared > held ? FA3_QUANTIZE_FIND : FA3_QUANTIZE_OF_TILE;
+  if (plan->from)
     plan->tile_rows = (int32_t)held;
   else
     plan->tile_rows = (int32_t)(rows ? held / shared * shared : shared);
-  plan->span_rows = plan->apart ? (int32_t)shared : plan->tile_rows;
+  plan->span_rows = plan->from ? (int32_t)shared : plan->tile_rows;
   plan->span_tiles = (int32_t)divide_up(plan->span_rows, plan->tile_rows);
 }
 
@@ -113,18 +125,6 @@ static int64_t heads_in_turn(const struct problem *problem, int64_t all, int64_t
   return heads;
 }
 
-/* The kernel reads the scale of tiles that a packed batch's shorter sequences don't have, and so
- * behind the tensor, where a tile has some of a scale's rows. */
-static fa3_status check_scale_rows(const struct problem *problem, int64_t longest,
-                                   const struct quantize_plan *plan) {
-  const int64_t rows = problem->codes_scale_rows;
-  if (!plan->apart || !problem->cu_seqlens_q || !rows || longest <= rows) return FA3_OK;
-  return set_error(FA3_UNSUPPORTED,
-                   "codes_scale_rows is %" PRId64
-                   ": with cu_seqlens_q a GPU takes no more than a block of its kernel holds, or 0",
-                   rows);
-}
-
 fa3_status plan_quantize(const struct problem *problem, const struct cuda_facts *facts,
                          struct cuda_plan *plan) {
   const int64_t longest = smaller(problem->max_seqlen_q, problem->rows_q);
@@ -137,14 +137,15 @@ fa3_status plan_quantize(const struct problem *problem, const struct cuda_facts 
   TRY(check_lengths(problem));
   if (!has_elements(&problem->input) || !problem->batch || !longest) return FA3_OK;
   ours->entry = choose_entry(problem);
-  deal_rows(problem, plan->helper, longest, ours);
-  TRY(check_scale_rows(problem, longest, ours));
-  if (problem->rotary_cos.dtype && !problem->rotary_cos.rows)
-    return set_error(FA3_INVALID_LENGTHS, "rotary_cos.shape[0] is 0: input's rows have positions");
-  const int64_t tiles = divide_up(longest, ours->span_rows) * ours->span_tiles;
-  int64_t heads, all;
-  if (__builtin_mul_overflow(problem->batch, problem->heads_q, &heads) ||
-      __builtin_mul_overflow(heads, tiles, &all) || all > MAX_TILES || heads > MAX_TILES / 16)
+  int64_t heads, all, tiles = 0;
+  bool counted = !__builtin_mul_overflow(problem->batch, problem->heads_q, &heads) &&
+                 heads <= MAX_TILES / LARGEST_CLUSTER;
+  if (counted) {
+    deal_rows(problem, facts, plan->helper, heads, longest, ours);
+    tiles = divide_up(longest, ours->span_rows) * ours->span_tiles;
+    counted = !__builtin_mul_overflow(heads, tiles, &all) && all <= MAX_TILES;
+  }
+  if (!counted)
     return set_error(FA3_UNSUPPORTED,
                      "%" PRId64 " sequences of %" PRId64 " heads of up to %" PRId64
                      " rows: more than the quantize kernel counts",
@@ -153,9 +154,13 @@ fa3_status plan_quantize(const struct problem *problem, const struct cuda_facts 
       facts->multiprocessors * smaller(FA3_QUANTIZE_THREADS / ours->threads,
                                        SHARED_BYTES / (ours->shared_bytes + BLOCK_BYTES));
   ours->tiles = (int32_t)tiles;
-  ours->in_turn = problem->subtract_mean ? 1 : (int32_t)heads_in_turn(problem, all, at_once);
+  ours->in_turn = (int32_t)heads_in_turn(problem, all, at_once);
   ours->blocks = (int32_t)smaller(all / ours->in_turn, at_once);
-  if (!problem->subtract_mean) return FA3_OK;
+  if (ours->from && !of_all(problem) && ours->span_rows == longest &&
+      (problem->subtract_mean || LARGEST_CLUSTER * heads >= facts->multiprocessors))
+    ours->from = FA3_QUANTIZE_OF_SEQUENCE;
+  if (!problem->subtract_mean && ours->from != FA3_QUANTIZE_OF_SEQUENCE) return FA3_OK;
+  ours->in_turn = 1;
   /* Clusters of two can be two blocks on a multiprocessor; larger ones then find too few places. */
   int64_t cluster = 1;
   while (cluster < LARGEST_CLUSTER && 2 * cluster <= tiles &&
@@ -242,8 +247,8 @@ fa3_status launch_quantize(
   (void)workspace;
   if (!plan->quantize.tiles) return FA3_OK;
   fa3_quantize_params params = make_params(problem, &plan->quantize);
-  if (!plan->quantize.apart) return launch_tiles(scope, plan, &params);
-  params.from = FA3_QUANTIZE_FIND;
+  params.from = plan->quantize.from;
+  if (params.from != FA3_QUANTIZE_FIND) return launch_tiles(scope, plan, &params);
   TRY(clear_scales(scope, plan, &params));
   TRY(launch_tiles(scope, plan, &params));
   params.from = FA3_QUANTIZE_USE;

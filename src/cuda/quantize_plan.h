@@ -16,7 +16,8 @@ struct quantize_plan {
   int32_t in_turn;      /* neighbouring tiles, that a block takes one after the other */
   int32_t blocks;       /* of the grid */
   int32_t cluster;      /* blocks that share a head of a sequence, or 0: tiles belong to no block */
-  bool apart;           /* tiles share a scale: it is found before any is coded */
+  int32_t from;         /* where scales come from: FA3_QUANTIZE_OF_TILE, _OF_SEQUENCE, or _FIND and
+                           then _USE */
 };
 
 #endif

@@ -285,8 +285,13 @@ void quantize_trial_make(struct quantize_trial *t, struct rng *rng, int64_t long
   assert_in_range(longest, 1, QUANTIZE_MOST_ROWS);
   *t = (struct quantize_trial){.args = {.struct_size = sizeof *args, .num_threads = 3}};
   t->packed = rng_chance(rng, 0.4);
-  t->batch = rng_between(rng, 0, QUANTIZE_MOST_BATCH);
+  t->batch = rng_between(rng, 0, 4);
+  if (rng_chance(rng, 0.05)) { /* short ones */
+    t->batch = rng_between(rng, 33, QUANTIZE_MOST_BATCH);
+    if (longest > 20) longest = 20;
+  }
   t->heads = rng_between(rng, 1, 3);
+  if (t->batch <= 4 && longest <= 400 && rng_chance(rng, 0.3)) t->heads = rng_between(rng, 4, 9);
   t->dim = RNG_PICK(rng, 1, 3, 8, 16, 17, 40, 64, 80, 96, 127, 128, 192, 255, 256);
   make_lengths(t, rng, longest);
   args->input = make_view(t, (fa3_dtype)RNG_PICK(rng, FA3_FLOAT32, FA3_FLOAT16, FA3_BFLOAT16),

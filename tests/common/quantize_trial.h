@@ -9,7 +9,7 @@
 #include "fa3.h"
 #include "rng.h"
 
-enum { QUANTIZE_POISON = 0x5a, QUANTIZE_MOST_BATCH = 4, QUANTIZE_MOST_ROWS = 2500 };
+enum { QUANTIZE_POISON = 0x5a, QUANTIZE_MOST_BATCH = 300, QUANTIZE_MOST_ROWS = 2500 };
 
 /* A call, and what the header says of it. */
 struct quantize_trial {

@@ -88,31 +88,6 @@ static void test_quantize(void **state) {
   assert_true(fake_thread_is_clean());
 }
 
-/* Of a packed batch a tile has all rows of a scale. */
-static void test_scale_rows(void **state) {
-  (void)state;
-  const fa3_tensor scale = {place(3), FA3_FLOAT32, 2, {4, 10}, {10, 1}, {0}};
-  fa3_quantize_args args = {.struct_size = sizeof args,
-                            .device = gpu,
-                            .input = fa3_packed(place(1), FA3_BFLOAT16, 3000, 4, 64),
-                            .codes = fa3_packed(place(2), FA3_FLOAT8_E4M3, 3000, 4, 64),
-                            .codes_scale = scale,
-                            .cu_seqlens_q = fa3_vector(place(4), FA3_INT32, 6),
-                            .max_seqlen_q = 2000,
-                            .codes_scale_rows = 600};
-  assert_int_equal(fa3_quantize(&args), FA3_UNSUPPORTED);
-  assert_string_equal(fa3_last_error(),
-                      "codes_scale_rows is 600: with cu_seqlens_q a GPU takes no "
-                      "more than a block of its kernel holds, or 0");
-  args.max_seqlen_q = 600;
-  assert_int_equal(fa3_quantize(&args), FA3_OK);
-  args.max_seqlen_q = 2000;
-  args.codes_scale_rows = 500;
-  args.codes_scale.shape[1] = 11;
-  args.codes_scale.strides[0] = 11;
-  assert_int_equal(fa3_quantize(&args), FA3_OK);
-}
-
 int main(void) {
   const fa3_capability capability = {.struct_size = sizeof capability,
                                      .device = gpu,
@@ -131,7 +106,6 @@ int main(void) {
       cmocka_unit_test(test_prepare),
       cmocka_unit_test(test_forward),
       cmocka_unit_test(test_quantize),
-      cmocka_unit_test(test_scale_rows),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
