@@ -8,7 +8,7 @@
 #include "gpu_trial.h"
 #include "test.h"
 
-enum { TRIALS = 60, GLOBAL = 0 }; /* of each pass */
+enum { TRIALS = 60, MANY = 4, GLOBAL = 0 }; /* of each pass */
 
 static const size_t arena_bytes = (size_t)512 << 20;
 
@@ -34,29 +34,45 @@ static void replay(struct gpu_trial *trial, gpu_graph_exec exec, struct rng *rng
   gpu_trial_check(trial, rng, 30000);
 }
 
-static void run(uint64_t number, bool backward, struct gpu_arena *arena, gpu_stream stream) {
+static void run(const struct gradient_spec *spec, bool backward, struct gpu_arena *arena,
+                gpu_stream stream, struct rng *rng) {
   static struct gpu_trial trial;
-  struct rng rng = rng_for(number);
-  const struct gradient_spec spec = gpu_spec_random(backward, &rng);
-  gpu_trial_new(&trial, &spec, backward, arena, stream, &rng);
+  gpu_trial_new(&trial, spec, backward, arena, stream, rng);
   gpu_graph_exec exec = capture(&trial.mirror);
-  replay(&trial, exec, &rng);
-  gpu_trial_refill(&trial, &rng);
-  replay(&trial, exec, &rng);
-  mirror_upload(&trial.mirror); /* a call of the stream's own between */
+  replay(&trial, exec, rng);
+  gpu_trial_refill(&trial, rng);
+  replay(&trial, exec, rng);
+  mirror_upload(&trial.mirror); /* two calls of the stream's own between */
   mirror_run(&trial.mirror);
+  if (!(spec->flags & FA3_ACCUMULATE)) mirror_run(&trial.mirror);
   mirror_download(&trial.mirror);
-  gpu_trial_check(&trial, &rng, 30000);
-  replay(&trial, exec, &rng);
+  gpu_trial_check(&trial, rng, 30000);
+  replay(&trial, exec, rng);
   GPU(cuGraphExecDestroy, exec);
   gpu_trial_free(&trial);
+}
+
+/* More sequences than a warp numbers the tiles of at a time. */
+static void run_many(bool backward, struct gpu_arena *arena, gpu_stream stream) {
+  for (int i = 0; i < MANY; i++) {
+    struct rng rng = rng_for(1000 + (uint64_t)i);
+    const bool longer = i < 2, causal = i % 2;
+    const struct gradient_spec spec =
+        gpu_spec_many(backward, longer ? 41 : 300, longer ? 3000 : 40, causal, &rng);
+    run(&spec, backward, arena, stream, &rng);
+  }
 }
 
 static void test_replay(bool backward) {
   struct gpu_arena arena = gpu_arena_new(arena_bytes);
   gpu_stream stream;
   GPU(cuStreamCreate, &stream, 1);
-  for (uint64_t number = 0; number < TRIALS; number++) run(number, backward, &arena, stream);
+  for (uint64_t number = 0; number < TRIALS; number++) {
+    struct rng rng = rng_for(number);
+    const struct gradient_spec spec = gpu_spec_random(backward, &rng);
+    run(&spec, backward, &arena, stream, &rng);
+  }
+  run_many(backward, &arena, stream);
   GPU(cuStreamDestroy, stream);
   gpu_arena_free(&arena);
 }
@@ -165,6 +181,6 @@ int main(void) {
   };
   int result = cmocka_run_group_tests(tests, NULL, NULL);
   if (!WIFEXITED(status) || WEXITSTATUS(status)) result = 1;
-  if (result == 0) printf("passed: %d captures\n", 2 * TRIALS + 2);
+  if (result == 0) printf("passed: %d captures\n", 2 * (TRIALS + MANY) + 2);
   return result;
 }

@@ -83,6 +83,18 @@ struct gradient_spec gpu_spec_random(bool backward, struct rng *rng) {
                   : (struct gradient_spec){.forward = forward};
 }
 
+struct gradient_spec gpu_spec_many(bool backward, int64_t batch, int64_t longest, bool causal,
+                                   struct rng *rng) {
+  struct spec forward = random_forward(backward, rng);
+  pack_many(&forward, batch, longest, rng);
+  forward.flags &= ~(uint32_t)(FA3_CAUSAL | FA3_WINDOW);
+  if (causal) forward.flags |= FA3_CAUSAL;
+  forward.diagonal = false;
+  forward.window_left = forward.window_right = 0;
+  return backward ? gradient_spec_random(&forward, rng)
+                  : (struct gradient_spec){.forward = forward};
+}
+
 fa3_status gpu_spec_supported(const struct gradient_spec *spec, bool backward) {
   const struct spec *forward = &spec->forward;
   const fa3_dtype key_dtype = forward->codes ? FA3_FLOAT8_E4M3 : forward->dtype;

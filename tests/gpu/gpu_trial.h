@@ -12,6 +12,10 @@ struct gpu_trial {
 
 struct gradient_spec gpu_spec_random(bool backward, struct rng *rng);
 
+/* A packed batch of many sequences, one of them the longest and the others short. */
+struct gradient_spec gpu_spec_many(bool backward, int64_t batch, int64_t longest, bool causal,
+                                   struct rng *rng);
+
 /* Whether the CUDA engine takes calls of such dtypes, head dims and features: FA3_UNSUPPORTED and
  * its reason if not. */
 fa3_status gpu_spec_supported(const struct gradient_spec *spec, bool backward);
