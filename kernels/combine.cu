@@ -135,7 +135,7 @@ __device__ __forceinline__ void merge_warps(merged &m) {
   }
 }
 
-extern "C" __global__ void __launch_bounds__(FA3_COMBINE_THREADS, 4)
+extern "C" __global__ void __launch_bounds__(FA3_COMBINE_THREADS, 3)
     combine(const __grid_constant__ fa3_combine_params p) {
   const int lane = threadIdx.x & 31, batch = blockIdx.y;
   const int warp = p.warps == 1 ? 0 : threadIdx.x / 32;  // of the row's
