@@ -22,38 +22,46 @@ __device__ __forceinline__ void load_queries(const fa3_forward_params &params, c
   }
 }
 
-// The scales of tile n of keys and values, for the consumers; by the whole warp. Where they are
-// mixed, each row's: of values over the tile's greatest, which is the tile's scale then.
-__device__ __forceinline__ void store_scales(const fa3_forward_fp8_params &params, uint32_t to,
-                                             const work &w, int head, int n) {
+// Whether a tile's scales are fetched while the tile before is loaded. Else they are, a chain of
+// two loads, when there is room for the tile: late, but faster at head dim 128
+// (docs/notes/hopper-fp8.md).
+constexpr bool kScalesAhead = kHeadDim != 128;
+
+// The scale of tile n of keys and that of its values, where each has one.
+__device__ __forceinline__ float2 tile_scales(const fa3_forward_fp8_params &params, const work &w,
+                                              int head, int n) {
+  const int *starts = params.forward.sequences.cu_seqlens_k;
+  const int entry = starts ? w.batch : w.sequence.key_batch;
+  const int row = left_pad(params.forward, w) + n * kTileK;
+  return {scale_of(params.key_scale, entry, head, row, starts),
+          scale_of(params.value_scale, entry, head, row, starts)};
+}
+
+// Those of each key of tile n, for the consumers; by the whole warp. A value's is a share of the
+// greatest of the tile, which is the tile's scale then.
+__device__ __forceinline__ void store_mixed_scales(const fa3_forward_fp8_params &params,
+                                                   uint32_t to, const work &w, int head, int n) {
   const int *starts = params.forward.sequences.cu_seqlens_k;
   const int entry = starts ? w.batch : w.sequence.key_batch, lane = threadIdx.x & 31;
   const int row = left_pad(params.forward, w) + n * kTileK;
-  if (!mixed_scales(params, w)) {
-    if (lane == 0)
-      store_shared_pair(to, scale_of(params.key_scale, entry, head, row, starts),
-                        scale_of(params.value_scale, entry, head, row, starts));
-  } else {
-    const int rows = w.sequence.mask.keys - n * kTileK;
-    float greatest = 0.0f;
-    for (int j = lane; j < kTileK; j += 32)
-      if (j < rows)
-        greatest = max_nan(greatest, scale_of(params.value_scale, entry, head, row + j, starts));
+  const int rows = w.sequence.mask.keys - n * kTileK;
+  float greatest = 0.0f;
+  for (int j = lane; j < kTileK; j += 32)
+    if (j < rows)
+      greatest = max_nan(greatest, scale_of(params.value_scale, entry, head, row + j, starts));
 #pragma unroll
-    for (int i = 16; i > 0; i /= 2)
-      greatest = max_nan(greatest, __shfl_xor_sync(0xffffffff, greatest, i));
-    const float inverse = greatest == 0.0f ? 0.0f : reciprocal_unit(greatest);
-    for (int j = lane; j < kTileK; j += 32) {
-      float key = 1.0f, value = 0.0f;
-      if (j < rows) {
-        key = scale_of(params.key_scale, entry, head, row + j, starts);
-        value = scale_of(params.value_scale, entry, head, row + j, starts) * inverse;
-      }
-      store_shared_pair(to + 8 + 8 * j, key, value);
+  for (int i = 16; i > 0; i /= 2)
+    greatest = max_nan(greatest, __shfl_xor_sync(0xffffffff, greatest, i));
+  const float inverse = greatest == 0.0f ? 0.0f : reciprocal_unit(greatest);
+  for (int j = lane; j < kTileK; j += 32) {
+    float key = 1.0f, value = 0.0f;
+    if (j < rows) {
+      key = scale_of(params.key_scale, entry, head, row + j, starts);
+      value = scale_of(params.value_scale, entry, head, row + j, starts) * inverse;
     }
-    if (lane == 0) store_shared_pair(to, 1.0f, greatest);
+    store_shared_pair(to + 8 + 8 * j, key, value);
   }
-  __syncwarp();
+  if (lane == 0) store_shared_pair(to, 1.0f, greatest);
 }
 
 __device__ __forceinline__ void load(const fa3_forward_fp8_params &fp8, const layout &m) {
@@ -70,12 +78,22 @@ __device__ __forceinline__ void load(const fa3_forward_fp8_params &fp8, const la
       if (params.next_tile != nullptr && leader) barrier_arrive(m.work_wanted);
       load_queries(params, m, t, w, leader);
     }
+    const bool mixed = mixed_scales(fp8, w);
+    float2 scales = {};  // of the tile in hand or, where it may be so, of the next
+    if (kScalesAhead && !mixed && begin < end) scales = tile_scales(fp8, w, head, end - 1);
     for (int n = end - 1; n >= begin; --n) {
       // The last keys: what the scheduling warp does now is done when they are used.
       if (n == begin && params.next_tile != nullptr && leader) barrier_arrive(m.work_wanted);
       const int row = w.sequence.key_row + n * kTileK;
       ring_wait_empty(m.k, used);
-      store_scales(fp8, m.scales + used % kScaleSlots * kScaleBytes, w, head, n);
+      const uint32_t to = m.scales + used % kScaleSlots * kScaleBytes;
+      if (mixed) {
+        store_mixed_scales(fp8, to, w, head, n);
+      } else {
+        if (!kScalesAhead) scales = tile_scales(fp8, w, head, n);
+        if ((threadIdx.x & 31) == 0) store_shared_pair(to, scales.x, scales.y);
+      }
+      __syncwarp();
       if (leader) {
         const barrier full = ring_full(m.k, used);
         barrier_expect(full, kKBytes);
@@ -85,6 +103,7 @@ __device__ __forceinline__ void load(const fa3_forward_fp8_params &fp8, const la
                       c * kCodes, row, head, w.sequence.key_batch);
       }
       __syncwarp();
+      if (kScalesAhead && !mixed && n > begin) scales = tile_scales(fp8, w, head, n - 1);
 #pragma unroll
       for (int c = 0; c < kCodeChunks; ++c) {
         const uint32_t use = used * kCodeChunks + c;
