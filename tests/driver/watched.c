@@ -416,15 +416,15 @@ static void test_quantize(void **state) {
   fa3_quantize_args args = make_quantize(10000, 128, 128);
   run_quantize(&args);
   ASSERT_LAUNCHES("quantize");
-  assert_int_equal(launches[0].grid[0], 2 * MULTIPROCESSORS);
-  assert_int_equal(launches[0].block[0], FA3_QUANTIZE_THREADS / 2);
+  assert_int_equal(launches[0].grid[0], MULTIPROCESSORS);
+  assert_int_equal(launches[0].block[0], FA3_QUANTIZE_THREADS);
   assert_int_equal(launches[0].shared_bytes,
-                   512 * (FA3_QUANTIZE_ELEMENTS * 2 + FA3_QUANTIZE_PLACE_BYTES));
+                   1024 * (FA3_QUANTIZE_ELEMENTS * 2 + FA3_QUANTIZE_PLACE_BYTES));
   assert_int_equal(launches[0].dependent, 1);
   assert_int_equal(launches[0].cluster, 0);
   assert_int_equal(quantize_params.from, FA3_QUANTIZE_OF_TILE);
-  assert_int_equal(quantize_params.tile_rows, 128);
-  assert_int_equal(quantize_params.tiles, 79);
+  assert_int_equal(quantize_params.tile_rows, 256);
+  assert_int_equal(quantize_params.tiles, 40);
   assert_int_equal(quantize_params.in_turn, 1);
   assert_ptr_equal(quantize_params.scale.data, place(3));
 
@@ -454,8 +454,8 @@ static void test_quantize(void **state) {
   assert_int_equal(launches[1].grid[0], launches[2].grid[0]);
   assert_int_equal(launches[1].dependent && launches[2].dependent, 1);
   assert_int_equal(quantize_params.from, FA3_QUANTIZE_USE);
-  assert_int_equal(quantize_params.span_tiles, 8);
-  assert_int_equal(quantize_params.tiles, 80);
+  assert_int_equal(quantize_params.span_tiles, 4);
+  assert_int_equal(quantize_params.tiles, 40);
   args = make_quantize(10, 128, 0);
   args.codes_scale = fa3_vector(place(3), FA3_FLOAT32, 1);
   run_quantize(&args);
