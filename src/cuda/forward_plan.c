@@ -169,7 +169,7 @@ static fa3_status plan_tiles(const struct problem *problem, const struct cuda_fa
                      "%" PRId64 " heads of %" PRId64 " sequences of up to %" PRId64
                      " rows: more tiles than the CUDA kernels count",
                      problem->heads_q, problem->batch, longest);
-  double head_bytes = 2.0 * (double)problem->max_seqlen_k *
+  double head_bytes = (double)fa3_dtype_size(problem->key.dtype) * (double)problem->max_seqlen_k *
                       (double)(problem->head_dim + problem->value_head_dim) *
                       (double)problem->heads_k / (double)heads;
   double section = cache_bytes / (head_bytes > 1 ? head_bytes : 1);
