@@ -1,14 +1,29 @@
 #include "trials.h"
 
 #include <inttypes.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
 static double worst[FA3_BFLOAT16 + 1];
-static char under_way[TRIALS_TEXT]; /* empty between trials */
-static uint64_t under_way_number;
+static char under_way[TRIALS_TEXT + 64]; /* empty between trials */
+
+static void print_under_way(void) {
+  if (!under_way[0]) return;
+  if (write(STDOUT_FILENO, under_way, strlen(under_way)) < 0 || write(STDOUT_FILENO, "\n", 1) < 0)
+    _exit(1);
+}
+
+/* Whoever ends a test that takes too long is told what it was at. */
+static void stop(int signal) {
+  print_under_way();
+  _exit(128 + signal);
+}
 
 void trials_run(void (*run)(uint64_t number), int first, int step, int count) {
+  (void)signal(SIGTERM, stop);
   const char *only = getenv("FA3_TEST_TRIAL");
   if (only)
     run(strtoull(only, NULL, 0));
@@ -19,8 +34,8 @@ void trials_run(void (*run)(uint64_t number), int first, int step, int count) {
 }
 
 char *trials_begin(uint64_t number) {
-  under_way_number = number;
-  return under_way;
+  const int length = snprintf(under_way, sizeof under_way, "FA3_TEST_TRIAL=%" PRIu64 ": ", number);
+  return under_way + length;
 }
 
 void trials_end(fa3_dtype dtype, double ratio) {
@@ -30,6 +45,7 @@ void trials_end(fa3_dtype dtype, double ratio) {
 
 int trials_print(void **state) {
   (void)state;
-  if (under_way[0]) printf("FA3_TEST_TRIAL=%" PRIu64 ": %s\n", under_way_number, under_way);
+  (void)fflush(stdout);
+  print_under_way();
   return 0;
 }

@@ -8,7 +8,7 @@
 #include "fa3.h"
 
 /* Runs trials first, first + step, ... below `count`, or FA3_TEST_TRIAL's alone, and prints the
- * largest errors. */
+ * largest errors. SIGTERM prints the trial that is under way and ends the process. */
 void trials_run(void (*run)(uint64_t number), int first, int step, int count);
 
 /* A run begins with it, and describes the trial where it says: TRIALS_TEXT bytes. */

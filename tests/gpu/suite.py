@@ -50,6 +50,7 @@ UNDER_A_TOOL = {
     "float8": ["test_gpu_float8"],
     "quantize": ["test_gpu_quantize"],
 }
+SECONDS_TO_END = 2
 SECONDS_UNDER_A_TOOL = int(os.environ.get("FA3_GPU_SANITIZER_SECONDS", 300))
 TRIALS_UNDER_A_TOOL = 15  # fewer than it has processes: one process alone
 # Of 64 sequences each, which have every kernel of a cache once: enough for a minute of racecheck.
@@ -77,10 +78,13 @@ def start(command, environment=None):
 
 
 def finish(name, process, seconds):
-    """What it printed; None if it failed or took longer. All of it is printed."""
+    """What it printed; None if it failed or took longer. All of it is printed: a test that takes
+    too long is asked to end first, so that it says which trial it is at."""
     try:
         output, _ = process.communicate(timeout=max(0, seconds))
     except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGTERM)
+        time.sleep(SECONDS_TO_END)
         os.killpg(process.pid, signal.SIGKILL)
         output, _ = process.communicate()
     print(f"--- {name}: {process.returncode}\n{output}", flush=True)
