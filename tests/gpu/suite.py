@@ -66,27 +66,32 @@ def gpu():
 
 
 def start(command, environment=None):
-    return subprocess.Popen(
+    """The process and the file that its output goes to: a pipe would be full before it is read."""
+    log = tempfile.TemporaryFile()
+    process = subprocess.Popen(
         command,
         env=environment,
-        stdout=subprocess.PIPE,
+        stdout=log,
         stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
         start_new_session=True,  # its program and processes go with it
     )
+    return process, log
 
 
-def finish(name, process, seconds):
+def finish(name, started, seconds):
     """What it printed; None if it failed or took longer. All of it is printed: a test that takes
     too long is asked to end first, so that it says which trial it is at."""
+    process, log = started
     try:
-        output, _ = process.communicate(timeout=max(0, seconds))
+        process.wait(timeout=max(0, seconds))
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGTERM)
         time.sleep(SECONDS_TO_END)
         os.killpg(process.pid, signal.SIGKILL)
-        output, _ = process.communicate()
+        process.wait()
+    with log:
+        log.seek(0)
+        output = log.read().decode(errors="replace")
     print(f"--- {name}: {process.returncode}\n{output}", flush=True)
     return None if process.returncode else output
 
@@ -96,8 +101,8 @@ def run(commands):
     running = {name: start(command) for name, command in commands.items()}
     end = time.monotonic() + SECONDS_OF_TESTS
     counts = {}
-    for name, process in running.items():
-        output = finish(name, process, end - time.monotonic())
+    for name, started in running.items():
+        output = finish(name, started, end - time.monotonic())
         passed = output and re.search(r"^passed: (\d+)", output, re.MULTILINE)
         counts[name] = int(passed[1]) if passed else 0
     return counts
@@ -117,8 +122,8 @@ def sanitize(programs):
             )
     end = time.monotonic() + SECONDS_UNDER_A_TOOL
     return {
-        name: 0 if finish(name, process, end - time.monotonic()) is None else trials[name]
-        for name, process in running.items()
+        name: 0 if finish(name, started, end - time.monotonic()) is None else trials[name]
+        for name, started in running.items()
     }
 
 
