@@ -475,9 +475,9 @@ typedef struct fa3_forward_args {
 /* Bytes of workspace that fa3_forward needs for these arguments. Checks everything that
  * fa3_forward checks but the tensors' data pointers, the contents of the lengths and the
  * workspace itself, so it also answers whether a call would be taken. The size never falls
- * when a dimension grows. On a GPU a tensor that does not start at a multiple of 16 bytes, or
- * whose strides are no multiples of it, takes a detour through the workspace; a null data
- * pointer counts as aligned. *bytes is written only on FA3_OK. */
+ * when a dimension grows, if heads_q grows with heads_k. On a GPU a tensor that does not start
+ * at a multiple of 16 bytes, or whose strides are no multiples of it, takes a detour through
+ * the workspace; a null data pointer counts as aligned. *bytes is written only on FA3_OK. */
 FA3_API fa3_status fa3_forward_workspace(const fa3_forward_args *args, size_t *bytes);
 
 /* Attention. On the CPU it returns when the output is written; on a GPU when the work is

@@ -33,6 +33,7 @@ static void check_plan(const struct problem *problem, const struct cuda_plan *cu
   assert_int_equal(plan->tiles.blocks, divide_up(problem->max_seqlen_q, plan->tile_queries));
   assert_true(plan->workers <= facts.multiprocessors);
   assert_true((plan->combine != NULL) == (plan->splits > 1));
+  assert_true(plan->tile_queries * plan->tile_heads <= plan->kernel->tile_q);
   if (plan->splits == 1) return;
   assert_true(plan->kernel->pages);
   assert_true((int64_t)plan->splits * plan->kernel->tile_k <= problem->max_seqlen_k);
@@ -91,6 +92,46 @@ static void test_few_tiles_share_keys_out(void **state) {
   }
 }
 
+/* Whichever dimension grows, and where other kernels then take the call. */
+static void test_size_never_falls(void **state) {
+  (void)state;
+  enum { BATCH, QUERIES, KEYS, HEADS, GROUP, HEAD_DIM, DIMENSIONS, SIZES = 5 };
+  static const int64_t sizes[DIMENSIONS][SIZES] = {
+      {1, 2, 8, 9, 70}, {1, 16, 17, 300, 3000}, {100, 512, 1500, 8192, 20000},
+      {1, 2, 3, 8, 16}, {1, 2, 4, 8, 16},       {40, 64, 128, 136, 256}};
+  enum { COMBINATIONS = 2 * 5 * 5 * 5 * 5 * 5 * 5 };
+  for (int number = 0; number < COMBINATIONS; number++) {
+    int64_t size[DIMENSIONS];
+    size_t before = 0;
+    int rest = number / 2, at[DIMENSIONS];
+    for (int i = 0; i < DIMENSIONS; i++, rest /= SIZES) size[i] = sizes[i][at[i] = rest % SIZES];
+    for (int grown = -1; grown < DIMENSIONS; grown++) {
+      if (grown >= 0 && at[grown] == SIZES - 1) continue;
+      if (grown >= 0) size[grown] = sizes[grown][at[grown] + 1];
+      struct problem problem = make_problem(size[BATCH], size[QUERIES], size[KEYS],
+                                            size[HEADS] * size[GROUP], size[HEADS], size[HEAD_DIM]);
+      if (number % 2) problem.window_right = 0;
+      const size_t bytes = plan_of(&problem, &facts).workspace_size;
+      if (bytes < before)
+        fail_msg("combination %d, dimension %d: %zu bytes, less than %zu", number, grown, bytes,
+                 before);
+      if (grown < 0)
+        before = bytes;
+      else
+        size[grown] = sizes[grown][at[grown]];
+    }
+  }
+}
+
+/* Nor does a call take room that wants its tiles whole. */
+static void test_no_room_without_splits(void **state) {
+  (void)state;
+  struct problem problem = make_problem(1, 2048, 2048, 1, 1, 128);
+  assert_true(plan_of(&problem, &facts).forward.room.partial.used);
+  problem.num_splits = 1;
+  assert_false(plan_of(&problem, &facts).forward.room.partial.used);
+}
+
 /* Packed queries, and sequences with few queries beside others, have their tiles whole. */
 static void test_packed_queries_do_not(void **state) {
   (void)state;
@@ -103,8 +144,8 @@ static void test_packed_queries_do_not(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_every_plan_fits),
-      cmocka_unit_test(test_few_tiles_share_keys_out),
+      cmocka_unit_test(test_every_plan_fits),       cmocka_unit_test(test_few_tiles_share_keys_out),
+      cmocka_unit_test(test_size_never_falls),      cmocka_unit_test(test_no_room_without_splits),
       cmocka_unit_test(test_packed_queries_do_not),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

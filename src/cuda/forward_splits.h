@@ -4,7 +4,8 @@
 
 #include "cuda/plan.h"
 
-/* Rows of partial results that the workspace has room for; 0: none, for keys are few. */
+/* Rows of partial results that the workspace has room for; 0: none, for keys are few, or never
+ * shared out. */
 int64_t forward_split_rows(const struct problem *problem);
 
 /* What a tile of so many warpgroups takes, by the time of one of all of them.
