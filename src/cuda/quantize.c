@@ -104,12 +104,15 @@ static void deal_rows(const struct problem *problem, const struct cuda_facts *fa
   const int64_t held = threads / lanes;
   plan->threads = (int32_t)threads;
   plan->shared_bytes = (int32_t)(threads * thread_bytes);
-  plan->from = of_all(problem) || shared > held ? FA3_QUANTIZE_FIND : FA3_QUANTIZE_OF_TILE;
-  if (plan->from)
+  if (of_all(problem) || shared > held) {
+    plan->from = FA3_QUANTIZE_FIND;
     plan->tile_rows = (int32_t)held;
-  else
+    plan->span_rows = (int32_t)shared;
+  } else {
+    plan->from = FA3_QUANTIZE_OF_TILE;
     plan->tile_rows = (int32_t)(rows ? held / shared * shared : shared);
-  plan->span_rows = plan->from ? (int32_t)shared : plan->tile_rows;
+    plan->span_rows = plan->tile_rows;
+  }
   plan->span_tiles = (int32_t)divide_up(plan->span_rows, plan->tile_rows);
 }
 
@@ -156,7 +159,7 @@ fa3_status plan_quantize(const struct problem *problem, const struct cuda_facts 
   ours->tiles = (int32_t)tiles;
   ours->in_turn = (int32_t)heads_in_turn(problem, all, at_once);
   ours->blocks = (int32_t)smaller(all / ours->in_turn, at_once);
-  if (ours->from && !of_all(problem) && ours->span_rows == longest &&
+  if (ours->from == FA3_QUANTIZE_FIND && !of_all(problem) && ours->span_rows == longest &&
       (problem->subtract_mean || LARGEST_CLUSTER * heads >= facts->multiprocessors))
     ours->from = FA3_QUANTIZE_OF_SEQUENCE;
   if (!problem->subtract_mean && ours->from != FA3_QUANTIZE_OF_SEQUENCE) return FA3_OK;
