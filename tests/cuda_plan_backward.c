@@ -247,8 +247,6 @@ static void test_rising(void **state) {
   check_rising(deal(1, 4096, 4096, 16, 16, 64, true).tiles, 0, 0);   /* few heads */
 }
 
-/* A cache in pages: the copy engine takes the rows that divide both a page and a tile of keys. */
-
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_backward_plans),
