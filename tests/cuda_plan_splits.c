@@ -132,7 +132,7 @@ static void test_no_room_without_splits(void **state) {
   assert_false(plan_of(&problem, &facts).forward.room.partial.used);
 }
 
-/* Packed queries, and sequences with few queries beside others, have their tiles whole. */
+/* Packed queries have their tiles whole, and take no room. */
 static void test_packed_queries_do_not(void **state) {
   (void)state;
   struct problem problem = make_problem(1, 2048, 2048, 1, 1, 128);
@@ -140,6 +140,7 @@ static void test_packed_queries_do_not(void **state) {
   assert_true(plan_of(&problem, &facts).forward.splits > 1);
   problem.cu_seqlens_q = lengths;
   assert_int_equal(plan_of(&problem, &facts).forward.splits, 1);
+  assert_false(plan_of(&problem, &facts).forward.room.partial.used);
 }
 
 int main(void) {

@@ -25,7 +25,8 @@ static const double partial_steps = 0.75e-4; /* and of each of their parts, of 1
 static const double least_gain = 0.95;
 
 int64_t forward_split_rows(const struct problem *problem) {
-  if (problem->max_seqlen_k < least_keys || problem->num_splits == 1) return 0;
+  if (problem->max_seqlen_k < least_keys || problem->num_splits == 1 || problem->cu_seqlens_q)
+    return 0;
   /* No more than a call can have: a share has at least 64 keys. */
   const double rows = (double)smaller(problem->max_seqlen_q, problem->rows_q) *
                       (double)problem->batch * (double)problem->heads_q;
