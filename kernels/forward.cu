@@ -92,7 +92,8 @@ __device__ __forceinline__ void issue_scores(consumer &c, uint32_t k_at) {
   wgmma_commit();
 }
 
-// Q comes to registers, and its buffer is free.
+// Q comes to registers, and its buffer is free: not before these reads are over, which the copy
+// engine's next writes would not wait for.
 __device__ __forceinline__ void take_queries(consumer &c, uint32_t t) {
   const int thread = thread_again() & 127, row = thread / 32 * 16 + (thread & 15);
   const uint32_t tile = ring_tile(c.q, t);
@@ -102,6 +103,7 @@ __device__ __forceinline__ void take_queries(consumer &c, uint32_t t) {
     load_matrices<false>(*(uint32_t(*)[4])(c.queries + k / 4),
                          tile + chunk * kRows * kRowBytes + swizzled(row, unit));
   }
+  fence_proxy_async();
   __syncwarp();
   ring_release(c.q, t);
 }

@@ -17,7 +17,7 @@ RECEIPT = pathlib.Path(__file__).with_name("receipt.json")
 GRADIENTS = ["gradients", "deterministic", "accuracy"]
 NEEDED = {
     "strided": ["differential"],
-    "forward": ["differential", "accuracy"],
+    "forward": ["differential", "deterministic", "accuracy"],
     "forward_fp8": ["float8"],
     "decode": ["differential", "cache", "lse"],
     "decode_fp8": ["differential", "cache", "lse"],
