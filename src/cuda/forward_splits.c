@@ -46,20 +46,25 @@ struct sharing {
   int64_t splits; /* of its keys */
 };
 
-/* Tiles of keys that the longest tile sees, and that one sees in the mean. */
-static void count_keys(const struct problem *problem, const struct kernel *kernel, double *longest,
-                       double *mean) {
+/* Tiles of keys that a tile sees. */
+struct sight {
+  double longest, mean;
+};
+
+static struct sight count_keys(const struct problem *problem, const struct kernel *kernel) {
   const int64_t keys = problem->max_seqlen_k;
   const bool right = problem->window_right < MASK_UNBOUNDED;
   const bool left = problem->window_left < MASK_UNBOUNDED;
-  *longest = *mean = (double)divide_up(keys, kernel->tile_k);
+  const double all = (double)divide_up(keys, kernel->tile_k);
+  struct sight seen = {all, all};
   if (left) {
     const int64_t behind = right ? 0 : keys;
     const int64_t width = smaller(problem->window_left, keys) + behind + kernel->tile_q;
-    *longest = *mean = fmin(*longest, 1 + (double)width / (double)kernel->tile_k);
+    seen.longest = seen.mean = fmin(all, 1 + (double)width / (double)kernel->tile_k);
   } else if (right) {
-    *mean *= 1 - fmin((double)problem->max_seqlen_q / (double)keys, 1) / 2;
+    seen.mean *= 1 - fmin((double)problem->max_seqlen_q / (double)keys, 1) / 2;
   }
+  return seen;
 }
 
 static int64_t blocks_of(const struct problem *problem, struct sharing sharing) {
@@ -79,7 +84,7 @@ double forward_tile_time(const struct kernel *kernel, int64_t warpgroups) {
 
 /* About what a call takes. */
 static double time_of(const struct problem *problem, const struct cuda_facts *facts,
-                      const struct kernel *kernel, struct sharing sharing) {
+                      const struct kernel *kernel, struct sight seen, struct sharing sharing) {
   const double step = forward_tile_time(kernel, sharing.warpgroups);
   const int64_t heads = problem->heads_q / sharing.tile_heads * problem->batch;
   const double splits = (double)sharing.splits;
@@ -87,10 +92,9 @@ static double time_of(const struct problem *problem, const struct cuda_facts *fa
   const double rounds = tiles * splits / (double)facts->most_multiprocessors;
   const double columns = (double)problem->value_head_dim / 128;
   const double part = splits > 1 ? store_steps * columns * (double)sharing.warpgroups / 2 : 0;
-  double longest, mean, time;
-  count_keys(problem, kernel, &longest, &mean);
-  longest = step * ceil(longest / splits) + tile_steps + part;
-  mean = step * mean / splits + tile_steps + part;
+  const double longest = step * ceil(seen.longest / splits) + tile_steps + part;
+  const double mean = step * seen.mean / splits + tile_steps + part;
+  double time;
   if (problem->window_right < MASK_UNBOUNDED)
     time = fmax(longest, rounds * mean + (rounds > 1 ? mean / 3 : 0));
   else
@@ -118,6 +122,7 @@ void plan_forward_splits(const struct problem *problem, const struct cuda_facts 
                          bool may_share_tiles, struct forward_plan *plan) {
   const int64_t most = count_most_splits(problem, plan),
                 group = problem->heads_q / problem->heads_k;
+  const struct sight seen = count_keys(problem, plan->kernel);
   struct sharing best = {.splits = 1};
   double least = INFINITY;
   plan->splits = 1;
@@ -127,7 +132,7 @@ void plan_forward_splits(const struct problem *problem, const struct cuda_facts 
         /* Parts leave row by row in any case, so that heads of a group may well share tiles. */
         one.tile_heads = shared ? group : plan->tile_heads;
         if (shared && (!may_share_tiles || one.splits == 1)) continue;
-        const double time = time_of(problem, facts, plan->kernel, one);
+        const double time = time_of(problem, facts, plan->kernel, seen, one);
         if (time >= least) continue;
         best = one;
         least = time;

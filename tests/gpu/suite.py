@@ -8,6 +8,7 @@ each of its tools had nothing to say.
 BUILD is a folder that the library and its tests were built in, by the reference compiler (the one
 of receipt.json); RECEIPT is the file to write, receipt.json itself or one to put in its place."""
 
+import contextlib
 import datetime
 import json
 import os
@@ -86,8 +87,10 @@ def finish(name, started, seconds):
         process.wait(timeout=max(0, seconds))
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGTERM)
-        time.sleep(SECONDS_TO_END)
-        os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=SECONDS_TO_END)
+        with contextlib.suppress(ProcessLookupError):  # what it has left, if anything
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     with log:
         log.seek(0)
