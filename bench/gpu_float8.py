@@ -1,6 +1,8 @@
 """FP8 on a GPU: fa3_quantize beside a plain copy, and attention of bfloat16 tensors by way of their
 E4M3 codes beside the bfloat16 forward pass. A part of bench/gpu.py."""
 
+import statistics
+
 import torch
 
 import gpu_problem
@@ -23,7 +25,26 @@ WAYS = {
     "sequence, mean off, rotated": (0, {"subtract_mean": True, "rotate": True}),
     "128 rows, turned, rotated": (128, {"rotary": True, "rotate": True}),
 }
-SEQLENS, HEAD_DIMS = (2048, 4096, 8192, 16384), (128, 256)
+SEQLENS, HEAD_DIMS = (1024, 2048, 4096, 8192, 16384), (64, 128, 256)
+# Smaller or thinner than that grid, for codes alone.
+THIN = [
+    gpu_shapes.square(1, 2048, 8, 8, 128),
+    gpu_shapes.square(1, 4096, 8, 8, 128),
+    gpu_shapes.square(1, 8192, 8, 8, 128, causal=False),
+    gpu_shapes.square(4, 4096, 8, 1, 128),
+    gpu_shapes.square(2, 4096, 32, 8, 128),
+    gpu_shapes.square(2, 4096, 32, 8, 128, causal=False),
+    gpu_shapes.square(1, 5000, 20, 5, 128),
+    gpu_shapes.Shape(4, 1024, 8192, 16, 16, 128, False),
+    gpu_shapes.Shape(1, 512, 32768, 32, 8, 128, True),
+    gpu_shapes.packed([8, 77, 300, 512, 1024, 2048, 3000, 4096], 16, 16, 128),
+    gpu_shapes.square(1, 4096, 8, 8, 64),
+    gpu_shapes.square(2, 3333, 12, 12, 64, causal=False),
+    gpu_shapes.square(1, 8192, 16, 1, 64),
+    gpu_shapes.packed([8, 77, 300, 512, 1024, 2048, 3000, 4096], 12, 12, 64),
+    gpu_shapes.square(1, 4096, 8, 8, 256),
+    gpu_shapes.square(4, 2048, 8, 1, 256),
+]
 
 
 def make_codes(tensor, rows):
@@ -115,20 +136,50 @@ class Quantized:
 
 
 def check_output(name, problem, output):
-    """Sampled rows of a head."""
-    rows = torch.randint(problem.shape.queries, (64,)).cuda()
-    query, key, value = (tensor[0, :, 0] for tensor in (problem.query, problem.key, problem.value))
+    """Sampled rows of a head of the last sequence."""
+    tensors = problem.sequences(problem.query, problem.key, problem.value, output)[-1]
+    query, key, value, result = (tensor[:, 0] for tensor in tensors)
+    rows = torch.randint(len(query), (64,)).cuda()
     scores = gpu_problem.scores_of(query, key, rows, problem.shape.causal)
     expected = gpu_problem.softmax(scores) @ value.double()
-    error = (output[0, rows, 0].double() - expected).norm() / expected.norm()
+    error = (result[rows].double() - expected).norm() / expected.norm()
     if not error <= LARGEST_ERROR:
         gpu_problem.refuse(f"{name} is {error:.2g} off")
     return error.item()
 
 
+def codes_calls(library, problem, peers):
+    """{name: a function that queues it}: attention of codes with one scale for each batch entry and
+    head, which is what FlashAttention-3 takes, from the same codes."""
+    shape = problem.shape
+    codes = [tensor.to(E4M3) for tensor in (problem.query, problem.key, problem.value)]
+    scales = [torch.ones(shape.batch, heads, device="cuda")
+              for heads in (shape.heads, shape.heads_k, shape.heads_k)]
+    output = gpu_problem.unwritten(problem.query)
+    calls = {"fp8, a scale a head": library.forward_gpu(
+        *codes, output, shape.causal, lengths=problem.lengths, scales=scales
+    )}
+    calls["fp8, a scale a head"]()
+    check_output("attention with a scale a head", problem, output)
+    if gpu_problem.flash_attn_func and "fa3" in peers:
+        official = {name: scales[2] for name in ("q_descale", "k_descale", "v_descale")}
+
+        def fa3():
+            if not shape.lengths:
+                return gpu_problem.flash_attn_func(*codes, causal=shape.causal, **official)
+            bounds = (problem.starts, problem.starts, shape.queries, shape.queries)
+            return gpu_problem.flash_attn_varlen_func(
+                *codes, *bounds, causal=shape.causal, **official
+            )
+
+        check_output("fa3's FP8", problem, fa3())
+        calls["fa3 fp8"] = fa3
+    return calls
+
+
 def attention_calls(library, problem, peers):
     """{name: a function that queues it}: the bfloat16 forward pass, codes alone, attention of codes
-    alone, and both."""
+    alone, and both; and those of codes_calls."""
     quantized, causal = Quantized(library, problem), problem.shape.causal
     output = gpu_problem.unwritten(problem.query)
     forward = library.forward_gpu(
@@ -145,46 +196,55 @@ def attention_calls(library, problem, peers):
     calls["bf16"]()
     problem.check_output("bf16", problem.output)
     calls |= {"quantize": quantized, "fp8": forward, "quantize and fp8": both}
-    if gpu_problem.flash_attn_func and "fa3" in peers:
-        ones = torch.ones(problem.shape.batch, problem.shape.heads_k, device="cuda")
-        codes = [tensor.to(E4M3) for tensor in quantized.tensors]
-        scales = dict(q_descale=ones, k_descale=ones, v_descale=ones)
+    return calls | codes_calls(library, problem, peers), error
 
-        def fa3():
-            return gpu_problem.flash_attn_func(*codes, causal=causal, **scales)
 
-        check_output("fa3's FP8", problem, fa3())
-        calls["fa3 fp8"] = fa3
-    return calls, error
+def one_cell(shape, calls, take_turns, options):
+    samples = take_turns(calls, options.rounds, options.milliseconds)
+    times = {name: sorted(values)[len(values) // 2] for name, values in samples.items()}
+    cell = {"shape": shape.name(), "head_dim": shape.head_dim, "seqlen": shape.queries}
+    rates = {f"{name}_tflops": shape.flops("forward") / times[name] * 1e-9
+             for name in times if name != "quantize"}
+    cell |= {"milliseconds": times, **rates}
+    if "fa3 fp8" in times:
+        cell["over_fa3"] = times["fa3 fp8"] / times["fp8, a scale a head"]
+    line = "".join(f"  {name} {1e3 * time:.0f}" for name, time in times.items())
+    over = f"; {cell['over_fa3']:.3f} of fa3" if "over_fa3" in cell else ""
+    print(f"{cell['shape']:44}{line} us{over}", flush=True)
+    return cell
 
 
 def time_attention(library, take_turns, options):
     cells = []
     for shape in gpu_shapes.grid(HEAD_DIMS, SEQLENS):
-        problem = gpu_problem.Problem(shape)
-        calls, error = attention_calls(library, problem, options.peers)
-        samples = take_turns(calls, options.rounds, options.milliseconds)
-        times = {name: sorted(values)[len(values) // 2] for name, values in samples.items()}
-        cell = {"shape": shape.name(), "head_dim": shape.head_dim, "seqlen": shape.queries}
-        rates = {f"{name}_tflops": shape.flops("forward") / times[name] * 1e-9
-                 for name in times if name != "quantize"}
-        cell |= {"milliseconds": times, **rates, "relative_error": error}
+        calls, error = attention_calls(library, gpu_problem.Problem(shape), options.peers)
+        cell = one_cell(shape, calls, take_turns, options) | {"relative_error": error}
+        times = cell["milliseconds"]
         cell["over_bf16"] = times["bf16"] / times["quantize and fp8"]
         cells.append(cell)
-        print(
-            f"{cell['shape']:44}"
-            + "".join(f"  {name} {1e3 * time:.0f}" for name, time in times.items())
-            + f" us; quantize and fp8 is {cell['over_bf16']:.2f} times as fast as bf16",
-            flush=True,
-        )
     return cells
+
+
+def time_thin(library, take_turns, options):
+    return [
+        one_cell(shape, codes_calls(library, gpu_problem.Problem(shape), options.peers), take_turns, options)
+        for shape in THIN
+    ]
 
 
 def measure(library, take_turns, options):
     copy = measure_copy(options)
     print(f"float8: a copy moves {copy * 1e-9:.0f} GB/s")
-    return {
+    found = {
         "copy_bandwidth": copy,
         "quantize": time_quantize(library, take_turns, options, copy),
         "attention": time_attention(library, take_turns, options),
+        "thin": time_thin(library, take_turns, options),
     }
+    for part in ("attention", "thin"):
+        ratios = [cell["over_fa3"] for cell in found[part] if "over_fa3" in cell]
+        if ratios:
+            found[f"{part}_over_fa3"] = statistics.geometric_mean(ratios)
+            found[f"{part}_worst_over_fa3"] = min(ratios)
+            print(f"float8, {part}: {found[f'{part}_over_fa3']:.3f} of fa3, at least {min(ratios):.3f}")
+    return found

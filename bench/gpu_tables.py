@@ -1,0 +1,84 @@
+#!/usr/bin/env python3
+"""Prints the tables of README.md, from what bench/gpu.py measured on each card.
+
+    python3 bench/gpu_tables.py [bench/results/nvidia-h100-graphs.json ...]"""
+
+import json
+import math
+import pathlib
+import statistics
+import sys
+
+RESULTS = pathlib.Path(__file__).resolve().parent / "results"
+CARDS = [RESULTS / f"nvidia-{card}-graphs.json" for card in ("h100", "h200")]
+CHUNKS = (" x512", " x2048")  # parts of prompts, which the table leaves out
+MASKS = {False: "full", True: "causal"}
+
+
+def print_row(*cells):
+    print("|", " | ".join(cells), "|")
+
+
+def rate(cell):
+    """TFLOP/s, and in brackets the speed over FlashAttention-3."""
+    ours, official = cell["libfa3"]["tflops"], cell["fa3"]["tflops"]
+    return f"{ours:.0f} ({ours / official:.2f})"
+
+
+def print_grid(phase, cells):
+    seqlens = sorted({cell["seqlen"] for cell in cells})
+    print_row(f"{phase}: head dim", "mask", *map(str, seqlens))
+    print("|---" * (2 + len(seqlens)) + "|")
+    for head_dim in sorted({cell["head_dim"] for cell in cells}):
+        for causal, mask in MASKS.items():
+            line = [c for c in cells if (c["head_dim"], c["causal"]) == (head_dim, causal)]
+            print_row(str(head_dim), mask, *map(rate, sorted(line, key=lambda c: c["seqlen"])))
+    print()
+
+
+def mean_and_worst(ratios):
+    """Rounded to the nearest, but the worst never upwards."""
+    if not ratios:
+        return "", ""
+    return f"{statistics.geometric_mean(ratios):.2f}", f"{math.floor(100 * min(ratios) + 0.5) / 100:.2f}"
+
+
+def over(cells, peer):
+    return [c["libfa3"]["tflops"] / c[peer]["tflops"] for c in cells if peer in c]
+
+
+def print_means(results):
+    card = results["gpu"].split()[1]
+    parts = {
+        "forward": "forward, 36 of these sizes",
+        "backward": "backward, the same 36",
+        "shapes_forward": "forward, {} smaller or thinner problems",
+        "shapes_backward": "backward, the same {}",
+    }
+    for part, label in parts.items():
+        cells = results[part]
+        figures = [*mean_and_worst(over(cells, "fa3")), *mean_and_worst(over(cells, "cudnn"))]
+        print_row(f"{card}: {label.format(len(cells))}", *figures)
+    caches = [c["hot"] for c in results["decode"] if not c["shape"].endswith(CHUNKS)]
+    hot = [times["fa3"] / times["libfa3"] for times in caches if "fa3" in times]
+    print_row(f"{card}: decode, {len(hot)} caches, read again and again", *mean_and_worst(hot), "", "")
+    float8 = {"attention": "{} of these sizes", "thin": "{} smaller or thinner problems"}
+    for part, label in float8.items():
+        ratios = [c["over_fa3"] for c in results["float8"].get(part, []) if "over_fa3" in c]
+        if ratios:
+            name = f"{card}: FP8 forward, a scale for each head, {label.format(len(ratios))}"
+            print_row(name, *mean_and_worst(ratios), "", "")
+
+
+def main():
+    every = [json.loads(pathlib.Path(path).read_text()) for path in sys.argv[1:] or CARDS]
+    for phase in ("forward", "backward"):
+        print_grid(phase, every[0][phase])
+    print_row("speed, geometric mean", "over FlashAttention-3", "its worst cell", "over cuDNN", "its worst cell")
+    print("|---" * 5 + "|")
+    for results in every:
+        print_means(results)
+
+
+if __name__ == "__main__":
+    main()
