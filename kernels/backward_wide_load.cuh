@@ -56,7 +56,7 @@ __device__ __forceinline__ void load_queries(const fa3_backward_params &p, uint3
   const bool leader = elect_one();
   const int rank = cluster_rank();
   uint32_t use = 0, keys_use = 0;  // buffers filled so far
-  uint32_t landed = 0, keys_landed = 0;
+  uint32_t landed = 0, keys_landed = 0;  // the phase of each buffer, a bit; tiles of keys cleared
   for (uint32_t t = 0;; ++t) {
     forget(base);
     const work &w = wait_for_work(lay_out(base), t);
@@ -73,16 +73,19 @@ __device__ __forceinline__ void load_queries(const fa3_backward_params &p, uint3
       const float *rows =
           p.rows + ((int64_t)step.head * p.slots + w.slot + step.block) * (kRowsBytes / 4);
       const bool overrun = p.clear_query && rows_left < kTileQ;
+      const uint32_t buffer = use % kQStages;
+      const barrier q_landed = landed_in(m.q_landed, buffer);
       ring_wait_empty(m.q, use);
       if (leader) {
-        const barrier report = overrun ? m.q_landed : full;
+        const barrier report = overrun ? q_landed : full;
         barrier_expect(report, kQBytes + kRowsBytes);
         load_share<kChunks>(to, &p.query, report, row, step.head, batch, use ^ rank);
         bulk_load(rows_of_step(m, use), rows, kRowsBytes, report.address);
       }
       if (overrun) {
         __syncwarp();
-        barrier_wait(m.q_landed, landed++);
+        barrier_wait(q_landed, landed >> buffer);
+        landed ^= 1u << buffer;
         clear_rows<kChunks, kTileQ, kRowBytes>(to, max(rows_left, 0));
         if (leader) barrier_arrive(full);
       }
@@ -125,15 +128,18 @@ __device__ __forceinline__ void load_do(const fa3_backward_params &p, uint32_t b
       const int row = w.sequence.query_row + step.block * kTileQ, batch = w.sequence.query_batch;
       const int rows_left = w.sequence.mask.queries - step.block * kTileQ;
       const bool overrun = p.clear_query && rows_left < kTileQ;
+      const uint32_t buffer = use % kDoStages;
+      const barrier do_landed = landed_in(m.do_landed, buffer);
       ring_wait_empty(m.d_o, use);
       if (leader) {
-        const barrier report = overrun ? m.do_landed : full;
+        const barrier report = overrun ? do_landed : full;
         barrier_expect(report, kDoBytes);
         load_share<kChunksV>(to, &p.grad_output, report, row, step.head, batch, use ^ rank);
       }
       if (overrun) {
         __syncwarp();
-        barrier_wait(m.do_landed, landed++);
+        barrier_wait(do_landed, landed >> buffer);
+        landed ^= 1u << buffer;
         clear_rows<kChunksV, kTileQ, kRowBytes>(to, max(rows_left, 0));
         if (leader) barrier_arrive(full);
       }

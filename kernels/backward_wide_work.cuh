@@ -70,7 +70,7 @@ struct layout {
   ring<1, kPBytes> p;                // of the first warp; those of the other three lie beside it
   uint32_t rows;                     // lse and D of a block of queries, beside each buffer of Q
   ring<2, 0> added;                  // full: a step has added to dQ; empty: others are told
-  barrier q_landed, do_landed;       // a tile of which a part is to be cleared
+  barrier q_landed, do_landed;       // a tile of which a part is to be cleared: the first buffer's
   barrier k_landed;
   ring<1, 4> mail;  // the next tile's number; empty: the first block's alone
   ring<kWorkSlots, kWorkBytes> work;
@@ -98,8 +98,8 @@ __host__ __device__ constexpr layout lay_out(uint32_t base) {
   const uint32_t mail_barriers = added_barriers + kRingBarrierBytes<2>;
   const uint32_t work_barriers = mail_barriers + kRingBarrierBytes<1>;
   m.q_landed = {work_barriers + kRingBarrierBytes<kWorkSlots>};
-  m.do_landed = {m.q_landed.address + 8};
-  m.k_landed = {m.do_landed.address + 8};
+  m.do_landed = {m.q_landed.address + 8 * kQStages};
+  m.k_landed = {m.do_landed.address + 8 * kDoStages};
   m.work_wanted = {m.k_landed.address + 8};
   const uint32_t mail = m.work_wanted.address + 8, work = (mail + 4 + 15) / 16 * 16;
   m.k = make_ring<1, kQBytes>(k, k_barriers);
@@ -119,6 +119,12 @@ constexpr int kSharedBytes = lay_out(0).end;
 constexpr int kSharedBytesByHost = FA3_BACKWARD_WIDE_SHARED_BYTES(kHeadDim, kHeadDimV, kDoStages);
 static_assert(kSharedBytes <= kSharedBytesByHost && kSharedBytesByHost <= 232448, "shared memory");
 
+// Each buffer has its own: the other block, which copies half of every tile, may be a tile ahead,
+// and its bytes of that one would end the phase of this one too early.
+__device__ __forceinline__ barrier landed_in(barrier of_first, uint32_t buffer) {
+  return {of_first.address + 8 * buffer};
+}
+
 // Its barriers and the initial arrivals at them, by one thread.
 __device__ __forceinline__ void init_barriers(const layout &m) {
   ring_init(m.k, 1, 8);
@@ -130,8 +136,8 @@ __device__ __forceinline__ void init_barriers(const layout &m) {
   ring_init(m.added, 4, 1);
   ring_init(m.mail, 1, 2);
   ring_init(m.work, 1, 32 * (3 * 4 + 3));
-  barrier_init(m.q_landed, 1);
-  barrier_init(m.do_landed, 1);
+  for (int i = 0; i < kQStages; ++i) barrier_init(landed_in(m.q_landed, i), 1);
+  for (int i = 0; i < kDoStages; ++i) barrier_init(landed_in(m.do_landed, i), 1);
   barrier_init(m.k_landed, 1);
   barrier_init(m.work_wanted, 1);
   mbarrier_init_fence();
