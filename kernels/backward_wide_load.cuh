@@ -55,7 +55,7 @@ __device__ __forceinline__ void load_keys(const fa3_backward_params &p, const la
 __device__ __forceinline__ void load_queries(const fa3_backward_params &p, uint32_t base) {
   const bool leader = elect_one();
   const int rank = cluster_rank();
-  uint32_t use = 0, keys_use = 0;  // buffers filled so far
+  uint32_t use = 0, keys_use = 0;        // buffers filled so far
   uint32_t landed = 0, keys_landed = 0;  // the phase of each buffer, a bit; tiles of keys cleared
   for (uint32_t t = 0;; ++t) {
     forget(base);
