@@ -45,6 +45,15 @@ THIN = [
     gpu_shapes.square(1, 4096, 8, 8, 256),
     gpu_shapes.square(4, 2048, 8, 1, 256),
 ]
+# For which others publish figures: SageAttention2, cuDNN.
+PUBLISHED = [
+    gpu_shapes.square(1, 32768, 16, 16, 128),
+    *[
+        gpu_shapes.square(1, seqlen, 64, 8, 128, causal)
+        for seqlen in (8192, 16384, 32768)
+        for causal in (True, False)
+    ],
+]
 
 
 def make_codes(tensor, rows):
@@ -225,11 +234,12 @@ def time_attention(library, take_turns, options):
     return cells
 
 
-def time_thin(library, take_turns, options):
-    return [
-        one_cell(shape, codes_calls(library, gpu_problem.Problem(shape), options.peers), take_turns, options)
-        for shape in THIN
-    ]
+def time_codes(library, take_turns, options, shapes):
+    cells = []
+    for shape in shapes:
+        calls = codes_calls(library, gpu_problem.Problem(shape), options.peers)
+        cells.append(one_cell(shape, calls, take_turns, options))
+    return cells
 
 
 def measure(library, take_turns, options):
@@ -239,9 +249,10 @@ def measure(library, take_turns, options):
         "copy_bandwidth": copy,
         "quantize": time_quantize(library, take_turns, options, copy),
         "attention": time_attention(library, take_turns, options),
-        "thin": time_thin(library, take_turns, options),
+        "thin": time_codes(library, take_turns, options, THIN),
+        "published": time_codes(library, take_turns, options, PUBLISHED),
     }
-    for part in ("attention", "thin"):
+    for part in ("attention", "thin", "published"):
         ratios = [cell["over_fa3"] for cell in found[part] if "over_fa3" in cell]
         if ratios:
             found[f"{part}_over_fa3"] = statistics.geometric_mean(ratios)
