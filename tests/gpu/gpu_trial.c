@@ -34,7 +34,7 @@ static struct spec random_forward(bool backward, struct rng *rng) {
   }
   /* Long enough for many tiles of keys, which a GPU takes and the host's reference samples. */
   if (rng_chance(rng, 0.15)) {
-    spec.batch = 1;
+    spec.batch = rng_between(rng, 1, 2);
     spec.heads_k = 1;
     spec.max_seqlen_k = rng_between(rng, 500, 5000);
     if (rng_chance(rng, 0.3)) spec.max_seqlen_q = rng_between(rng, 500, 3000) / spec.group + 1;
