@@ -23,6 +23,7 @@
 //
 // Compile with what variants.def says; see backward_params.h for what the host prepares.
 #include "backward_load.cuh"
+#include "backward_parts.cuh"
 #include "backward_probability.cuh"
 #include "backward_store.cuh"
 #include "backward_work.cuh"
@@ -330,26 +331,54 @@ __device__ __forceinline__ void finish_query_step(const fa3_backward_params &p, 
 // A tile whose keys no query sees.
 __device__ __forceinline__ void skip_tile(const fa3_backward_params &p, const work &w,
                                           int warpgroup) {
+  const parts_of_tile parts = find_parts(p, w, kTileQ, kTileK);
+  if (parts.number < 0 || parts.count > 0) return;
   const int first_key = w.tile * kTileK + warpgroup * kKeys, thread = thread_again() & 127;
   const int keys = w.sequence.mask.keys - first_key, key_row = w.sequence.key_row + first_key;
-  store_zeros(p.grad_key, w.sequence.key_batch, key_row, keys, w.part, thread);
-  store_zeros(p.grad_value, w.sequence.key_batch, key_row, keys, w.part, thread);
+  store_zeros(p.grad_key, w.sequence.key_batch, key_row, keys, w.head, thread);
+  store_zeros(p.grad_value, w.sequence.key_batch, key_row, keys, w.head, thread);
+}
+
+// What the parts of a tile have of dK and dV meets in the last one: whether this is it, or the only
+// one.
+__device__ __forceinline__ bool join_parts(const fa3_backward_params &p, const work &w, int warp,
+                                           float (&dk)[kHeadDim / 2], float (&dv)[kHeadDim / 2]) {
+  const parts_of_tile parts = find_parts(p, w, kTileQ, kTileK);
+  if (parts.count == 1) return true;
+  const int others = parts.count - 1;
+  const auto place = [&](int part, int column) {
+    return place_of_part<kTileK, 2 * kHeadDim>(p, parts.slot, part, warp, column, kHeadDim);
+  };
+  if (parts.number < others) {
+    store_part<kHeadDim>(dv, place(parts.number, 0));
+    store_part<kHeadDim>(dk, place(parts.number, kHeadDim));
+    tell_of_part(p, parts.slot);
+    return false;
+  }
+  wait_for_parts(p, parts.slot, others * kConsumerWarps);
+#pragma unroll 1
+  for (int part = 0; part < others; ++part) {
+    add_part(dv, place(part, 0));
+    add_part(dk, place(part, kHeadDim));
+  }
+  return true;
 }
 
 // dK and dV of the warp's keys, by way of the buffer of values, which all warps whose keys these
 // are have read for the last time.
 __device__ __forceinline__ void store_gradients(const fa3_backward_params &p, const layout &m,
                                                 const work &w, int warpgroup, uint32_t keys_use,
-                                                const float (&dk)[kHeadDim / 2],
-                                                const float (&dv)[kHeadDim / 2]) {
+                                                float (&dk)[kHeadDim / 2],
+                                                float (&dv)[kHeadDim / 2]) {
   const int warp = warpgroup * 4 + (thread_again() & 127) / 32;
+  if (!join_parts(p, w, warp, dk, dv)) return;
   const int first_key = w.tile * kTileK + warp * 16;
   const int keys = w.sequence.mask.keys - first_key, key_row = w.sequence.key_row + first_key;
   const uint32_t staging = ring_tile(m.v, keys_use) + warp * (32 * kHeadDim);
   store_warp_rows<kHeadDim, kHeadDim>(p.grad_value, dv, 1.0f, w.sequence.key_batch, key_row, keys,
-                                      w.part, staging);
+                                      w.head, staging);
   store_warp_rows<kHeadDim, kHeadDim>(p.grad_key, dk, p.scale, w.sequence.key_batch, key_row, keys,
-                                      w.part, staging);
+                                      w.head, staging);
   fence_proxy_async();
   __syncwarp();
 }
@@ -402,8 +431,7 @@ __device__ __forceinline__ void take_uncapped_differences(
 __device__ __forceinline__ void finish_tile(const fa3_backward_params &p, const layout &m,
                                             const dq_share &share, int warpgroup, uint32_t t,
                                             uint32_t use, uint32_t keys_use, const query_step &last,
-                                            const float (&dk)[kHeadDim / 2],
-                                            const float (&dv)[kHeadDim / 2]) {
+                                            float (&dk)[kHeadDim / 2], float (&dv)[kHeadDim / 2]) {
   const work &w = work_of(t);
   float dq[kQueryColumns / 2];
   ring_wait_full(m.d_s, use - 1);

@@ -4,12 +4,14 @@
  * A tile is a range of keys of one head. Its work is the blocks of queries that see them, of all
  * query heads that share the keys. Where there are few tiles, that work is dealt out in parts: each
  * has some of the query heads, and some of the blocks. No block of dQ belongs to two parts of a
- * tile, so parts never wait for each other; what they have of dK and dV is summed afterwards.
+ * tile. What they have of dK and dV meets in the last of them that have any work: it waits for the
+ * others, which are taken before it, and adds theirs to its own in the order of their numbers.
  *
  * Tiles add to a block of dQ in the order in which they are taken, always: that of their numbers,
  * but for some of a head's first tiles, or all, which may come in reverse. So a tile waits only for
- * the same part of tiles that are taken before it, and never for one that is taken later: however
- * few workers there are, the one whose tile was taken first of all that are not done can go on.
+ * the same part of tiles, or other parts of its own, that are taken before it, and never for one
+ * that is taken later: however few workers there are, the one whose tile was taken first of all
+ * that are not done can go on.
  *
  * A block of dQ may have several sums, so that tiles of a head which run side by side wait less.
  * Which tile adds to which is fixed, and so is the order in which the sums are added up: by the
@@ -83,6 +85,11 @@ FA3_SHARED fa3_key_tile fa3_key_tile_at(const fa3_key_tiles *tiles, int index) {
   return tile;
 }
 
+/* Ranges of blocks that a sequence is dealt out in: no more than it has blocks. */
+FA3_SHARED int fa3_row_parts_of(const fa3_key_tiles *tiles, int blocks) {
+  return tiles->row_parts < blocks ? tiles->row_parts : blocks > 0 ? blocks : 1;
+}
+
 /* The blocks of queries that a part of a tile visits, from the last down to the first: under a
  * causal mask the tiles of a head then begin at the same block, and each follows the one before it
  * by a step or two. Those that go upwards begin at the diagonal, each at a block of its own; taken
@@ -90,12 +97,37 @@ FA3_SHARED fa3_key_tile fa3_key_tile_at(const fa3_key_tiles *tiles, int index) {
 FA3_SHARED fa3_range fa3_blocks_of_part(const fa3_key_tiles *tiles, const fa3_key_tile *tile,
                                         const fa3_mask *mask, int tile_q, int tile_k) {
   const int all = (mask->queries + tile_q - 1) / tile_q;
-  const int begin = all * tile->row_part / tiles->row_parts;
-  const int end = all * (tile->row_part + 1) / tiles->row_parts;
+  const int rows = fa3_row_parts_of(tiles, all);
+  const int begin = all * tile->row_part / rows, end = all * (tile->row_part + 1) / rows;
   fa3_range blocks = fa3_seeing_tiles(mask, tile->tile * tile_k, (tile->tile + 1) * tile_k, tile_q);
   if (blocks.begin < begin) blocks.begin = begin;
   if (blocks.end > end) blocks.end = end;
   return blocks;
+}
+
+/* The parts of a tile that have work, in their order, and the number of this one among them; a tile
+ * that no query sees is left to its first part. */
+typedef struct {
+  int number; /* -1: there is nothing to do */
+  int count;  /* 0: no part has */
+} fa3_place_of_part;
+
+FA3_SHARED fa3_place_of_part fa3_find_part(const fa3_key_tiles *tiles, const fa3_key_tile *tile,
+                                           const fa3_mask *mask, int tile_q, int tile_k) {
+  const int all = (mask->queries + tile_q - 1) / tile_q, rows = fa3_row_parts_of(tiles, all);
+  const fa3_range seen =
+      fa3_seeing_tiles(mask, tile->tile * tile_k, (tile->tile + 1) * tile_k, tile_q);
+  fa3_place_of_part place;
+  place.number = tile->head_part + tile->row_part == 0 ? 0 : -1;
+  place.count = 0;
+  if (seen.begin >= seen.end) return place;
+  /* Block b belongs to part ((b + 1) * rows - 1) / all. */
+  const int first = ((seen.begin + 1) * rows - 1) / all;
+  const int of_head = (seen.end * rows - 1) / all - first + 1;
+  const int in_head = tile->row_part - first;
+  place.number = in_head < 0 || in_head >= of_head ? -1 : tile->head_part * of_head + in_head;
+  place.count = tiles->head_parts * of_head;
+  return place;
 }
 
 FA3_SHARED int fa3_sum_count(const fa3_key_tiles *tiles) {

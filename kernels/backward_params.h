@@ -5,8 +5,8 @@
  *      tiles, and zeros in the counters (and in dQ where a block of rows sees no key).
  *   2. backward (backward.cu, backward_wide.cu): dK, dV and dQ.
  *   3. backward_finish (of the same file), if dQ is finished later: stores it from `partial`.
- *   4. backward_sum (backward_prepare.cu), if tiles are dealt out in parts (backward_order.h): dK
- *      and dV as the sum over their parts, in the order of the parts.
+ *   4. backward_sum (backward_prepare.cu), if backward_wide deals tiles out in parts: dK and dV as
+ *      the sum over their parts, in the order of the parts.
  *   5. backward_sink (backward_prepare.cu), if the sink's gradient is wanted.
  * All but the last may be programmatic dependent launches: they wait for the one before by
  * themselves.
@@ -26,8 +26,12 @@
  *                   lse beyond FA3_LARGE_LSE, in which case all of its lse are as they were given
  *   partial   float [sums][heads_q][slots][tile_q * head_dim of the variant], laid out as the
  *                   kernel likes
- *   parts     float [batch][heads_k][parts][seqlen_k][head_dim], then the same with head_dim_v,
- *                   where there are parts; grad_key and grad_value of the second launch
+ *   parts     float [heads_k][key_slots][parts][tile_k * (head_dim + head_dim_v) of the variant],
+ *                   where tiles are dealt out in parts (backward_order.h): dV and dK of each, for
+ *                   the last, which takes them; tiles are numbered as blocks of rows are. Of
+ *                   backward_wide [batch][heads_k][parts][seqlen_k][head_dim], then the same with
+ *                   head_dim_v: grad_key and grad_value of the second launch
+ *   parts_there int [heads_k][key_slots], likewise: how many warps have stored theirs
  *   sinks     float [heads_q][slots], if the sink's gradient is wanted
  *   next_tile one int
  *
@@ -79,8 +83,8 @@ typedef struct {
   int64_t grad_lse_stride_batch, grad_lse_stride_row, grad_lse_stride_head;
   const float *sink; /* one logit per query head; null unless its gradient is wanted */
   fa3_gradient grad_query;
-  int slots, sums;
-  int *counters;
+  int slots, sums, part_counters;
+  int *counters, *parts_there;
   float *rows, *sinks;
   unsigned *next_tile;
 } fa3_backward_prepare_params;
@@ -104,9 +108,10 @@ typedef struct {
   fa3_key_tiles tiles;
   int queries_per_key; /* heads_q / heads_k */
   int heads, slots;    /* query heads */
-  int *counters;
+  int key_slots;       /* of a head of keys */
+  int *counters, *parts_there;
   const float *rows;
-  float *partial;
+  float *partial, *parts;
   unsigned *next_tile;
   int finished_later;     /* dQ is left as a sum in `partial`: backward_finish stores it */
   float scale;            /* of the scores: what dQ and dK are multiplied by */
@@ -119,8 +124,8 @@ typedef struct {
   int64_t sums_apart;     /* from one sum's of a block to the next one's, in blocks */
 } fa3_backward_params;
 
-/* dK and dV where tiles are dealt out in parts: each part's in float32, as fa3_gradient describes
- * it with head * parts + part for the head. */
+/* dK and dV where backward_wide deals tiles out in parts: each part's in float32, as fa3_gradient
+ * describes it with head * parts + part for the head. */
 typedef struct {
   fa3_sequences sequences;
   fa3_gradient part_key, part_value; /* what is added up */
@@ -174,6 +179,12 @@ typedef struct {
 FA3_SHARED int fa3_backward_slot(const fa3_sequences *sequences, const fa3_query_blocks *blocks,
                                  int batch, int query_row) {
   return sequences->cu_seqlens_q ? query_row / blocks->tile_q + batch : batch * blocks->blocks_q;
+}
+
+/* Likewise of tiles of keys. */
+FA3_SHARED int fa3_backward_key_slot(const fa3_sequences *sequences, const fa3_key_tiles *tiles,
+                                     int batch, int key_row, int tile_k) {
+  return sequences->cu_seqlens_k ? key_row / tile_k + batch : batch * tiles->tiles;
 }
 
 #endif

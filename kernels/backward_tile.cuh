@@ -13,10 +13,11 @@ __device__ __forceinline__ void forget_memory(void) {
 // What a block, or a pair of blocks, does at a time. The scheduling warp leaves it in shared memory
 // for the others.
 struct __align__(16) work {
-  int head;               // of keys
-  int tile;               // its place among the head's
-  int first;              // its first key, or that of this block of a pair
-  int part;               // of the head's: dK and dV are summed over parts later
+  int head;                 // of keys
+  int tile;                 // its place among the head's
+  int first;                // its first key, or that of this block of a pair
+  int head_part, row_part;  // as of fa3_key_tile
+  int batch;
   int query_head, heads;  // the first query head, and how many
   int steps;              // blocks of queries, of all these heads
   fa3_sequence sequence;
@@ -30,15 +31,22 @@ struct __align__(16) work {
 constexpr int kWorkBytes = 112;
 static_assert(sizeof(work) <= kWorkBytes, "a work slot");
 
+// The part's number, counted over all heads of keys.
+__device__ __forceinline__ int number_of_part(const fa3_backward_params &p, const work &w) {
+  return (w.head * p.tiles.head_parts + w.head_part) * p.tiles.row_parts + w.row_part;
+}
+
 // Whether there are keys in this tile, and so work to do. For one thread of a warp that has few
 // registers.
 __device__ __forceinline__ bool find_work(const fa3_backward_params &p, int index, int tile_q,
                                           int tile_k, work &w) {
   const fa3_key_tile tile = fa3_key_tile_at(&p.tiles, index);
   w.head = tile.head;
+  w.head_part = tile.head_part;
+  w.row_part = tile.row_part;
+  w.batch = tile.batch;
   w.tile = tile.tile;
   w.upward = fa3_upward_tiles(&p.tiles, tile.batch * p.tiles.heads + tile.head);
-  w.part = (tile.head * p.tiles.head_parts + tile.head_part) * p.tiles.row_parts + tile.row_part;
   const int head = p.queries_per_key * tile.head_part / p.tiles.head_parts;
   w.heads = p.queries_per_key * (tile.head_part + 1) / p.tiles.head_parts - head;
   w.query_head = tile.head * p.queries_per_key + head;

@@ -183,7 +183,7 @@ __device__ __forceinline__ void make_dv(const fa3_backward_params &p, const layo
     }
     // P was read: its memory is free.
     ring_wait_empty(p_of_warp(m), c.use);
-    store_block<kHeadDimV>(p.grad_value, c.dv, uniform(w.steps) > 0, 1.0f, p_of_warp(m).data, w);
+    store_block<kHeadDimV>(p, p.grad_value, c.dv, uniform(w.steps) > 0, 1.0f, p_of_warp(m).data, w);
     finish_work(m, t);
   }
 }
@@ -304,7 +304,7 @@ __device__ __forceinline__ void make_dk(const fa3_backward_params &p, uint32_t b
     // The next dS may go there, and will after this.
     const layout m = lay_out(base);
     ring_wait_empty(m.d_s, c.use);
-    store_block<kHeadDim>(p.grad_key, c.dk, steps > 0, p.scale,
+    store_block<kHeadDim>(p, p.grad_key, c.dk, steps > 0, p.scale,
                           ring_tile(m.d_s, c.use) + warp * 16 * kRowBytes, w);
     finish_work(m, t);
   }

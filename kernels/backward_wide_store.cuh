@@ -39,16 +39,16 @@ __device__ __forceinline__ float4 load_four(const float *from) {
 // This block's 64 keys of a gradient leave, 16 of each warp, by way of 2 KB of shared memory; zeros
 // where no query sees them.
 template <int kColumns>
-__device__ __forceinline__ void store_block(const fa3_gradient &g, const float (&d)[kColumns / 2],
-                                            bool any, float factor, uint32_t staging,
-                                            const work &w) {
+__device__ __forceinline__ void store_block(const fa3_backward_params &p, const fa3_gradient &g,
+                                            const float (&d)[kColumns / 2], bool any, float factor,
+                                            uint32_t staging, const work &w) {
   const int thread = thread_again() & 127, first = any ? w.first + thread / 32 * 16 : w.first;
   const int key_row = w.sequence.key_row + first, keys = w.sequence.mask.keys - first;
   if (any)
-    store_warp_rows<kColumns, 64>(g, d, factor, w.sequence.key_batch, key_row, keys, w.part,
-                                  staging);
+    store_warp_rows<kColumns, 64>(g, d, factor, w.sequence.key_batch, key_row, keys,
+                                  number_of_part(p, w), staging);
   else
-    store_zeros(g, w.sequence.key_batch, key_row, keys, w.part, thread);
+    store_zeros(g, w.sequence.key_batch, key_row, keys, number_of_part(p, w), thread);
 }
 
 // Four groups of eight columns of what each thread has added to itself.

@@ -151,8 +151,55 @@ static void test_turns(void **state) {
             }
 }
 
+/* The parts of a tile that have blocks are numbered in the order in which they are taken, so the
+ * last one, where dK and dV meet, waits only for others taken before it. Exactly one part stores
+ * the zeros of a tile that no query sees. */
+static void check_parts(const fa3_key_tiles *tiles, const fa3_mask *mask, int n) {
+  int with_work = 0, zeros = 0, visited = 0, count = -1;
+  for (int index = 0; index < fa3_key_tile_parts(tiles); index++) {
+    const fa3_key_tile tile = {
+        .tile = n, .head_part = index / tiles->row_parts, .row_part = index % tiles->row_parts};
+    const fa3_range blocks = fa3_blocks_of_part(tiles, &tile, mask, TILE_Q, TILE_K);
+    const fa3_place_of_part place = fa3_find_part(tiles, &tile, mask, TILE_Q, TILE_K);
+    if (count < 0) count = place.count;
+    assert_int_equal(place.count, count);
+    if (blocks.begin < blocks.end) {
+      assert_int_equal(place.number, with_work++);
+      visited += blocks.end - blocks.begin;
+    } else if (count > 0) {
+      assert_int_equal(place.number, -1);
+    } else {
+      zeros += place.number >= 0;
+    }
+  }
+  const fa3_range seeing = fa3_seeing_tiles(mask, n * TILE_K, (n + 1) * TILE_K, TILE_Q);
+  const int seen = seeing.end > seeing.begin ? seeing.end - seeing.begin : 0;
+  assert_int_equal(visited, seen * tiles->head_parts);
+  assert_int_equal(count, with_work);
+  assert_int_equal(zeros, seen == 0);
+}
+
+static void test_parts(void **state) {
+  (void)state;
+  for (int queries = 0; queries <= MOST; queries++)
+    for (int keys = 1; keys <= MOST; keys++)
+      for (int diagonal = -MOST - 2; diagonal <= MOST + 2; diagonal += 2)
+        for (int left = -1; left <= 7; left += 4)
+          for (int right = -1; right <= 5; right += 3)
+            for (int parts = 0; parts < 3 * 6; parts++) {
+              const fa3_key_tiles tiles = {.tiles = (keys + TILE_K - 1) / TILE_K,
+                                           .head_parts = 1 + parts % 3,
+                                           .row_parts = 1 + parts / 3};
+              const fa3_mask mask =
+                  fa3_make_mask(queries, keys, diagonal, left < 0 ? FA3_NO_LIMIT : left,
+                                right < 0 ? FA3_NO_LIMIT : right);
+              for (int n = 0; n < tiles.tiles; n++) check_parts(&tiles, &mask, n);
+            }
+}
+
 /* Any number of workers gets through: each takes the next tile when it is done with the one that it
- * has, and a tile goes on when the one before it, of the same head and part, is done. */
+ * has, and a tile goes on when the one before it, of the same head and part, is done, and the last
+ * part of a tile when the others are. */
 static void test_any_number_of_workers(void **state) {
   (void)state;
   enum { HEADS = 3, TILES = 5, PARTS = 2, WORKERS = 7 };
@@ -175,7 +222,11 @@ static void test_any_number_of_workers(void **state) {
           if (in_hand[w] < 0) continue;
           const fa3_key_tile tile = fa3_key_tile_at(&tiles, in_hand[w]);
           const int upward = fa3_upward_tiles(&tiles, tile.head);
-          if (done[tile.head][tile.row_part] < in_turn(upward, tile.tile)) continue;
+          const int place = in_turn(upward, tile.tile);
+          bool waits = done[tile.head][tile.row_part] < place;
+          for (int part = 0; tile.row_part == PARTS - 1 && part < tile.row_part; part++)
+            waits |= done[tile.head][part] <= place;
+          if (waits) continue;
           done[tile.head][tile.row_part]++;
           in_hand[w] = next < fa3_key_tile_count(&tiles) ? next++ : -1;
           left--;
@@ -187,7 +238,8 @@ static void test_any_number_of_workers(void **state) {
   }
 }
 
-/* No two blocks of rows share a slot, and none is beyond the last, whatever the lengths. */
+/* No two blocks of rows share a slot, nor tiles of keys, and none is beyond the last, whatever the
+ * lengths. */
 static void test_slots(void **state) {
   (void)state;
   enum { BATCH = 4, LONGEST = 7, LENGTHS = LONGEST + 1 };
@@ -198,14 +250,19 @@ static void test_slots(void **state) {
     fa3_sequences sequences = {.cu_seqlens_q = cu_seqlens};
     const fa3_query_blocks blocks = {.tile_q = TILE_Q, .blocks_q = (LONGEST + TILE_Q - 1) / TILE_Q};
     const int64_t slots = FA3_BACKWARD_SLOTS(true, BATCH, cu_seqlens[BATCH], TILE_Q);
+    const fa3_sequences keys = {.cu_seqlens_k = cu_seqlens};
+    const fa3_key_tiles tiles = {.tiles = (LONGEST + TILE_Q - 1) / TILE_Q};
     int64_t end = 0;
     for (int b = 0; b < BATCH; b++) {
       const int first = fa3_backward_slot(&sequences, &blocks, b, cu_seqlens[b]);
       assert_true(first >= end);
+      assert_int_equal(fa3_backward_key_slot(&keys, &tiles, b, cu_seqlens[b], TILE_Q), first);
       end = first + (cu_seqlens[b + 1] - cu_seqlens[b] + TILE_Q - 1) / TILE_Q;
     }
     assert_true(end <= slots);
     sequences.cu_seqlens_q = NULL;
+    assert_int_equal(fa3_backward_key_slot(&sequences, &tiles, BATCH, 0, TILE_Q),
+                     FA3_BACKWARD_SLOTS(false, BATCH, LONGEST, TILE_Q));
     assert_int_equal(fa3_backward_slot(&sequences, &blocks, BATCH, 0),
                      FA3_BACKWARD_SLOTS(false, BATCH, LONGEST, TILE_Q));
   }
@@ -216,6 +273,7 @@ int main(void) {
       cmocka_unit_test(test_tiles_and_blocks_agree),
       cmocka_unit_test(test_tile_order),
       cmocka_unit_test(test_turns),
+      cmocka_unit_test(test_parts),
       cmocka_unit_test(test_any_number_of_workers),
       cmocka_unit_test(test_slots),
   };

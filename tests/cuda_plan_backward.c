@@ -49,9 +49,18 @@ static void test_backward_plans(void **state) {
           assert_in_range(plan.tiles.head_parts, 1, 3);
           assert_in_range(plan.tiles.row_parts, 1, plan.blocks_q > 1 ? plan.blocks_q : 1);
           const int parts = fa3_key_tile_parts(&plan.tiles);
-          const size_t in_parts = sizeof(float) * 2 * (size_t)lengths[k] * 2 * (size_t)parts *
-                                  (size_t)(head_dim + value_head_dim);
-          if (parts > 1) assert_true(plan.parts.offset + in_parts <= cuda_plan.workspace_size);
+          const size_t rows = plan.cluster > 1 ? 2 * (size_t)lengths[k]
+                                               : (size_t)plan.key_slots * (size_t)kernel->tile_k;
+          const size_t columns = plan.cluster > 1
+                                     ? (size_t)(head_dim + value_head_dim)
+                                     : (size_t)(kernel->head_dim + kernel->value_head_dim);
+          const size_t in_parts = sizeof(float) * rows * 2 * (size_t)parts * columns;
+          if (parts > 1) assert_true(plan.parts.offset + in_parts <= plan.parts_there.offset);
+          assert_int_equal(plan.summed_later, parts > 1 && plan.cluster > 1);
+          assert_int_equal(plan.part_counters,
+                           parts > 1 && plan.cluster == 1 ? 2 * plan.key_slots : 0);
+          assert_true(plan.parts_there.offset + sizeof(int32_t) * (size_t)plan.part_counters <=
+                      cuda_plan.workspace_size);
         }
 }
 
@@ -73,8 +82,8 @@ static void test_backward_kernel_by_length(void **state) {
   assert_int_equal(queries_of_step(104, 2048, 0, 0), 80);
   assert_int_equal(queries_of_step(96, 2048, 0, 0), 64);
   assert_int_equal(queries_of_step(128, 2048, 0, 30), 64);
-  assert_int_equal(queries_of_step(128, 8191, FA3_CAUSAL, 0), 64);
-  assert_int_equal(queries_of_step(128, 8192, FA3_CAUSAL, 0), 80);
+  assert_int_equal(queries_of_step(128, 4915, FA3_CAUSAL, 0), 64);
+  assert_int_equal(queries_of_step(128, 4916, FA3_CAUSAL, 0), 80);
   assert_int_equal(queries_of_step(128, 100000, FA3_CAUSAL | FA3_WINDOW, 0), 64);
   assert_int_equal(queries_of_step(64, 2048, 0, 0), 128);
 }
@@ -141,21 +150,45 @@ static void test_backward_parts(void **state) {
   check_parts(deal(3, 700, 700, 20, 4, 128, true), 5, 1);
 }
 
-/* Packed sequences have no more tiles than their rows allow. */
-static void test_parts_of_packed_sequences(void **state) {
-  (void)state;
-  static const int32_t cu_seqlens[5];
-  struct problem problem = make_backward_problem(8133, 8133, 128, 128);
+static struct backward_plan deal_packed(int64_t batch, int64_t rows, int64_t longest,
+                                        int64_t heads_q, int64_t heads_k, int64_t head_dim) {
+  static const int32_t cu_seqlens[2]; /* where it is does not matter */
+  struct problem problem = make_backward_problem(rows, rows, head_dim, head_dim);
   struct cuda_plan plan;
-  problem.batch = 4;
+  problem.batch = batch;
   problem.batch_k = 1;
-  problem.heads_q = 8;
-  problem.heads_k = 1;
-  problem.max_seqlen_q = problem.max_seqlen_k = 7000;
+  problem.heads_q = heads_q;
+  problem.heads_k = heads_k;
+  problem.max_seqlen_q = problem.max_seqlen_k = longest;
   problem.cu_seqlens_q = problem.cu_seqlens_k = cu_seqlens;
   problem.window_right = 0;
   assert_int_equal(plan_backward(&problem, &facts, &plan), FA3_OK);
-  assert_int_equal(plan.backward.tiles.head_parts, 4);
+  return plan.backward;
+}
+
+/* Packed sequences have no more tiles than their rows allow, and are as many long ones as there are
+ * rows for; one alone is dealt out as where lengths are not packed, but for tiles that go upwards.
+ */
+static void test_packed_sequences(void **state) {
+  (void)state;
+  check_parts(deal_packed(4, 8133, 7000, 8, 1, 128), 4, 1);
+  for (int64_t longest = 100; longest < 10000; longest += 700)
+    for (int64_t heads = 1; heads <= 16; heads *= 2)
+      for (int64_t head_dim = 64; head_dim <= 256; head_dim *= 2) {
+        const struct backward_plan packed = deal_packed(1, longest, longest, 16, heads, head_dim);
+        const struct backward_plan dense = deal(1, longest, longest, 16, heads, head_dim, true);
+        check_parts(packed, dense.tiles.head_parts, dense.tiles.row_parts);
+        assert_int_equal(packed.tiles.upward, 0);
+        assert_int_equal(packed.tiles.sums_log2, dense.tiles.sums_log2);
+      }
+  /* No sequence, and sequences without a row. */
+  for (int64_t batch = 0; batch <= 2; batch++)
+    for (int64_t longest = 0; longest <= 1000; longest += 1000)
+      for (int64_t head_dim = 64; head_dim <= 256; head_dim *= 2)
+        for (int64_t rows = 0; rows <= 1000; rows += 1000) {
+          const struct backward_plan plan = deal_packed(batch, rows, longest, 8, 2, head_dim);
+          if (batch == 0 || longest == 0 || rows == 0) assert_int_equal(plan.workers, 0);
+        }
 }
 
 /* A kernel of its own stores dQ where no mask shortens the last tile of a head, and others would
@@ -253,7 +286,7 @@ int main(void) {
       cmocka_unit_test(test_backward_kernel_by_length),
       cmocka_unit_test(test_backward_kernel_by_head),
       cmocka_unit_test(test_backward_parts),
-      cmocka_unit_test(test_parts_of_packed_sequences),
+      cmocka_unit_test(test_packed_sequences),
       cmocka_unit_test(test_finished_later),
       cmocka_unit_test(test_sums),
       cmocka_unit_test(test_backward_section),

@@ -90,6 +90,8 @@ static fa3_status launch_prepare(const struct call *call) {
       .counters = in_workspace(call, &plan->counters),
       .rows = in_workspace(call, &plan->rows),
       .sinks = in_workspace(call, &plan->sinks),
+      .parts_there = in_workspace(call, &plan->parts_there),
+      .part_counters = plan->part_counters,
       .next_tile = in_workspace(call, &plan->next_tile)};
   const struct grid grid = {.x = plan->blocks_q > 1 ? (unsigned)plan->blocks_q : 1,
                             .y = (unsigned)problem->heads_q,
@@ -162,7 +164,7 @@ static fa3_status launch_gradients(const struct call *call) {
   params.grad_query = call->grad_query;
   params.grad_key = call->grad_key;
   params.grad_value = call->grad_value;
-  if (fa3_key_tile_parts(&plan->tiles) > 1) set_parts(call, &params.grad_key, &params.grad_value);
+  if (plan->summed_later) set_parts(call, &params.grad_key, &params.grad_value);
   params.tiles = plan->tiles;
   params.queries_per_key = (int)(problem->heads_q / problem->heads_k);
   params.heads = (int)problem->heads_q;
@@ -172,6 +174,9 @@ static fa3_status launch_gradients(const struct call *call) {
   params.counters_apart = fa3_sum_count(&plan->tiles) * params.sums_apart;
   params.rows = in_workspace(call, &plan->rows);
   params.partial = in_workspace(call, &plan->partial);
+  params.key_slots = plan->key_slots;
+  params.parts = in_workspace(call, &plan->parts);
+  params.parts_there = in_workspace(call, &plan->parts_there);
   params.next_tile = in_workspace(call, &plan->next_tile);
   params.scale = problem->scale;
   params.scale_log2 = scales.scale_log2;
@@ -203,7 +208,7 @@ static fa3_status launch_sum(const struct call *call) {
                                     .grad_key = call->grad_key,
                                     .grad_value = call->grad_value,
                                     .parts = fa3_key_tile_parts(&call->plan->tiles)};
-  if (params.parts == 1) return FA3_OK;
+  if (!call->plan->summed_later) return FA3_OK;
   set_parts(call, &params.part_key, &params.part_value);
   const int64_t threads = longest * (params.grad_key.head_dim + params.grad_value.head_dim) / 8;
   const struct grid grid = {.x = (unsigned)divide_up(threads, FA3_BACKWARD_SUM_THREADS),

@@ -53,14 +53,25 @@ static int64_t multiply(int64_t a, int64_t b) {
   return __builtin_mul_overflow(a, b, &product) ? INT64_MAX / 1024 : product;
 }
 
-static int64_t bytes_of_row(const struct problem *problem) {
-  return 4 * (problem->head_dim + problem->value_head_dim);
+/* dK and dV of a tile, in float32. */
+static int64_t bytes_of_part(const struct kernel *kernel) {
+  return (int64_t)sizeof(float) * TILE_K * (kernel->head_dim + kernel->value_head_dim);
 }
 
-int64_t bytes_of_parts(const struct problem *problem) {
-  const int64_t rows = multiply(multiply(problem->batch_k, problem->rows_k), problem->heads_k);
-  return smaller(multiply(MOST_PARTS * bytes_of_row(problem), rows),
-                 (int64_t)MOST_TILE_PARTS * TILE_K * bytes_of_row(problem));
+int64_t count_key_slots(const struct problem *problem) {
+  return FA3_BACKWARD_SLOTS(
+      problem->cu_seqlens_k, problem->batch,
+      problem->cu_seqlens_k ? problem->rows_k : smaller(problem->max_seqlen_k, problem->rows_k),
+      TILE_K);
+}
+
+int64_t most_parted_tiles(const struct problem *problem) {
+  return smaller(multiply(count_key_slots(problem), problem->heads_k), MOST_TILE_PARTS);
+}
+
+int64_t bytes_of_parts(const struct problem *problem, const struct kernel *kernel) {
+  const int64_t parts = smaller(MOST_PARTS * most_parted_tiles(problem), MOST_TILE_PARTS);
+  return parts * bytes_of_part(kernel);
 }
 
 /* Blocks of queries that a tile visits for a query head: in the mean, at most, and of some tiles,
@@ -149,6 +160,17 @@ static double estimate(const struct deal *deal, int64_t head_parts, int64_t row_
   return parts > 1 ? steps + sum_steps + part_share * bytes / BYTES_OF_STEP : steps;
 }
 
+static bool is_packed(const struct problem *problem) {
+  return problem->cu_seqlens_q || problem->cu_seqlens_k;
+}
+
+/* Sequences as long as the longest that there are rows for, where lengths are packed. */
+static int64_t count_sequences(const struct problem *problem) {
+  const int64_t longest = smaller(problem->max_seqlen_k, problem->rows_k);
+  if (!problem->cu_seqlens_k || longest < 1) return problem->batch;
+  return smaller(larger((problem->rows_k + longest / 2) / longest, 1), problem->batch);
+}
+
 /* Tiles with keys: of packed sequences, no more than there can be in so many rows. */
 static int64_t count_tiles(const struct problem *problem, const fa3_key_tiles *tiles) {
   int64_t of_head = (int64_t)tiles->tiles * tiles->batches;
@@ -163,7 +185,16 @@ static double bytes_of_sum(const struct problem *problem, const struct backward_
 }
 
 static bool takes_more_sums(const struct problem *problem) {
-  return problem->window_left >= FA3_NO_LIMIT && !problem->cu_seqlens_q && !problem->cu_seqlens_k;
+  return problem->window_left >= FA3_NO_LIMIT;
+}
+
+/* The wide kernel's are whole tensors. */
+static int64_t bytes_of_all_parts(const struct problem *problem, const struct backward_plan *plan,
+                                  int64_t parts) {
+  if (plan->cluster == 1)
+    return parts * problem->heads_k * plan->key_slots * bytes_of_part(plan->kernel);
+  const int64_t rows = problem->batch_k * problem->rows_k * problem->heads_k;
+  return (int64_t)sizeof(float) * parts * rows * (problem->head_dim + problem->value_head_dim);
 }
 
 static void deal_parts(const struct problem *problem, int64_t workers, struct backward_plan *plan) {
@@ -172,11 +203,11 @@ static void deal_parts(const struct problem *problem, int64_t workers, struct ba
   const struct deal deal = {
       .visits = count_visits(problem, kernel, tiles->tiles),
       .tiles = count_tiles(problem, tiles),
-      .heads = (int64_t)tiles->heads * tiles->batches,
+      .heads = tiles->heads * count_sequences(problem),
       .group = problem->heads_q / larger(problem->heads_k, 1),
       .blocks = divide_up(smaller(problem->max_seqlen_q, problem->rows_q), kernel->tile_q),
       .workers = workers,
-      .bytes = TILE_K * bytes_of_row(problem),
+      .bytes = bytes_of_part(kernel),
       .chained = problem->window_left >= FA3_NO_LIMIT,
       .sums = takes_more_sums(problem) && plan->cluster == 1 &&
               bytes_of_sum(problem, plan) <= MORE_SUMS_BYTES,
@@ -190,8 +221,7 @@ static void deal_parts(const struct problem *problem, int64_t workers, struct ba
     const int64_t most_row_parts = narrow ? 1 : smaller(parts, deal.blocks);
     if (parts * taken > MOST_TAKEN ||
         parts * deal.tiles > smaller(MOST_PER_WORKER * workers, MOST_TILE_PARTS) ||
-        parts * problem->batch_k * problem->rows_k * problem->heads_k * bytes_of_row(problem) >
-            bytes_of_parts(problem))
+        bytes_of_all_parts(problem, plan, parts) > bytes_of_parts(problem, kernel))
       break;
     for (int64_t rows = 1; rows <= most_row_parts; rows++) {
       if (parts % rows || parts / rows > deal.group) continue;
@@ -299,8 +329,7 @@ static bool finish_later(const struct problem *problem, const struct backward_pl
          (plan->kernel->tile_q == 80 || fa3_key_tile_count(tiles) <= FEW_TILES);
 }
 
-int64_t bytes_of_more_sums(const struct problem *problem, int64_t bytes_of_sum) {
-  if (problem->cu_seqlens_q || problem->cu_seqlens_k) return 0;
+int64_t bytes_of_more_sums(int64_t bytes_of_sum) {
   return smaller((FA3_MOST_SUMS - 1) * bytes_of_sum, MORE_SUMS_BYTES);
 }
 
@@ -314,9 +343,9 @@ static void deal_rising(const struct problem *problem, const struct visits *visi
                         struct backward_plan *plan) {
   fa3_key_tiles *tiles = &plan->tiles;
   const bool at_blocks_of_their_own = visits->mean <= 0.6 * visits->most;
-  if (plan->cluster > 1 || !takes_more_sums(problem) || !at_blocks_of_their_own ||
-      problem->heads_q > problem->heads_k || fa3_key_tile_parts(tiles) > 1 ||
-      fa3_sum_count(tiles) > 1)
+  if (plan->cluster > 1 || is_packed(problem) || !takes_more_sums(problem) ||
+      !at_blocks_of_their_own || problem->heads_q > problem->heads_k ||
+      fa3_key_tile_parts(tiles) > 1 || fa3_sum_count(tiles) > 1)
     return;
   const int64_t all = (int64_t)tiles->heads * tiles->batches;
   const int64_t section = CACHE_BYTES / bytes_of_head(problem, plan->kernel);
@@ -343,7 +372,7 @@ static void deal_sums(const struct problem *problem, const struct visits *visits
   fa3_key_tiles *tiles = &plan->tiles;
   const int parts = fa3_key_tile_parts(tiles);
   const int64_t group = problem->heads_q / larger(problem->heads_k, 1);
-  const int64_t all = (int64_t)tiles->heads * tiles->batches * parts;
+  const int64_t all = larger(tiles->heads * count_sequences(problem), 1) * parts;
   const double bytes = bytes_of_sum(problem, plan);
   const double steps_of_sum = bytes / BYTES_OF_STEP;
   const int64_t workers = MULTIPROCESSORS / plan->cluster;
@@ -373,8 +402,8 @@ static void deal_sums(const struct problem *problem, const struct visits *visits
       tiles->sums_log2 = 1;
     } else {
       const double gain = 0.95 * (double)beside;
-      if (tiles->row_parts > 1 || 2 * beside < tiles->tiles || beside >= tiles->tiles ||
-          gain < 1.1 * (finish_steps + 2.5 * steps_of_sum))
+      if (is_packed(problem) || tiles->row_parts > 1 || 2 * beside < tiles->tiles ||
+          beside >= tiles->tiles || gain < 1.1 * (finish_steps + 2.5 * steps_of_sum))
         return;
       tiles->upward = (int32_t)beside;
     }

@@ -5,11 +5,16 @@
 #include "cuda/backward_plan.h"
 #include "problem.h"
 
-/* Room for dK and dV of all parts, in bytes: never less where a dimension grows. */
-int64_t bytes_of_parts(const struct problem *problem);
+/* Numbers that the tiles of a head of keys may have, of all sequences: as blocks of queries. */
+int64_t count_key_slots(const struct problem *problem);
+
+/* The most tiles that may be dealt out in parts, and room for what these leave to the last, in
+ * bytes: never less where a dimension grows. */
+int64_t most_parted_tiles(const struct problem *problem);
+int64_t bytes_of_parts(const struct problem *problem, const struct kernel *kernel);
 
 /* Room for the sums of dQ beyond the first. */
-int64_t bytes_of_more_sums(const struct problem *problem, int64_t bytes_of_sum);
+int64_t bytes_of_more_sums(int64_t bytes_of_sum);
 
 /* Sets parts and section of the plan's tiles, each of which one of `workers` blocks, or pairs of
  * blocks, takes at a time. */

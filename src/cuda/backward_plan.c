@@ -88,6 +88,7 @@ static fa3_status plan_tiles(const struct problem *problem, struct backward_plan
                                 .batches = (int32_t)problem->batch};
   plan->blocks_q = (int32_t)divide_up(longest_q, kernel->tile_q);
   plan->slots = (int32_t)slots(problem, kernel->tile_q);
+  plan->key_slots = (int32_t)count_key_slots(problem);
   return FA3_OK;
 }
 
@@ -100,14 +101,14 @@ static int64_t padded_rows(const struct problem *problem) {
 }
 
 /* How many queries of a head a tile of keys meets, for the choice of a kernel. With a mask on both
- * sides no more than its width; on one side half of all in the mean, which count for half of that
+ * sides no more than its width; on one side half of all in the mean, which count for a little less
  * where few heads share keys, as measured (docs/notes/hopper-backward.md). */
 static int64_t queries_of_tile(const struct problem *problem) {
   const int64_t left = problem->window_left, right = problem->window_right;
   const int64_t longest = smaller(problem->max_seqlen_q, problem->rows_q);
   if (left >= MASK_UNBOUNDED && right >= MASK_UNBOUNDED) return longest;
   const bool grouped = problem->heads_q >= 4 * problem->heads_k;
-  return smaller(longest / (grouped ? 2 : 4), left + right + 1);
+  return smaller(longest * (grouped ? 6 : 5) / 12, left + right + 1);
 }
 
 static fa3_status plan_workspace(const struct problem *problem, struct cuda_plan *cuda_plan) {
@@ -124,9 +125,11 @@ static fa3_status plan_workspace(const struct problem *problem, struct cuda_plan
   const int64_t row_bytes = (int64_t)sizeof(float) * kernel->head_dim;
   TRY(reserve(size, &plan->partial, "grad_query in float32", heads, rows, row_bytes));
   TRY(reserve(size, &more, "grad_query in more sums", 1, 1,
-              bytes_of_more_sums(problem, heads * rows * row_bytes)));
+              bytes_of_more_sums(heads * rows * row_bytes)));
   TRY(reserve(size, &plan->parts, "grad_key and grad_value in parts", 1, 1,
-              bytes_of_parts(problem)));
+              bytes_of_parts(problem, kernel)));
+  TRY(reserve(size, &plan->parts_there, "counters of parts", 1, most_parted_tiles(problem),
+              sizeof(int32_t)));
   const struct demand demands[] = {{TENSOR_query, FORM_TMA},
                                    {TENSOR_key, FORM_TMA},
                                    {TENSOR_value, FORM_TMA},
@@ -147,6 +150,9 @@ static void plan_grid(const struct problem *problem, const struct cuda_facts *fa
   const int64_t cluster = plan->cluster, clusters = larger(facts->multiprocessors / cluster, 1);
   deal_tiles(problem, clusters, plan);
   plan->workers = (int32_t)(cluster * smaller(fa3_key_tile_count(&plan->tiles), clusters));
+  const bool parts = fa3_key_tile_parts(&plan->tiles) > 1;
+  plan->summed_later = parts && plan->cluster > 1;
+  plan->part_counters = parts && plan->cluster == 1 ? plan->tiles.heads * plan->key_slots : 0;
 }
 
 fa3_status plan_backward(const struct problem *problem, const struct cuda_facts *facts,

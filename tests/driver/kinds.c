@@ -266,7 +266,9 @@ static void run_the_others(void) {
   args.sink = (fa3_tensor){
       .data = place(10), .dtype = FA3_BFLOAT16, .rank = 1, .shape = {HEADS_Q}, .strides = {1}};
   args.key.data = (char *)args.key.data + 2; /* copy_strided, sinks_to_float */
-  run_backward(&args);                       /* backward_sum, backward_sink */
+  run_backward(&args);                       /* backward_sink */
+  args = make_forward(FA3_BFLOAT16, 4096, 77, 256);
+  run_backward(&args); /* backward_sum */
   fa3_quantize_args quantize = {
       .struct_size = sizeof quantize,
       .device = gpu,

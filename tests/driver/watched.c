@@ -341,17 +341,26 @@ static void test_backward(void **state) {
   run_backward(&args);
   assert_int_equal(launches[1].grid[0], 2 * 2 * 8);
 
-  /* Few keys for many queries: eight parts of a tile, whose dK and dV are summed. */
+  /* Few keys for many queries: eight parts of a tile, whose dK and dV meet in the last. */
   args = make_backward(4096, 64);
   args.key.shape[1] = args.value.shape[1] = args.grad_key.shape[1] = args.grad_value.shape[1] = 77;
   const size_t size = run_backward(&args);
-  ASSERT_LAUNCHES("backward_prepare", "backward", "backward_sum");
+  ASSERT_LAUNCHES("backward_prepare", "backward");
   assert_int_equal(backward_params.tiles.row_parts, 8);
   assert_int_equal(launches[1].grid[0], 2 * 8 * 8);
-  assert_in_workspace(backward_params.grad_key.data, size);
-  assert_in_workspace(backward_params.grad_value.data, size);
+  assert_ptr_equal(backward_params.grad_key.data, place(8));
+  assert_in_workspace(backward_params.parts, size);
+  assert_in_workspace(backward_params.parts_there, size);
+
+  /* Pairs of blocks leave them to a kernel of its own. */
+  args = make_backward(4096, 256);
+  args.key.shape[1] = args.value.shape[1] = args.grad_key.shape[1] = args.grad_value.shape[1] = 77;
+  const size_t size_of_pairs = run_backward(&args);
+  ASSERT_LAUNCHES("backward_prepare", "backward", "backward_sum");
+  assert_in_workspace(backward_params.grad_key.data, size_of_pairs);
+  assert_in_workspace(backward_params.grad_value.data, size_of_pairs);
   assert_int_equal(backward_params.grad_key.is_float, 1);
-  assert_int_equal(launches[2].grid[0], (77 * 2 * 64 / 8 + 255) / 256);
+  assert_int_equal(launches[2].grid[0], (77 * 2 * 256 / 8 + 255) / 256);
   assert_int_equal(launches[2].grid[1], 8);
   assert_int_equal(launches[2].grid[2], 2);
   assert_int_equal(launches[2].dependent, 1);
