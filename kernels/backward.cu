@@ -339,25 +339,23 @@ __device__ __forceinline__ void skip_tile(const fa3_backward_params &p, const wo
   store_zeros(p.grad_value, w.sequence.key_batch, key_row, keys, w.head, thread);
 }
 
-// What the parts of a tile have of dK and dV meets in the last one: whether this is it, or the only
-// one.
+static_assert(kConsumerWarps == FA3_BACKWARD_PART_WARPS, "warps of a part");
+
+// What the parts of a tile have of dK and dV meets: whether in this warp, which is then the last.
 __device__ __forceinline__ bool join_parts(const fa3_backward_params &p, const work &w, int warp,
                                            float (&dk)[kHeadDim / 2], float (&dv)[kHeadDim / 2]) {
   const parts_of_tile parts = find_parts(p, w, kTileQ, kTileK);
   if (parts.count == 1) return true;
-  const int others = parts.count - 1;
   const auto place = [&](int part, int column) {
     return place_of_part<kTileK, 2 * kHeadDim>(p, parts.slot, part, warp, column, kHeadDim);
   };
-  if (parts.number < others) {
-    store_part<kHeadDim>(dv, place(parts.number, 0));
-    store_part<kHeadDim>(dk, place(parts.number, kHeadDim));
-    tell_of_part(p, parts.slot);
-    return false;
-  }
-  wait_for_parts(p, parts.slot, others * kConsumerWarps);
+  store_part(dv, place(parts.number, 0));
+  store_part(dk, place(parts.number, kHeadDim));
+  if (!last_of_parts(p, parts, warp)) return false;
+#pragma unroll
+  for (int i = 0; i < kHeadDim / 2; ++i) dk[i] = dv[i] = 0.0f;
 #pragma unroll 1
-  for (int part = 0; part < others; ++part) {
+  for (int part = 0; part < parts.count; ++part) {
     add_part(dv, place(part, 0));
     add_part(dk, place(part, kHeadDim));
   }
@@ -371,7 +369,7 @@ __device__ __forceinline__ void store_gradients(const fa3_backward_params &p, co
                                                 float (&dk)[kHeadDim / 2],
                                                 float (&dv)[kHeadDim / 2]) {
   const int warp = warpgroup * 4 + (thread_again() & 127) / 32;
-  if (!join_parts(p, w, warp, dk, dv)) return;
+  if (fa3_key_tile_parts(&p.tiles) > 1 && !join_parts(p, w, warp, dk, dv)) return;
   const int first_key = w.tile * kTileK + warp * 16;
   const int keys = w.sequence.mask.keys - first_key, key_row = w.sequence.key_row + first_key;
   const uint32_t staging = ring_tile(m.v, keys_use) + warp * (32 * kHeadDim);

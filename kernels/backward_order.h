@@ -4,14 +4,13 @@
  * A tile is a range of keys of one head. Its work is the blocks of queries that see them, of all
  * query heads that share the keys. Where there are few tiles, that work is dealt out in parts: each
  * has some of the query heads, and some of the blocks. No block of dQ belongs to two parts of a
- * tile. What they have of dK and dV meets in the last of them that have any work: it waits for the
- * others, which are taken before it, and adds theirs to its own in the order of their numbers.
+ * tile. Parts never wait for each other: of those that have any work, the one that is done
+ * last adds up what all have of dK and dV, in the order of their numbers.
  *
  * Tiles add to a block of dQ in the order in which they are taken, always: that of their numbers,
  * but for some of a head's first tiles, or all, which may come in reverse. So a tile waits only for
- * the same part of tiles, or other parts of its own, that are taken before it, and never for one
- * that is taken later: however few workers there are, the one whose tile was taken first of all
- * that are not done can go on.
+ * the same part of tiles that are taken before it, and never for one that is taken later: however
+ * few workers there are, the one whose tile was taken first of all that are not done can go on.
  *
  * A block of dQ may have several sums, so that tiles of a head which run side by side wait less.
  * Which tile adds to which is fixed, and so is the order in which the sums are added up: by the

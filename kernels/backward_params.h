@@ -27,12 +27,12 @@
  *   partial   float [sums][heads_q][slots][tile_q * head_dim of the variant], laid out as the
  *                   kernel likes
  *   parts     float [heads_k][key_slots][parts][tile_k * (head_dim + head_dim_v) of the variant],
- *                   where tiles are dealt out in parts (backward_order.h): dV and dK of each, for
- *                   the last, which takes them; tiles are numbered as blocks of rows are. Of
+ *                   where tiles are dealt out in parts (backward_order.h): dV and dK of each;
+ *                   tiles are numbered as blocks of rows are. Of
  *                   backward_wide [batch][heads_k][parts][seqlen_k][head_dim], then the same with
  *                   head_dim_v: grad_key and grad_value of the second launch
- *   parts_there int [heads_k][key_slots], likewise: how many warps have stored theirs
- *   sinks     float [heads_q][slots], if the sink's gradient is wanted
+ *   parts_there int [heads_k][key_slots][FA3_BACKWARD_PART_WARPS], likewise: of each warp's keys,
+ * how many parts are stored sinks     float [heads_q][slots], if the sink's gradient is wanted
  *   next_tile one int
  *
  * Tensor maps (16-bit elements, zero fill out of bounds; innermost dimension first; `C` is the
@@ -142,6 +142,7 @@ typedef struct {
 #define FA3_BACKWARD_SUM_THREADS 256
 #define FA3_BACKWARD_FINISH_THREADS 256
 #define FA3_BACKWARD_THREADS 384
+#define FA3_BACKWARD_PART_WARPS 8
 #define FA3_BACKWARD_WIDE_THREADS 512
 
 /* Floats of a block of rows in `rows`: the last is there eight times, a pair for each thread of a

@@ -1,4 +1,5 @@
-// Where tiles of keys are dealt out in parts: what these have of dK and dV meets in the last one.
+// Where tiles of keys are dealt out in parts: what these have of dK and dV meets in memory. Who
+// comes last adds it up, in the order of the parts whoever that is.
 #ifndef FA3_BACKWARD_PARTS_CUH
 #define FA3_BACKWARD_PARTS_CUH
 
@@ -34,23 +35,22 @@ __device__ __forceinline__ float4 *place_of_part(const fa3_backward_params &p, i
          (thread_again() & 31);
 }
 
-template <int kColumns>
-__device__ __forceinline__ void store_part(const float (&x)[kColumns / 2], float4 *to) {
+template <int kCount>
+__device__ __forceinline__ void store_part(const float (&x)[kCount], float4 *to) {
 #pragma unroll
-  for (int j = 0; j < kColumns / 8; ++j)
+  for (int j = 0; j < kCount / 4; ++j)
     to[32 * j] = make_float4(x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]);
 }
 
-// The warp has stored its share of a part.
-__device__ __forceinline__ void tell_of_part(const fa3_backward_params &p, int slot) {
+// The warp has stored its share of a part: whether those that have the same keys in the other parts
+// all have.
+__device__ __forceinline__ bool last_of_parts(const fa3_backward_params &p,
+                                              const parts_of_tile &parts, int warp) {
+  int before = 0;
   __syncwarp();
-  if ((thread_again() & 31) == 0) count_release(p.parts_there + slot);
-}
-
-// So many warps, of all parts but the last, have done so.
-__device__ __forceinline__ void wait_for_parts(const fa3_backward_params &p, int slot, int warps) {
-  while (load_acquire(p.parts_there + slot) < warps) {
-  }
+  if ((thread_again() & 31) == 0)
+    before = count_both(p.parts_there + parts.slot * FA3_BACKWARD_PART_WARPS + warp);
+  return __shfl_sync(0xffffffff, before, 0) + 1 == parts.count;
 }
 
 // Adds what another part has; all of its loads are in flight together.

@@ -19,4 +19,14 @@ __device__ __forceinline__ void count_release(int *counter) {
   asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
 }
 
+// PTX ISA, "atom" with .acq_rel: both; what the counter was.
+__device__ __forceinline__ int count_both(int *counter) {
+  int before;
+  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;"
+               : "=r"(before)
+               : "l"(counter)
+               : "memory");
+  return before;
+}
+
 #endif

@@ -151,9 +151,8 @@ static void test_turns(void **state) {
             }
 }
 
-/* The parts of a tile that have blocks are numbered in the order in which they are taken, so the
- * last one, where dK and dV meet, waits only for others taken before it. Exactly one part stores
- * the zeros of a tile that no query sees. */
+/* The parts of a tile that have blocks are numbered, and no others. Exactly one part stores the
+ * zeros of a tile that no query sees. */
 static void check_parts(const fa3_key_tiles *tiles, const fa3_mask *mask, int n) {
   int with_work = 0, zeros = 0, visited = 0, count = -1;
   for (int index = 0; index < fa3_key_tile_parts(tiles); index++) {
@@ -198,8 +197,7 @@ static void test_parts(void **state) {
 }
 
 /* Any number of workers gets through: each takes the next tile when it is done with the one that it
- * has, and a tile goes on when the one before it, of the same head and part, is done, and the last
- * part of a tile when the others are. */
+ * has, and a tile goes on when the one before it, of the same head and part, is done. */
 static void test_any_number_of_workers(void **state) {
   (void)state;
   enum { HEADS = 3, TILES = 5, PARTS = 2, WORKERS = 7 };
@@ -222,11 +220,7 @@ static void test_any_number_of_workers(void **state) {
           if (in_hand[w] < 0) continue;
           const fa3_key_tile tile = fa3_key_tile_at(&tiles, in_hand[w]);
           const int upward = fa3_upward_tiles(&tiles, tile.head);
-          const int place = in_turn(upward, tile.tile);
-          bool waits = done[tile.head][tile.row_part] < place;
-          for (int part = 0; tile.row_part == PARTS - 1 && part < tile.row_part; part++)
-            waits |= done[tile.head][part] <= place;
-          if (waits) continue;
+          if (done[tile.head][tile.row_part] < in_turn(upward, tile.tile)) continue;
           done[tile.head][tile.row_part]++;
           in_hand[w] = next < fa3_key_tile_count(&tiles) ? next++ : -1;
           left--;

@@ -57,8 +57,9 @@ static void test_backward_plans(void **state) {
           const size_t in_parts = sizeof(float) * rows * 2 * (size_t)parts * columns;
           if (parts > 1) assert_true(plan.parts.offset + in_parts <= plan.parts_there.offset);
           assert_int_equal(plan.summed_later, parts > 1 && plan.cluster > 1);
-          assert_int_equal(plan.part_counters,
-                           parts > 1 && plan.cluster == 1 ? 2 * plan.key_slots : 0);
+          assert_int_equal(plan.part_counters, parts > 1 && plan.cluster == 1
+                                                   ? 2 * plan.key_slots * FA3_BACKWARD_PART_WARPS
+                                                   : 0);
           assert_true(plan.parts_there.offset + sizeof(int32_t) * (size_t)plan.part_counters <=
                       cuda_plan.workspace_size);
         }

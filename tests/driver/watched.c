@@ -341,7 +341,7 @@ static void test_backward(void **state) {
   run_backward(&args);
   assert_int_equal(launches[1].grid[0], 2 * 2 * 8);
 
-  /* Few keys for many queries: eight parts of a tile, whose dK and dV meet in the last. */
+  /* Few keys for many queries: eight parts of a tile, whose dK and dV meet in memory. */
   args = make_backward(4096, 64);
   args.key.shape[1] = args.value.shape[1] = args.grad_key.shape[1] = args.grad_value.shape[1] = 77;
   const size_t size = run_backward(&args);
