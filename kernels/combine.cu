@@ -1,6 +1,7 @@
 // Partial results of attention become one: output = sum of output_i * exp(lse_i - lse), where lse
 // is the logarithm of the sum of exp(lse_i). A warp has a row, or all of a block's have one: then
-// each takes every so many of its parts, and what they have is put together again.
+// each takes every so many of its parts, and what they have is put together again. combine_rows is
+// for many rows of few parts: there a thread has four columns.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -176,5 +177,84 @@ extern "C" __global__ void __launch_bounds__(FA3_COMBINE_THREADS, 3)
     if (column == 0 && p.lse != nullptr)
       p.lse[offset(p.lse_strides)] =
           m.sum == 0.0f ? -INFINITY : fmaf(log2_unit(m.sum), 0.69314718f, m.top);
+  }
+}
+
+// Parts that a thread of combine_rows reads at once.
+constexpr int kAtOnce = 4;
+
+// Four neighbouring columns of a result, in 16 bits.
+__device__ __forceinline__ void store_columns(const fa3_combine_params &p, int64_t at,
+                                              const float (&x)[4]) {
+  uint32_t pair[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (p.kind == FA3_COMBINE_FLOAT16)
+      asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair[i]) : "f"(x[2 * i + 1]), "f"(x[2 * i]));
+    else
+      asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair[i]) : "f"(x[2 * i + 1]), "f"(x[2 * i]));
+  }
+  *(uint2 *)((uint16_t *)p.output + at) = make_uint2(pair[0], pair[1]);
+}
+
+// As combine, without p.parts, where four columns lie at a multiple of 16 bytes, in the output
+// of 8.
+extern "C" __global__ void __launch_bounds__(FA3_COMBINE_THREADS)
+    combine_rows(const __grid_constant__ fa3_combine_params p) {
+  const int threads = FA3_COMBINE_ROW_THREADS(p.head_dim), batch = blockIdx.y;
+  const int index = (blockIdx.x * FA3_COMBINE_THREADS + threadIdx.x) / threads;
+  const int query = index / p.heads, head = index - query * p.heads;
+  let_next_grid_launch();
+  const bool known = p.cu_seqlens_q == nullptr && p.used_q == nullptr;
+  if (!known) wait_for_prior_grids();
+  const int first = p.cu_seqlens_q ? p.cu_seqlens_q[batch] : 0;
+  const int queries = p.used_q         ? p.used_q[batch]
+                      : p.cu_seqlens_q ? p.cu_seqlens_q[batch + 1] - first
+                                       : p.seqlen_q;
+  if (query >= queries) return;
+  auto offset = [&](const fa3_combine_strides &strides, int row) {
+    return batch * strides.batch + (int64_t)row * strides.row + head * strides.head;
+  };
+  const float *const partial = p.partial + offset(p.partial_strides, query);
+  const float *const partial_lse = p.partial_lse + offset(p.partial_lse_strides, query);
+  if (known) wait_for_prior_grids();
+  const float sink = p.sink != nullptr ? p.sink[head] : -INFINITY;
+  for (int column = threadIdx.x % threads * 4; column < p.head_dim; column += 4 * threads) {
+    float top = sink, sum = sink == -INFINITY ? 0.0f : 1.0f, x[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    for (int begin = 0; begin < p.splits; begin += kAtOnce) {
+      float lse[kAtOnce], next = top;
+      float4 part[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int s = begin + i;
+        lse[i] = s < p.splits ? partial_lse[s * p.partial_lse_strides.split] : -INFINITY;
+        if (s < p.splits)
+          part[i] = *(const float4 *)(partial + s * p.partial_strides.split + column);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) next = max_nan(next, lse[i]);
+      const float before = weight_of(top, next);
+      top = next;
+      sum *= before;
+#pragma unroll
+      for (int c = 0; c < 4; ++c) x[c] *= before;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const float weight = weight_of(lse[i], top);
+        if (weight == 0.0f) continue;  // a part without keys may hold anything
+        sum += weight;
+        x[0] = fmaf(weight, part[i].x, x[0]);
+        x[1] = fmaf(weight, part[i].y, x[1]);
+        x[2] = fmaf(weight, part[i].z, x[2]);
+        x[3] = fmaf(weight, part[i].w, x[3]);
+      }
+    }
+    const float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
+#pragma unroll
+    for (int c = 0; c < 4; ++c) x[c] *= factor;
+    store_columns(p, offset(p.output_strides, first + query) + column, x);
+    if (column == 0 && p.lse != nullptr)
+      p.lse[offset(p.lse_strides, first + query)] =
+          sum == 0.0f ? -INFINITY : fmaf(log2_unit(sum), 0.69314718f, top);
   }
 }

@@ -11,6 +11,9 @@ enum { FA3_COMBINE_WARPS = 8, FA3_COMBINE_THREADS = 32 * FA3_COMBINE_WARPS };
 /* Warps that share a row of so many parts. */
 #define FA3_COMBINE_WARPS_OF(parts) ((parts) > 8 ? FA3_COMBINE_WARPS : 1)
 
+/* Threads of combine_rows that share a row: four columns each, of up to 128 at a time. */
+#define FA3_COMBINE_ROW_THREADS(head_dim) ((head_dim) > 64 ? 32 : 16)
+
 /* What FA3_COMBINE writes. */
 enum { FA3_COMBINE_FLOAT32 = 0, FA3_COMBINE_FLOAT16 = 1, FA3_COMBINE_BFLOAT16 = 2 };
 

@@ -9,7 +9,9 @@
 #include "error.h"
 #include "integer.h"
 
-const struct kernel_kind combine_kind = {.entries = {"combine"}};
+enum { COMBINE, COMBINE_ROWS };
+const struct kernel_kind combine_kind = {
+    .entries = {[COMBINE] = "combine", [COMBINE_ROWS] = "combine_rows"}};
 
 static int element_kind(fa3_dtype dtype) {
   return dtype == FA3_FLOAT32   ? FA3_COMBINE_FLOAT32
@@ -51,15 +53,31 @@ fa3_combine_params make_combine_params(const struct problem *problem, const stru
       .warps = FA3_COMBINE_WARPS_OF(splits)};
 }
 
+static bool divided_by_four(const fa3_combine_strides *strides) {
+  return (strides->split | strides->batch | strides->row | strides->head) % 4 == 0;
+}
+
+/* Whether a thread may have four columns of a row, and read and write them together. */
+static bool takes_four_columns(const fa3_combine_params *params) {
+  return params->warps == 1 && !params->parts && params->kind != FA3_COMBINE_FLOAT32 &&
+         params->head_dim % 4 == 0 && (uintptr_t)params->partial % 16 == 0 &&
+         (uintptr_t)params->output % 8 == 0 && divided_by_four(&params->partial_strides) &&
+         divided_by_four(&params->output_strides) &&
+         (int64_t)params->seqlen_q * params->heads < INT32_MAX - FA3_COMBINE_THREADS;
+}
+
 fa3_status combine_splits(const struct cuda_scope *scope, const struct problem *problem,
                           const struct kernel *kernel, fa3_combine_params *params) {
-  const struct grid grid = {.x = (unsigned)divide_up((int64_t)params->seqlen_q * params->heads,
-                                                     FA3_COMBINE_WARPS / params->warps),
-                            .y = (unsigned)problem->batch,
-                            .z = 1,
-                            .threads = FA3_COMBINE_THREADS,
-                            .dependent = true};
-  return launch_kernel(scope, kernel, 0, &grid, params);
+  const bool rows = takes_four_columns(params);
+  const int rows_of_block = rows ? FA3_COMBINE_THREADS / FA3_COMBINE_ROW_THREADS(params->head_dim)
+                                 : FA3_COMBINE_WARPS / params->warps;
+  const struct grid grid = {
+      .x = (unsigned)divide_up((int64_t)params->seqlen_q * params->heads, rows_of_block),
+      .y = (unsigned)problem->batch,
+      .z = 1,
+      .threads = FA3_COMBINE_THREADS,
+      .dependent = true};
+  return launch_kernel(scope, kernel, rows ? COMBINE_ROWS : COMBINE, &grid, params);
 }
 
 fa3_status plan_combine(const struct problem *problem, const struct cuda_facts *facts,

@@ -27,6 +27,7 @@ static void watch(const struct fake_launch *launch) {
   assert_true(count < MOST_LAUNCHES);
   fake_keep(launch, "append", &append_params, sizeof append_params);
   fake_keep(launch, "combine", &combine_params, sizeof combine_params);
+  fake_keep(launch, "combine_rows", &combine_params, sizeof combine_params);
   fake_keep(launch, "forward_fp8", &fp8_params, sizeof fp8_params);
   launches[count++] = *launch;
 }
@@ -220,7 +221,7 @@ static void test_append_forward(void **state) {
 static void test_combine(void **state) {
   (void)state;
   enum { SETS = 3, ROWS = 5, DIM = 64 };
-  const fa3_combine_args args = {
+  fa3_combine_args args = {
       .struct_size = sizeof args,
       .device = gpu,
       .partial_output = fa3_dense(place(1), FA3_FLOAT32, (int64_t)SETS * BATCH, ROWS, HEADS_Q, DIM),
@@ -229,7 +230,8 @@ static void test_combine(void **state) {
       .lse = fa3_lse(place(4), BATCH, HEADS_Q, ROWS)};
   first = count;
   good(fa3_combine(&args));
-  assert_grid(launch_of("combine"), ROWS * HEADS_Q / FA3_COMBINE_WARPS, BATCH, 1,
+  const int rows = FA3_COMBINE_THREADS / FA3_COMBINE_ROW_THREADS(DIM);
+  assert_grid(launch_of("combine_rows"), (ROWS * HEADS_Q + rows - 1) / rows, BATCH, 1,
               FA3_COMBINE_THREADS);
   assert_int_equal(combine_params.splits, SETS);
   assert_int_equal(combine_params.heads, HEADS_Q);
@@ -243,6 +245,14 @@ static void test_combine(void **state) {
   assert_ptr_equal(combine_params.lse, place(4));
   assert_null(combine_params.cu_seqlens_q);
   assert_null(combine_params.sink);
+
+  /* Results that no thread can write four columns of: a warp has a row. */
+  args.output.strides[1] = HEADS_Q * DIM + 1;
+  args.output.strides[0] = ROWS * args.output.strides[1];
+  first = count;
+  good(fa3_combine(&args));
+  assert_grid(launch_of("combine"), ROWS * HEADS_Q / FA3_COMBINE_WARPS, BATCH, 1,
+              FA3_COMBINE_THREADS);
 }
 
 /* Calls that take what those above leave out. */
