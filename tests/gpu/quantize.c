@@ -227,6 +227,54 @@ static void test_lengths_change_between_replays(void **state) {
   GPU(cuMemFreeHost, locked);
 }
 
+/* More rows than a cluster's blocks have in shared memory at a time, forth and back: a scale of
+ * each sequence, and a mean with scales of rows. The mean's sum may round otherwise, so few of its
+ * codes may. */
+static void test_long_heads(void **state) {
+  (void)state;
+  enum { ROWS = 14000, HEADS = 9, DIM = 128, COUNT = ROWS * HEADS * DIM };
+  enum { SCALE_ROWS = 128, BLOCKS = (ROWS + SCALE_ROWS - 1) / SCALE_ROWS };
+  struct memory {
+    uint16_t input[COUNT];
+    unsigned char codes[COUNT], expected[COUNT];
+    float scale[HEADS * BLOCKS], expected_scale[HEADS * BLOCKS];
+  } * memory; /* page-locked, which both engines take */
+  void *locked;
+  struct rng rng = rng_for(1 << 21);
+  GPU(cuMemAllocHost, &locked, sizeof *memory);
+  memory = locked;
+  for (int i = 0; i < COUNT; i++) {
+    const float x = (float)rng_normal(&rng);
+    memcpy(&memory->input[i], (const char *)&x + 2, sizeof memory->input[i]);
+  }
+  for (int mean = 0; mean < 2; mean++) {
+    fa3_quantize_args args = {
+        .struct_size = sizeof args,
+        .device = {FA3_CUDA, 0},
+        .input = fa3_dense(memory->input, FA3_BFLOAT16, 1, ROWS, HEADS, DIM),
+        .codes = fa3_dense(memory->codes, FA3_FLOAT8_E4M3, 1, ROWS, HEADS, DIM),
+        .codes_scale = {memory->scale, FA3_FLOAT32, 2, {1, HEADS}, {HEADS, 1}, {0}},
+        .flags = FA3_ROTATE | (mean ? FA3_SUBTRACT_MEAN : 0)};
+    if (mean) {
+      args.codes_scale_rows = SCALE_ROWS;
+      args.codes_scale = (fa3_tensor){
+          memory->scale, FA3_FLOAT32, 3, {1, HEADS, BLOCKS}, {HEADS * BLOCKS, BLOCKS, 1}, {0}};
+    }
+    if (fa3_quantize(&args)) fail_msg("%s", fa3_last_error());
+    GPU(cuCtxSynchronize, );
+    args.device = (fa3_device){FA3_CPU, 0};
+    args.codes.data = memory->expected;
+    args.codes_scale.data = memory->expected_scale;
+    if (fa3_quantize(&args)) fail_msg("%s", fa3_last_error());
+    int others = 0;
+    for (int i = 0; i < COUNT; i++) others += memory->codes[i] != memory->expected[i];
+    for (int i = 0; i < HEADS * (mean ? BLOCKS : 1); i++)
+      others += memcmp(&memory->scale[i], &memory->expected_scale[i], sizeof(float)) != 0;
+    assert_in_range(others, 0, mean ? COUNT / 1000 : 0);
+  }
+  GPU(cuMemFreeHost, locked);
+}
+
 /* As fa3_append has it, where the CPU refuses: the device alone knows the positions. */
 static void test_positions_that_are_not_there(void **state) {
   (void)state;
@@ -271,6 +319,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_random_calls),
       cmocka_unit_test(test_lengths_change_between_replays),
+      cmocka_unit_test(test_long_heads),
       cmocka_unit_test(test_positions_that_are_not_there),
   };
   const int result = cmocka_run_group_tests(tests, NULL, NULL);
