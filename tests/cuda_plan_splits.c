@@ -1,4 +1,5 @@
 /* Which forward calls would share the keys of their tiles out, without a GPU. */
+#include <fenv.h>
 #include <string.h>
 
 #include "cuda/forward_splits.h"
@@ -143,11 +144,38 @@ static void test_packed_queries_do_not(void **state) {
   assert_false(plan_of(&problem, &facts).forward.room.partial.used);
 }
 
+/* No dimension that may be 0 is divided by, whole numbers or not. */
+static void test_nothing_is_divided_by_zero(void **state) {
+  (void)state;
+  static const int64_t lengths[] = {0, 1, 300, 4096};
+  static const int32_t none[3] = {0};
+  enum { LENGTHS = sizeof lengths / sizeof *lengths, MASKS = 3 };
+  for (int64_t batch = 0; batch < 3; batch++)
+    for (int64_t head_dim = 64; head_dim <= 256; head_dim *= 2)
+      for (int number = 0; number < LENGTHS * LENGTHS * MASKS * 4; number++) {
+        const int packed = number % 4, mask = number / 4 % MASKS, rest = number / 4 / MASKS;
+        struct problem problem =
+            make_problem(batch, lengths[rest % LENGTHS], lengths[rest / LENGTHS], 8, 2, head_dim);
+        if (mask) problem.window_right = 0;
+        if (mask == 2) problem.window_left = 64;
+        if (packed & 1) problem.cu_seqlens_q = none;
+        if (packed & 2) problem.cu_seqlens_k = none;
+        feclearexcept(FE_ALL_EXCEPT);
+        const struct cuda_plan plan = plan_of(&problem, &facts);
+        if (fetestexcept(FE_DIVBYZERO | FE_INVALID))
+          fail_msg("batch %d, head dim %d, number %d", (int)batch, (int)head_dim, number);
+        if (batch == 0 && !plan.decodes) assert_int_equal(plan.forward.workers, 0);
+      }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_every_plan_fits),       cmocka_unit_test(test_few_tiles_share_keys_out),
-      cmocka_unit_test(test_size_never_falls),      cmocka_unit_test(test_no_room_without_splits),
+      cmocka_unit_test(test_every_plan_fits),
+      cmocka_unit_test(test_few_tiles_share_keys_out),
+      cmocka_unit_test(test_size_never_falls),
+      cmocka_unit_test(test_no_room_without_splits),
       cmocka_unit_test(test_packed_queries_do_not),
+      cmocka_unit_test(test_nothing_is_divided_by_zero),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

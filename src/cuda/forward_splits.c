@@ -62,7 +62,7 @@ static struct sight count_keys(const struct problem *problem, const struct kerne
     const int64_t width = smaller(problem->window_left, keys) + behind + kernel->tile_q;
     seen.longest = seen.mean = fmin(all, 1 + (double)width / (double)kernel->tile_k);
   } else if (right) {
-    seen.mean *= 1 - fmin((double)problem->max_seqlen_q / (double)keys, 1) / 2;
+    seen.mean *= 1 - fmin((double)problem->max_seqlen_q / (double)larger(keys, 1), 1) / 2;
   }
   return seen;
 }
