@@ -63,7 +63,9 @@ static bool takes_four_columns(const fa3_combine_params *params) {
          params->head_dim % 4 == 0 && (uintptr_t)params->partial % 16 == 0 &&
          (uintptr_t)params->output % 8 == 0 && divided_by_four(&params->partial_strides) &&
          divided_by_four(&params->output_strides) &&
-         (int64_t)params->seqlen_q * params->heads < INT32_MAX - FA3_COMBINE_THREADS;
+         /* It counts threads in 32 bits. */
+         (int64_t)params->seqlen_q * params->heads * FA3_COMBINE_ROW_THREADS(params->head_dim) <=
+             UINT32_MAX - FA3_COMBINE_THREADS;
 }
 
 fa3_status combine_splits(const struct cuda_scope *scope, const struct problem *problem,

@@ -255,6 +255,25 @@ static void test_combine(void **state) {
               FA3_COMBINE_THREADS);
 }
 
+/* Rows whose threads are more than 32 bits count: a warp has a row. */
+static void test_combine_many_rows(void **state) {
+  (void)state;
+  enum { DIM = 8 };
+  const int64_t most = (INT64_C(1) << 32) / FA3_COMBINE_ROW_THREADS(DIM);
+  for (int beyond = 0; beyond < 2; beyond++) {
+    const int64_t rows = most - 32 + 32 * beyond;
+    const fa3_combine_args args = {
+        .struct_size = sizeof args,
+        .device = gpu,
+        .partial_output = fa3_dense(place(1), FA3_FLOAT32, 1, rows, 1, DIM),
+        .partial_lse = fa3_lse(place(2), 1, 1, rows),
+        .output = fa3_dense(place(3), FA3_BFLOAT16, 1, rows, 1, DIM)};
+    first = count;
+    good(fa3_combine(&args));
+    assert_string_equal(launches[first].function, beyond ? "combine" : "combine_rows");
+  }
+}
+
 /* Calls that take what those above leave out. */
 static void run_the_others(void) {
   fa3_forward_args args = make_forward(FA3_BFLOAT16, 1, 200000, 128);
@@ -314,9 +333,9 @@ int main(void) {
   }
   fake_watch(watch);
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_fp8_forward),    cmocka_unit_test(test_append),
-      cmocka_unit_test(test_append_forward), cmocka_unit_test(test_combine),
-      cmocka_unit_test(test_every_function),
+      cmocka_unit_test(test_fp8_forward),       cmocka_unit_test(test_append),
+      cmocka_unit_test(test_append_forward),    cmocka_unit_test(test_combine),
+      cmocka_unit_test(test_combine_many_rows), cmocka_unit_test(test_every_function),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
