@@ -21,6 +21,11 @@ __device__ __forceinline__ void copy_async_float(uint32_t to, const float *from,
                : "memory");
 }
 
+// PTX ISA, "prefetch": a line of global memory comes to the L2 cache.
+__device__ __forceinline__ void prefetch_line(const void *from) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+}
+
 // PTX ISA, "cp.async.commit_group".
 __device__ __forceinline__ void copy_async_commit(void) {
   asm volatile("cp.async.commit_group;" ::: "memory");

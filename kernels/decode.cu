@@ -154,6 +154,7 @@ __device__ __forceinline__ void attend(const fa3_decode_params &p, const work &w
 __device__ __forceinline__ bool run_piece(const fa3_decode_params &p, const work &w, uint32_t base,
                                           bool dealt) {
   if (w.rows <= 0) return false;  // as all of the cluster
+  if (!dealt) prefetch_keys(p, w);
   begin_block(p, w, base);
   if (w.rank >= w.active) return false;
   attention a = no_attention();

@@ -116,4 +116,31 @@ __device__ __forceinline__ place load_step(const fa3_decode_params &p, const wor
   return one[0];
 }
 
+// The block's first keys and values, as many as its rings hold, on their way to the L2 cache:
+// before what was queued earlier is awaited, which may still write them. The copies that follow
+// read what is there then, for other multiprocessors write to that cache. A page table may be
+// written meanwhile too, and is not read.
+__device__ __forceinline__ void prefetch_keys(const fa3_decode_params &p, const work &w) {
+  if (!p.lengths_known || p.sequences.page_table) return;
+  const int lane = threadIdx.x & 31, units = w.units.end - w.units.begin;
+  int key = w.units.begin * kUnitKeys + threadIdx.x / 32 * kStepKeys + lane % kStepKeys;
+  const fa3_decode_input &tensor = lane < kStepKeys ? p.key : p.value;
+  const int bytes = (lane < kStepKeys ? p.head_dim : p.head_dim_v) * kElementBytes;
+#pragma unroll
+  for (int i = 0; i < kStages - 1; ++i, key += kUnitKeys) {
+    const int row = w.sequence.key_row + key;
+    if (i >= units || key < w.seen.begin || key >= w.seen.end || row >= p.rows_k) continue;
+    const char *const from =
+        tensor.data + ((uint64_t)(w.head * kHeads) * tensor.stride_head +
+                       (uint64_t)(uint32_t)w.sequence.key_batch * tensor.stride_batch +
+                       (uint64_t)(uint32_t)row * tensor.stride_row) *
+                          16;
+#pragma unroll
+    for (int n = 0; n < kHeads; ++n)
+#pragma unroll
+      for (int at = 0; at < kRowBytes; at += 128)
+        if (at < bytes) prefetch_line(from + n * (uint64_t)tensor.stride_head * 16 + at);
+  }
+}
+
 #endif
