@@ -17,6 +17,7 @@
  * input's dtype or of floats; for rows of any kind; and what comes before. */
 enum { BY_VECTORS, TURNED, TURNED_BY_FLOATS, OF_ANY_ROWS, CLEAR };
 enum { LARGEST_HEAD_DIM = 256, LARGEST_CLUSTER = 16, CLEAR_THREADS = 256, USUAL_ROWS = 128 };
+enum { SMALL_THREADS = 256 }; /* of a block, of few heads */
 /* Of a multiprocessor, which has 228 KB: what the functions have of their own, and the driver. */
 enum { SHARED_BYTES = 228 << 10, BLOCK_BYTES = 12 << 10 };
 
@@ -81,6 +82,16 @@ static bool of_all(const struct problem *problem) {
          scale->batch * scale->heads < problem->batch * problem->heads_q;
 }
 
+/* Whether heads are so few that clusters of small blocks have them, two blocks a multiprocessor:
+ * one of them works where the other waits for its cluster. Still fewer, which 16 blocks each don't
+ * fill, have no clusters, unless a mean is taken off. */
+static bool few_heads(const struct problem *problem, const struct cuda_facts *facts, int64_t heads,
+                      int32_t entry) {
+  const int64_t multiprocessors = facts->multiprocessors;
+  return entry == BY_VECTORS && 4 * heads <= multiprocessors &&
+         LARGEST_CLUSTER * heads >= multiprocessors && !of_all(problem);
+}
+
 /* Tiles of one scale or several, if a block holds so many rows; else several of one. */
 static void deal_rows(const struct problem *problem, const struct cuda_facts *facts,
                       const struct kernel *kernel, int64_t heads, int64_t longest,
@@ -97,6 +108,8 @@ static void deal_rows(const struct problem *problem, const struct cuda_facts *fa
   /* Larger tiles wait less often for all of a block, where that leaves every multiprocessor some;
    * but blocks that take whole heads, of which there are many, hide each other's ends. */
   const bool whole_heads = problem->subtract_mean || (shared == longest && shared > most / lanes);
+  const bool few = few_heads(problem, facts, heads, plan->entry);
+  if (few && shared == longest && shared > most / lanes) threads = most = SMALL_THREADS;
   while (threads < most && longest >= 2 * threads / lanes &&
          heads * divide_up(longest, 2 * threads / lanes) >= 4 * (int64_t)facts->multiprocessors &&
          !(whole_heads && heads > 2 * (int64_t)facts->multiprocessors))
@@ -169,6 +182,10 @@ fa3_status plan_quantize(const struct problem *problem, const struct cuda_facts 
   while (cluster < LARGEST_CLUSTER && 2 * cluster <= tiles &&
          (10 * cluster * heads < 9 * (int64_t)facts->multiprocessors ||
           (cluster == 1 && 2 * heads <= at_once)))
+    cluster *= 2;
+  while (few_heads(problem, facts, heads, ours->entry) && ours->threads <= SMALL_THREADS &&
+         cluster < LARGEST_CLUSTER && 2 * cluster <= tiles &&
+         cluster * heads <= (int64_t)facts->multiprocessors)
     cluster *= 2;
   ours->cluster = (int32_t)cluster;
   ours->blocks = (int32_t)(heads * cluster);
