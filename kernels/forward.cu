@@ -218,7 +218,7 @@ __device__ __forceinline__ void softmax_lazily(const layout &m, consumer &c,
   c.grown = false;
   softmax_set_shift(c.rows, scale.log2, large, shift);
   if (softmax_outgrown(top, c.rows)) {
-    softmax_settle_unusual<true>(c.s, top, c.rows, scale, large);
+    softmax_settle_unusual(c.s, top, c.rows, scale, large);
     c.grown = softmax_follow<true>(top, c.rows, scale.log2, c.factor);
     softmax_set_shift(c.rows, scale.log2, large, shift);
   }

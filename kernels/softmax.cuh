@@ -160,7 +160,7 @@ __device__ __forceinline__ bool softmax_follows(float m0, float top, const softm
 // limit become `large`: their scores are then less that reference. As unsigned integers all
 // negative numbers are greater than any that is not, so that one comparison finds all this is for.
 // What becomes of a row depends on that row alone: those beyond a tile's heads hold anything.
-template <bool kLazy, int kCount>
+template <int kCount>
 __device__ __forceinline__ void softmax_settle_unusual(float (&s)[kCount], float (&top)[2],
                                                        const softmax_rows &rows,
                                                        const fa3_softmax_scale &scale,
@@ -176,7 +176,7 @@ __device__ __forceinline__ void softmax_settle_unusual(float (&s)[kCount], float
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const float m0 = row_maximum(top[r]);
-    const float next = softmax_follows<kLazy>(m0, top[r], rows, r) ? m0 : rows.reference[r];
+    const float next = softmax_follows<true>(m0, top[r], rows, r) ? m0 : rows.reference[r];
     large[r] = any_of_quad(unusual[r]) && fabsf(next) > scale.limit && next != scale.none;
 #pragma unroll
     for (int i = 0; i < kCount; ++i)
@@ -293,18 +293,26 @@ __device__ __forceinline__ void softmax_exponentials(float (&s)[kCount], softmax
   for (int r = 0; r < 2; ++r) rows.sum[r] += second[r];
 }
 
-// The softmax of a tile's first scores: the references are the rows' maxima.
+// The softmax of a tile's first scores: the references are the rows' maxima. Found among floats:
+// where a mask hides most of a tile, whole rows of a thread are negative, or hidden, and the
+// maximum by integers would have to be put right, in a branch that a warpgroup's other warps wait
+// for.
 template <int kCount>
 __device__ __forceinline__ void softmax_begin(float (&s)[kCount], softmax_rows &rows,
                                               const fa3_softmax_scale &scale) {
   float top[2], shift[2];
   bool large[2];
-  thread_maxima_by_integers(s, top);
-  softmax_settle_unusual<false>(s, top, rows, scale, large);
+  thread_maxima(s, top);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     rows.reference[r] = max_nan(row_maximum(top[r]), scale.none);
     rows.sum[r] = 0.0f;
+    large[r] = fabsf(rows.reference[r]) > scale.limit && rows.reference[r] != scale.none;
+  }
+  if (__any_sync(0xffffffff, large[0] || large[1])) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      if (large[i / 2 % 2]) s[i] -= rows.reference[i / 2 % 2];
   }
   softmax_set_shift(rows, scale.log2, large, shift);
   softmax_exponents(s, shift, scale.log2);
