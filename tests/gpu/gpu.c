@@ -80,6 +80,7 @@ void gpu_arena_free(struct gpu_arena *arena) {
 gpu_pointer gpu_arena_take(struct gpu_arena *arena, size_t size) {
   gpu_pointer start = arena->base + arena->used;
   arena->used += (size + 4095) / 4096 * 4096;
-  assert_true(arena->used <= arena->size);
+  if (arena->used > arena->size)
+    fail_msg("the arena has %zu bytes: %zu are asked for", arena->size, arena->used);
   return start;
 }
