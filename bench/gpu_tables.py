@@ -50,8 +50,8 @@ def over(cells, peer):
 def print_means(results):
     card = results["gpu"].split()[1]
     parts = {
-        "forward": "forward, 36 of these sizes",
-        "backward": "backward, the same 36",
+        "forward": "forward, these {}",
+        "backward": "backward, these {}",
         "shapes_forward": "forward, {} smaller or thinner problems",
         "shapes_backward": "backward, the same {}",
     }
