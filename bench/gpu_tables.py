@@ -16,7 +16,7 @@ MASKS = {False: "full", True: "causal"}
 
 
 def print_row(*cells):
-    print("|", " | ".join(cells), "|")
+    print("|" + "|".join(f" {cell} " if cell else " " for cell in cells) + "|")
 
 
 def rate(cell):
@@ -40,7 +40,7 @@ def mean_and_worst(ratios):
     """Rounded to the nearest, but the worst never upwards."""
     if not ratios:
         return "", ""
-    return f"{statistics.geometric_mean(ratios):.2f}", f"{math.floor(100 * min(ratios) + 0.5) / 100:.2f}"
+    return f"{statistics.geometric_mean(ratios):.2f}", f"{math.floor(100 * min(ratios)) / 100:.2f}"
 
 
 def over(cells, peer):

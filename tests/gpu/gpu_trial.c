@@ -87,6 +87,9 @@ struct gradient_spec gpu_spec_many(bool backward, int64_t batch, int64_t longest
                                    struct rng *rng) {
   struct spec forward = random_forward(backward, rng);
   pack_many(&forward, batch, longest, rng);
+  /* In each split the workspace has room for `longest` queries of each sequence: two, then. */
+  if (forward.split_keys && 2 * forward.split_keys < longest)
+    forward.split_keys = (longest + 127) / 128 * 64;
   forward.flags &= ~(uint32_t)(FA3_CAUSAL | FA3_WINDOW);
   if (causal) forward.flags |= FA3_CAUSAL;
   forward.diagonal = false;
@@ -174,8 +177,8 @@ static void refill(const fa3_tensor *tensor, double spread, struct rng *rng) {
     if (fabs(reference_load(tensor, i)) > 0) tensor_store(tensor, i, spread * rng_normal(rng));
 }
 
-/* The sequences in the opposite order, where every row belongs to one and none has scales of its
- * own: those of blocks that only the new order has are NaN. */
+/* The sequences in the opposite order, where every row belongs to one and no block of rows has a
+ * scale: those of blocks that only the new order has are NaN. */
 static void reverse_lengths(const fa3_tensor *cu_seqlens, int64_t batch) {
   int32_t *starts = cu_seqlens->data;
   if (!starts) return;
@@ -187,15 +190,31 @@ static void reverse_lengths(const fa3_tensor *cu_seqlens, int64_t batch) {
   }
 }
 
+/* And the scales of sequences: of one without keys it is NaN. */
+static void reverse_scales(const fa3_tensor *scale, int64_t batch) {
+  if (scale->rank != 2) return;
+  for (int64_t b = 0; 2 * b < batch; b++)
+    for (int64_t head = 0; head < scale->shape[1]; head++) {
+      const int64_t one = b * scale->strides[0] + head * scale->strides[1];
+      const int64_t other = (batch - 1 - b) * scale->strides[0] + head * scale->strides[1];
+      const double held = reference_load(scale, one);
+      tensor_store(scale, one, reference_load(scale, other));
+      tensor_store(scale, other, held);
+    }
+}
+
 void gpu_trial_refill(struct gpu_trial *trial, struct rng *rng) {
   const struct spec *spec = &trial->gradient.spec.forward;
   struct trial *forward = &trial->gradient.forward;
   for (int i = 0; i < TENSORS; i++) buffer_make_writable(&forward->buffers[i]);
-  const bool of_queries = forward->args.query_scale_rows > 0,
-             of_keys = forward->args.key_scale_rows > 0 || forward->args.value_scale_rows > 0;
-  if (!spec->seqused_q && !of_queries) reverse_lengths(&forward->args.cu_seqlens_q, spec->batch);
-  if (!spec->seqused_k && !spec->leftpad_k && !of_keys)
-    reverse_lengths(&forward->args.cu_seqlens_k, spec->batch);
+  fa3_forward_args *args = &forward->args;
+  if (!spec->seqused_q) reverse_lengths(&args->cu_seqlens_q, spec->batch);
+  if (args->cu_seqlens_k.data && !spec->seqused_k && !spec->leftpad_k &&
+      args->key_scale_rows == 0 && args->value_scale_rows == 0) {
+    reverse_lengths(&args->cu_seqlens_k, spec->batch);
+    reverse_scales(&args->key_scale, spec->batch);
+    reverse_scales(&args->value_scale, spec->batch);
+  }
   refill(&forward->args.query, spec->spread, rng);
   refill(&forward->args.key, spec->spread, rng);
   refill(&forward->args.value, 1, rng);
