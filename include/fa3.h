@@ -334,8 +334,8 @@ enum {
  * FlashAttention does. On E4M3 inputs a GPU rounds the probabilities to E4M3 too, and sums a few
  * thousand keys at a time with about 13 bits; but not where queries are few or have 16
  * bits, or keys lie in pages: it then rounds probabilities, times the values' scales, to float16,
- * in units of a row's greatest. The CPU computes in float32 throughout. Under float32 queries,
- * E4M3 keys and values are taken on the CPU alone so far.
+ * in units of a row's greatest. The CPU computes in float32 throughout. Float32
+ * queries are taken on the CPU alone so far.
  *
  * Edges. A query that sees no key gives output 0 and lse -infinity (without a sink).
  * Empty sequences and an empty batch are not errors. NaN and infinity reach the rows that
