@@ -30,6 +30,18 @@ __device__ __forceinline__ void unpack_codes(uint32_t codes, uint32_t &low, uint
       : "r"(codes));
 }
 
+// PTX ISA, "cvt": a packed pair of float16 to two floats, the first from the low half.
+__device__ __forceinline__ float2 unpack_fp16(uint32_t pair) {
+  float2 x;
+  asm("{\n\t.reg .b16 low, high;\n\t"
+      "mov.b32 {low, high}, %2;\n\t"
+      "cvt.f32.f16 %0, low;\n\t"
+      "cvt.f32.f16 %1, high;\n\t}"
+      : "=f"(x.x), "=f"(x.y)
+      : "r"(pair));
+  return x;
+}
+
 // PTX ISA, "cvt": two floats to a packed pair of bfloat16, or of float16, the first in the low
 // half.
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
@@ -93,11 +105,6 @@ __device__ __forceinline__ void store_global_vector(void *to, const uint32_t (&x
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x[0]), "r"(x[1]),
                "r"(x[2]), "r"(x[3])
                : "memory");
-}
-
-// PTX ISA, "st": 16 bytes of zeros to shared memory.
-__device__ __forceinline__ void store_shared_zeros(uint32_t address) {
-  asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(0) : "memory");
 }
 
 // PTX ISA, "ldmatrix" with .trans: four 8x8 matrices of 16-bit values from shared memory,

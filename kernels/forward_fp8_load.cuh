@@ -80,7 +80,8 @@ __device__ __forceinline__ void load(const fa3_forward_fp8_params &fp8, const la
     }
     const bool mixed = mixed_scales(fp8, w);
     float2 scales = {};  // of the tile in hand or, where it may be so, of the next
-    if (kScalesAhead && !mixed && begin < end) scales = tile_scales(fp8, w, head, end - 1);
+    if (!kHeadScales && kScalesAhead && !mixed && begin < end)
+      scales = tile_scales(fp8, w, head, end - 1);
     for (int n = end - 1; n >= begin; --n) {
       // The last keys: what the scheduling warp does now is done when they are used.
       if (n == begin && params.next_tile != nullptr && leader) barrier_arrive(m.work_wanted);
@@ -89,7 +90,7 @@ __device__ __forceinline__ void load(const fa3_forward_fp8_params &fp8, const la
       const uint32_t to = m.scales + used % kScaleSlots * kScaleBytes;
       if (mixed) {
         store_mixed_scales(fp8, to, w, head, n);
-      } else {
+      } else if (!kHeadScales) {
         if (!kScalesAhead) scales = tile_scales(fp8, w, head, n);
         if ((threadIdx.x & 31) == 0) store_shared_pair(to, scales.x, scales.y);
       }
@@ -103,7 +104,8 @@ __device__ __forceinline__ void load(const fa3_forward_fp8_params &fp8, const la
                       c * kCodes, row, head, w.sequence.key_batch);
       }
       __syncwarp();
-      if (kScalesAhead && !mixed && n > begin) scales = tile_scales(fp8, w, head, n - 1);
+      if (!kHeadScales && kScalesAhead && !mixed && n > begin)
+        scales = tile_scales(fp8, w, head, n - 1);
 #pragma unroll
       for (int c = 0; c < kCodeChunks; ++c) {
         const uint32_t use = used * kCodeChunks + c;
@@ -127,7 +129,10 @@ __device__ __forceinline__ void load(const fa3_forward_fp8_params &fp8, const la
 // Where the swizzle puts a row's 16 bytes number 0; number u lies at that address ^ 16 u.
 template <int kBytes>
 __device__ __forceinline__ uint32_t swizzled_row(int row) {
-  return row * kBytes + ((kBytes == 128 ? row & 7 : row >> 1 & 3) << 4);
+  return row * kBytes + ((kBytes == 128  ? row & 7
+                          : kBytes == 64 ? row >> 1 & 3
+                                         : row >> 2 & 1)
+                         << 4);
 }
 
 // V^T, for a part of the rows that a chunk of V makes. The second product takes it as it takes K:
@@ -141,39 +146,46 @@ __device__ __forceinline__ uint32_t swizzled_row(int row) {
 // together lie in different banks.
 //
 // `keys` are those of the sequence in this tile of V: beyond them there may be anything, and 0 *
-// NaN would be NaN, so the transposing warps zero them first.
+// NaN would be NaN, so zeros are stored in their place.
 __device__ __forceinline__ void transpose_chunk(uint32_t to, uint32_t from, int part, int keys) {
   const int lane = threadIdx.x & 31, matrix = lane >> 3, c = lane & 7;
   const uint32_t first_column = lane < 16 ? 0x6420 : 0x7531, second_column = first_column ^ 0x1111;
   const uint32_t read = from + swizzled_row<kCodes>(lane);
   const int column = 2 * c + ((c >> 2) ^ (matrix & 1));
   const uint32_t write = (to + swizzled_row<kKeys>(column)) ^ (matrix >> 1) << 4;
-  if (keys < kTileK) {
-#pragma unroll 1
-    for (int row = keys + part * 32 + (thread_again() & 31); row < kTileK; row += kTransposers * 32)
-#pragma unroll
-      for (int first = 0; first < kCodes; first += 16)
-        store_shared_zeros((from + swizzled_row<kCodes>(row)) ^ first);
-    named_barrier_sync(kBarrierTransposed, 32 * kTransposers);
-  }
-  // Loads run ahead of stores, as many as there are registers for.
   constexpr int kSteps = kTileK / 32, kUnits = kSteps * (kCodes / 16 / kTransposers);
-  constexpr int kAhead = kWarpgroups == 2 ? 4 : 2;
   const int first = part * (kCodes / kTransposers);
   const uint32_t read_part = read ^ first, write_part = write + first * kKeys;
+  const auto load_unit = [&](int i, uint32_t(&x)[4]) {
+    load_matrices_transposed((read_part ^ i / kSteps * 16) + i % kSteps * 32 * kCodes, x);
+  };
+  const auto store_unit = [&](int i, const uint32_t(&x)[4]) {
+    const int row = i / kSteps * 16, key = i % kSteps * 32;
+    store_matrices((write_part ^ key % kKeys) + (row + key / kKeys * kHeadDimV) * kKeys,
+                   __byte_perm(x[0], x[1], first_column), __byte_perm(x[0], x[1], second_column),
+                   __byte_perm(x[2], x[3], first_column), __byte_perm(x[2], x[3], second_column));
+  };
+  if (keys < kTileK) {
+#pragma unroll 1
+    for (int i = 0; i < kUnits; ++i) {
+      uint32_t x[4];
+      load_unit(i, x);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int left = keys - (i % kSteps * 32 + 8 * j + 2 * (lane & 3));
+        x[j] &= left > 1 ? 0xffffffff : left == 1 ? 0xffff : 0;
+      }
+      store_unit(i, x);
+    }
+    return;
+  }
+  // Loads run ahead of stores, as many as there are registers for.
+  constexpr int kAhead = kWarpgroups == 2 ? 4 : 2;
   uint32_t x[kAhead][4];
 #pragma unroll
   for (int i = 0; i < kUnits + kAhead - 1; ++i) {
-    if (i < kUnits)
-      load_matrices_transposed((read_part ^ i / kSteps * 16) + i % kSteps * 32 * kCodes,
-                               x[i % kAhead]);
-    const int j = i - (kAhead - 1);
-    if (j < 0) continue;
-    const int row = j / kSteps * 16, key = j % kSteps * 32;
-    const uint32_t(&y)[4] = x[j % kAhead];
-    store_matrices((write_part ^ key % kKeys) + (row + key / kKeys * kHeadDimV) * kKeys,
-                   __byte_perm(y[0], y[1], first_column), __byte_perm(y[0], y[1], second_column),
-                   __byte_perm(y[2], y[3], first_column), __byte_perm(y[2], y[3], second_column));
+    if (i < kUnits) load_unit(i, x[i % kAhead]);
+    if (i >= kAhead - 1) store_unit(i - (kAhead - 1), x[(i - (kAhead - 1)) % kAhead]);
   }
 }
 

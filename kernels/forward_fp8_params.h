@@ -15,6 +15,11 @@ typedef struct {
   float *sums; /* FA3_FORWARD_FP8_SUMS for each block, where shared memory has no room for them */
 } fa3_forward_fp8_params;
 
+/* The most keys of a sequence for the loop that has less room below a row's greatest probability
+ * (forward_fp8_heads.cuh): what is less than 2^-15 of that becomes 0, and of more keys such ones
+ * may be a part of the sum that matters. */
+#define FA3_FORWARD_FP8_HEADS_KEYS 32768
+
 /* What a compiled variant needs of the host, as in forward_params.h. Keys of FA3_FORWARD_FP8_PERIOD
  * are summed by the matrix unit alone, with about 13 bits; those sums are kept in shared memory,
  * or, of head dims above 64, in the workspace. */

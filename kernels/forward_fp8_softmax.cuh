@@ -7,8 +7,9 @@
 
 // A reference is kTop below its row's maximum: 2^kTop is that maximum's code, and up to 448 =
 // 2^8.807 there is room for greater ones that the reference need not follow. With less room than
-// that some warp of the four follows in most steps, and the others wait for it.
-constexpr float kTop = 7.0f;
+// that some warp of the four follows in most steps, and the others wait for it. In the loop for
+// scales of heads the sums of P have to have room too (forward_fp8_heads.cuh).
+constexpr float kTop = kHeadScales ? 5.0f : 7.0f;
 constexpr float kGreatest = 8.8f;
 
 // Exponents of 2 beyond this are beyond any bound, for in one instruction (fma) they would keep the
@@ -40,7 +41,8 @@ __device__ __forceinline__ bool softmax_follow_codes(const float (&top)[2], soft
   bool grown = false;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const float m0 = row_maximum(top[r]) * scale[r] - kTop;
+    // Rounded twice, as softmax_subtract_large_codes does.
+    const float m0 = __fsub_rn(__fmul_rn(row_maximum(top[r]), scale[r]), kTop);
     bool follows = !(m0 <= rows.reference[r]);  // also for NaN
     follows &= any_of_quad(!(top[r] * scale[r] <= rows.bound[r]));
     factor[r] = 1.0f;

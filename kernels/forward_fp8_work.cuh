@@ -15,6 +15,7 @@ constexpr int kHeadDimV = FA3_VALUE_HEAD_DIM;    // of V and O
 constexpr int kRows = 64;                        // of Q, of a consumer
 constexpr int kWarpgroups = FA3_TILE_Q / kRows;  // consumers
 constexpr int kTileK = FA3_TILE_K;               // keys of a tile
+constexpr bool kHeadScales = FA3_HEAD_SCALES;    // no scale is of fewer rows than a sequence has
 constexpr int kStages = FA3_FORWARD_STAGES;      // depth of the rings: of K's tiles, of chunks of V
 constexpr int kTransposedStages = FA3_FORWARD_FP8_TRANSPOSED_STAGES(kHeadDim);  // of V transposed
 constexpr int kWorkSlots = 2;  // the tile that is computed, and the next
@@ -32,7 +33,7 @@ constexpr int kConsumerRegisters = kWarpgroups == 2 ? 232 : 160;
 // the copy engine; V transposed as blocks of kKeys keys, a row for each column of V.
 constexpr int kCodes = FA3_FORWARD_FP8_CHUNK(kHeadDim);
 constexpr int kCodeChunks = kHeadDim / kCodes;
-constexpr int kKeys = kTileK % 128 == 0 ? 128 : 64;
+constexpr int kKeys = kTileK % 128 == 0 ? 128 : kTileK % 64 == 0 ? 64 : 32;
 constexpr int kQBytes = kRows * kHeadDim;
 constexpr int kKBytes = kTileK * kHeadDim;
 constexpr int kVBytes = kTileK * kHeadDimV;
@@ -115,6 +116,7 @@ static_assert(kThreads == FA3_FORWARD_THREADS(FA3_TILE_Q), "threads");
 // Whether the keys of a tile may have several scales, or their values, in any sequence.
 __device__ __forceinline__ bool any_mixed_scales(const fa3_forward_fp8_params &params) {
   const int key = params.key_scale.rows, value = params.value_scale.rows;
+  if (kHeadScales) return false;
   return (key % kTileK != 0) | (value % kTileK != 0) |
          ((key | value) != 0 && params.forward.sequences.leftpad_k != nullptr);
 }
@@ -130,8 +132,7 @@ __device__ __forceinline__ void init_barriers(const fa3_forward_fp8_params &fp8,
   mbarrier_init_fence();
 }
 
-// Named barriers kBarrierTurn + warpgroup, and one of the transposing warps; 0 is __syncthreads.
-enum { kBarrierTurn = 1, kBarrierTransposed = kBarrierTurn + kWarpgroups };
+enum { kBarrierTurn = 1 };  // named barriers kBarrierTurn + warpgroup; 0 is __syncthreads
 
 #include "forward_tiles.cuh"
 
@@ -143,6 +144,7 @@ __device__ __forceinline__ int left_pad(const fa3_forward_params &params, const 
 // The same in this one.
 __device__ __forceinline__ bool mixed_scales(const fa3_forward_fp8_params &params, const work &w) {
   const int key = params.key_scale.rows, value = params.value_scale.rows;
+  if (kHeadScales) return false;
   return (key % kTileK != 0) | (value % kTileK != 0) |
          ((key | value) != 0 && left_pad(params.forward, w) % kTileK != 0);
 }

@@ -28,6 +28,21 @@ __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// PTX ISA, "bar{.cta}.red": named_barrier_sync that also says whether `x` holds in any of the
+// threads.
+__device__ __forceinline__ bool named_barrier_any(int id, int threads, bool x) {
+  int any;
+  asm volatile(
+      "{\n\t.reg .pred x, any;\n\t"
+      "setp.ne.s32 x, %3, 0;\n\t"
+      "bar.red.or.pred any, %1, %2, x;\n\t"
+      "selp.s32 %0, 1, 0, any;\n\t}"
+      : "=r"(any)
+      : "r"(id), "r"(threads), "r"((int)x)
+      : "memory");
+  return any;
+}
+
 // PTX ISA, "elect.sync": true in one lane of the warp, always the same one.
 __device__ __forceinline__ bool elect_one(void) {
   uint32_t elected;

@@ -40,7 +40,7 @@ __device__ __forceinline__ void registers_touch(float (&d)[kCount]) {
 }
 
 // PTX ISA, "Matrix Descriptor Format": a tile in shared memory as the copy
-// engine leaves it, rows of 128 (or 64) bytes, swizzled. The low word holds the
+// engine leaves it, rows of 128 (or 64, 32) bytes, swizzled. The low word holds the
 // address and the distance between blocks of one row's width (`chunk`, which
 // matters only where B is read transposed), the high word the distance between
 // groups of eight rows and the swizzle. Moving on by n bytes adds n / 16 to the
@@ -51,7 +51,7 @@ __device__ __forceinline__ uint32_t wgmma_descriptor_low(uint32_t address, uint3
 
 template <int kRowBytes>
 __device__ constexpr uint32_t wgmma_descriptor_high(void) {
-  return (8 * kRowBytes >> 4) | (kRowBytes == 128 ? 1u : 2u) << 30;
+  return (8 * kRowBytes >> 4) | (kRowBytes == 128 ? 1u : kRowBytes == 64 ? 2u : 3u) << 30;
 }
 
 #define WGMMA_OUT8(d, i)                                                                      \
@@ -59,6 +59,7 @@ __device__ constexpr uint32_t wgmma_descriptor_high(void) {
       "+f"(d[i + 6]), "+f"(d[i + 7])
 #define WGMMA_OUT32(d, i) \
   WGMMA_OUT8(d, i), WGMMA_OUT8(d, i + 8), WGMMA_OUT8(d, i + 16), WGMMA_OUT8(d, i + 24)
+#define WGMMA_OUT48(d, i) WGMMA_OUT32(d, i), WGMMA_OUT8(d, i + 32), WGMMA_OUT8(d, i + 40)
 #define WGMMA_OUT64(d, i) WGMMA_OUT32(d, i), WGMMA_OUT32(d, i + 32)
 
 #define WGMMA_LIST32                                       \

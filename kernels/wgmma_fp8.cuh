@@ -20,8 +20,12 @@
 template <int kColumns>
 __device__ __forceinline__ void wgmma_fp8_shared(float (&d)[kColumns / 2], uint32_t a_tile,
                                                  uint32_t b_tile, uint32_t high, int accumulate) {
-  static_assert(kColumns == 128, "no wrapper for this tile width");
-  WGMMA_FP8_SHARED(128, WGMMA_LIST64, "%64,%66", "%65,%66", "%67", WGMMA_OUT64(d, 0));
+  if constexpr (kColumns == 96)
+    WGMMA_FP8_SHARED(96, WGMMA_LIST48, "%48,%50", "%49,%50", "%51", WGMMA_OUT48(d, 0));
+  else if constexpr (kColumns == 128)
+    WGMMA_FP8_SHARED(128, WGMMA_LIST64, "%64,%66", "%65,%66", "%67", WGMMA_OUT64(d, 0));
+  else
+    static_assert(kColumns == 96, "no wrapper for this tile width");
 }
 
 #define WGMMA_FP8_REGISTERS(columns, list, a, b, flag, ...)                                     \

@@ -34,7 +34,7 @@ static void test_every_head_dim(void **state) {
       for (int softcap = 0; softcap < 2; softcap++) {
         const struct kernel *kernel;
         assert_int_equal(find_forward_kernel(NULL, FA3_BFLOAT16, head_dim, value_head_dim,
-                                             softcap ? FA3_FEATURE_SOFTCAP : 0, &kernel),
+                                             softcap ? FA3_FEATURE_SOFTCAP : 0, false, &kernel),
                          FA3_OK);
         assert_true(kernel->head_dim >= head_dim && kernel->value_head_dim >= value_head_dim);
         assert_true(kernel->softcap || !softcap);
@@ -48,7 +48,8 @@ static void test_every_head_dim(void **state) {
         }
       }
   const struct kernel *kernel;
-  assert_int_equal(find_forward_kernel(NULL, FA3_FLOAT16, 264, 64, 0, &kernel), FA3_UNSUPPORTED);
+  assert_int_equal(find_forward_kernel(NULL, FA3_FLOAT16, 264, 64, 0, false, &kernel),
+                   FA3_UNSUPPORTED);
 }
 
 /* A block has at most 227 KiB of shared memory. */
@@ -538,6 +539,24 @@ static void test_codes(void **state) {
   }
 }
 
+/* The kernel for scales of heads is for them alone, and for as many keys as its codes have room
+ * for. */
+static void test_scales_of_heads(void **state) {
+  (void)state;
+  for (int64_t head_dim = 64; head_dim <= 256; head_dim *= 2)
+    for (int i = 0; i < 5; i++) {
+      struct cuda_plan plan;
+      struct problem problem = make_problem(FA3_BFLOAT16, 1, 4096, 8, 2, head_dim, head_dim);
+      problem.query.dtype = problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;
+      problem.query_scale_rows = 128;
+      problem.key_scale_rows = i == 1 ? 128 : 0;
+      problem.value_scale_rows = i == 2 ? 1 : 0;
+      problem.max_seqlen_k = i == 3 ? 32768 : i == 4 ? 32769 : 4096;
+      assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+      assert_int_equal(plan.forward.kernel->head_scales, head_dim <= 128 && (i == 0 || i == 3));
+    }
+}
+
 /* Of a scale and a cap that are not refused no factor is 0 or infinite. */
 static void test_scales(void **state) {
   (void)state;
@@ -588,6 +607,7 @@ int main(void) {
       cmocka_unit_test(test_limits),
       cmocka_unit_test(test_a_feature_that_is_lacking),
       cmocka_unit_test(test_codes),
+      cmocka_unit_test(test_scales_of_heads),
       cmocka_unit_test(test_scales),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -37,7 +37,7 @@ const struct kernel_kind forward_fp8_kind = {
     .phase = FA3_FORWARD, .entries = {"forward_fp8"}, .shared_bytes = fp8_shared_bytes};
 
 fa3_status find_forward_kernel(const char *architecture, fa3_dtype dtype, int64_t head_dim,
-                               int64_t value_head_dim, fa3_features features,
+                               int64_t value_head_dim, fa3_features features, bool head_scales,
                                const struct kernel **kernel) {
   *kernel = find_kernel(
       &(struct kernel_need){.kind = dtype == FA3_FLOAT8_E4M3 ? &forward_fp8_kind : &forward_kind,
@@ -46,6 +46,7 @@ fa3_status find_forward_kernel(const char *architecture, fa3_dtype dtype, int64_
                             .head_dim = head_dim,
                             .value_head_dim = value_head_dim,
                             .softcap = features & FA3_FEATURE_SOFTCAP,
+                            .head_scales = head_scales,
                             .pages = features & FA3_FEATURE_PAGE_TABLE});
   return *kernel ? FA3_OK : no_kernel(head_dim, value_head_dim);
 }
@@ -67,7 +68,7 @@ fa3_status supports_forward(const fa3_capability *capability) {
                ? FA3_OK
                : no_kernel(capability->head_dim, capability->value_head_dim);
   return find_forward_kernel(NULL, capability->query_dtype, capability->head_dim,
-                             capability->value_head_dim, capability->features, &kernel);
+                             capability->value_head_dim, capability->features, false, &kernel);
 }
 
 /* Of short sequences the heads of as many groups as they have row blocks are under way together.
@@ -292,7 +293,7 @@ static fa3_status plan_splits(const struct problem *problem, const struct cuda_f
       &(struct kernel_need){.kind = &combine_kind, .architecture = facts->architecture});
   return find_forward_kernel(facts->architecture, problem->query.dtype, problem->head_dim,
                              problem->value_head_dim, problem->features | FA3_FEATURE_PAGE_TABLE,
-                             &plan->kernel);
+                             false, &plan->kernel);
 }
 
 /* Blocks stay until the work is done, as many as run at the same time: their shared memory leaves
@@ -303,6 +304,12 @@ static void plan_grid(const struct cuda_facts *facts, struct forward_plan *plan)
   plan->counted = plan->next_tile.used && tiles > plan->workers;
 }
 
+/* Whether the FP8 kernel for scales of heads may be taken. */
+static bool scales_of_heads(const struct problem *problem) {
+  return problem->key_scale_rows == 0 && problem->value_scale_rows == 0 &&
+         problem->max_seqlen_k <= FA3_FORWARD_FP8_HEADS_KEYS;
+}
+
 fa3_status plan_forward(const struct problem *problem, const struct cuda_facts *facts,
                         struct cuda_plan *plan) {
   struct forward_plan *forward = &plan->forward;
@@ -310,7 +317,8 @@ fa3_status plan_forward(const struct problem *problem, const struct cuda_facts *
   if (decode_takes(problem)) return plan_decode(problem, facts, plan);
   *plan = (struct cuda_plan){.forward = {.splits = 1}};
   TRY(find_forward_kernel(facts->architecture, problem->query.dtype, problem->head_dim,
-                          problem->value_head_dim, problem->features, &forward->kernel));
+                          problem->value_head_dim, problem->features, scales_of_heads(problem),
+                          &forward->kernel));
   TRY(check_lengths(problem));
   TRY(check_scale(problem));
   TRY(plan_tiles(problem, facts, forward));

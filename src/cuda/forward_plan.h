@@ -25,9 +25,10 @@ struct forward_plan {
   struct decode_plan few; /* of sequences with few queries beside others; without a kernel: none */
 };
 
-/* FA3_UNSUPPORTED if there is none. */
+/* FA3_UNSUPPORTED if there is none. `head_scales`: codes of keys and values have no scale of fewer
+ * rows than a sequence's. */
 fa3_status find_forward_kernel(const char *architecture, fa3_dtype dtype, int64_t head_dim,
-                               int64_t value_head_dim, fa3_features features,
+                               int64_t value_head_dim, fa3_features features, bool head_scales,
                                const struct kernel **kernel);
 
 fa3_status supports_forward(const fa3_capability *capability);

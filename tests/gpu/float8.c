@@ -1,9 +1,10 @@
 /* FP8 on a GPU against the CPU engine, which computes exactly from the same codes and scales.
  *
  * The bound of an output: each probability is rounded to 4 bits (an error of at most 2^-4 of it, or
- * of 2^-17 of the row's greatest), and sums of scores and outputs are cut to about 13 bits (here as
+ * of 2^-17 of the row's greatest; where keys and values have a scale a head, whose kernel leaves
+ * less room below that, of 2^-13), and sums of scores and outputs are cut to about 13 bits (here as
  * much as 2^-6 of what is summed, with the rounding of the output itself): so 2^-4 + 2^-6 of the
- * sum of p |v|, which the CPU computes too, and 2^-17 of the greatest |v| for each key. */
+ * sum of p |v|, which the CPU computes too, and that share of the greatest |v| for each key. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,9 +19,14 @@
 
 enum { MOST_SCALES = 1 << 17, LARGEST_V = 8, MOST_BATCH = 300, MANY = 32, SHORT = 100 };
 
+/* What is out of the ordinary: nothing; a key in the first third of a sequence with scores hundreds
+ * of standard deviations from the others'; scores that are all alike; the same beyond 2^22. */
+enum scores { ORDINARY, ONE_FAR, ALIKE, ALIKE_AND_LARGE };
+
 struct shape {
   int head_dim, value_head_dim, batch, rows_q, rows_k, heads_q, heads_k;
   bool causal, packed, padded, capped;
+  enum scores scores;
   int rows_per_scale[3]; /* of query, key, value; -1: none */
   fa3_dtype output;
   int nan_in; /* -1: none; a NaN in query, key or value, in the first head of this row */
@@ -134,6 +140,19 @@ static bool is_masked(const struct shape *shape, const struct nan_place *place, 
   return shape->nan_in > 0 && shape->causal && query + place->last_key < place->first_key;
 }
 
+static void set_scores(const struct shape *shape, uint8_t *const *codes, const int32_t *starts_k,
+                       int64_t rows_k, const int64_t *counts, struct rng *rng) {
+  const int64_t row = (int64_t)shape->heads_k * shape->head_dim; /* codes of one */
+  if (shape->scores == ONE_FAR)
+    for (int b = 0; b < shape->batch; b++) {
+      const int64_t first = shape->packed ? starts_k[b] : b * rows_k;
+      const int64_t length = shape->packed ? starts_k[b + 1] - first : rows_k;
+      memset(codes[1] + (first + rng_between(rng, 0, length / 3)) * row, 0x7e, (size_t)row);
+    }
+  if (shape->scores == ALIKE) memset(codes[0], 0, (size_t)counts[0]);
+  if (shape->scores == ALIKE_AND_LARGE) memset(codes[1], 0x7e, (size_t)counts[1]);
+}
+
 static void compare(const struct shape *shape, uint64_t number) {
   struct rng rng = rng_for(number);
   int32_t starts_q[MOST_BATCH + 1] = {0}, starts_k[MOST_BATCH + 1] = {0};
@@ -158,6 +177,7 @@ static void compare(const struct shape *shape, uint64_t number) {
                             all_q * shape->heads_q * shape->value_head_dim, all_q * shape->heads_q};
   uint8_t *codes[3];
   for (int i = 0; i < 3; i++) codes[i] = make_codes(&rng, counts[i]);
+  set_scores(shape, codes, starts_k, rows_k, counts, &rng);
   struct nan_place place = {0};
   if (shape->nan_in >= 0) place = put_nan(shape, codes, starts_q, starts_k, used);
   float *outputs[2], *lse = calloc((size_t)counts[4], sizeof *lse);
@@ -187,6 +207,11 @@ static void compare(const struct shape *shape, uint64_t number) {
     args.leftpad_k = fa3_vector(padding, FA3_INT32, batch);
     args.seqused_k = fa3_vector(used, FA3_INT32, batch);
   }
+  if (shape->scores == ALIKE_AND_LARGE) {
+    args.flags |= FA3_SCALE;
+    args.softmax_scale = 1e5f;
+    args.sink = (fa3_tensor){0}; /* beside it, what a score lacks would count */
+  }
   fa3_tensor *its_scales[] = {&args.query_scale, &args.key_scale, &args.value_scale};
   int64_t *its_rows[] = {&args.query_scale_rows, &args.key_scale_rows, &args.value_scale_rows};
   for (int i = 0; i < 3; i++) {
@@ -208,7 +233,7 @@ static void compare(const struct shape *shape, uint64_t number) {
   there.output.dtype = shape->output;
   there.output.data = take_poisoned(output_size);
   there.lse.data = take_poisoned((size_t)counts[4] * sizeof *lse);
-  there.sink.data = to_gpu(sinks, sizeof sinks);
+  if (there.sink.data) there.sink.data = to_gpu(sinks, sizeof sinks);
   fa3_tensor *lengths[] = {&there.cu_seqlens_q, &there.cu_seqlens_k, &there.leftpad_k,
                            &there.seqused_k};
   for (int i = 0; i < 4; i++)
@@ -242,8 +267,10 @@ static void compare(const struct shape *shape, uint64_t number) {
     if (isnan(outputs[0][i]) && is_masked(shape, &place, row) && fabs(value) <= 2 * LARGEST_V)
       continue;
     const double error = fabs(value - (double)outputs[0][i]);
+    const double lost =
+        shape->rows_per_scale[1] <= 0 && shape->rows_per_scale[2] <= 0 ? 0x1p-13 : 0x1p-17;
     const double bound =
-        (0x1p-4 + 0x1p-6) * (double)outputs[1][i] + 0x1p-17 * LARGEST_V * shape->rows_k;
+        (0x1p-4 + 0x1p-6) * (double)outputs[1][i] + lost * LARGEST_V * shape->rows_k;
     if (!(error <= bound))
       fail_msg("trial %d, head dims %d and %d: output %lld is %g, expected %g, off by %g > %g",
                (int)number, shape->head_dim, shape->value_head_dim, (long long)i, value,
@@ -260,7 +287,9 @@ static void compare(const struct shape *shape, uint64_t number) {
         (isnan(lse[i]) || may_be_nan(shape, &place, row, head, output)))
       continue;
     if (isnan(lse[i]) && is_masked(shape, &place, row)) continue;
-    if (!(fabsf(got_lse[i] - lse[i]) <= 0x1p-6f || got_lse[i] == lse[i]))
+    if (shape->scores == ALIKE_AND_LARGE) continue; /* it is off by what a score lacks */
+    const float lse_bound = shape->scores == ONE_FAR ? 0.5f : 0x1p-6f; /* products of up to 448 */
+    if (!(fabsf(got_lse[i] - lse[i]) <= lse_bound || got_lse[i] == lse[i]))
       fail_msg("trial %d: lse %lld is %g, expected %g", (int)number, (long long)i,
                (double)got_lse[i], (double)lse[i]);
   }
@@ -312,16 +341,16 @@ static void test_against_the_cpu(void **state) {
         compare(&shape, ++number);
       }
   /* Sums are put away on the way, in shared memory or in the workspace. */
-  for (int d = 0; d < 3; d++)
-    compare(&(struct shape){.head_dim = dims[d],
-                            .value_head_dim = dims[d],
+  for (int d = 0; d < 6; d++)
+    compare(&(struct shape){.head_dim = dims[d % 3],
+                            .value_head_dim = dims[d % 3],
                             .batch = 1,
                             .rows_q = 40,
                             .rows_k = 9000,
                             .heads_q = 2,
                             .heads_k = 1,
                             .causal = true,
-                            .rows_per_scale = {0, 128, 128},
+                            .rows_per_scale = {0, d < 3 ? 128 : 0, d < 3 ? 128 : 0},
                             .output = FA3_FLOAT32,
                             .nan_in = -1},
             ++number);
@@ -338,12 +367,48 @@ static void test_against_the_cpu(void **state) {
                                 .heads_k = 1,
                                 .causal = causal,
                                 .packed = true,
-                                .rows_per_scale = {0, 128, 128},
+                                .rows_per_scale = {0, causal ? 0 : 128, causal ? 0 : 128},
                                 .output = FA3_BFLOAT16,
                                 .nan_in = -1},
                 ++number);
   gpu_arena_free(&arena);
   compared += (int)number;
+}
+
+static void test_far_and_alike(void **state) {
+  (void)state;
+  struct rng rng = rng_for(2);
+  arena = gpu_arena_new((size_t)256 << 20);
+  set_scales(&rng);
+  for (int i = 0; i < 64; i++) sinks[i] = (float)rng_normal(&rng);
+  static const int dims[] = {64, 128, 256}, rows_per_scale[][3] = {{0, 0, 0}, {1, 128, 128}};
+  uint64_t number = 2000;
+  const uint64_t most = number + (uint64_t)gpu_trials(3 * 6 * 2);
+  for (int d = 0; d < 3; d++)
+    for (int s = 0; s < 2; s++)
+      for (int scores = ONE_FAR; scores <= ALIKE_AND_LARGE; scores++)
+        for (int packed = 0; packed < 2 && number < most; packed++) {
+          struct shape shape = {.head_dim = dims[d],
+                                .value_head_dim = dims[d],
+                                .batch = 2,
+                                .rows_q = (int)rng_between(&rng, 100, 400),
+                                .rows_k = (int)rng_between(&rng, 400, 2000),
+                                .heads_q = 4,
+                                .heads_k = 2,
+                                .causal = rng_chance(&rng, 0.5),
+                                .packed = packed,
+                                .scores = (enum scores)scores,
+                                .output = FA3_FLOAT32,
+                                .nan_in = -1};
+          memcpy(shape.rows_per_scale, rows_per_scale[s], sizeof shape.rows_per_scale);
+          /* With scales of their own blocks of large scores are not alike. */
+          for (int j = 0; j < MOST_SCALES; j++)
+            scales[1][j] =
+                scores == ALIKE_AND_LARGE ? 0.7f : (float)(0.2 + 0.8 * rng_uniform(&rng));
+          compare(&shape, ++number);
+        }
+  gpu_arena_free(&arena);
+  compared += (int)(number - 2000);
 }
 
 static void test_nan(void **state) {
@@ -386,6 +451,7 @@ int main(void) {
   if (!gpu_open()) return TEST_SKIPPED;
   rng_run_seed();
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_against_the_cpu),
+                                     cmocka_unit_test(test_far_and_alike),
                                      cmocka_unit_test(test_nan)};
   const int result = cmocka_run_group_tests(tests, NULL, NULL);
   if (result == 0) printf("passed: %d calls\n", compared);

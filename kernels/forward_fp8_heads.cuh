@@ -1,0 +1,324 @@
+// The consumers' loop of the FP8 forward kernel where the keys of a head have one scale, and its
+// values: FlashAttention-3's (section 3.2). The scores of a tile are computed together with the
+// product of P and V of the tile before. Scales then cost nothing: they are part of the softmax's,
+// and of the factor that makes O the average.
+//
+// A step asks for the maxima of its scores where a mask, a cap or a row's first keys need it. The
+// others compute P with the references as they are. Their sums, which are found anyway, say whether
+// any P may be too large for a code: where all are no more than 448, so is each summand. Else the
+// references follow, and P is multiplied where it stands.
+#ifndef FA3_FORWARD_FP8_HEADS_CUH
+#define FA3_FORWARD_FP8_HEADS_CUH
+
+#include "forward_fp8_consumer.cuh"
+
+constexpr float kInfinity = __builtin_huge_valf();
+constexpr float kLargestCode = 448.0f;
+constexpr float kTopProbability = 1 << (int)kTop;
+constexpr float kTopSum = 8.0f;  // as an exponent of 2: what is left of a sum that was too large
+static_assert(kCodeChunks == 1, "head dim");
+
+// As ring_release, without a register for the thread's number.
+template <int kDepth, int kBytes>
+__device__ __forceinline__ void release(const ring<kDepth, kBytes> &r, uint32_t use) {
+  __syncwarp();
+  if ((thread_again() & 31) == 0) barrier_arrive(ring_empty(r, use));
+}
+
+// A tile of keys that only other consumers' rows see.
+__device__ __forceinline__ void pass_over(const layout &m, consumer &c) {
+  ring_wait_full(m.k, c.used);
+  release(m.k, c.used);
+  ring_wait_full(m.v_transposed, c.used);
+  release(m.v_transposed, c.used);
+  ++c.used;
+}
+
+__device__ __forceinline__ void find_scales(const fa3_forward_fp8_params &fp8, const layout &m,
+                                            const work &w, const consumer &c) {
+  const int *starts = fp8.forward.sequences.cu_seqlens_q;
+  const float of_keys = head_scale(fp8, fp8.key_scale, w);
+  float scales[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const output_row row = find_row(fp8.forward, w, c.warpgroup, r, thread_again());
+    float scale = fp8.forward.scale.log2;
+    if (row.stored) scale *= scale_of(fp8.query_scale, w.batch, row.head, row.query, starts);
+    scales[r] = max_nan(scale * of_keys, 1e-37f);  // 0 would make a masked score NaN
+  }
+  store_shared_pair(row_scales_at(m, c.warpgroup), scales[0], scales[1]);
+}
+
+// O += P V of the tile before, or O = P V.
+__device__ __forceinline__ void issue_whole_output(const layout &m, consumer &c) {
+  const uint32_t v_at = uniform(wgmma_descriptor_low(ring_tile(m.v_transposed, c.used - 1), 0));
+#pragma unroll
+  for (int k = 0; k < kTileK; k += kPartKeys) issue_output(c, v_at, k);
+  wgmma_commit();
+}
+
+__device__ __forceinline__ void finish_output(const layout &m, consumer &c) {
+  wgmma_wait<0>();
+  registers_touch(c.out.o);
+  release(m.v_transposed, c.used - 1);
+}
+
+// The greatest sum of a thread's P that references need not follow. A P of more than 2^kTop may be
+// most of what a row has, and has to be exact then: so where the thread has not summed as much
+// before, they follow.
+__device__ __forceinline__ float largest_sum(const softmax_rows &rows, int r) {
+  const float largest = fminf(fmaxf(rows.sum[r], kTopProbability), kLargestCode);
+  return fabsf(rows.reference[r]) <= kLargestExponent ? largest : -1.0f;
+}
+
+// The product of a row of Q and one of K, of codes. A matrix product would take all of a
+// warpgroup's warps.
+__device__ __forceinline__ float find_score(uint32_t query, uint32_t key) {
+  float score = 0.0f;
+#pragma unroll 1
+  for (int d = 0; d < kHeadDim; d += 4) {
+    uint32_t q[2], k[2];
+    unpack_codes(__float_as_uint(load_shared_float(query ^ d)), q[0], q[1]);
+    unpack_codes(__float_as_uint(load_shared_float(key ^ d)), k[0], k[1]);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float2 x = unpack_fp16(q[i]), y = unpack_fp16(k[i]);
+      score = fmaf(x.x, y.x, fmaf(x.y, y.y, score));
+    }
+  }
+  return score;
+}
+
+// Rows with a sum that has no room in a float, or a reference too large for one fma: their scores
+// once more, and P and its sum from these. `factor` is what was summed before is to be multiplied
+// by.
+__device__ __forceinline__ void start_again(const layout &m, consumer &c, const bool (&again)[2],
+                                            float (&sum)[2], float (&factor)[2]) {
+  const float2 scales = load_shared_pair(row_scales_at(m, c.warpgroup));
+  asm volatile("" : "+r"(c.used));
+  const uint32_t lane = thread_again() & 31, warp = thread_again() / 32 & 3;
+  const uint32_t query =
+      ring_tile(ring_beside(m.q, c.warpgroup), 0) + swizzled_row<kCodes>(16 * warp + lane / 4);
+  const uint32_t keys = ring_tile(m.k, c.used);
+#pragma unroll 1
+  for (int i = 0; i < kTileK / 2; ++i) {
+    const int r = i / 2 % 2, key = i / 4 * 8 + 2 * (lane & 3) + i % 2;
+    if (!(r == 0 ? again[0] : again[1])) continue;
+    const float score = find_score(query + r * 8 * kCodes, keys + swizzled_row<kCodes>(key)) *
+                        (r == 0 ? scales.x : scales.y);
+#pragma unroll
+    for (int j = 0; j < kTileK / 2; ++j)
+      if (j == i) c.s[j] = score;
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float top = c.s[2 * r];
+#pragma unroll
+    for (int i = 0; i < kTileK / 2; ++i)
+      if (i / 2 % 2 == r) top = max_nan(top, c.s[i]);
+    top = row_maximum(top) - kTop;
+    if (!again[r]) continue;
+    const float before = c.rows.reference[r];
+    if (top > before) c.rows.reference[r] = top;
+    factor[r] = exp2_unit(before - c.rows.reference[r]);
+    sum[r] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kTileK / 2; ++i) {
+      if (i / 2 % 2 != r) continue;
+      c.s[i] = exp2_unit(c.s[i] - kTop - c.rows.reference[r] + kTop);
+      sum[r] += c.s[i];
+    }
+  }
+}
+
+// References follow the greatest P of rows where a sum is too large, and P, its sum and all that
+// was summed before with them. Where no P is large but their sum is, as in a row of like scores,
+// they follow the sum, or each tile would come here. What becomes of a row depends on that row
+// alone: those beyond a tile's heads hold anything.
+__device__ __forceinline__ void follow(const layout &m, consumer &c, float (&sum)[2]) {
+  float top[2], factor[2] = {1.0f, 1.0f};
+  bool again[2];
+  thread_maxima_by_integers(c.s, top);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const bool follows = any_of_quad(!(sum[r] <= largest_sum(c.rows, r)));
+    const float greatest = row_maximum(top[r]), greatest_sum = row_maximum(sum[r]);
+    again[r] =
+        follows && (!(fabsf(c.rows.reference[r]) <= kLargestExponent) || greatest_sum == kInfinity);
+    const float up = fmaxf(log2_unit(greatest) - kTop, log2_unit(greatest_sum) - kTopSum);
+    if (!follows || again[r] || !(up > 0.0f)) continue;
+    const float before = c.rows.reference[r];
+    c.rows.reference[r] += up;
+    factor[r] = exp2_unit(before - c.rows.reference[r]);
+    sum[r] *= factor[r];
+  }
+#pragma unroll
+  for (int i = 0; i < kTileK / 2; ++i) c.s[i] *= factor[i / 2 % 2];
+  if (__any_sync(0xffffffff, again[0] || again[1])) start_again(m, c, again, sum, factor);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) c.rows.sum[r] *= factor[r];
+#pragma unroll
+  for (int i = 0; i < kHeadDimV / 2; ++i) c.out.o[i] *= factor[i / 2 % 2];
+}
+
+// A tile of K has been read for the last time, and with the last of them Q.
+__device__ __forceinline__ void release_keys(const layout &m, const consumer &c, uint32_t t,
+                                             int n) {
+  release(m.k, c.used);
+  if (n == uniform(work_again(t).warpgroup[c.warpgroup].tiles.begin))
+    release(ring_beside(m.q, c.warpgroup), t);
+}
+
+// The scores of tile n of keys and, behind the first, O of the tile before. Then P of this one, and
+// its sums. Says whether the references have to follow (then the tile of K is yet to be released).
+template <bool kFirst, bool kAsk>
+__device__ __forceinline__ bool begin_step(const fa3_forward_fp8_params &fp8, const layout &m,
+                                           consumer &c, uint32_t t, int n, float (&sum)[2]) {
+  asm volatile("" : "+r"(c.used));
+  const uint32_t q_at =
+      uniform(wgmma_descriptor_low(ring_tile(ring_beside(m.q, c.warpgroup), 0), 0));
+  const uint32_t k_at = uniform(wgmma_descriptor_low(ring_tile(m.k, c.used), 0));
+  ring_wait_full(m.k, c.used);
+  if (!kFirst) ring_wait_full(m.v_transposed, c.used - 1);
+    // What scores there were is dead.
+#pragma unroll
+  for (int i = 0; i < kTileK / 2; ++i) asm volatile("" : "=f"(c.s[i]));
+  if (!kFirst) registers_touch(c.out.o);
+  wgmma_fence();
+  issue_scores(c, q_at, k_at);
+  if (!kFirst) issue_whole_output(m, c);
+  float largest[2] = {};
+#pragma unroll
+  for (int r = 0; r < 2; ++r)
+    if (!kAsk) largest[r] = largest_sum(c.rows, r);
+  wgmma_wait<kFirst ? 0 : 1>();
+  registers_touch(c.s);
+
+  const float2 of_rows = load_shared_pair(row_scales_at(m, c.warpgroup));
+  float scale[2] = {of_rows.x, of_rows.y};
+  float shift[2] = {c.rows.reference[0], c.rows.reference[1]}, factor[2];
+  bool grown = false;
+  if (kAsk) {
+    release_keys(m, c, t, n);
+    cap_and_mask(fp8.forward, work_again(t), c, n, scale);
+    float top[2];
+    softmax_set_code_bounds(c.rows);
+    thread_maxima_by_integers(c.s, top);
+    if (softmax_outgrown_codes(top, c.rows, scale)) {
+      correct_maxima(c.s, top);
+      grown = softmax_follow_codes(top, c.rows, scale, factor);
+      shift[0] = c.rows.reference[0];
+      shift[1] = c.rows.reference[1];
+      softmax_subtract_large_codes(c.s, c.rows, scale, shift);
+    }
+  }
+  softmax_exponents_of_codes(c.s, shift, scale);
+  sum[0] = sum[1] = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kTileK / 2; ++i) {
+    c.s[i] = exp2_unit(c.s[i]);
+    sum[i / 2 % 2] += c.s[i];
+  }
+  if (!kAsk) grown = __any_sync(0xffffffff, !(sum[0] <= largest[0]) | !(sum[1] <= largest[1]));
+  if (!kAsk && !grown) release_keys(m, c, t, n);
+  if (!kFirst) {
+    // As in forward.cu: without a branch, whose wait is over, the assembler would move the next one
+    // above the exponentials, which are to run beside the product.
+    registers_touch(sum);
+    registers_touch(c.s);
+    if (grown) ring_wait_full(m.v_transposed, c.used - 1);
+    finish_output(m, c);
+    c.accumulate = true;
+    if (grown && kAsk) {
+#pragma unroll
+      for (int i = 0; i < kHeadDimV / 2; ++i) c.out.o[i] *= factor[i / 2 % 2];
+    }
+  }
+  return !kAsk && grown;
+}
+
+// P's codes take the place of those of the tile before.
+__device__ __forceinline__ void finish_step(consumer &c, const float (&sum)[2]) {
+  c.rows.sum[0] += sum[0];
+  c.rows.sum[1] += sum[1];
+  pack_probabilities(c.s, c.p);
+  ++c.used;
+}
+
+// Whether a row has a reference that is too large for one fma, in any of the warpgroup's warps:
+// they go the same way.
+__device__ __forceinline__ bool any_large(const consumer &c) {
+  bool large = false;
+#pragma unroll
+  for (int r = 0; r < 2; ++r)
+    large |=
+        fabsf(c.rows.reference[r]) > kLargestExponent && c.rows.reference[r] != FA3_NO_REFERENCE;
+  return named_barrier_any(kBarrierTurn + c.warpgroup, 128, large);
+}
+
+__device__ __forceinline__ void attend(const fa3_forward_fp8_params &fp8, const layout &m,
+                                       int warpgroup) {
+  consumer c;
+  c.warpgroup = warpgroup;
+  c.used = 0;
+  for (uint32_t t = 0;; ++t) {
+    ring_wait_full(m.work, t);
+    const work &w = work_of(t);
+    if (uniform(w.last)) break;
+    int n = uniform(w.tiles.end) - 1;
+    c.accumulate = false;
+    c.kept = false;
+    c.unit = 1.0f;
+    c.rows = {{FA3_NO_REFERENCE, FA3_NO_REFERENCE}, {0.0f, 0.0f}, {0.0f, 0.0f}};
+    find_scales(fp8, m, w, c);
+    ring_wait_full(ring_beside(m.q, warpgroup), t);
+    const int end = uniform(w.warpgroup[warpgroup].tiles.end);
+    const bool empty = uniform(w.warpgroup[warpgroup].tiles.begin) >= end;
+    const int stop = max(end, uniform(w.tiles.begin));
+    for (; n >= stop; --n) pass_over(m, c);
+    if (empty) {
+      skip_tile(m, c, t);
+    } else {
+      float sum[2];
+      begin_step<true, true>(fp8, m, c, t, n, sum);
+      finish_step(c, sum);
+      --n;
+      while (n >= uniform(work_again(t).warpgroup[warpgroup].tiles.begin)) {
+        if (n % kPeriod == kPeriod - 1 && c.accumulate) keep_output(fp8, m, c);
+        const fa3_range whole = work_again(t).warpgroup[warpgroup].whole;
+        const int begin = max(whole.begin, n - n % kPeriod);
+        // The first tile that all rows see whole may be the first that a row sees any key of.
+        if (fp8.forward.softcap_log2 != 0.0f || n < begin || n >= whole.end - 1 || any_large(c)) {
+          begin_step<false, true>(fp8, m, c, t, n, sum);
+          finish_step(c, sum);
+          --n;
+          continue;
+        }
+        // Most tiles: nothing else stands between the instructions of the inner loop.
+        do {
+          bool grown;
+          while (!(grown = begin_step<false, false>(fp8, m, c, t, n, sum)) && n > begin) {
+            finish_step(c, sum);
+            --n;
+          }
+          if (grown) {
+            follow(m, c, sum);
+            release_keys(m, c, t, n);
+          }
+          finish_step(c, sum);
+          --n;
+        } while (n >= begin);
+      }
+      ring_wait_full(m.v_transposed, c.used - 1);
+      registers_touch(c.out.o);
+      wgmma_fence();
+      issue_whole_output(m, c);
+      finish_output(m, c);
+    }
+    for (; n >= uniform(work_again(t).tiles.begin); --n) pass_over(m, c);
+    store_codes_tile(fp8, m, t, c);
+  }
+  tma_store_wait_read<0>();  // shared memory lives as long as the block
+}
+
+#endif
