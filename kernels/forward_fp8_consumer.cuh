@@ -14,14 +14,20 @@ constexpr int kPartKeys = 32;  // whose P one product takes
 constexpr uint32_t kCodesHigh = wgmma_descriptor_high<kCodes>();
 constexpr uint32_t kKeysHigh = wgmma_descriptor_high<kKeys>();
 
+// Whether a consumer keeps its queries in registers, where there is room for them: a product that
+// reads them from shared memory takes more of its bandwidth.
+constexpr bool kQInRegisters = kHeadScales && kHeadDim == 64;
+
 // What a consumer has in hand.
 struct consumer {
   int warpgroup;
-  bool hands_back;         // this lane, tiles of K (forward_fp8_turns.cuh)
+  bool hands_back;  // this lane, tiles of K (forward_fp8_turns.cuh)
+  uint32_t q[kQInRegisters ? kHeadDim / 8 : 1];
   float s[kTileK / 2];     // S, then P
   uint32_t p[kTileK / 8];  // P, as the second product takes it
   softmax_rows rows;
   results out;
+  float largest_sum;  // of a thread's P that references need not follow (forward_fp8_heads.cuh)
   bool accumulate;    // O holds a product of this tile already
   bool kept;          // sums of this tile are kept in memory
   float scale[2];     // of the scores in hand
@@ -36,13 +42,24 @@ __device__ __forceinline__ const work &work_again(uint32_t t) {
   return work_of(t);
 }
 
+// The low word of the descriptor of the buffer for use `use`: one multiplication and addition.
+template <int kDepth, int kBytes>
+__device__ __forceinline__ uint32_t descriptor_of(const ring<kDepth, kBytes> &r, uint32_t use) {
+  static_assert(kBytes % 16 == 0, "a descriptor counts in 16 bytes");
+  return (r.data >> 4) + use % kDepth * (kBytes >> 4);
+}
+
 // S = Q K^T, of codes.
 __device__ __forceinline__ void issue_scores(consumer &c, uint32_t q_at, uint32_t k_at) {
 #pragma unroll
   for (int k = 0; k < kHeadDim; k += 32) {
     const int chunk = k / kCodes, inside = k % kCodes;
-    wgmma_fp8_shared<kTileK>(c.s, q_at + ((chunk * kRows * kCodes + inside) >> 4),
-                             k_at + ((chunk * kTileK * kCodes + inside) >> 4), kCodesHigh, k > 0);
+    const uint32_t part = k_at + ((chunk * kTileK * kCodes + inside) >> 4);
+    if constexpr (kQInRegisters)
+      wgmma_fp8_registers<kTileK>(c.s, c.q + k / 8, part, kCodesHigh, k > 0);
+    else
+      wgmma_fp8_shared<kTileK>(c.s, q_at + ((chunk * kRows * kCodes + inside) >> 4), part,
+                               kCodesHigh, k > 0);
   }
   wgmma_commit();
 }
@@ -94,7 +111,7 @@ __device__ __forceinline__ void add_kept(const kept_sums &sums, int i, const flo
   o[4 * i + 3] = fmaf(x.w, factor[1], o[4 * i + 3]);
 }
 
-// O moves to memory, and the next product begins anew.
+// O moves to memory.
 __device__ __forceinline__ void keep_output(const fa3_forward_fp8_params &fp8, const layout &m,
                                             consumer &c) {
   const kept_sums sums = sums_of(fp8, m, c.warpgroup);
@@ -117,7 +134,6 @@ __device__ __forceinline__ void keep_output(const fa3_forward_fp8_params &fp8, c
   const float units[4] = {c.rows.reference[0], c.rows.reference[1], c.unit, 0.0f};
   store_shared_floats(units_of(m, c.warpgroup), units);
   c.kept = true;
-  c.accumulate = false;
 }
 
 // The scale of keys or values, where their head has one.

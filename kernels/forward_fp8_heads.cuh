@@ -51,7 +51,7 @@ __device__ __forceinline__ void find_scales(const fa3_forward_fp8_params &fp8, c
 
 // O += P V of the tile before, or O = P V.
 __device__ __forceinline__ void issue_whole_output(const layout &m, consumer &c) {
-  const uint32_t v_at = uniform(wgmma_descriptor_low(ring_tile(m.v_transposed, c.used - 1), 0));
+  const uint32_t v_at = uniform(descriptor_of(m.v_transposed, c.used - 1));
 #pragma unroll
   for (int k = 0; k < kTileK; k += kPartKeys) issue_output(c, v_at, k);
   wgmma_commit();
@@ -63,12 +63,17 @@ __device__ __forceinline__ void finish_output(const layout &m, consumer &c) {
   release(m.v_transposed, c.used - 1);
 }
 
-// The greatest sum of a thread's P that references need not follow. A P of more than 2^kTop may be
-// most of what a row has, and has to be exact then: so where the thread has not summed as much
-// before, they follow.
-__device__ __forceinline__ float largest_sum(const softmax_rows &rows, int r) {
-  const float largest = fminf(fmaxf(rows.sum[r], kTopProbability), kLargestCode);
-  return fabsf(rows.reference[r]) <= kLargestExponent ? largest : -1.0f;
+// The greatest sum of a thread's P that references need not follow: 448, or -1 where a reference is
+// too large for one fma. A P of more than 2^kTop may be most of what a row has, and has to be exact
+// then: so where the thread has not summed as much before, they follow.
+__device__ __forceinline__ void set_largest_sum(consumer &c) {
+  const bool large = !(fabsf(c.rows.reference[0]) <= kLargestExponent &&
+                       fabsf(c.rows.reference[1]) <= kLargestExponent);
+  c.largest_sum = large ? -1.0f : kLargestCode;
+}
+
+__device__ __forceinline__ float largest_sum(float before, float largest) {
+  return fminf(fmaxf(before, kTopProbability), largest);
 }
 
 // The product of a row of Q and one of K, of codes. A matrix product would take all of a
@@ -141,10 +146,11 @@ __device__ __forceinline__ void follow(const layout &m, consumer &c, float (&sum
   thread_maxima_by_integers(c.s, top);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const bool follows = any_of_quad(!(sum[r] <= largest_sum(c.rows, r)));
+    const bool large = !(fabsf(c.rows.reference[r]) <= kLargestExponent);
+    const bool follows =
+        any_of_quad(large || !(sum[r] <= largest_sum(c.rows.sum[r], kLargestCode)));
     const float greatest = row_maximum(top[r]), greatest_sum = row_maximum(sum[r]);
-    again[r] =
-        follows && (!(fabsf(c.rows.reference[r]) <= kLargestExponent) || greatest_sum == kInfinity);
+    again[r] = follows && (large || greatest_sum == kInfinity);
     const float up = fmaxf(log2_unit(greatest) - kTop, log2_unit(greatest_sum) - kTopSum);
     if (!follows || again[r] || !(up > 0.0f)) continue;
     const float before = c.rows.reference[r];
@@ -159,14 +165,7 @@ __device__ __forceinline__ void follow(const layout &m, consumer &c, float (&sum
   for (int r = 0; r < 2; ++r) c.rows.sum[r] *= factor[r];
 #pragma unroll
   for (int i = 0; i < kHeadDimV / 2; ++i) c.out.o[i] *= factor[i / 2 % 2];
-}
-
-// A tile of K has been read for the last time, and with the last of them Q.
-__device__ __forceinline__ void release_keys(const layout &m, const consumer &c, uint32_t t,
-                                             int n) {
-  release(m.k, c.used);
-  if (n == uniform(work_again(t).warpgroup[c.warpgroup].tiles.begin))
-    release(ring_beside(m.q, c.warpgroup), t);
+  set_largest_sum(c);
 }
 
 // The scores of tile n of keys and, behind the first, O of the tile before. Then P of this one, and
@@ -175,9 +174,8 @@ template <bool kFirst, bool kAsk>
 __device__ __forceinline__ bool begin_step(const fa3_forward_fp8_params &fp8, const layout &m,
                                            consumer &c, uint32_t t, int n, float (&sum)[2]) {
   asm volatile("" : "+r"(c.used));
-  const uint32_t q_at =
-      uniform(wgmma_descriptor_low(ring_tile(ring_beside(m.q, c.warpgroup), 0), 0));
-  const uint32_t k_at = uniform(wgmma_descriptor_low(ring_tile(m.k, c.used), 0));
+  const uint32_t q_at = descriptor_of(ring_beside(m.q, c.warpgroup), 0);
+  const uint32_t k_at = uniform(descriptor_of(m.k, c.used));
   ring_wait_full(m.k, c.used);
   if (!kFirst) ring_wait_full(m.v_transposed, c.used - 1);
     // What scores there were is dead.
@@ -190,7 +188,7 @@ __device__ __forceinline__ bool begin_step(const fa3_forward_fp8_params &fp8, co
   float largest[2] = {};
 #pragma unroll
   for (int r = 0; r < 2; ++r)
-    if (!kAsk) largest[r] = largest_sum(c.rows, r);
+    if (!kAsk) largest[r] = largest_sum(c.rows.sum[r], c.largest_sum);
   wgmma_wait<kFirst ? 0 : 1>();
   registers_touch(c.s);
 
@@ -199,7 +197,7 @@ __device__ __forceinline__ bool begin_step(const fa3_forward_fp8_params &fp8, co
   float shift[2] = {c.rows.reference[0], c.rows.reference[1]}, factor[2];
   bool grown = false;
   if (kAsk) {
-    release_keys(m, c, t, n);
+    release(m.k, c.used);
     cap_and_mask(fp8.forward, work_again(t), c, n, scale);
     float top[2];
     softmax_set_code_bounds(c.rows);
@@ -220,7 +218,7 @@ __device__ __forceinline__ bool begin_step(const fa3_forward_fp8_params &fp8, co
     sum[i / 2 % 2] += c.s[i];
   }
   if (!kAsk) grown = __any_sync(0xffffffff, !(sum[0] <= largest[0]) | !(sum[1] <= largest[1]));
-  if (!kAsk && !grown) release_keys(m, c, t, n);
+  if (!kAsk && !grown) release(m.k, c.used);
   if (!kFirst) {
     // As in forward.cu: without a branch, whose wait is over, the assembler would move the next one
     // above the exponentials, which are to run beside the product.
@@ -228,12 +226,12 @@ __device__ __forceinline__ bool begin_step(const fa3_forward_fp8_params &fp8, co
     registers_touch(c.s);
     if (grown) ring_wait_full(m.v_transposed, c.used - 1);
     finish_output(m, c);
-    c.accumulate = true;
     if (grown && kAsk) {
 #pragma unroll
       for (int i = 0; i < kHeadDimV / 2; ++i) c.out.o[i] *= factor[i / 2 % 2];
     }
   }
+  if (kAsk) set_largest_sum(c);
   return !kAsk && grown;
 }
 
@@ -256,22 +254,38 @@ __device__ __forceinline__ bool any_large(const consumer &c) {
   return named_barrier_any(kBarrierTurn + c.warpgroup, 128, large);
 }
 
+// Q's codes, as the first operand of a product (wgmma_fp8_registers).
+__device__ __forceinline__ void read_queries(const layout &m, consumer &c) {
+  const uint32_t lane = thread_again() & 31, row = thread_again() / 32 % 4 * 16 + (lane & 15);
+  const uint32_t tile = ring_tile(ring_beside(m.q, c.warpgroup), 0) + swizzled_row<kCodes>(row);
+#pragma unroll
+  for (int i = 0; i < kHeadDim / 32; ++i)
+    load_matrices<false>(reinterpret_cast<uint32_t(&)[4]>(c.q[4 * i]),
+                         tile ^ (2 * i + lane / 16) * 16);
+}
+
+__device__ __forceinline__ void clear_output(consumer &c) {
+#pragma unroll
+  for (int i = 0; i < kHeadDimV / 2; ++i) c.out.o[i] = 0.0f;
+}
+
 __device__ __forceinline__ void attend(const fa3_forward_fp8_params &fp8, const layout &m,
                                        int warpgroup) {
   consumer c;
   c.warpgroup = warpgroup;
   c.used = 0;
+  c.accumulate = true;  // O begins as zeros: the loop then has no question
   for (uint32_t t = 0;; ++t) {
     ring_wait_full(m.work, t);
     const work &w = work_of(t);
     if (uniform(w.last)) break;
     int n = uniform(w.tiles.end) - 1;
-    c.accumulate = false;
     c.kept = false;
     c.unit = 1.0f;
     c.rows = {{FA3_NO_REFERENCE, FA3_NO_REFERENCE}, {0.0f, 0.0f}, {0.0f, 0.0f}};
     find_scales(fp8, m, w, c);
     ring_wait_full(ring_beside(m.q, warpgroup), t);
+    if constexpr (kQInRegisters) read_queries(m, c);
     const int end = uniform(w.warpgroup[warpgroup].tiles.end);
     const bool empty = uniform(w.warpgroup[warpgroup].tiles.begin) >= end;
     const int stop = max(end, uniform(w.tiles.begin));
@@ -282,9 +296,14 @@ __device__ __forceinline__ void attend(const fa3_forward_fp8_params &fp8, const 
       float sum[2];
       begin_step<true, true>(fp8, m, c, t, n, sum);
       finish_step(c, sum);
+      clear_output(c);
       --n;
       while (n >= uniform(work_again(t).warpgroup[warpgroup].tiles.begin)) {
-        if (n % kPeriod == kPeriod - 1 && c.accumulate) keep_output(fp8, m, c);
+        const int second = uniform(work_again(t).warpgroup[warpgroup].tiles.end) - 2;
+        if (n % kPeriod == kPeriod - 1 && n != second) {
+          keep_output(fp8, m, c);
+          clear_output(c);
+        }
         const fa3_range whole = work_again(t).warpgroup[warpgroup].whole;
         const int begin = max(whole.begin, n - n % kPeriod);
         // The first tile that all rows see whole may be the first that a row sees any key of.
@@ -303,12 +322,13 @@ __device__ __forceinline__ void attend(const fa3_forward_fp8_params &fp8, const 
           }
           if (grown) {
             follow(m, c, sum);
-            release_keys(m, c, t, n);
+            release(m.k, c.used);
           }
           finish_step(c, sum);
           --n;
         } while (n >= begin);
       }
+      release(ring_beside(m.q, warpgroup), t);
       ring_wait_full(m.v_transposed, c.used - 1);
       registers_touch(c.out.o);
       wgmma_fence();

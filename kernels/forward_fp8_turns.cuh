@@ -114,10 +114,12 @@ template <bool kAdjust>
 __device__ __forceinline__ void step(const fa3_forward_fp8_params &fp8, const layout &m,
                                      consumer &c, uint32_t t, int n) {
   asm volatile("" : "+r"(c.used));
-  if (n % kPeriod == kPeriod - 1 && c.accumulate) keep_output(fp8, m, c);
-  const auto q = ring_beside(m.q, c.warpgroup);
-  const uint32_t q_at = uniform(wgmma_descriptor_low(ring_tile(q, 0), 0));
-  const uint32_t k_at = uniform(wgmma_descriptor_low(ring_tile(m.k, c.used), 0));
+  if (n % kPeriod == kPeriod - 1 && c.accumulate) {
+    keep_output(fp8, m, c);
+    c.accumulate = false;
+  }
+  const uint32_t q_at = descriptor_of(ring_beside(m.q, c.warpgroup), 0);
+  const uint32_t k_at = uniform(descriptor_of(m.k, c.used));
   ring_wait_full(m.k, c.used);
   registers_touch(c.s);
   wgmma_fence();
@@ -130,7 +132,6 @@ __device__ __forceinline__ void step(const fa3_forward_fp8_params &fp8, const la
   wgmma_wait<0>();
   registers_touch(c.s);
   release_keys(m, c);
-  if (n == uniform(work_again(t).warpgroup[c.warpgroup].tiles.begin)) ring_release(q, t);
   if (kAdjust) {
     adjust_scores(fp8, m, work_again(t), c, n);
     softmax_set_code_bounds(c.rows);
@@ -156,7 +157,7 @@ __device__ __forceinline__ void step(const fa3_forward_fp8_params &fp8, const la
     if (mixed) apply_mixed_scales(c, scales_at(m, c) + 12);
     pack_probabilities(c.s, c.p);
   }
-  const uint32_t v_at = uniform(wgmma_descriptor_low(ring_tile(m.v_transposed, c.used), 0));
+  const uint32_t v_at = uniform(descriptor_of(m.v_transposed, c.used));
 #pragma unroll
   for (int k = 0; k < kTileK; k += kPartKeys) {
     if (!kAdjust)
@@ -216,6 +217,7 @@ __device__ __forceinline__ void attend(const fa3_forward_fp8_params &fp8, const 
       else
         step<true>(fp8, m, c, t, n--);
     }
+    if (!empty) ring_release(q, t);
     pass_turn(warpgroup);
     for (; n >= uniform(work_again(t).tiles.begin); --n) pass_over(m, c);
     store_codes_tile(fp8, m, t, c);
