@@ -140,10 +140,13 @@ static double smallest_bound(const struct bounds *b, int64_t d, double output, d
   return b->denominator < 1 && summed < bound ? summed : bound;
 }
 
-/* Weights of 2^8 at the top become codes, with 4 bits, or of 2^-9. Sums go to float32 after 4096
+/* Weights of 2^7 or more at the top become codes, with 4 bits, or multiples of 2^-9. Where keys and
+ * values have a scale for each head the top may be as little as 2^3. Sums go to float32 after 4096
  * keys at most. */
-static struct rounding code_rounding(double keys) {
-  return (struct rounding){0x1p-4 + code_sum_error(fmin(keys, 4096)), 0x1p-18};
+static struct rounding code_rounding(const fa3_forward_args *args, double keys) {
+  const bool of_heads = args->key_scale_rows == 0 && args->value_scale_rows == 0;
+  return (struct rounding){0x1p-4 + code_sum_error(fmin(keys, 4096)),
+                           of_heads ? 0x1p-13 : 0x1p-17};
 }
 
 void reference_bound(const fa3_forward_args *args, int64_t batch, int64_t head, int64_t row,
@@ -155,7 +158,7 @@ void reference_bound(const fa3_forward_args *args, int64_t batch, int64_t head, 
   const bool codes = multiplies_codes(args), scaled = codes || rounds_scaled_weights(args);
   const struct rounding stored = rounding_of(args->output.dtype);
   const struct scores s = scores_of(&r, sink);
-  const struct rounding weights = codes    ? code_rounding(s.keys)
+  const struct rounding weights = codes    ? code_rounding(args, s.keys)
                                   : scaled ? rounding_of(FA3_FLOAT16)
                                            : weight_rounding(value->dtype);
   if (lse == -INFINITY || s.overflow) { /* sees nothing: exactly 0 */
