@@ -191,7 +191,7 @@ __device__ __forceinline__ void cap_and_mask(const fa3_forward_params &params, c
     const float inverse = reciprocal_unit(params.scale.log2);
     // In parts, each behind a question (always no) that the compiler can't answer: it would take
     // registers for all at once.
-    constexpr int kPart = kTileK / (kHeadScales ? 16 : 8);
+    constexpr int kPart = kTileK > 128 ? 8 : kTileK / (kHeadScales ? 16 : 8);
 #pragma unroll
     for (int i = 0; i < kTileK / 2; i += kPart) {
       if (thread_again() < 128) continue;
@@ -208,7 +208,11 @@ __device__ __forceinline__ void cap_and_mask(const fa3_forward_params &params, c
   for (int r = 0; r < 2; ++r)
     seen[r] = fa3_visible_keys(&w.sequence.mask,
                                find_row(params, w, c.warpgroup, r, thread_again()).query);
-  mask_scores(c.s, seen, n * kTileK + 2 * (thread_again() & 3));
+  constexpr int kMask = kTileK <= 128 ? kTileK : kTileK / 2;  // keys that a call can take
+#pragma unroll
+  for (int k = 0; k < kTileK; k += kMask)
+    mask_scores(reinterpret_cast<float(&)[kMask / 2]>(c.s[k / 2]), seen,
+                n * kTileK + k + 2 * (thread_again() & 3));
 }
 
 #endif

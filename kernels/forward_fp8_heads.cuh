@@ -25,6 +25,33 @@ __device__ __forceinline__ void release(const ring<kDepth, kBytes> &r, uint32_t 
   if ((thread_again() & 31) == 0) barrier_arrive(ring_empty(r, use));
 }
 
+// Of two warpgroups, those two warps that share a quarter of the multiprocessor take turns at their
+// exponentials: else they meet there, and wait for each other's products at the same time. Of three
+// they do not meet as often.
+constexpr bool kTurns = kWarpgroups == 2;
+constexpr int kPassTurn = kTileK / 2 * 5 / 8;  // exponential
+
+// The barrier of a consumer warp's turn.
+__device__ __forceinline__ int turn_of(uint32_t warp) {
+  return kBarrierWarp + (int)warp - 4;
+}
+
+__device__ __forceinline__ void take_turn(void) {
+  if constexpr (kTurns) {
+    // The assembler would move exponentials above a barrier, but not above a branch (never taken).
+    do named_barrier_sync(turn_of(thread_again() / 32), 64);
+    while (thread_again() >= kThreads);
+  }
+}
+
+// After exponentials whose sum is `sum`, so that the assembler does not move it above them.
+__device__ __forceinline__ void pass_turn(float sum) {
+  if constexpr (kTurns) {
+    const uint32_t warp = thread_again() / 32;
+    if (!(sum < 0.0f)) named_barrier_arrive(turn_of(warp < 8 ? warp + 4 : warp - 4), 64);
+  }
+}
+
 // A tile of keys that only other consumers' rows see.
 __device__ __forceinline__ void pass_over(const layout &m, consumer &c) {
   ring_wait_full(m.k, c.used);
@@ -32,6 +59,8 @@ __device__ __forceinline__ void pass_over(const layout &m, consumer &c) {
   ring_wait_full(m.v_transposed, c.used);
   release(m.v_transposed, c.used);
   ++c.used;
+  take_turn();
+  pass_turn(0.0f);
 }
 
 __device__ __forceinline__ void find_scales(const fa3_forward_fp8_params &fp8, const layout &m,
@@ -210,12 +239,14 @@ __device__ __forceinline__ bool begin_step(const fa3_forward_fp8_params &fp8, co
       softmax_subtract_large_codes(c.s, c.rows, scale, shift);
     }
   }
+  take_turn();
   softmax_exponents_of_codes(c.s, shift, scale);
   sum[0] = sum[1] = 0.0f;
 #pragma unroll
   for (int i = 0; i < kTileK / 2; ++i) {
     c.s[i] = exp2_unit(c.s[i]);
     sum[i / 2 % 2] += c.s[i];
+    if (i == kPassTurn) pass_turn(sum[0] + sum[1]);
   }
   if (!kAsk) grown = __any_sync(0xffffffff, !(sum[0] <= largest[0]) | !(sum[1] <= largest[1]));
   if (!kAsk && !grown) release(m.k, c.used);
@@ -274,6 +305,7 @@ __device__ __forceinline__ void attend(const fa3_forward_fp8_params &fp8, const 
   consumer c;
   c.warpgroup = warpgroup;
   c.used = 0;
+  if (kTurns && warpgroup == 0) named_barrier_arrive(turn_of(thread_again() / 32), 64);
   c.accumulate = true;  // O begins as zeros: the loop then has no question
   for (uint32_t t = 0;; ++t) {
     ring_wait_full(m.work, t);

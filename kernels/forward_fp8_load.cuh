@@ -180,7 +180,7 @@ __device__ __forceinline__ void transpose_chunk(uint32_t to, uint32_t from, int 
     return;
   }
   // Loads run ahead of stores, as many as there are registers for.
-  constexpr int kAhead = kWarpgroups == 2 ? 4 : 2;
+  constexpr int kAhead = kWarpgroups == 3 ? 2 : kTileK > 128 ? 3 : 4;
   uint32_t x[kAhead][4];
 #pragma unroll
   for (int i = 0; i < kUnits + kAhead - 1; ++i) {

@@ -17,8 +17,9 @@ constexpr int kWarpgroups = FA3_TILE_Q / kRows;  // consumers
 constexpr int kTileK = FA3_TILE_K;               // keys of a tile
 constexpr bool kHeadScales = FA3_HEAD_SCALES;    // no scale is of fewer rows than a sequence has
 constexpr int kStages = FA3_FORWARD_STAGES;      // depth of the rings: of K's tiles, of chunks of V
-constexpr int kTransposedStages = FA3_FORWARD_FP8_TRANSPOSED_STAGES(kHeadDim);  // of V transposed
-constexpr int kWorkSlots = 2;  // the tile that is computed, and the next
+constexpr int kTransposedStages =
+    FA3_FORWARD_FP8_TRANSPOSED_STAGES(kHeadDim, kTileK);  // of V transposed
+constexpr int kWorkSlots = 2;                             // the tile that is computed, and the next
 // Tiles of keys whose products the matrix unit sums.
 constexpr int kPeriod = FA3_FORWARD_FP8_PERIOD / kTileK;
 
@@ -132,7 +133,8 @@ __device__ __forceinline__ void init_barriers(const fa3_forward_fp8_params &fp8,
   mbarrier_init_fence();
 }
 
-enum { kBarrierTurn = 1 };  // named barriers kBarrierTurn + warpgroup; 0 is __syncthreads
+// Named barriers kBarrierTurn + warpgroup, and one for each consumer warp; 0 is __syncthreads.
+enum { kBarrierTurn = 1, kBarrierWarp = kBarrierTurn + kWarpgroups };
 
 #include "forward_tiles.cuh"
 

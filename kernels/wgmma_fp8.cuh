@@ -24,6 +24,9 @@ __device__ __forceinline__ void wgmma_fp8_shared(float (&d)[kColumns / 2], uint3
     WGMMA_FP8_SHARED(96, WGMMA_LIST48, "%48,%50", "%49,%50", "%51", WGMMA_OUT48(d, 0));
   else if constexpr (kColumns == 128)
     WGMMA_FP8_SHARED(128, WGMMA_LIST64, "%64,%66", "%65,%66", "%67", WGMMA_OUT64(d, 0));
+  else if constexpr (kColumns == 192)
+    WGMMA_FP8_SHARED(192, WGMMA_LIST96, "%96,%98", "%97,%98", "%99", WGMMA_OUT64(d, 0),
+                     WGMMA_OUT32(d, 64));
   else
     static_assert(kColumns == 96, "no wrapper for this tile width");
 }

@@ -145,8 +145,7 @@ static double smallest_bound(const struct bounds *b, int64_t d, double output, d
  * keys at most. */
 static struct rounding code_rounding(const fa3_forward_args *args, double keys) {
   const bool of_heads = args->key_scale_rows == 0 && args->value_scale_rows == 0;
-  return (struct rounding){0x1p-4 + code_sum_error(fmin(keys, 4096)),
-                           of_heads ? 0x1p-13 : 0x1p-17};
+  return (struct rounding){0x1p-4 + code_sum_error(fmin(keys, 4096)), of_heads ? 0x1p-13 : 0x1p-17};
 }
 
 void reference_bound(const fa3_forward_args *args, int64_t batch, int64_t head, int64_t row,

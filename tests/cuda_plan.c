@@ -557,6 +557,30 @@ static void test_scales_of_heads(void **state) {
     }
 }
 
+/* Few tiles of head dim 128 go to the kernel of two warpgroups, and have its rows. */
+static void test_small_tiles(void **state) {
+  (void)state;
+  static const struct {
+    int64_t batch, seqlen, head_dim, scale_rows;
+    bool small;
+  } cases[] = {{1, 2048, 128, 0, true},  {1, 4096, 128, 0, true},    {40, 100, 128, 0, true},
+               {40, 60, 128, 0, false},  {16, 4096, 128, 0, false},  {1, 4096, 64, 0, false},
+               {1, 4096, 256, 0, false}, {1, 4096, 128, 128, false}, {1, 2048, 96, 0, true}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    const int64_t d = cases[i].head_dim, seqlen = cases[i].seqlen;
+    struct cuda_plan plan;
+    struct problem problem = make_problem(FA3_BFLOAT16, cases[i].batch, seqlen, 8, 8, d, d);
+    problem.query.dtype = problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;
+    problem.key_scale_rows = problem.value_scale_rows = cases[i].scale_rows;
+    assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+    const struct forward_plan *forward = &plan.forward;
+    assert_int_equal(forward->kernel->small_tiles, cases[i].small);
+    assert_true(forward->tile_queries * forward->tile_heads <= forward->kernel->tile_q);
+    assert_true(forward->tiles.blocks * forward->tile_queries >= seqlen);
+    assert_true((forward->tiles.blocks - 1) * forward->tile_queries < seqlen);
+  }
+}
+
 /* Of a scale and a cap that are not refused no factor is 0 or infinite. */
 static void test_scales(void **state) {
   (void)state;
@@ -608,6 +632,7 @@ int main(void) {
       cmocka_unit_test(test_a_feature_that_is_lacking),
       cmocka_unit_test(test_codes),
       cmocka_unit_test(test_scales_of_heads),
+      cmocka_unit_test(test_small_tiles),
       cmocka_unit_test(test_scales),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -129,6 +129,28 @@ static void plan_tile_size(const struct problem *problem, const struct cuda_fact
   }
 }
 
+/* Where two of a tile's three warpgroups have rows, a kernel of two is faster, if there is one. */
+static void take_small_tiles(const struct problem *problem, const struct cuda_facts *facts,
+                             int64_t longest, struct forward_plan *plan) {
+  const struct kernel *kernel = plan->kernel;
+  const int64_t rows = ROWS / plan->tile_heads; /* of a warpgroup */
+  const bool two = plan->tile_queries == 2 * rows ||
+                   (plan->tile_queries == 3 * rows && longest > rows && longest <= 2 * rows);
+  if (!kernel->head_scales || !two) return;
+  const struct kernel *small =
+      find_kernel(&(struct kernel_need){.kind = kernel->kind,
+                                        .architecture = facts->architecture,
+                                        .dtype = problem->query.dtype,
+                                        .head_dim = kernel->head_dim,
+                                        .value_head_dim = kernel->head_dim,
+                                        .softcap = kernel->softcap,
+                                        .head_scales = true,
+                                        .small_tiles = true});
+  if (!small || small->head_dim != kernel->head_dim) return;
+  plan->kernel = small;
+  plan->tile_queries = (int32_t)(2 * rows);
+}
+
 /* Whether a packed batch has so many fewer rows than its longest sequence would make that tiles
  * that are not there would cost more to pass over than to leave out. */
 static bool lengths_differ(const struct problem *problem, int64_t longest, int64_t blocks) {
@@ -183,6 +205,7 @@ static fa3_status plan_tiles(const struct problem *problem, const struct cuda_fa
                                  .uneven = problem->window_right < MASK_UNBOUNDED,
                                  .packed = lengths_differ(problem, longest, blocks)};
   plan_tile_size(problem, facts, longest, all_heads, plan);
+  take_small_tiles(problem, facts, longest, plan);
   plan_groups(head_bytes, facts, &plan->tiles);
   return FA3_OK;
 }

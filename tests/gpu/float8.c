@@ -326,7 +326,7 @@ static void test_against_the_cpu(void **state) {
         struct shape shape = {
             .head_dim = dims[d],
             .value_head_dim = dims[d] == 96 ? 64 : dims[d],
-            .batch = 3,
+            .batch = dims[d] == 128 && !packed ? 30 : 3, /* many tiles have three warpgroups */
             .rows_q = (int)rng_between(&rng, 1, 300),
             .rows_k = (int)rng_between(&rng, 10, 600),
             .heads_q = heads_k * group,
