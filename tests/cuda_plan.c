@@ -208,8 +208,9 @@ static void test_tile_sizes(void **state) {
   static const struct {
     int64_t seqlen, heads, head_dim;
     int32_t queries;
-  } of_codes[] = {
-      {1024, 1, 128, 64}, {2048, 8, 64, 128}, {8192, 16, 128, 192}, {1024, 1, 256, 128}};
+  } of_codes[] = {{1024, 1, 128, 64},   {2048, 8, 64, 128},   {8192, 16, 128, 128},
+                  {8192, 20, 128, 192}, {1024, 80, 128, 192}, {8192, 8, 64, 192},
+                  {1024, 1, 256, 128}};
   for (size_t i = 0; i < sizeof of_codes / sizeof *of_codes; i++) {
     problem = make_problem(FA3_BFLOAT16, 1, of_codes[i].seqlen, of_codes[i].heads,
                            of_codes[i].heads, of_codes[i].head_dim, of_codes[i].head_dim);

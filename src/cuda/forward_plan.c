@@ -92,6 +92,17 @@ static void plan_groups(double head_bytes, const struct cuda_facts *facts, fa3_t
   tiles->grouped = (heads - last) / tiles->group * tiles->group;
 }
 
+/* The time of a tile of so many warpgroups by that of one of all. For scales of heads, as measured
+ * (docs/notes/hopper-fp8.md); of the kernel for small tiles, what a tile costs beside its keys is
+ * more of the time where they are few. */
+static double tile_time(const struct problem *problem, const struct kernel *kernel,
+                        int64_t warpgroups) {
+  if (!kernel->head_scales || warpgroups == kernel->tile_q / ROWS)
+    return forward_tile_time(kernel, warpgroups);
+  if (warpgroups == 1) return 0.66;
+  return kernel->head_dim == 64 ? 0.84 : 0.71 + 150 / (double)larger(problem->max_seqlen_k, 1);
+}
+
 /* How many tiles of so many warpgroups one multiprocessor has after the other, about, by the time
  * that it takes for one of all warpgroups. */
 static double grid_time(const struct problem *problem, const struct cuda_facts *facts,
@@ -105,7 +116,7 @@ static double grid_time(const struct problem *problem, const struct cuda_facts *
     if (problem->window_left >= MASK_UNBOUNDED) rounds *= 1 - (share < 1 ? share : 1) / 2;
     if (rounds < 1) rounds = 1;
   }
-  return rounds * forward_tile_time(kernel, warpgroups);
+  return rounds * tile_time(problem, kernel, warpgroups);
 }
 
 /* Where tiles are fewer than multiprocessors, or leave many without work at the end, smaller ones
@@ -113,13 +124,14 @@ static double grid_time(const struct problem *problem, const struct cuda_facts *
 static void plan_tile_size(const struct problem *problem, const struct cuda_facts *facts,
                            int64_t longest, int64_t all_heads, struct forward_plan *plan) {
   const int64_t rows = ROWS / plan->tile_heads, all = plan->kernel->tile_q / ROWS;
+  const double gain = plan->kernel->head_scales ? 0.98 : 0.95; /* or better, to be taken */
   double best = 0;
   for (int64_t warpgroups = all; warpgroups > 0; warpgroups--) {
     const int64_t blocks = divide_up(longest, warpgroups * rows);
     const double time = grid_time(problem, facts, plan->kernel, warpgroups, blocks * all_heads);
     /* As many tiles: a gain only where they run side by side, and the last was the shorter one. */
     const bool even = blocks > 1 && blocks * all_heads <= facts->multiprocessors;
-    if (warpgroups < all && ((blocks == plan->tiles.blocks && !even) || time > 0.95 * best))
+    if (warpgroups < all && ((blocks == plan->tiles.blocks && !even) || time > gain * best))
       continue;
     best = time;
     plan->tiles.blocks = (int32_t)blocks;
