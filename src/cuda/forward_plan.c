@@ -305,10 +305,11 @@ static fa3_status check_fp8_operands(const struct problem *problem) {
                    (double)problem->scale);
 }
 
+/* `kernel` has the largest tiles: calls with fewer queries, which take others, need no more room.
+ */
 static fa3_status plan_fp8_workspace(const struct problem *problem, const struct cuda_facts *facts,
-                                     struct cuda_plan *plan) {
+                                     const struct kernel *kernel, struct cuda_plan *plan) {
   struct forward_plan *forward = &plan->forward;
-  const struct kernel *kernel = forward->kernel;
   const struct demand demands[] = {{TENSOR_sink, FORM_FLOATS}};
   size_t *size = &plan->workspace_size;
   TRY(reserve_counter(problem, forward, size));
@@ -356,10 +357,11 @@ fa3_status plan_forward(const struct problem *problem, const struct cuda_facts *
                           &forward->kernel));
   TRY(check_lengths(problem));
   TRY(check_scale(problem));
+  const struct kernel *largest = forward->kernel;
   TRY(plan_tiles(problem, facts, forward));
   if (fp8) {
     TRY(check_fp8_operands(problem));
-    TRY(plan_fp8_workspace(problem, facts, plan));
+    TRY(plan_fp8_workspace(problem, facts, largest, plan));
   } else {
     TRY(plan_pages(problem, forward));
     TRY(plan_few_queries(problem, facts, &forward->few));
