@@ -56,11 +56,15 @@ __device__ __forceinline__ uint32_t pack_fp16(float low, float high) {
   return pair;
 }
 
-// PTX ISA, "ld": a float of shared memory.
+// PTX ISA, "ld" and "st": a float of shared memory.
 __device__ __forceinline__ float load_shared_float(uint32_t address) {
   float x;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
   return x;
+}
+
+__device__ __forceinline__ void store_shared_float(uint32_t address, float x) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
 }
 
 // PTX ISA, "ld" and "st": four neighbouring floats, in the order of the source.

@@ -404,7 +404,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   if (warp < 4) {
     registers_give_back<kProducerRegisters>();
     if (warp == 2)
-      schedule(params, m);
+      schedule(params, m, [](const work &) { return work_scales{}; });
     else if (paged)
       load_pages(params, m, warp);
     else if (warp == 0)

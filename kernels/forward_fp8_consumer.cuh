@@ -29,17 +29,15 @@ struct consumer {
   results out;
   float largest_sum;  // of a thread's P that references need not follow (forward_fp8_heads.cuh)
   bool accumulate;    // O holds a product of this tile already
-  bool kept;          // sums of this tile are kept in memory
   float scale[2];     // of the scores in hand
   float value_scale;  // of the tile in hand
   float unit;         // the greatest of V's scales so far; 1 where a head has one
   uint32_t used;      // tiles of K and V taken
 };
 
-// work_of, without a register for the address.
-__device__ __forceinline__ const work &work_again(uint32_t t) {
-  asm volatile("" : "+r"(t));
-  return work_of(t);
+// Counted from the first consumer's.
+__device__ __forceinline__ int consumer_thread(void) {
+  return thread_again() - 128;
 }
 
 // The low word of the descriptor of the buffer for use `use`: one multiplication and addition.
@@ -86,18 +84,27 @@ __device__ __forceinline__ kept_sums sums_of(const fa3_forward_fp8_params &fp8, 
   return {0, fp8.sums + blockIdx.x * (kWarpgroups * kSumBytes / 4) + at / 4};
 }
 
-// And what they are counted in: the references of its rows, and V's unit.
-__device__ __forceinline__ uint32_t units_of(const layout &m, int warpgroup) {
-  return m.units + (warpgroup * 128 + (thread_again() & 127)) * 16;
+// And what they are counted in: the references of its rows, and V's unit (where a head has one
+// scale, that scale). Then 1, or 0 if there are none.
+__device__ __forceinline__ uint32_t units_of(const layout &m) {
+  return m.units + consumer_thread() * 16;
 }
 
-// What sums in memory are to be multiplied by, to be of the units of those in hand.
-__device__ __forceinline__ void find_kept_factor(const layout &m, const consumer &c,
+// A tile begins: no sums of it are kept.
+__device__ __forceinline__ void forget_kept(const layout &m, float unit) {
+  store_shared_pair(units_of(m) + 8, unit, 0.0f);
+}
+
+// What sums in memory are to be multiplied by, to be of the units of those in hand. False if there
+// are none.
+__device__ __forceinline__ bool find_kept_factor(const layout &m, const consumer &c,
                                                  float (&factor)[2]) {
-  const float4 then = load_shared_floats(units_of(m, c.warpgroup));
-  const float units = then.z == c.unit ? 1.0f : then.z * reciprocal_unit(c.unit);
+  const float4 then = load_shared_floats(units_of(m));
+  if (then.w == 0.0f) return false;
+  const float units = kHeadScales || then.z == c.unit ? 1.0f : then.z * reciprocal_unit(c.unit);
   factor[0] = exp2_unit(then.x - c.rows.reference[0]) * units;
   factor[1] = exp2_unit(then.y - c.rows.reference[1]) * units;
+  return true;
 }
 
 // What is in memory, multiplied by `factor`, joins O.
@@ -115,9 +122,8 @@ __device__ __forceinline__ void add_kept(const kept_sums &sums, int i, const flo
 __device__ __forceinline__ void keep_output(const fa3_forward_fp8_params &fp8, const layout &m,
                                             consumer &c) {
   const kept_sums sums = sums_of(fp8, m, c.warpgroup);
-  if (c.kept) {
-    float factor[2];
-    find_kept_factor(m, c, factor);
+  float factor[2];
+  if (find_kept_factor(m, c, factor)) {
 #pragma unroll
     for (int i = 0; i < kHeadDimV / 8; ++i) {
       if (i % 8 == 0) __syncwarp();  // or more would be fetched at once than there is room for
@@ -131,25 +137,17 @@ __device__ __forceinline__ void keep_output(const fa3_forward_fp8_params &fp8, c
     else
       store_global_floats(sums.in_global + i * 512, c.out.o + 4 * i);
   }
-  const float units[4] = {c.rows.reference[0], c.rows.reference[1], c.unit, 0.0f};
-  store_shared_floats(units_of(m, c.warpgroup), units);
-  c.kept = true;
-}
-
-// The scale of keys or values, where their head has one.
-__device__ __forceinline__ float head_scale(const fa3_forward_fp8_params &fp8,
-                                            const fa3_scales &scales, const work &w) {
-  const int *starts = fp8.forward.sequences.cu_seqlens_k;
-  return scale_of(scales, starts ? w.batch : w.sequence.key_batch, w.key_head, 0, starts);
+  store_shared_pair(units_of(m), c.rows.reference[0], c.rows.reference[1]);
+  if (!kHeadScales) store_shared_float(units_of(m) + 8, c.unit);
+  store_shared_float(units_of(m) + 12, 1.0f);
 }
 
 // A tile has seen its last product.
 __device__ __forceinline__ void store_codes_tile(const fa3_forward_fp8_params &fp8, const layout &m,
                                                  uint32_t t, consumer &c) {
   const work &w = work_again(t);
-  if (c.kept) {
-    float factor[2];
-    find_kept_factor(m, c, factor);
+  float factor[2];
+  if (find_kept_factor(m, c, factor)) {
     const kept_sums sums = sums_of(fp8, m, c.warpgroup);
 #pragma unroll
     for (int i = 0; i < kHeadDimV / 8; ++i) {
@@ -159,7 +157,7 @@ __device__ __forceinline__ void store_codes_tile(const fa3_forward_fp8_params &f
     }
   }
   finish_rows(fp8.forward, w, c.warpgroup, c.rows, kLn2, c.out, thread_again());
-  const float unit = kHeadScales ? head_scale(fp8, fp8.value_scale, w) : c.unit;
+  const float unit = kHeadScales ? load_shared_float(units_of(m) + 8) : c.unit;
   c.out.average[0] *= unit;
   c.out.average[1] *= unit;
   if (fp8.output == FA3_OUTPUT_FP32)
@@ -180,8 +178,27 @@ __device__ __forceinline__ void skip_tile(const layout &m, consumer &c, uint32_t
 }
 
 // Where a thread keeps the scales of its rows, that scores are multiplied by beside the keys'.
-__device__ __forceinline__ uint32_t row_scales_at(const layout &m, int warpgroup) {
-  return m.row_scales + (warpgroup * 128 + (thread_again() & 127)) * 8;
+__device__ __forceinline__ uint32_t row_scales_at(const layout &m) {
+  return m.row_scales + consumer_thread() * 8;
+}
+
+__device__ __forceinline__ void find_row_scales(const fa3_forward_fp8_params &fp8, const layout &m,
+                                                const work &w, int warpgroup) {
+  const float of_all = w.scales.score[warpgroup];
+  float scales[2] = {of_all, of_all};
+  if (of_all == 0.0f) {
+    const float of_keys = kHeadScales ? head_scale(fp8, fp8.key_scale, w) : 1.0f;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const output_row row = find_row(fp8.forward, w, warpgroup, r, thread_again());
+      float scale = fp8.forward.scale.log2 * of_keys;
+      if (row.stored)
+        scale *= scale_of(fp8.query_scale, w.batch, row.head, row.query,
+                          fp8.forward.sequences.cu_seqlens_q);
+      scales[r] = positive_scale(scale);
+    }
+  }
+  store_shared_pair(row_scales_at(m), scales[0], scales[1]);
 }
 
 // Cap and mask, where they are needed. `scale` is that of the scores, before and after.

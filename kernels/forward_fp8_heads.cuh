@@ -16,7 +16,6 @@ constexpr float kInfinity = __builtin_huge_valf();
 constexpr float kLargestCode = 448.0f;
 constexpr float kTopProbability = 1 << (int)kTop;
 constexpr float kTopSum = 8.0f;  // as an exponent of 2: what is left of a sum that was too large
-static_assert(kCodeChunks == 1, "head dim");
 
 // As ring_release, without a register for the thread's number.
 template <int kDepth, int kBytes>
@@ -25,10 +24,10 @@ __device__ __forceinline__ void release(const ring<kDepth, kBytes> &r, uint32_t 
   if ((thread_again() & 31) == 0) barrier_arrive(ring_empty(r, use));
 }
 
-// Of two warpgroups, those two warps that share a quarter of the multiprocessor take turns at their
-// exponentials: else they meet there, and wait for each other's products at the same time. Of three
-// they do not meet as often.
-constexpr bool kTurns = kWarpgroups == 2;
+// Of two warpgroups at head dim 128, those two warps that share a quarter of the multiprocessor
+// take turns at their exponentials: else they meet there, and wait for each other's products at the
+// same time. Of three they do not meet as often, and at head dim 256 turns gain nothing.
+constexpr bool kTurns = kWarpgroups == 2 && kHeadDim == 128;
 constexpr int kPassTurn = kTileK / 2 * 5 / 8;  // exponential
 
 // The barrier of a consumer warp's turn.
@@ -61,21 +60,6 @@ __device__ __forceinline__ void pass_over(const layout &m, consumer &c) {
   ++c.used;
   take_turn();
   pass_turn(0.0f);
-}
-
-__device__ __forceinline__ void find_scales(const fa3_forward_fp8_params &fp8, const layout &m,
-                                            const work &w, const consumer &c) {
-  const int *starts = fp8.forward.sequences.cu_seqlens_q;
-  const float of_keys = head_scale(fp8, fp8.key_scale, w);
-  float scales[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const output_row row = find_row(fp8.forward, w, c.warpgroup, r, thread_again());
-    float scale = fp8.forward.scale.log2;
-    if (row.stored) scale *= scale_of(fp8.query_scale, w.batch, row.head, row.query, starts);
-    scales[r] = max_nan(scale * of_keys, 1e-37f);  // 0 would make a masked score NaN
-  }
-  store_shared_pair(row_scales_at(m, c.warpgroup), scales[0], scales[1]);
 }
 
 // O += P V of the tile before, or O = P V.
@@ -111,9 +95,12 @@ __device__ __forceinline__ float find_score(uint32_t query, uint32_t key) {
   float score = 0.0f;
 #pragma unroll 1
   for (int d = 0; d < kHeadDim; d += 4) {
+    const int chunk = d / kCodes, inside = d % kCodes;
     uint32_t q[2], k[2];
-    unpack_codes(__float_as_uint(load_shared_float(query ^ d)), q[0], q[1]);
-    unpack_codes(__float_as_uint(load_shared_float(key ^ d)), k[0], k[1]);
+    unpack_codes(__float_as_uint(load_shared_float((query ^ inside) + chunk * kRows * kCodes)),
+                 q[0], q[1]);
+    unpack_codes(__float_as_uint(load_shared_float((key ^ inside) + chunk * kTileK * kCodes)), k[0],
+                 k[1]);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float2 x = unpack_fp16(q[i]), y = unpack_fp16(k[i]);
@@ -128,7 +115,7 @@ __device__ __forceinline__ float find_score(uint32_t query, uint32_t key) {
 // by.
 __device__ __forceinline__ void start_again(const layout &m, consumer &c, const bool (&again)[2],
                                             float (&sum)[2], float (&factor)[2]) {
-  const float2 scales = load_shared_pair(row_scales_at(m, c.warpgroup));
+  const float2 scales = load_shared_pair(row_scales_at(m));
   asm volatile("" : "+r"(c.used));
   const uint32_t lane = thread_again() & 31, warp = thread_again() / 32 & 3;
   const uint32_t query =
@@ -218,10 +205,13 @@ __device__ __forceinline__ bool begin_step(const fa3_forward_fp8_params &fp8, co
 #pragma unroll
   for (int r = 0; r < 2; ++r)
     if (!kAsk) largest[r] = largest_sum(c.rows.sum[r], c.largest_sum);
-  wgmma_wait<kFirst ? 0 : 1>();
+  // At head dim 256 there are no registers for a mask beside two products.
+  constexpr bool kBeside = !kFirst && !(kAsk && kHeadDim > 128);
+  wgmma_wait<kBeside ? 1 : 0>();
   registers_touch(c.s);
+  if (!kFirst && !kBeside) finish_output(m, c);
 
-  const float2 of_rows = load_shared_pair(row_scales_at(m, c.warpgroup));
+  const float2 of_rows = load_shared_pair(row_scales_at(m));
   float scale[2] = {of_rows.x, of_rows.y};
   float shift[2] = {c.rows.reference[0], c.rows.reference[1]}, factor[2];
   bool grown = false;
@@ -250,17 +240,17 @@ __device__ __forceinline__ bool begin_step(const fa3_forward_fp8_params &fp8, co
   }
   if (!kAsk) grown = __any_sync(0xffffffff, !(sum[0] <= largest[0]) | !(sum[1] <= largest[1]));
   if (!kAsk && !grown) release(m.k, c.used);
-  if (!kFirst) {
+  if (kBeside) {
     // As in forward.cu: without a branch, whose wait is over, the assembler would move the next one
     // above the exponentials, which are to run beside the product.
     registers_touch(sum);
     registers_touch(c.s);
     if (grown) ring_wait_full(m.v_transposed, c.used - 1);
     finish_output(m, c);
-    if (grown && kAsk) {
+  }
+  if (!kFirst && kAsk && grown) {
 #pragma unroll
-      for (int i = 0; i < kHeadDimV / 2; ++i) c.out.o[i] *= factor[i / 2 % 2];
-    }
+    for (int i = 0; i < kHeadDimV / 2; ++i) c.out.o[i] *= factor[i / 2 % 2];
   }
   if (kAsk) set_largest_sum(c);
   return !kAsk && grown;
@@ -312,10 +302,9 @@ __device__ __forceinline__ void attend(const fa3_forward_fp8_params &fp8, const 
     const work &w = work_of(t);
     if (uniform(w.last)) break;
     int n = uniform(w.tiles.end) - 1;
-    c.kept = false;
-    c.unit = 1.0f;
     c.rows = {{FA3_NO_REFERENCE, FA3_NO_REFERENCE}, {0.0f, 0.0f}, {0.0f, 0.0f}};
-    find_scales(fp8, m, w, c);
+    find_row_scales(fp8, m, w, warpgroup);
+    forget_kept(m, w.scales.value);
     ring_wait_full(ring_beside(m.q, warpgroup), t);
     if constexpr (kQInRegisters) read_queries(m, c);
     const int end = uniform(w.warpgroup[warpgroup].tiles.end);
@@ -331,15 +320,15 @@ __device__ __forceinline__ void attend(const fa3_forward_fp8_params &fp8, const 
       clear_output(c);
       --n;
       while (n >= uniform(work_again(t).warpgroup[warpgroup].tiles.begin)) {
-        const int second = uniform(work_again(t).warpgroup[warpgroup].tiles.end) - 2;
-        if (n % kPeriod == kPeriod - 1 && n != second) {
+        if (n % kPeriod == kPeriod - 1 &&
+            n != uniform(work_again(t).warpgroup[warpgroup].tiles.end) - 2) {
           keep_output(fp8, m, c);
           clear_output(c);
         }
         const fa3_range whole = work_again(t).warpgroup[warpgroup].whole;
         const int begin = max(whole.begin, n - n % kPeriod);
-        // The first tile that all rows see whole may be the first that a row sees any key of.
-        if (fp8.forward.softcap_log2 != 0.0f || n < begin || n >= whole.end - 1 || any_large(c)) {
+        if (fp8.forward.softcap_log2 != 0.0f || n < begin ||
+            n >= work_again(t).warpgroup[warpgroup].plain_end || any_large(c)) {
           begin_step<false, true>(fp8, m, c, t, n, sum);
           finish_step(c, sum);
           --n;

@@ -1,4 +1,4 @@
-// The FP8 forward kernel's producing warps: one loads Q, K and V, two transpose V.
+// The FP8 forward kernel's loading warp.
 #ifndef FA3_FORWARD_FP8_LOAD_CUH
 #define FA3_FORWARD_FP8_LOAD_CUH
 
@@ -78,6 +78,10 @@ __device__ __forceinline__ void load(const fa3_forward_fp8_params &fp8, const la
       if (params.next_tile != nullptr && leader) barrier_arrive(m.work_wanted);
       load_queries(params, m, t, w, leader);
     }
+#if FA3_TRANSPOSED
+    const int first =
+        fa3_first_transposed(&fp8.transposed, params.sequences.cu_seqlens_k, w.batch, kTileK);
+#endif
     const bool mixed = mixed_scales(fp8, w);
     float2 scales = {};  // of the tile in hand or, where it may be so, of the next
     if (!kHeadScales && kScalesAhead && !mixed && begin < end)
@@ -106,6 +110,17 @@ __device__ __forceinline__ void load(const fa3_forward_fp8_params &fp8, const la
       __syncwarp();
       if (!kHeadScales && kScalesAhead && !mixed && n > begin)
         scales = tile_scales(fp8, w, head, n - 1);
+#if FA3_TRANSPOSED
+      ring_wait_empty(m.v_transposed, used);
+      if (leader) {
+        const barrier full = ring_full(m.v_transposed, used);
+        barrier_expect(full, kVBytes);
+        bulk_load(ring_tile(m.v_transposed, used),
+                  fa3_transposed_tile(&fp8.transposed, first + n, head, kVBytes), kVBytes,
+                  full.address);
+      }
+      __syncwarp();
+#else
 #pragma unroll
       for (int c = 0; c < kCodeChunks; ++c) {
         const uint32_t use = used * kCodeChunks + c;
@@ -118,97 +133,10 @@ __device__ __forceinline__ void load(const fa3_forward_fp8_params &fp8, const la
         }
         __syncwarp();
       }
+#endif
       ++used;
       // Q of the tile before is in use for longer than its last K.
       if (n == end - 1) load_queries(params, m, t, w, leader);
-    }
-    finish_work(m, t);
-  }
-}
-
-// Where the swizzle puts a row's 16 bytes number 0; number u lies at that address ^ 16 u.
-template <int kBytes>
-__device__ __forceinline__ uint32_t swizzled_row(int row) {
-  return row * kBytes + ((kBytes == 128  ? row & 7
-                          : kBytes == 64 ? row >> 1 & 3
-                                         : row >> 2 & 1)
-                         << 4);
-}
-
-// V^T, for a part of the rows that a chunk of V makes. The second product takes it as it takes K:
-// along a row, key by key.
-//
-// A warp reads 32 keys of 16 columns: transposed as pairs of bytes, they leave a thread keys 2q and
-// 2q + 1 of columns 2c and 2c + 1 (q = lane % 4, c = lane / 4), and of 8, 16 and 24 keys on. Two
-// registers, bytes exchanged, hold keys 2q, 2q + 1, 2q + 8 and 2q + 9 of one column each: 16 keys
-// in this order side by side are just what P, in the layout that the first product leaves, is
-// multiplied by. Half of the lanes take the odd column first, so that eight rows that are stored
-// together lie in different banks.
-//
-// `keys` are those of the sequence in this tile of V: beyond them there may be anything, and 0 *
-// NaN would be NaN, so zeros are stored in their place.
-__device__ __forceinline__ void transpose_chunk(uint32_t to, uint32_t from, int part, int keys) {
-  const int lane = threadIdx.x & 31, matrix = lane >> 3, c = lane & 7;
-  const uint32_t first_column = lane < 16 ? 0x6420 : 0x7531, second_column = first_column ^ 0x1111;
-  const uint32_t read = from + swizzled_row<kCodes>(lane);
-  const int column = 2 * c + ((c >> 2) ^ (matrix & 1));
-  const uint32_t write = (to + swizzled_row<kKeys>(column)) ^ (matrix >> 1) << 4;
-  constexpr int kSteps = kTileK / 32, kUnits = kSteps * (kCodes / 16 / kTransposers);
-  const int first = part * (kCodes / kTransposers);
-  const uint32_t read_part = read ^ first, write_part = write + first * kKeys;
-  const auto load_unit = [&](int i, uint32_t(&x)[4]) {
-    load_matrices_transposed((read_part ^ i / kSteps * 16) + i % kSteps * 32 * kCodes, x);
-  };
-  const auto store_unit = [&](int i, const uint32_t(&x)[4]) {
-    const int row = i / kSteps * 16, key = i % kSteps * 32;
-    store_matrices((write_part ^ key % kKeys) + (row + key / kKeys * kHeadDimV) * kKeys,
-                   __byte_perm(x[0], x[1], first_column), __byte_perm(x[0], x[1], second_column),
-                   __byte_perm(x[2], x[3], first_column), __byte_perm(x[2], x[3], second_column));
-  };
-  if (keys < kTileK) {
-#pragma unroll 1
-    for (int i = 0; i < kUnits; ++i) {
-      uint32_t x[4];
-      load_unit(i, x);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int left = keys - (i % kSteps * 32 + 8 * j + 2 * (lane & 3));
-        x[j] &= left > 1 ? 0xffffffff : left == 1 ? 0xffff : 0;
-      }
-      store_unit(i, x);
-    }
-    return;
-  }
-  // Loads run ahead of stores, as many as there are registers for.
-  constexpr int kAhead = kWarpgroups == 3 ? 2 : kTileK > 128 ? 3 : 4;
-  uint32_t x[kAhead][4];
-#pragma unroll
-  for (int i = 0; i < kUnits + kAhead - 1; ++i) {
-    if (i < kUnits) load_unit(i, x[i % kAhead]);
-    if (i >= kAhead - 1) store_unit(i - (kAhead - 1), x[(i - (kAhead - 1)) % kAhead]);
-  }
-}
-
-__device__ __forceinline__ void transpose_values(const layout &m, int part) {
-  uint32_t used = 0;
-  for (uint32_t t = 0;; ++t) {
-    ring_wait_full(m.work, t);
-    const work &w = work_of(t);
-    if (w.last) break;
-    for (int n = w.tiles.end - 1; n >= w.tiles.begin; --n, ++used) {
-      ring_wait_empty(m.v_transposed, used);
-#pragma unroll 1
-      for (int c = 0; c < kCodeChunks; ++c) {
-        const uint32_t use = used * kCodeChunks + c;
-        ring_wait_full(m.v, use);
-        transpose_chunk(ring_tile(m.v_transposed, used) + c * kCodes * kKeys, ring_tile(m.v, use),
-                        part, w.sequence.mask.keys - n * kTileK);
-        __syncwarp();
-        ring_release(m.v, use);
-      }
-      fence_proxy_async();
-      __syncwarp();
-      barrier_arrive_warp(ring_full(m.v_transposed, used));
     }
     finish_work(m, t);
   }

@@ -5,13 +5,16 @@
 
 #include "forward_params.h"
 #include "fp8_scales.h"
+#include "transpose_values_params.h"
 
 /* The FP8 forward kernel takes query, key and value in maps of bytes with boxes of
  * FA3_FORWARD_FP8_CHUNK columns, and `output` in one of 16-bit elements with boxes of 64. */
 typedef struct {
   fa3_forward_params forward;
   fa3_scales query_scale, key_scale, value_scale;
-  int output;  /* FA3_OUTPUT_...; the map counts but for float32 */
+  int warpgroups_have_scales;       /* all queries of a warpgroup have one scale */
+  int output;                       /* FA3_OUTPUT_...; the map counts but for float32 */
+  fa3_transposed_values transposed; /* in a kernel that takes values so */
   float *sums; /* FA3_FORWARD_FP8_SUMS for each block, where shared memory has no room for them */
 } fa3_forward_fp8_params;
 
@@ -26,12 +29,13 @@ typedef struct {
 #define FA3_FORWARD_FP8_PERIOD 4096
 #define FA3_FORWARD_FP8_SUMS(head_dim, tile_q) ((head_dim) > 64 ? (tile_q) * (head_dim) : 0)
 #define FA3_FORWARD_FP8_CHUNK(head_dim) ((head_dim) % 128 == 0 ? 128 : 64)
-#define FA3_FORWARD_FP8_TRANSPOSED_STAGES(head_dim, tile_k) \
-  ((head_dim) == 128 && (tile_k) <= 128 ? 4 : 2)
-#define FA3_FORWARD_FP8_SHARED_BYTES(head_dim, tile_q, tile_k)                                    \
+#define FA3_FORWARD_FP8_TRANSPOSED_STAGES(head_dim, tile_k, transposed) \
+  ((transposed) ? 3 : (head_dim) == 128 && (tile_k) <= 128 ? 4 : 2)
+#define FA3_FORWARD_FP8_SHARED_BYTES(head_dim, tile_q, tile_k, transposed)                        \
   ((tile_q) * ((head_dim) + 176) +                                                                \
-   FA3_FORWARD_STAGES * (tile_k) * ((head_dim) + FA3_FORWARD_FP8_CHUNK(head_dim)) +               \
-   FA3_FORWARD_FP8_TRANSPOSED_STAGES(head_dim, tile_k) * (tile_k) * (head_dim) +                  \
+   FA3_FORWARD_STAGES * (tile_k) *                                                                \
+       ((head_dim) + ((transposed) ? 0 : FA3_FORWARD_FP8_CHUNK(head_dim))) +                      \
+   FA3_FORWARD_FP8_TRANSPOSED_STAGES(head_dim, tile_k, transposed) * (tile_k) * (head_dim) +      \
    ((head_dim) > 64 ? 0 : 4 * (tile_q) * (head_dim)) + 16 * FA3_FORWARD_STAGES * ((tile_k) + 1) + \
    1024)
 

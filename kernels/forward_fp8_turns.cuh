@@ -30,7 +30,7 @@ __device__ __forceinline__ void find_scales(const layout &m, consumer &c) {
   const float2 scales = load_shared_pair_if((thread_again() & 31) == 0, scales_at(m, c));
   const float key_scale = __shfl_sync(0xffffffff, scales.x, 0);
   c.value_scale = __shfl_sync(0xffffffff, scales.y, 0);
-  const float2 row_scale = load_shared_pair(row_scales_at(m, c.warpgroup));
+  const float2 row_scale = load_shared_pair(row_scales_at(m));
   // A scale of 0 would make a masked score NaN.
   c.scale[0] = max_nan(row_scale.x * key_scale, 1e-37f);
   c.scale[1] = max_nan(row_scale.y * key_scale, 1e-37f);
@@ -65,19 +65,6 @@ __device__ __forceinline__ void pass_over(const layout &m, consumer &c) {
   ++c.used;
   take_turn(c.warpgroup);
   pass_turn(c.warpgroup);
-}
-
-__device__ __forceinline__ void find_row_scales(const fa3_forward_fp8_params &fp8, const layout &m,
-                                                const work &w, int warpgroup) {
-  const int *starts = fp8.forward.sequences.cu_seqlens_q;
-  float scale[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const output_row row = find_row(fp8.forward, w, warpgroup, r, thread_again());
-    scale[r] = fp8.forward.scale.log2;
-    if (row.stored) scale[r] *= scale_of(fp8.query_scale, w.batch, row.head, row.query, starts);
-  }
-  store_shared_pair(row_scales_at(m, warpgroup), scale[0], scale[1]);
 }
 
 // What V's scale in the tile in hand is of O's unit, as an exponent of 2: no more than 0.
@@ -197,7 +184,7 @@ __device__ __forceinline__ void attend(const fa3_forward_fp8_params &fp8, const 
     int n = uniform(w.tiles.end) - 1;
     const auto q = ring_beside(m.q, warpgroup);
     c.accumulate = false;
-    c.kept = false;
+    forget_kept(m, 1.0f);
     c.unit = 1e-37f;
     c.rows = {{FA3_NO_REFERENCE, FA3_NO_REFERENCE}, {0.0f, 0.0f}, {0.0f, 0.0f}};
     find_row_scales(fp8, m, w, warpgroup);

@@ -10,6 +10,10 @@
 #include "tma.cuh"
 #include "wgmma.cuh"
 
+#ifndef FA3_TRANSPOSED
+#define FA3_TRANSPOSED 0
+#endif
+
 constexpr int kHeadDim = FA3_HEAD_DIM;           // of Q and K
 constexpr int kHeadDimV = FA3_VALUE_HEAD_DIM;    // of V and O
 constexpr int kRows = 64;                        // of Q, of a consumer
@@ -18,17 +22,18 @@ constexpr int kTileK = FA3_TILE_K;               // keys of a tile
 constexpr bool kHeadScales = FA3_HEAD_SCALES;    // no scale is of fewer rows than a sequence has
 constexpr int kStages = FA3_FORWARD_STAGES;      // depth of the rings: of K's tiles, of chunks of V
 constexpr int kTransposedStages =
-    FA3_FORWARD_FP8_TRANSPOSED_STAGES(kHeadDim, kTileK);  // of V transposed
-constexpr int kWorkSlots = 2;                             // the tile that is computed, and the next
+    FA3_FORWARD_FP8_TRANSPOSED_STAGES(kHeadDim, kTileK, FA3_TRANSPOSED);  // of V transposed
+constexpr int kWorkSlots = 2;  // the tile that is computed, and the next
 // Tiles of keys whose products the matrix unit sums.
 constexpr int kPeriod = FA3_FORWARD_FP8_PERIOD / kTileK;
 
 constexpr int kThreads = 128 * (kWarpgroups + 1);
 constexpr int kConsumerWarps = 4 * kWarpgroups;
-constexpr int kTransposers = 2;  // warps
+constexpr bool kTransposed = FA3_TRANSPOSED;       // V comes transposed
+constexpr int kTransposers = kTransposed ? 0 : 2;  // warps
 // What the launch allots (168 or 128 for every thread) is all there is to share out.
-constexpr int kProducerRegisters = kWarpgroups == 2 ? 40 : 32;
-constexpr int kConsumerRegisters = kWarpgroups == 2 ? 232 : 160;
+constexpr int kProducerRegisters = kTransposed ? 24 : kWarpgroups == 2 ? 40 : 32;
+constexpr int kConsumerRegisters = kTransposed ? 240 : kWarpgroups == 2 ? 232 : 160;
 
 // Tiles of Q, K and V lie in shared memory as blocks of kCodes columns, row after row, swizzled by
 // the copy engine; V transposed as blocks of kKeys keys, a row for each column of V.
@@ -39,7 +44,7 @@ constexpr int kQBytes = kRows * kHeadDim;
 constexpr int kKBytes = kTileK * kHeadDim;
 constexpr int kVBytes = kTileK * kHeadDimV;
 constexpr int kVChunkBytes = kTileK * kCodes;
-constexpr int kWorkBytes = 128;
+constexpr int kWorkBytes = kWarpgroups == 3 ? 144 : 128;
 static_assert(kHeadDim == kHeadDimV && kTileK % kKeys == 0, "tile sizes");
 
 // A warp's 16 rows of O leave through shared memory, 64 columns at a time.
@@ -87,7 +92,7 @@ struct layout {
 __host__ __device__ constexpr layout lay_out(uint32_t base) {
   layout m = {};
   const uint32_t q = base, k = q + kWarpgroups * kQBytes, v = k + kStages * kKBytes;
-  const uint32_t v_transposed = v + kStages * kVChunkBytes;
+  const uint32_t v_transposed = v + (kTransposed ? 0 : kStages * kVChunkBytes);
   m.o = v_transposed + kTransposedStages * kVBytes;
   m.sums = m.o + kConsumerWarps * kOBytes;
   m.units = m.sums + (kSharedSums ? kWarpgroups * kSumBytes : 0);
@@ -110,7 +115,8 @@ __host__ __device__ constexpr layout lay_out(uint32_t base) {
 }
 
 constexpr int kSharedBytes = lay_out(0).end;
-constexpr int kSharedBytesByHost = FA3_FORWARD_FP8_SHARED_BYTES(kHeadDim, FA3_TILE_Q, kTileK);
+constexpr int kSharedBytesByHost =
+    FA3_FORWARD_FP8_SHARED_BYTES(kHeadDim, FA3_TILE_Q, kTileK, kTransposed);
 static_assert(kSharedBytes <= kSharedBytesByHost && kSharedBytesByHost <= 232448, "shared memory");
 static_assert(kThreads == FA3_FORWARD_THREADS(FA3_TILE_Q), "threads");
 
@@ -127,7 +133,7 @@ __device__ __forceinline__ void init_barriers(const fa3_forward_fp8_params &fp8,
   for (int i = 0; i < kWarpgroups; ++i) ring_init(ring_beside(m.q, i), 1, 4);
   ring_init(m.k, 1, (any_mixed_scales(fp8) ? 32 : 1) * kConsumerWarps);
   ring_init(m.v, 1, kTransposers);
-  ring_init(m.v_transposed, kTransposers, kConsumerWarps);
+  ring_init(m.v_transposed, kTransposed ? 1 : kTransposers, kConsumerWarps);
   ring_init(m.work, 1, 32 * (kConsumerWarps + 1 + kTransposers));
   barrier_init(m.work_wanted, 1);
   mbarrier_init_fence();
@@ -162,6 +168,49 @@ __device__ __forceinline__ float scale_of(const fa3_scales &scales, int entry, i
   return scales
       .data[entry * scales.stride_batch + head / scales.heads_per_scale * scales.stride_head +
             block * scales.stride_block];
+}
+
+// The scale of keys or values, where their head has one.
+__device__ __forceinline__ float head_scale(const fa3_forward_fp8_params &fp8,
+                                            const fa3_scales &scales, const work &w) {
+  const int entry = fp8.forward.sequences.cu_seqlens_k ? w.batch : w.sequence.key_batch;
+  return scale_of(scales, entry, w.key_head, 0, nullptr);
+}
+
+// 0 times minus infinity, a masked score, would be NaN.
+__device__ __forceinline__ float positive_scale(float scale) {
+  return max_nan(scale, 1e-37f);
+}
+
+// The scheduling warp finds a tile's scales: the consumers would wait for memory. Its first lanes
+// have those of each warpgroup's queries, the next ones the keys' and the values'.
+__device__ __forceinline__ work_scales find_work_scales(const fa3_forward_fp8_params &fp8,
+                                                        const work &w) {
+  const int lane = threadIdx.x & 31;
+  const bool of_queries = lane < kWarpgroups;
+  const fa3_scales &scales = of_queries            ? fp8.query_scale
+                             : lane == kWarpgroups ? fp8.key_scale
+                                                   : fp8.value_scale;
+  float scale = 1.0f;
+  if (of_queries ? fp8.warpgroups_have_scales != 0 : kHeadScales && lane < kWarpgroups + 2) {
+    const bool of_sequence = of_queries || fp8.forward.sequences.cu_seqlens_k != nullptr;
+    // Behind the last row there is no scale.
+    const int row =
+        min(w.first + lane * fp8.forward.queries_per_warpgroup, w.sequence.mask.queries - 1);
+    scale = scale_of(scales, of_sequence ? w.batch : w.sequence.key_batch,
+                     of_queries ? w.head * fp8.forward.tile_heads : w.key_head,
+                     of_queries ? row : 0, fp8.forward.sequences.cu_seqlens_q);
+  }
+  const float of_keys = __shfl_sync(0xffffffff, scale, kWarpgroups);
+  const float score = positive_scale(fp8.forward.scale.log2 * scale * of_keys);
+  work_scales found;
+#pragma unroll
+  for (int i = 0; i < kWarpgroups; ++i) {
+    found.score[i] = __shfl_sync(0xffffffff, score, i);
+    if (!fp8.warpgroups_have_scales) found.score[i] = 0.0f;
+  }
+  found.value = __shfl_sync(0xffffffff, scale, kWarpgroups + 1);
+  return found;
 }
 
 #endif

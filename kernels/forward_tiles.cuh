@@ -14,16 +14,26 @@ extern "C" {
 __device__ unsigned tile_counters[FA3_TILE_COUNTERS];
 }
 
+// The scales that all rows of a warpgroup and all of a tile's keys have.
+struct work_scales {
+  float score[kWarpgroups];  // with the softmax's; 0: rows have scales of their own
+  float value;
+};
+
 // One output tile of this block: which rows, and which tiles of keys it needs.
 // The scheduling warp leaves it in shared memory for the others.
 struct __align__(16) work {
   struct {
     fa3_range tiles;  // of keys, that its rows see
     fa3_range whole;  // those of them that all its rows see entirely
+#if FA3_E4M3
+    int plain_end;  // behind the last of these before which all rows have seen a key
+#endif
   } warpgroup[kWarpgroups];
   fa3_sequence sequence;
 #if FA3_E4M3
   int batch;  // the sequence's number, for its scales
+  work_scales scales;
 #elif FA3_PAGES
   int part;  // split * batches + batch: where a share of a tile's keys leaves its results
 #endif
@@ -40,6 +50,12 @@ __device__ __forceinline__ work &work_of(uint32_t tile) {
   return *(work *)(shared + ring_tile(from_shared.work, tile));
 }
 
+// work_of, without a register for the address.
+__device__ __forceinline__ const work &work_again(uint32_t t) {
+  asm volatile("" : "+r"(t));
+  return work_of(t);
+}
+
 // Which of a warpgroup's queries is in this row of its tile.
 __device__ __forceinline__ int query_of_row(const fa3_forward_params &params, int row) {
   return row * params.tile_heads_inverse >> 16;
@@ -51,8 +67,8 @@ __device__ __forceinline__ int head_of_row(const fa3_forward_params &params, con
   return w.head * params.tile_heads + row - query_of_row(params, row) * params.tile_heads;
 }
 
-__device__ __forceinline__ work find_work(const fa3_forward_params &params, const fa3_tile &tile) {
-  work w;
+__device__ __forceinline__ void find_work(const fa3_forward_params &params, const fa3_tile &tile,
+                                          work &w) {
 #if FA3_E4M3
   w.batch = tile.batch;
 #endif
@@ -73,8 +89,10 @@ __device__ __forceinline__ work find_work(const fa3_forward_params &params, cons
     w.warpgroup[i].tiles = fa3_visible_tiles(mask, begin, begin + step, kTileK);
     w.warpgroup[i].whole.begin = (common.begin + kTileK - 1) / kTileK;
     w.warpgroup[i].whole.end = common.end / kTileK;
+#if FA3_E4M3
+    w.warpgroup[i].plain_end = common.end / kTileK - (common.end % kTileK == 0);
+#endif
   }
-  return w;
 }
 
 #if FA3_PAGES
@@ -92,6 +110,13 @@ __device__ __forceinline__ void take_share(const fa3_forward_params &params, wor
 constexpr bool kPackedTiles = false;
 #else
 constexpr bool kPackedTiles = true;
+#endif
+
+// Whether the scheduling warp puts a tile together in the ring: it has too few registers for one.
+#if FA3_E4M3
+constexpr bool kWorkInPlace = true;
+#else
+constexpr bool kWorkInPlace = false;
 #endif
 
 // Where only the tiles that there are have numbers (fa3_tile_space.packed): 32 sequences, one a
@@ -152,7 +177,10 @@ __device__ __forceinline__ bool walk_to_tile(const fa3_forward_params &params, t
   return true;
 }
 
-__device__ __forceinline__ void schedule(const fa3_forward_params &params, const layout &m) {
+// `find_scales` has what work_scales says; the whole warp calls it. Only codes have any.
+template <typename Find>
+__device__ __forceinline__ void schedule(const fa3_forward_params &params, const layout &m,
+                                         const Find &find_scales) {
   const int workers = gridDim.x;
 #if FA3_PAGES
   const int splits = params.splits;
@@ -182,22 +210,37 @@ __device__ __forceinline__ void schedule(const fa3_forward_params &params, const
       total = fa3_tile_count(&params.tiles) * splits;
       last = index >= total;
     }
-    work w;
+    work in_registers;
+    work_scales scales = {};
+    if (kWorkInPlace) ring_wait_empty(m.work, done);
+    work &w = kWorkInPlace ? work_of(done) : in_registers;
     if (!last) {
       if (!packed) tile = fa3_tile_at(&params.tiles, index / splits);
-      w = find_work(params, tile);
-      if (w.last) continue;
+      if (!kWorkInPlace || (threadIdx.x & 31) == 0) find_work(params, tile, w);
+      if (kWorkInPlace) __syncwarp();
+      if (w.last) {
+        if (kWorkInPlace) __syncwarp();
+        continue;
+      }
+      scales = find_scales(w);
     } else if (params.next_tile != nullptr && index == workers + total - 1 &&
                (threadIdx.x & 31) == 0) {
       // Who has a tile asks for another one, in the end in vain: `total` questions. The last leaves
       // the counter as the launch found it, for the stream's next.
       *params.next_tile = 0;
     }
-    w.last = last;
-    ring_wait_empty(m.work, done);
+    if (!kWorkInPlace) {
+      w.last = last;
+      ring_wait_empty(m.work, done);
+    }
     if ((threadIdx.x & 31) == 0) {
-      work_of(done) = w;
-#if FA3_PAGES
+      if (!kWorkInPlace)
+        work_of(done) = w;
+      else if (last)
+        w.last = true;
+#if FA3_E4M3
+      w.scales = scales;
+#elif FA3_PAGES
       if (!last && splits > 1) take_share(params, work_of(done), index % splits);
 #endif
       barrier_arrive(ring_full(m.work, done));

@@ -42,6 +42,13 @@ __device__ __forceinline__ void bulk_load(uint32_t to, const void *from, uint32_
       : "memory");
 }
 
+// The same, shared to global.
+__device__ __forceinline__ void bulk_store(void *to, uint32_t from, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from),
+               "r"(bytes)
+               : "memory");
+}
+
 // PTX ISA, "cp.async.bulk.tensor", shared to global, four dimensions. What lies
 // outside the tensor is not written.
 __device__ __forceinline__ void tma_store_4d(const void *map, uint32_t from, int c0, int c1, int c2,
@@ -69,6 +76,15 @@ __device__ __forceinline__ void tma_store_wait_read(void) {
 // seen by the copy engine and by wgmma after it.
 __device__ __forceinline__ void fence_proxy_async(void) {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// Where the swizzle puts a row's 16 bytes number 0; number u lies at that address ^ 16 u.
+template <int kBytes>
+__device__ __forceinline__ uint32_t swizzled_row(int row) {
+  return row * kBytes + ((kBytes == 128  ? row & 7
+                          : kBytes == 64 ? row >> 1 & 3
+                                         : row >> 2 & 1)
+                         << 4);
 }
 
 // Zeros in a tile that the copy engine has filled, from row `first` on, where rows follow the

@@ -554,8 +554,48 @@ static void test_scales_of_heads(void **state) {
       problem.value_scale_rows = i == 2 ? 1 : 0;
       problem.max_seqlen_k = i == 3 ? 32768 : i == 4 ? 32769 : 4096;
       assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
-      assert_int_equal(plan.forward.kernel->head_scales, head_dim <= 128 && (i == 0 || i == 3));
+      assert_int_equal(plan.forward.kernel->head_scales, i == 0 || i == 3);
     }
+}
+
+/* Of head dim 256 values that many queries see are transposed ahead, where a head has one scale. */
+static void test_transposed_values(void **state) {
+  (void)state;
+  static const struct {
+    int64_t batch, queries, keys, heads, heads_k, scale_rows, window;
+    bool packed, transposed;
+  } cases[] = {
+      {8, 2048, 2048, 8, 8, 0, 0, false, true},     {8, 2048, 2048, 8, 8, 128, 0, false, false},
+      {16, 1024, 1024, 8, 8, 0, 0, false, false},   {16, 1024, 1024, 32, 8, 0, 0, false, true},
+      {1, 256, 256, 8, 8, 0, 0, false, false},      {1, 512, 32768, 32, 8, 0, 0, false, true},
+      {1, 8192, 32769, 8, 8, 0, 0, false, false},   {2, 8192, 8192, 8, 8, 0, 256, false, false},
+      {100, 4096, 4096, 8, 8, 0, 0, true, false},   {2, 4096, 4096, 8, 8, 0, 0, true, true},
+      {70000, 2048, 2048, 8, 8, 0, 0, false, false}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    struct cuda_plan plan;
+    struct problem problem = make_problem(FA3_BFLOAT16, cases[i].batch, cases[i].queries,
+                                          cases[i].heads, cases[i].heads_k, 256, 256);
+    problem.query.dtype = problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;
+    problem.rows_k = problem.key.rows = problem.value.rows = problem.max_seqlen_k = cases[i].keys;
+    problem.value_scale_rows = cases[i].scale_rows;
+    if (cases[i].window) problem.window_left = problem.window_right = cases[i].window;
+    static const int32_t starts[101];
+    if (cases[i].packed) {
+      problem.cu_seqlens_q = problem.cu_seqlens_k = starts;
+      problem.rows_q = problem.key.rows = 2 * cases[i].keys;
+    }
+    assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+    const struct transpose_plan *transpose = &plan.forward.transpose;
+    assert_int_equal(plan.forward.kernel->transposed, cases[i].transposed);
+    assert_int_equal(transpose->kernel != NULL, cases[i].transposed);
+    if (!transpose->kernel) continue;
+    const int64_t tile = transpose->kernel->tile_k, tiles = transpose->tiles;
+    assert_int_equal(plan.forward.kernel->tile_k, tile);
+    assert_true(tiles * tile >= problem.key.rows);
+    assert_true(plan.workspace_size >=
+                (size_t)(tiles * (cases[i].packed ? 1 : cases[i].batch) * cases[i].heads_k * tile) *
+                    256);
+  }
 }
 
 /* Few tiles of head dim 128 go to the kernel of two warpgroups, and have its rows. */
@@ -633,6 +673,7 @@ int main(void) {
       cmocka_unit_test(test_a_feature_that_is_lacking),
       cmocka_unit_test(test_codes),
       cmocka_unit_test(test_scales_of_heads),
+      cmocka_unit_test(test_transposed_values),
       cmocka_unit_test(test_small_tiles),
       cmocka_unit_test(test_scales),
   };

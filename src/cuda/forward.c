@@ -133,9 +133,16 @@ static fa3_status launch_attention(const struct call *call) {
   fp8.forward = params;
   fp8.query_scale =
       make_fp8_scales(&problem->query_scale, problem->query_scale_rows, problem->heads_q);
+  fp8.warpgroups_have_scales =
+      !fp8.query_scale.data || (fp8.query_scale.rows % params.queries_per_warpgroup == 0 &&
+                                fp8.query_scale.heads_per_scale % plan->tile_heads == 0);
   fp8.key_scale = make_fp8_scales(&problem->key_scale, problem->key_scale_rows, problem->heads_k);
   fp8.value_scale =
       make_fp8_scales(&problem->value_scale, problem->value_scale_rows, problem->heads_k);
+  if (plan->transpose.kernel) {
+    fp8.transposed = transposed_values(problem, &plan->transpose, call->workspace);
+    TRY(launch_transpose(call->scope, problem, &plan->transpose, &params.value, call->workspace));
+  }
   fp8.output = problem->output.dtype == FA3_BFLOAT16  ? FA3_OUTPUT_BF16
                : problem->output.dtype == FA3_FLOAT16 ? FA3_OUTPUT_FP16
                                                       : FA3_OUTPUT_FP32;

@@ -30,7 +30,8 @@ const struct kernel_kind forward_kind = {
     .phase = FA3_FORWARD, .entries = {"forward"}, .shared_bytes = shared_bytes};
 
 static int32_t fp8_shared_bytes(const struct kernel *kernel) {
-  return FA3_FORWARD_FP8_SHARED_BYTES(kernel->head_dim, kernel->tile_q, kernel->tile_k);
+  return FA3_FORWARD_FP8_SHARED_BYTES(kernel->head_dim, kernel->tile_q, kernel->tile_k,
+                                      kernel->transposed);
 }
 
 const struct kernel_kind forward_fp8_kind = {
@@ -289,6 +290,24 @@ static fa3_status plan_workspace(const struct problem *problem, const struct cud
   return plan_staging(problem, demands, sizeof demands / sizeof *demands, &plan->staging, size);
 }
 
+/* Whether keys and values have no scale of fewer rows than a sequence's. */
+static bool scales_of_heads(const struct problem *problem) {
+  return problem->key_scale_rows == 0 && problem->value_scale_rows == 0;
+}
+
+/* What transposes values ahead of an FP8 kernel; null: there is none for its head dim. */
+static const struct kernel *find_transposing(const struct problem *problem,
+                                             const struct kernel *forward) {
+  if (!scales_of_heads(problem)) return NULL;
+  const struct kernel *kernel =
+      find_kernel(&(struct kernel_need){.kind = &transpose_values_kind,
+                                        .architecture = forward->architecture,
+                                        .dtype = problem->value.dtype,
+                                        .head_dim = forward->head_dim,
+                                        .value_head_dim = forward->value_head_dim});
+  return kernel && kernel->head_dim == forward->head_dim ? kernel : NULL;
+}
+
 /* The FP8 kernel takes tensors where they lie: they are small, and copies would cost what FP8
  * gains.
  */
@@ -317,6 +336,8 @@ static fa3_status plan_fp8_workspace(const struct problem *problem, const struct
   TRY(reserve_splits(problem, facts, 0, &forward->room, size));
   if (sums && problem->max_seqlen_k > FA3_FORWARD_FP8_PERIOD)
     TRY(reserve(size, &forward->sums, "sums", MOST_MULTIPROCESSORS, sums, sizeof(float)));
+  const struct kernel *transposing = find_transposing(problem, kernel);
+  if (transposing) TRY(reserve_transposed(problem, transposing, &forward->transpose, size));
   return plan_staging(problem, demands, sizeof demands / sizeof *demands, &plan->staging, size);
 }
 
@@ -340,10 +361,44 @@ static void plan_grid(const struct cuda_facts *facts, struct forward_plan *plan)
   plan->counted = plan->next_tile.used && tiles > plan->workers;
 }
 
-/* Whether the FP8 kernel for scales of heads may be taken. */
-static bool scales_of_heads(const struct problem *problem) {
-  return problem->key_scale_rows == 0 && problem->value_scale_rows == 0 &&
-         problem->max_seqlen_k <= FA3_FORWARD_FP8_HEADS_KEYS;
+/* The keys that a query sees, in the mean. */
+static double keys_seen(const struct problem *problem, double queries, double keys) {
+  double seen = keys;
+  if (problem->window_right < MASK_UNBOUNDED) seen -= (queries < keys ? queries : keys) / 2;
+  const double window = (double)problem->window_left + (double)problem->window_right + 1;
+  return seen < window ? seen : window;
+}
+
+/* Whether V^T is made before the kernel of head dim 256, which then takes 13% less time than one
+ * that makes its own: it pays where V is used often enough (docs/notes/hopper-fp8.md). */
+static bool transposing_pays(const struct problem *problem, const struct cuda_facts *facts) {
+  const double saved = 0.13 / 900e12 /* of a FLOP */, launch = 2.5e-6;
+  const double batch = (double)larger(problem->batch, 1), heads = (double)problem->heads_q;
+  double queries = (double)problem->max_seqlen_q, keys = (double)problem->max_seqlen_k;
+  if (problem->cu_seqlens_q) queries = (double)problem->rows_q / batch;
+  if (problem->cu_seqlens_k) keys = (double)problem->key.rows / batch;
+  const double flops = 4.0 * 256 * batch * heads * queries * keys_seen(problem, queries, keys);
+  const double bytes = 2.0 * 256 * batch * (double)problem->heads_k * keys;
+  return saved * flops > launch + bytes / (0.9e9 * facts->bandwidth);
+}
+
+/* Takes the kernel whose values are transposed ahead, if there is one and it is faster. */
+static void take_transposed(const struct problem *problem, const struct cuda_facts *facts,
+                            struct forward_plan *plan) {
+  const struct kernel *kernel = plan->kernel, *transposing = find_transposing(problem, kernel);
+  if (!transposing || problem->max_seqlen_k > FA3_FORWARD_FP8_HEADS_KEYS ||
+      !transposing_pays(problem, facts))
+    return;
+  take_transpose(problem, transposing, &plan->transpose);
+  if (plan->transpose.kernel)
+    plan->kernel = find_kernel(&(struct kernel_need){.kind = kernel->kind,
+                                                     .architecture = facts->architecture,
+                                                     .dtype = problem->query.dtype,
+                                                     .head_dim = kernel->head_dim,
+                                                     .value_head_dim = kernel->value_head_dim,
+                                                     .softcap = kernel->softcap,
+                                                     .head_scales = true,
+                                                     .transposed = true});
 }
 
 fa3_status plan_forward(const struct problem *problem, const struct cuda_facts *facts,
@@ -352,9 +407,12 @@ fa3_status plan_forward(const struct problem *problem, const struct cuda_facts *
   const bool fp8 = problem->query.dtype == FA3_FLOAT8_E4M3;
   if (decode_takes(problem)) return plan_decode(problem, facts, plan);
   *plan = (struct cuda_plan){.forward = {.splits = 1}};
-  TRY(find_forward_kernel(facts->architecture, problem->query.dtype, problem->head_dim,
-                          problem->value_head_dim, problem->features, scales_of_heads(problem),
-                          &forward->kernel));
+  TRY(find_forward_kernel(
+      facts->architecture, problem->query.dtype, problem->head_dim, problem->value_head_dim,
+      problem->features,
+      scales_of_heads(problem) && problem->max_seqlen_k <= FA3_FORWARD_FP8_HEADS_KEYS,
+      &forward->kernel));
+  if (fp8) take_transposed(problem, facts, forward);
   TRY(check_lengths(problem));
   TRY(check_scale(problem));
   const struct kernel *largest = forward->kernel;

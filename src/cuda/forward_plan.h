@@ -4,6 +4,7 @@
 
 #include "cuda/decode_plan.h"
 #include "cuda/staging.h"
+#include "cuda/transpose_values.h"
 #include "kernels/forward_fp8_params.h"
 
 struct cuda_facts;
@@ -21,8 +22,9 @@ struct forward_plan {
   int32_t workers;              /* blocks of the grid */
   struct reservation next_tile; /* for a counter that tiles are taken from */
   bool counted;                 /* blocks take them from a counter */
-  struct reservation sums;      /* of the FP8 kernel, where shared memory has no room for them */
-  struct decode_plan few; /* of sequences with few queries beside others; without a kernel: none */
+  struct transpose_plan transpose;
+  struct reservation sums; /* of the FP8 kernel, where shared memory has no room for them */
+  struct decode_plan few;  /* of sequences with few queries beside others; without a kernel: none */
 };
 
 /* FA3_UNSUPPORTED if there is none. `head_scales`: codes of keys and values have no scale of fewer

@@ -76,9 +76,9 @@ const struct kernel *find_kernel(const struct kernel_need *need) {
         kernel->dtype == (int32_t)need->dtype && kernel->head_dim >= need->head_dim &&
         kernel->value_head_dim >= need->value_head_dim && (kernel->softcap || !need->softcap) &&
         (kernel->pages || !need->pages) && (!kernel->head_scales || need->head_scales) &&
-        kernel->small_tiles == need->small_tiles && kernel->by_head == need->by_head &&
-        kernel->heads == need->heads && kernel->least_queries <= need->queries &&
-        kernel->tile_q >= need->tile_q)
+        kernel->small_tiles == need->small_tiles && kernel->transposed == need->transposed &&
+        kernel->by_head == need->by_head && kernel->heads == need->heads &&
+        kernel->least_queries <= need->queries && kernel->tile_q >= need->tile_q)
       return kernel;
   }
   return NULL;

@@ -65,6 +65,7 @@ struct kernel_need {
   bool pages;
   bool head_scales; /* keys and values have no scale of fewer rows than a sequence's */
   bool small_tiles; /* exactly */
+  bool transposed;  /* exactly: values come transposed */
   bool by_head;     /* exactly: a kernel with it is no better in general */
   int64_t heads;    /* of keys, that a block has at once: exactly; 0: one */
   int64_t queries;  /* of a head, that a tile of keys meets */

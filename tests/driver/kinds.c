@@ -22,6 +22,7 @@ static int count, first;
 static fa3_append_params append_params;
 static fa3_combine_params combine_params;
 static fa3_forward_fp8_params fp8_params;
+static fa3_transpose_values_params transpose_params;
 
 static void watch(const struct fake_launch *launch) {
   assert_true(count < MOST_LAUNCHES);
@@ -29,6 +30,7 @@ static void watch(const struct fake_launch *launch) {
   fake_keep(launch, "combine", &combine_params, sizeof combine_params);
   fake_keep(launch, "combine_rows", &combine_params, sizeof combine_params);
   fake_keep(launch, "forward_fp8", &fp8_params, sizeof fp8_params);
+  fake_keep(launch, "transpose_values", &transpose_params, sizeof transpose_params);
   launches[count++] = *launch;
 }
 
@@ -114,6 +116,7 @@ static void test_fp8_forward(void **state) {
   assert_int_equal(fp8_params.query_scale.stride_head, 1);
   assert_int_equal(fp8_params.query_scale.rows, 0);
   assert_int_equal(fp8_params.query_scale.heads_per_scale, HEADS_Q / HEADS_K);
+  assert_int_equal(fp8_params.warpgroups_have_scales, 1);
   assert_ptr_equal(fp8_params.key_scale.data, place(6));
   assert_int_equal(fp8_params.key_scale.stride_head, 40);
   assert_int_equal(fp8_params.key_scale.stride_block, 1);
@@ -126,6 +129,36 @@ static void test_fp8_forward(void **state) {
   args.output.dtype = FA3_FLOAT32;
   run_forward(&args);
   assert_int_equal(fp8_params.output, FA3_OUTPUT_FP32);
+}
+
+/* V^T of head dim 256, tile by tile, from one kernel to the next. Scales of 16 rows are none of a
+ * warpgroup. */
+static void test_transposed_values(void **state) {
+  (void)state;
+  fa3_forward_args args = make_forward(FA3_FLOAT8_E4M3, 5000, 5000, 256);
+  args.query_scale = (fa3_tensor){.data = place(5),
+                                  .dtype = FA3_FLOAT32,
+                                  .rank = 3,
+                                  .shape = {BATCH, HEADS_Q, 313},
+                                  .strides = {(int64_t)HEADS_Q * 313, 313, 1}};
+  args.query_scale_rows = 16;
+  run_forward(&args);
+  assert_int_equal(count, first + 2);
+  assert_string_equal(launches[first].function, "transpose_values");
+  assert_grid(&launches[first], 2 * 40, HEADS_K, BATCH, FA3_TRANSPOSE_VALUES_THREADS);
+  assert_int_equal(launches[first].shared_bytes, launches[first].shared_limit);
+  assert_string_equal(launches[first + 1].function, "forward_fp8");
+  assert_int_equal(fp8_params.warpgroups_have_scales, 0);
+  const fa3_transposed_values *values = &fp8_params.transposed;
+  assert_memory_equal(values, &transpose_params.to, sizeof *values);
+  assert_int_equal(values->heads, HEADS_K);
+  assert_int_equal(values->per_sequence, 40);
+  assert_int_equal(values->count, BATCH * 40);
+  const unsigned char *workspace = args.workspace;
+  assert_true(values->data >= workspace &&
+              values->data + (size_t)BATCH * HEADS_K * 40 * 128 * 256 <=
+                  workspace + args.workspace_size);
+  assert_int_equal(transpose_params.sequences.seqlen_k, 5000);
 }
 
 static fa3_append_args make_append(fa3_dtype cache) {
@@ -333,9 +366,10 @@ int main(void) {
   }
   fake_watch(watch);
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_fp8_forward),       cmocka_unit_test(test_append),
-      cmocka_unit_test(test_append_forward),    cmocka_unit_test(test_combine),
-      cmocka_unit_test(test_combine_many_rows), cmocka_unit_test(test_every_function),
+      cmocka_unit_test(test_fp8_forward),    cmocka_unit_test(test_transposed_values),
+      cmocka_unit_test(test_append),         cmocka_unit_test(test_append_forward),
+      cmocka_unit_test(test_combine),        cmocka_unit_test(test_combine_many_rows),
+      cmocka_unit_test(test_every_function),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

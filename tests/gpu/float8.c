@@ -354,6 +354,36 @@ static void test_against_the_cpu(void **state) {
                             .output = FA3_FLOAT32,
                             .nan_in = -1},
             ++number);
+  /* Values that many queries see, which head dim 256 has transposed ahead. */
+  for (int i = 0; i < (most < 60 ? 2 : 8); i++)
+    compare(&(struct shape){.head_dim = i == 6 ? 192 : 256,
+                            .value_head_dim = i == 6 ? 192 : 256,
+                            .batch = i % 2 ? 8 : 2,
+                            .rows_q = (int)rng_between(&rng, 700, 900),
+                            .rows_k = (int)rng_between(&rng, 1000, 1300),
+                            .heads_q = 24,
+                            .heads_k = i < 4 ? 1 : 2,
+                            .causal = i < 4,
+                            .packed = i % 2,
+                            .padded = i == 2 || i == 4,
+                            .capped = i == 5,
+                            .scores = i == 7 ? ONE_FAR : ORDINARY,
+                            .rows_per_scale = {i < 2 ? 128 : 0},
+                            .output = i == 3 ? FA3_FLOAT32 : FA3_BFLOAT16,
+                            .nan_in = i < 3 ? i : -1,
+                            .nan_row = (int)rng_between(&rng, 0, 5000)},
+            ++number);
+  if (most >= 60)
+    compare(&(struct shape){.head_dim = 256,
+                            .value_head_dim = 256,
+                            .batch = 1,
+                            .rows_q = 300,
+                            .rows_k = 9000,
+                            .heads_q = 16,
+                            .heads_k = 1,
+                            .output = FA3_FLOAT32,
+                            .nan_in = -1},
+            ++number);
   /* More sequences than a warp looks at together, short but for one. */
   for (int d = 0; d < 3; d++)
     for (int causal = 0; causal < 2; causal++)

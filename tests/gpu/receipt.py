@@ -19,6 +19,7 @@ NEEDED = {
     "strided": ["differential"],
     "forward": ["differential", "deterministic", "accuracy"],
     "forward_fp8": ["float8"],
+    "transpose_values": ["float8"],
     "decode": ["differential", "cache", "lse"],
     "decode_fp8": ["differential", "cache", "lse"],
     "combine": ["differential", "cache", "lse"],

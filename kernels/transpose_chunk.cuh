@@ -1,0 +1,59 @@
+// V^T of a chunk of V in shared memory. Who includes it has the sizes of a tile (kTileK, kHeadDimV,
+// kCodes, kKeys) and kTransposers (warps that share a chunk).
+#ifndef FA3_TRANSPOSE_CHUNK_CUH
+#define FA3_TRANSPOSE_CHUNK_CUH
+
+#include "codes.cuh"
+#include "tma.cuh"
+
+// V^T, for a part of the rows that a chunk of V makes. The second product takes it as it takes K:
+// along a row, key by key.
+//
+// A warp reads units of 32 keys of 16 columns: transposed as pairs of bytes, they leave a thread
+// keys 2q and 2q + 1 of columns 2c and 2c + 1 (q = lane % 4, c = lane / 4), and of 8, 16 and 24
+// keys on. Two registers, bytes exchanged, hold keys 2q, 2q + 1, 2q + 8 and 2q + 9 of one column
+// each: 16 keys in this order side by side are just what P, in the layout that the first product
+// leaves, is multiplied by. Half of the lanes take the odd column first, so that eight rows that
+// are stored together lie in different banks.
+struct chunk_part {
+  uint32_t read, write;
+  uint32_t first_column, second_column;
+};
+
+constexpr int kUnitSteps = kTileK / 32;
+constexpr int kPartUnits = kUnitSteps * (kCodes / 16 / kTransposers);
+
+__device__ __forceinline__ chunk_part part_of_chunk(uint32_t to, uint32_t from, int part,
+                                                    int thread) {
+  const int lane = thread & 31, matrix = lane >> 3, c = lane & 7;
+  const int column = 2 * c + ((c >> 2) ^ (matrix & 1)), first = part * (kCodes / kTransposers);
+  chunk_part p;
+  p.first_column = lane < 16 ? 0x6420 : 0x7531;
+  p.second_column = p.first_column ^ 0x1111;
+  p.read = (from + swizzled_row<kCodes>(lane)) ^ first;
+  p.write = ((to + swizzled_row<kKeys>(column)) ^ (matrix >> 1) << 4) + first * kKeys;
+  return p;
+}
+
+__device__ __forceinline__ void load_unit(const chunk_part &p, int i, uint32_t (&x)[4]) {
+  load_matrices_transposed((p.read ^ i / kUnitSteps * 16) + i % kUnitSteps * 32 * kCodes, x);
+}
+
+// `keys` are those of the sequence in this tile of V: beyond them there may be anything, and 0 *
+// NaN would be NaN, so zeros are stored in their place.
+__device__ __forceinline__ void clear_unit(int i, int keys, uint32_t (&x)[4]) {
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const int left = keys - (i % kUnitSteps * 32 + 8 * j + 2 * (threadIdx.x & 3));
+    x[j] &= left > 1 ? 0xffffffff : left == 1 ? 0xffff : 0;
+  }
+}
+
+__device__ __forceinline__ void store_unit(const chunk_part &p, int i, const uint32_t (&x)[4]) {
+  const int row = i / kUnitSteps * 16, key = i % kUnitSteps * 32;
+  store_matrices((p.write ^ key % kKeys) + (row + key / kKeys * kHeadDimV) * kKeys,
+                 __byte_perm(x[0], x[1], p.first_column), __byte_perm(x[0], x[1], p.second_column),
+                 __byte_perm(x[2], x[3], p.first_column), __byte_perm(x[2], x[3], p.second_column));
+}
+
+#endif
