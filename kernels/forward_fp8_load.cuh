@@ -87,8 +87,9 @@ __device__ __forceinline__ void load(const fa3_forward_fp8_params &fp8, const la
     if (!kHeadScales && kScalesAhead && !mixed && begin < end)
       scales = tile_scales(fp8, w, head, end - 1);
     for (int n = end - 1; n >= begin; --n) {
-      // The last keys: what the scheduling warp does now is done when they are used.
-      if (n == begin && params.next_tile != nullptr && leader) barrier_arrive(m.work_wanted);
+      // Almost the last keys: what the scheduling warp does now is done when they are used.
+      if (n == min(begin + 1, end - 1) && params.next_tile != nullptr && leader)
+        barrier_arrive(m.work_wanted);
       const int row = w.sequence.key_row + n * kTileK;
       ring_wait_empty(m.k, used);
       const uint32_t to = m.scales + used % kScaleSlots * kScaleBytes;

@@ -35,21 +35,22 @@ __device__ __forceinline__ void transpose_chunk(uint32_t to, uint32_t from, int 
 }
 
 __device__ __forceinline__ void transpose_values(const layout &m, int part) {
-  uint32_t used = 0;
+  uint32_t use = 0;  // of the ring of chunks
   for (uint32_t t = 0;; ++t) {
     ring_wait_full(m.work, t);
     if (work_in_hand(t).last) break;
-    for (int n = work_in_hand(t).tiles.end - 1; n >= work_in_hand(t).tiles.begin; --n, ++used) {
-      ring_wait_empty(m.v_transposed, used);
+    int left = (work_in_hand(t).tiles.end - work_in_hand(t).tiles.begin) * kCodeChunks;
 #pragma unroll 1
-      for (int c = 0; c < kCodeChunks; ++c) {
-        const uint32_t use = used * kCodeChunks + c;
-        ring_wait_full(m.v, use);
-        transpose_chunk(ring_tile(m.v_transposed, used) + c * kCodes * kKeys, ring_tile(m.v, use),
-                        part, work_in_hand(t).sequence.mask.keys - n * kTileK);
-        __syncwarp();
-        ring_release(m.v, use);
-      }
+    for (; left > 0; --left, ++use) {
+      const uint32_t used = use / kCodeChunks, chunk = use % kCodeChunks;
+      if (chunk == 0) ring_wait_empty(m.v_transposed, used);
+      ring_wait_full(m.v, use);
+      const int n = work_in_hand(t).tiles.begin + (left - 1) / kCodeChunks;
+      transpose_chunk(ring_tile(m.v_transposed, used) + chunk * kCodes * kKeys, ring_tile(m.v, use),
+                      part, work_in_hand(t).sequence.mask.keys - n * kTileK);
+      __syncwarp();
+      ring_release(m.v, use);
+      if (chunk != kCodeChunks - 1) continue;
       fence_proxy_async();
       __syncwarp();
       barrier_arrive_warp(ring_full(m.v_transposed, used));

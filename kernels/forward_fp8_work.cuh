@@ -31,9 +31,11 @@ constexpr int kThreads = 128 * (kWarpgroups + 1);
 constexpr int kConsumerWarps = 4 * kWarpgroups;
 constexpr bool kTransposed = FA3_TRANSPOSED;       // V comes transposed
 constexpr int kTransposers = kTransposed ? 0 : 2;  // warps
-// What the launch allots (168 or 128 for every thread) is all there is to share out.
-constexpr int kProducerRegisters = kTransposed ? 24 : kWarpgroups == 2 ? 40 : 32;
-constexpr int kConsumerRegisters = kTransposed ? 240 : kWarpgroups == 2 ? 232 : 160;
+// What the launch allots (168 or 128 for every thread) is all there is to share out. The loop for
+// scales of heads has two tiles of products in hand: at head dim 256 it takes all that it can get.
+constexpr bool kMostRegisters = kHeadScales && kHeadDim > 128;
+constexpr int kProducerRegisters = kMostRegisters ? 24 : kWarpgroups == 2 ? 40 : 32;
+constexpr int kConsumerRegisters = kMostRegisters ? 240 : kWarpgroups == 2 ? 232 : 160;
 
 // Tiles of Q, K and V lie in shared memory as blocks of kCodes columns, row after row, swizzled by
 // the copy engine; V transposed as blocks of kKeys keys, a row for each column of V.
