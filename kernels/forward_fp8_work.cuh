@@ -49,12 +49,13 @@ constexpr int kVChunkBytes = kTileK * kCodes;
 constexpr int kWorkBytes = kWarpgroups == 3 ? 144 : 128;
 static_assert(kHeadDim == kHeadDimV && kTileK % kKeys == 0, "tile sizes");
 
-// A warp's 16 rows of O leave through shared memory, 64 columns at a time.
+// A warp's 16 rows of O leave through shared memory, 64 columns at a time, or
+// as many chunks together as there is room for.
 constexpr int kChunk = 64;
 constexpr int kRowBytes = 2 * kChunk;
 constexpr int kUnits = kRowBytes / 16;
 constexpr int kChunksV = kHeadDimV / kChunk;
-constexpr int kOChunks = 1;
+constexpr int kOChunks = FA3_FORWARD_FP8_OUTPUT_CHUNKS(kHeadDimV);
 constexpr int kOChunkBytes = 16 * kRowBytes;
 constexpr int kOBytes = kOChunks * kOChunkBytes;
 
