@@ -33,7 +33,7 @@ typedef struct {
 #define FA3_FORWARD_FP8_TRANSPOSED_STAGES(head_dim, tile_k, transposed) \
   ((transposed) ? 3 : (head_dim) == 128 && (tile_k) <= 128 ? 4 : 2)
 #define FA3_FORWARD_FP8_SHARED_BYTES(head_dim, tile_q, tile_k, transposed)                        \
-  ((tile_q) * ((head_dim) + 48 + 128 * FA3_FORWARD_FP8_OUTPUT_CHUNKS(head_dim)) +                \
+  ((tile_q) * ((head_dim) + 48 + 128 * FA3_FORWARD_FP8_OUTPUT_CHUNKS(head_dim)) +                 \
    FA3_FORWARD_STAGES * (tile_k) *                                                                \
        ((head_dim) + ((transposed) ? 0 : FA3_FORWARD_FP8_CHUNK(head_dim))) +                      \
    FA3_FORWARD_FP8_TRANSPOSED_STAGES(head_dim, tile_k, transposed) * (tile_k) * (head_dim) +      \
