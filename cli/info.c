@@ -183,8 +183,8 @@ int command_info(int argc, char **argv) {
   static const struct argp argp = {options,
                                    parse,
                                    "[FILE.safetensors]",
-                                   "Show the version, the devices and the compiled kernels, and "
-                                   "why what can't be used can't be; "
+                                   "Show the version, the devices, or why there is none, and the "
+                                   "compiled kernels, with - for those of no use here; "
                                    "or the tensors that a file holds",
                                    NULL,
                                    NULL,
