@@ -243,7 +243,7 @@ enum {
   FA3_FEATURE_SEQUSED_QUERY = 1 << 8,
   FA3_FEATURE_SEQUSED_KEY = 1 << 9,
   FA3_FEATURE_LEFTPAD_KEY = 1 << 10,
-  FA3_FEATURE_BATCH_INDEX = 1 << 11, /* cache_batch_index; forward alone */
+  FA3_FEATURE_BATCH_INDEX = 1 << 11, /* cache_batch_index; not of the backward pass */
   FA3_FEATURE_DIAGONAL = 1 << 12,
   /* Backward alone. */
   FA3_FEATURE_GRAD_LSE = 1 << 13,
