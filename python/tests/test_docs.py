@@ -14,6 +14,7 @@ import torch
 
 ROOT = pathlib.Path(__file__).parents[2]
 PACKAGE = pathlib.Path(fa3.__file__).parent
+CUDA = pathlib.Path("/usr/local/cuda")
 BLOCKS = [
     pytest.param(language, text, id=f"{page.stem}-{index}")
     for page in sorted((ROOT / "docs").glob("*.md"))
@@ -49,7 +50,15 @@ def run_c(text, folder):
     source.write_text(text)
     flags = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-I", ROOT / "include"]
     library = [PACKAGE / "libfa3.so.0", f"-Wl,-rpath,{PACKAGE}"]
+    on_gpu = "cuda_runtime_api.h" in text
+    if on_gpu:
+        if not (CUDA / "include/cuda_runtime_api.h").exists():
+            pytest.skip(f"no CUDA toolkit in {CUDA}")
+        flags += ["-isystem", CUDA / "include"]
+        library += ["-L", CUDA / "lib64", "-lcudart", f"-Wl,-rpath,{CUDA / 'lib64'}"]
     subprocess.run(["gcc", *flags, source, "-o", program, *library], check=True)
+    if on_gpu and not torch.cuda.is_available():
+        pytest.skip("no GPU here: compiled, not run")
     subprocess.run([program], check=True, timeout=60)
 
 
