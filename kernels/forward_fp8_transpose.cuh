@@ -35,7 +35,9 @@ __device__ __forceinline__ void transpose_chunk(uint32_t to, uint32_t from, int 
 }
 
 __device__ __forceinline__ void transpose_values(const layout &m, int part) {
-  uint32_t use = 0;  // of the ring of chunks
+  // Of the ring of chunks. That of the tiles follows from it: to count both would take a register
+  // that head dim 256 does not have.
+  uint32_t use = 0;
   for (uint32_t t = 0;; ++t) {
     ring_wait_full(m.work, t);
     if (work_in_hand(t).last) break;

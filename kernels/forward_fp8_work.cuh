@@ -49,8 +49,8 @@ constexpr int kVChunkBytes = kTileK * kCodes;
 constexpr int kWorkBytes = kWarpgroups == 3 ? 144 : 128;
 static_assert(kHeadDim == kHeadDimV && kTileK % kKeys == 0, "tile sizes");
 
-// A warp's 16 rows of O leave through shared memory, 64 columns at a time, or
-// as many chunks together as there is room for.
+// A warp's 16 rows of O leave through shared memory in chunks of 64 columns. There is room for both
+// of head dim 128, and for one of the four of head dim 256.
 constexpr int kChunk = 64;
 constexpr int kRowBytes = 2 * kChunk;
 constexpr int kUnits = kRowBytes / 16;
