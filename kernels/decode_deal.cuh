@@ -7,7 +7,7 @@
 #ifndef FA3_DECODE_DEAL_CUH
 #define FA3_DECODE_DEAL_CUH
 
-#include "decode_work.cuh"
+#include "decode_layout.cuh"
 
 // What is left of a team's part: units `unit` to `end` of all. Sequence `batch` has its first at
 // `before`. In shared memory, so that it takes no registers meanwhile.

@@ -14,8 +14,8 @@
 #include "decode_deal.cuh"
 #include "decode_load.cuh"
 #include "decode_merge.cuh"
-
-__device__ float decode_no_scale = 1.0f;  // of operands without scales
+#include "decode_queries.cuh"
+#include "decode_scales.cuh"
 
 // What a lane's queries are: rows lane / 4 + 8t, of 64 columns the 16 from 16 (lane % 4) on. A
 // product of 16 columns takes four of each lane's, those of key and query alike.
@@ -41,20 +41,6 @@ __device__ __forceinline__ void read_query(const queries &q, int n, int part, ui
   }
 }
 
-// The scale of a query.
-__device__ __forceinline__ float scale_of_query(const fa3_decode_fp8_params &p, const work &w,
-                                                const row_place &place) {
-  const fa3_scales &scales = p.query_scale;
-  if (scales.data == nullptr) return 1.0f;
-  const int *const starts = p.decode.sequences.cu_seqlens_q;
-  int64_t block = 0;
-  if (scales.rows > 0) block = place.query / scales.rows;
-  if (scales.rows > 0 && starts != nullptr) block += starts[w.batch] / scales.rows + w.batch;
-  return scales
-      .data[w.batch * scales.stride_batch +
-            place.head / scales.heads_per_scale * scales.stride_head + block * scales.stride_block];
-}
-
 // A row of bfloat16 becomes float16, times a power of 2; its scores are to be multiplied by the
 // inverse.
 __device__ __forceinline__ float fit_row(queries &q, int t) {
@@ -67,17 +53,15 @@ __device__ __forceinline__ float fit_row(queries &q, int t) {
   top = max(top & 0xffff, top >> 16);
   top = max(top, __shfl_xor_sync(0xffffffff, top, 1));
   top = max(top, __shfl_xor_sync(0xffffffff, top, 2));
-  const int exponent = max((int)(top >> 7) - 127, -100);  // 128 of what is not finite
-  const float up = __int_as_float((127 + 14 - exponent) << 23);
+  const int exponent = exponent_to_fit(top);
+  const float up = power_of_2(exponent);
 #pragma unroll
   for (int k = 0; k < kHeadDim / 16; ++k)
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-      q.x[t % kHeads][part_of_step(k)][place_in_part(k, t, i)] = pack_fp16(
-          __int_as_float(q.x[t % kHeads][part_of_step(k)][place_in_part(k, t, i)] << 16) * up,
-          __int_as_float(q.x[t % kHeads][part_of_step(k)][place_in_part(k, t, i)] & 0xffff0000) *
-              up);
-  return __int_as_float((127 - 14 + exponent) << 23);
+      q.x[t % kHeads][part_of_step(k)][place_in_part(k, t, i)] =
+          fit_pair(q.x[t % kHeads][part_of_step(k)][place_in_part(k, t, i)], up);
+  return power_of_2(-exponent);
 }
 
 // Where the four neighbours are that are number n of a lane's 16 columns of chunk c.
@@ -100,12 +84,8 @@ __device__ __forceinline__ void fetch_queries(const fa3_decode_fp8_params &p, co
 #pragma unroll
   for (int t = 0; t < kRowTiles; ++t) {
     const int row = row_of_tile(w, t, lane / 4);
-    const fa3_decode_input &query = p.decode.query;
     places[t] = place_of_row(p.decode, w, row < w.rows ? row : 0);
-    rows[t] = query.data + ((uint64_t)w.sequence.query_batch * query.stride_batch +
-                            (uint64_t)(w.sequence.query_row + places[t].query) * query.stride_row +
-                            (uint64_t)places[t].head * query.stride_head) *
-                               16;
+    rows[t] = address_of_query_row(p.decode, w, places[t]);
   }
   if (p.decode.lengths_known && !p.decode.appended) begin_grid(p.decode);
 #pragma unroll
@@ -156,49 +136,11 @@ __device__ __forceinline__ void fit_queries(const fa3_decode_fp8_params &p, quer
       store_shared_vector(address_of_query(q, part), q.x[0][part]);
 }
 
-// Where one scale of each step of this lane is: lanes 0 to 15 bring the keys', the others the
-// values'.
-struct lane_scales {
-  const float *data;
-  int64_t stride_page, stride_block;
-  int64_t next_head;  // from a head's to the next one's
-  fa3_divisor rows;   // of a block
-  int first_row;      // of the first block
-};
-
-__device__ __forceinline__ lane_scales find_scales(const fa3_decode_fp8_params &p, const work &w) {
-  const bool key = (threadIdx.x & 16) == 0;
-  const fa3_scales &scales = key ? p.key_scale : p.value_scale;
-  lane_scales found = {&decode_no_scale, 0, 0, 0, key ? p.key_scale_rows : p.value_scale_rows, 0};
-  if (scales.data == nullptr) return found;
-  const int head = w.head * kHeads, scale = head / scales.heads_per_scale;
-  found.data = scales.data + scale * scales.stride_head;
-  if (kHeads > 1)
-    found.next_head = ((head + 1) / scales.heads_per_scale - scale) * scales.stride_head;
-  found.stride_page = scales.stride_batch;
-  if (scales.rows > 0) found.stride_block = scales.stride_block;
-  const int *const starts = p.decode.sequences.cu_seqlens_k;
-  if (starts != nullptr) {  // packed: the sequence's blocks follow those of the ones before
-    found.first_row = starts[w.batch];
-    const int block = divide(found.first_row, found.rows) + w.batch;
-    found.data += w.batch * found.stride_page + block * found.stride_block;
-    found.stride_page = 0;
-  }
-  return found;
-}
-
-// The scale of key number lane % 16 of a step, or of its value, of each head.
-__device__ __forceinline__ void load_scale(const lane_scales &s, const place &at, uint32_t stage) {
-  const bool there = at.page >= 0;
-  const int page = there ? at.page : 0, row = there ? at.row - s.first_row : 0;
-  // Those of a lane's keys are neighbours, and of its values: number 8n + 2i + j is at 4i + 2n + j.
+// Where this lane's scale is: those of a lane's keys are neighbours, and of its values. Number
+// 8n + 2i + j is at 4i + 2n + j.
+__device__ __forceinline__ int place_of_scale(void) {
   const int lane = threadIdx.x & 31;
-  const int number = (lane & 16) + 4 * (lane / 2 & 3) + 2 * (lane / 8 & 1) + (lane & 1);
-  const float *const from = s.data + page * s.stride_page + divide(row, s.rows) * s.stride_block;
-#pragma unroll
-  for (int n = 0; n < kHeads; ++n)
-    copy_async_float(stage + kScalesAt + n * kScaleBytes + number * 4, from + n * s.next_head,
-                     there);
+  return (lane & 16) + 4 * (lane / 2 & 3) + 2 * (lane / 8 & 1) + (lane & 1);
 }
 
 // S = Q K^T of 16 keys of head n.
@@ -301,7 +243,7 @@ __device__ __forceinline__ void attend(const fa3_decode_fp8_params &fp8, const w
     }
     if (i + kStages - 1 < units) {
       const place at = load_step(p, w, key, next);
-      load_scale(scales, at, next);
+      load_scale(scales, at, next, place_of_scale());
     }
     key += kUnitKeys;
     copy_async_commit();

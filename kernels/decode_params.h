@@ -90,6 +90,7 @@ typedef struct {
   fa3_scales query_scale, key_scale, value_scale;
   fa3_divisor key_scale_rows, value_scale_rows; /* that share a scale; 1 where a whole head does */
   int query;                                    /* FA3_QUERY_... */
+  int few_queries; /* chunk_fp8 alone: sequences with no more are another kernel's */
 } fa3_decode_fp8_params;
 
 /* Whether registers have no room for what a block does while it attends: such a kernel deals no
@@ -104,5 +105,19 @@ typedef struct {
   (FA3_DECODE_WARPS * 32 *                                                                 \
        ((stages) * ((head_dim) + 4) + ((rows) > 8 && (head_dim) > 128 ? (head_dim) : 0)) + \
    (rows) * (head_dim)*4 + 4096)
+
+/* A block of chunk_fp8: so many rows, and warps that load. What it has in shared memory: Q where it
+ * stays there, the tiles of K and V as float16 and their scales, each loading warp's ring of codes.
+ */
+enum { FA3_CHUNK_FP8_ROWS = 128 };
+#define FA3_CHUNK_FP8_LOADERS(head_dim) ((head_dim) > 128 ? 4 : 8)
+#define FA3_CHUNK_FP8_THREADS(head_dim) \
+  (32 * FA3_CHUNK_FP8_LOADERS(head_dim) + 2 * FA3_CHUNK_FP8_ROWS)
+#define FA3_CHUNK_FP8_TILES(head_dim, tile_k) ((head_dim) > 128 ? 1 : 256 / (tile_k))
+#define FA3_CHUNK_FP8_SHARED_BYTES(head_dim, tile_k, stages)                                   \
+  (((head_dim) > 128 ? FA3_CHUNK_FP8_ROWS * (head_dim)*2 : 0) +                                \
+   FA3_CHUNK_FP8_TILES(head_dim, tile_k) * ((tile_k) * (head_dim)*4 + (tile_k)*8) +            \
+   FA3_CHUNK_FP8_LOADERS(head_dim) * (stages)*32 * ((head_dim) + 4) + FA3_CHUNK_FP8_ROWS * 8 + \
+   256)
 
 #endif

@@ -6,7 +6,7 @@
 #ifndef FA3_DECODE_SOFTMAX_CUH
 #define FA3_DECODE_SOFTMAX_CUH
 
-#include "decode_work.cuh"
+#include "decode_logits.cuh"
 #include "softmax.cuh"
 
 // Scales of values are part of what multiplies them.
@@ -67,26 +67,7 @@ __device__ __forceinline__ void add_sums(const float (&sums)[2][2][4],
                 sums[i / 2][1][place_in_part(1, t, 0) * 2 + i % 2];
 }
 
-// What makes logits of products; a cap takes them as they are. A logit is a product, rounded: so it
-// is in the backward pass, and lse, whose logit one score may decide, has to be of the same.
-__device__ __forceinline__ float product_scale(const fa3_decode_params &p) {
-  return p.softcap_log2 != 0.0f ? 1.0f : p.scale;
-}
-
-// The exponent of 2 of a difference of logits.
-constexpr float kLog2e = 1.44269504f;
-__device__ __forceinline__ float exponent_of(float difference) {
-  return __fmul_rn(difference, kLog2e);
-}
-
-// The keys that all rows of the block see.
-__device__ __forceinline__ fa3_range find_common_keys(const fa3_decode_params &p, const work &w) {
-  return fa3_common_keys(&w.sequence.mask, divide(w.first_row, p.group),
-                         divide(w.first_row + w.rows - 1, p.group) + 1);
-}
-
-// Of scaled products: the cap, and -inf where a row does not see the key. The factor of a tiny cap
-// is near the largest float: it comes last, as an infinite one would make NaN of a score of 0.
+// Of scaled products: the cap, and -inf where a row does not see the key.
 __device__ __forceinline__ void adjust_scores(const fa3_decode_params &p, const work &w,
                                               const fa3_range &common, int key,
                                               float (&s)[kRowTiles][4]) {
@@ -94,10 +75,7 @@ __device__ __forceinline__ void adjust_scores(const fa3_decode_params &p, const 
 #pragma unroll
     for (int t = 0; t < kRowTiles; ++t)
 #pragma unroll
-      for (int e = 0; e < 4; ++e)
-        s[t][e] = __fmul_rn(
-            p.scale,
-            fmaf(-2.0f, reciprocal_unit(1.0f + exp2_unit(s[t][e] * p.softcap_log2)), 1.0f));
+      for (int e = 0; e < 4; ++e) s[t][e] = cap_score(p, s[t][e]);
   if (key >= common.begin && key + kStepKeys <= common.end) return;
   const int lane = threadIdx.x & 31;
 #pragma unroll

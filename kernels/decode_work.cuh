@@ -8,7 +8,7 @@
 constexpr int kHeadDim = FA3_HEAD_DIM;  // of query, key, value and output
 constexpr int kStages = FA3_STAGES;     // depth of a warp's ring
 
-constexpr int kRows = FA3_TILE_Q;     // of a block: 8 or 16
+constexpr int kRows = FA3_TILE_Q;     // of a block
 constexpr int kRowTiles = kRows / 8;  // that a product takes at once
 constexpr int kWarps = FA3_DECODE_WARPS;
 constexpr int kStepKeys = 16;  // of a warp
@@ -20,7 +20,7 @@ constexpr int kHeads = FA3_HEADS;
 constexpr int kHeads = 1;
 #endif
 static_assert(kHeads == 1 || kHeads == kRowTiles, "8 rows each");
-constexpr int kUnitKeys = FA3_DECODE_KEYS;
+constexpr int kUnitKeys = FA3_TILE_K;
 #if FA3_E4M3
 constexpr int kElementBytes = 1;
 constexpr int kScaleBytes = 2 * kStepKeys * 4;  // of a head: its keys' scales, then its values'
@@ -34,40 +34,10 @@ constexpr int kValuesAt = kHeads * kTileBytes;  // of a stage: keys, values, sca
 constexpr int kScalesAt = 2 * kHeads * kTileBytes;
 constexpr int kStageBytes = kScalesAt + kHeads * kScaleBytes;
 constexpr int kRingBytes = kStages * kStageBytes;
-// Behind a warp's ring: its queries, where registers have no room for them.
-constexpr bool kSharedQueries = kElementBytes == 1 && kHeadDim > 128 && kRows > 8;
-constexpr int kWarpBytes = kRingBytes + (kSharedQueries ? kRows * kHeadDim * 2 : 0);
-
-// When its keys are done, a warp's output, in floats, takes the place of its ring. The pitch keeps
-// rows in different banks.
-constexpr int kPitch = kHeadDim + 4;
-static_assert(kRows * kPitch * 4 <= kWarpBytes, "room for the output");
-
-// Shared memory, in bytes.
-constexpr int kTopAt = kWarps * kWarpBytes;             // [warp][row], floats
-constexpr int kSumAt = kTopAt + kWarps * kRows * 4;     // likewise
-constexpr int kResultAt = kSumAt + kWarps * kRows * 4;  // [row]: the block's top and sum
-// What the other blocks of a cluster send: quads of columns of the rows that this block puts
-// together, and each block's tops and sums.
-constexpr int kQuads = kHeadDim / 4;  // of a row
+constexpr int kQuads = kHeadDim / 4;  // of four columns, of a row
 constexpr int kShareBits = 20;
-static_assert(kRows * kQuads <= 1 << kShareBits / 2, "owner_of is exact");
-constexpr int kReceivedAt = kResultAt + kRows * 8;
-constexpr int kReceivedResultsAt = kReceivedAt + (kRows * kQuads + FA3_DECODE_MAX_CLUSTER) * 16;
-constexpr int kReceived = kReceivedResultsAt + FA3_DECODE_MAX_CLUSTER * kRows * 8;  // the barrier
-// What the block does, where registers have no room for it meanwhile.
-constexpr bool kSharedWork = kElementBytes == 1 || kHeadDim > 128;
+// What the block does is kept in shared memory, where registers have no room for it meanwhile.
 constexpr bool kKeptWork = FA3_DECODE_KEEPS_WORK(kHeadDim, kElementBytes);
-constexpr int kWorkAt = kReceived + 8;
-constexpr int kWorkBytes = 96;
-constexpr int kDealAt = kWorkAt + kWorkBytes;  // what is left to do (decode_deal.cuh)
-constexpr int kDealBytes = 40;
-constexpr int kSharedBytes = kDealAt + kDealBytes;
-constexpr int kTilesInRing = kHeads * kStages;  // of keys
-constexpr int kSharedBytesByHost = kElementBytes == 1
-                                       ? FA3_DECODE_FP8_SHARED_BYTES(kRows, kHeadDim, kTilesInRing)
-                                       : FA3_DECODE_SHARED_BYTES(kRows, kHeadDim, kStages);
-static_assert(kSharedBytes <= kSharedBytesByHost, "shared memory");
 
 extern __shared__ __align__(1024) unsigned char shared[];
 
@@ -88,8 +58,6 @@ struct work {
   fa3_range seen;   // keys that any of the rows sees
   fa3_range units;  // of kUnitKeys keys, this block's
 };
-
-static_assert(sizeof(work) <= kWorkBytes, "room for it");
 
 // The units of some keys.
 __device__ __forceinline__ fa3_range units_of(const fa3_range &keys) {

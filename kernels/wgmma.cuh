@@ -141,6 +141,8 @@ __device__ __forceinline__ void wgmma_registers(float (&d)[kColumns / 2], const 
                                                 uint32_t b_tile, uint32_t high, int accumulate) {
   if constexpr (kColumns == 64 && kRight)
     WGMMA_REGISTERS(64, 1, WGMMA_LIST32, "%32,%33,%34,%35", "%36,%37", "%38", WGMMA_OUT32(d, 0));
+  else if constexpr (kColumns == 64)
+    WGMMA_REGISTERS(64, 0, WGMMA_LIST32, "%32,%33,%34,%35", "%36,%37", "%38", WGMMA_OUT32(d, 0));
   else if constexpr (kColumns == 96 && kRight)
     WGMMA_REGISTERS(96, 1, WGMMA_LIST48, "%48,%49,%50,%51", "%52,%53", "%54", WGMMA_OUT32(d, 0),
                     WGMMA_OUT8(d, 32), WGMMA_OUT8(d, 40));
@@ -155,7 +157,7 @@ __device__ __forceinline__ void wgmma_registers(float (&d)[kColumns / 2], const 
     WGMMA_REGISTERS(256, 1, WGMMA_LIST128, "%128,%129,%130,%131", "%132,%133", "%134",
                     WGMMA_OUT64(d, 0), WGMMA_OUT64(d, 64));
   else
-    static_assert(kColumns == 64, "no wrapper for this width");
+    static_assert(kColumns == 96, "no wrapper for this width");
 }
 
 // D = A B + D with both in shared memory, A transposed: its rows run along M. B's run along N, as

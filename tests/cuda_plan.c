@@ -540,6 +540,47 @@ static void test_codes(void **state) {
   }
 }
 
+/* More rows of codes than a block of decode_fp8 has, and many keys: a kernel with tiles of 128
+ * rows. Keys are split where that leaves multiprocessors without work; beside single queries, that
+ * the device alone knows, they are not. */
+static void test_chunks(void **state) {
+  (void)state;
+  static const struct {
+    int64_t batch, queries, keys, heads_q, heads_k, head_dim;
+    int32_t tiles, splits; /* 0: decode_fp8 has them */
+  } cases[] = {{1, 512, 8192, 32, 8, 128, 16, 1},    {1, 2048, 8192, 32, 8, 128, 64, 1},
+               {1, 8, 8192, 32, 8, 128, 1, 16},      {32, 8, 8192, 32, 8, 128, 1, 1},
+               {1, 100, 131072, 16, 1, 128, 13, 10}, {1, 4, 131072, 32, 8, 128, 0, 0},
+               {1, 8, 1024, 32, 8, 128, 0, 0},       {1, 8, 8192, 32, 8, 256, 0, 0},
+               {1, 16, 8192, 32, 8, 256, 1, 16}};
+  struct cuda_plan plan;
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    struct problem problem =
+        make_problem(FA3_BFLOAT16, cases[i].batch, cases[i].queries, cases[i].heads_q,
+                     cases[i].heads_k, cases[i].head_dim, cases[i].head_dim);
+    problem.rows_k = problem.max_seqlen_k = cases[i].keys;
+    problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;
+    assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+    assert_true(plan.decodes);
+    assert_true((plan.decode.chunk != NULL) == (cases[i].tiles > 0));
+    assert_true((plan.decode.kernel != NULL) == (cases[i].tiles == 0));
+    assert_int_equal(plan.decode.chunk_tiles, cases[i].tiles);
+    assert_int_equal(plan.decode.chunk_splits, cases[i].splits);
+    if (cases[i].tiles) assert_true((plan.decode.combine != NULL) == (cases[i].splits > 1));
+    problem.split_keys = 1024;
+    assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+    assert_null(plan.decode.chunk);
+  }
+  static const int32_t starts[3];
+  struct problem problem = make_problem(FA3_BFLOAT16, 2, 512, 32, 8, 128, 128);
+  problem.rows_k = problem.max_seqlen_k = 8192;
+  problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;
+  problem.cu_seqlens_q = starts;
+  assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+  assert_true(plan.decode.kernel && plan.decode.chunk && plan.decode.most_queries == 4);
+  assert_int_equal(plan.decode.chunk_splits, 1);
+}
+
 /* The kernel for scales of heads is for them alone, and for as many keys as its codes have room
  * for. */
 static void test_scales_of_heads(void **state) {
@@ -672,6 +713,7 @@ int main(void) {
       cmocka_unit_test(test_limits),
       cmocka_unit_test(test_a_feature_that_is_lacking),
       cmocka_unit_test(test_codes),
+      cmocka_unit_test(test_chunks),
       cmocka_unit_test(test_scales_of_heads),
       cmocka_unit_test(test_transposed_values),
       cmocka_unit_test(test_small_tiles),

@@ -67,13 +67,12 @@ static int64_t rows_of_scale(int64_t rows) {
   return smaller(larger(rows, 1), INT32_MAX);
 }
 
-fa3_status launch_decode(const struct cuda_scope *scope, const struct problem *problem,
-                         const struct decode_plan *plan, char *workspace) {
+/* What does not depend on the plan. `heads_k`: as many as blocks count. */
+static fa3_decode_fp8_params make_params(const struct problem *problem, int64_t heads_k) {
   const struct scales scales = make_scales((double)problem->scale, (double)problem->softcap);
   const struct operand *output = &problem->output, *lse = &problem->lse;
   const bool paged = problem->features & FA3_FEATURE_PAGE_TABLE;
-  const int64_t heads_k = problem->heads_k / decode_heads(plan->kernel);
-  fa3_decode_fp8_params fp8 = {
+  return (fa3_decode_fp8_params){
       .query_scale =
           make_fp8_scales(&problem->query_scale, problem->query_scale_rows, problem->heads_q),
       .key_scale = make_fp8_scales(&problem->key_scale, problem->key_scale_rows, problem->heads_k),
@@ -83,47 +82,57 @@ fa3_status launch_decode(const struct cuda_scope *scope, const struct problem *p
       .value_scale_rows = make_divisor(rows_of_scale(problem->value_scale_rows)),
       .query = problem->query.dtype == FA3_BFLOAT16  ? FA3_QUERY_BF16
                : problem->query.dtype == FA3_FLOAT16 ? FA3_QUERY_FP16
-                                                     : FA3_QUERY_E4M3};
+                                                     : FA3_QUERY_E4M3,
+      .decode = {.query = make_input(&problem->query),
+                 .key = make_input(&problem->key),
+                 .value = make_input(&problem->value),
+                 .output = output->data,
+                 .output_stride_batch = output->stride_batch,
+                 .output_stride_row = output->stride_row,
+                 .output_stride_head = output->stride_head,
+                 .lse = (float *)(void *)lse->data,
+                 .lse_stride_batch = lse->stride_batch,
+                 .lse_stride_row = lse->stride_row,
+                 .lse_stride_head = lse->stride_head,
+                 .sink = (const float *)(void *)problem->sink.data,
+                 .lengths_known = lengths_known(problem),
+                 .sequences = make_sequences(problem),
+                 .page_size = make_divisor(paged ? larger(problem->key.rows, 1) : INT32_MAX),
+                 .pages = (int)problem->batch_k,
+                 .rows_k = (int)problem->rows_k,
+                 .appended = (int)smaller(problem->appended, INT32_MAX / 2),
+                 .heads_k = make_divisor(heads_k),
+                 .group = make_divisor(problem->heads_q / heads_k),
+                 .head_dim = (int)problem->head_dim,
+                 .head_dim_v = (int)problem->value_head_dim,
+                 .scale = scales.scale,
+                 .softcap_log2 = scales.softcap_log2,
+                 .output_kind = output_kind(output->dtype),
+                 .batch = (int)problem->batch}};
+}
+
+/* Of what is left by clusters, by the blocks that keys are dealt out to, or by splits of chunks. */
+static void set_partial(fa3_decode_params *params, const struct split_room *room,
+                        const char *workspace) {
+  params->partial = (float *)(void *)(workspace + room->partial.offset);
+  params->partial_lse = (float *)(void *)(workspace + room->partial_lse.offset);
+}
+
+static fa3_status launch_few(const struct cuda_scope *scope, const struct problem *problem,
+                             const struct decode_plan *plan, char *workspace) {
+  const int64_t heads_k = problem->heads_k / decode_heads(plan->kernel);
+  fa3_decode_fp8_params fp8 = make_params(problem, heads_k);
   fa3_decode_params *params = &fp8.decode; /* what the kernel for 16 bits takes */
-  *params = (fa3_decode_params){
-      .query = make_input(&problem->query),
-      .key = make_input(&problem->key),
-      .value = make_input(&problem->value),
-      .output = output->data,
-      .output_stride_batch = output->stride_batch,
-      .output_stride_row = output->stride_row,
-      .output_stride_head = output->stride_head,
-      .lse = (float *)(void *)lse->data,
-      .lse_stride_batch = lse->stride_batch,
-      .lse_stride_row = lse->stride_row,
-      .lse_stride_head = lse->stride_head,
-      .sink = (const float *)(void *)problem->sink.data,
-      .lengths_known = lengths_known(problem),
-      .sequences = make_sequences(problem),
-      .page_size = make_divisor(paged ? larger(problem->key.rows, 1) : INT32_MAX),
-      .pages = (int)problem->batch_k,
-      .rows_k = (int)problem->rows_k,
-      .appended = (int)smaller(problem->appended, INT32_MAX / 2),
-      .most_queries = plan->most_queries,
-      .heads_k = make_divisor(heads_k),
-      .group = make_divisor(problem->heads_q / heads_k),
-      .row_tiles = make_divisor(larger(plan->row_tiles, 1)),
-      .splits = make_divisor(plan->splits),
-      .cluster = plan->cluster,
-      .split_units = plan->split_units,
-      .head_dim = (int)problem->head_dim,
-      .head_dim_v = (int)problem->value_head_dim,
-      .scale = scales.scale,
-      .softcap_log2 = scales.softcap_log2,
-      .output_kind = output_kind(output->dtype),
-      .partial = plan->combine ? (float *)(void *)(workspace + plan->room.partial.offset) : NULL,
-      .partial_lse =
-          plan->combine ? (float *)(void *)(workspace + plan->room.partial_lse.offset) : NULL,
-      .batch = (int)problem->batch,
-      .parts =
-          plan->blocks ? (fa3_combine_parts *)(void *)(workspace + plan->room.parts.offset) : NULL,
-      .most_units = plan->most_units,
-      .piece_units = plan->piece_units};
+  params->most_queries = plan->most_queries;
+  params->row_tiles = make_divisor(larger(plan->row_tiles, 1));
+  params->splits = make_divisor(plan->splits);
+  params->cluster = plan->cluster;
+  params->split_units = plan->split_units;
+  params->most_units = plan->most_units;
+  params->piece_units = plan->piece_units;
+  if (plan->combine) set_partial(params, &plan->room, workspace);
+  if (plan->blocks)
+    params->parts = (fa3_combine_parts *)(void *)(workspace + plan->room.parts.offset);
   const int64_t blocks = plan->blocks
                              ? plan->blocks
                              : problem->batch * heads_k * (int64_t)plan->row_tiles * plan->splits;
@@ -152,4 +161,33 @@ fa3_status launch_decode(const struct cuda_scope *scope, const struct problem *p
   params->partial = NULL;
   params->partial_lse = NULL;
   return launch_kernel(scope, plan->kernel, 0, &alone, &fp8);
+}
+
+static fa3_status launch_chunk(const struct cuda_scope *scope, const struct problem *problem,
+                               const struct decode_plan *plan, char *workspace) {
+  fa3_decode_fp8_params fp8 = make_params(problem, problem->heads_k);
+  fp8.few_queries = plan->kernel ? plan->most_queries : 0;
+  fp8.decode.most_queries = INT32_MAX;
+  fp8.decode.row_tiles = make_divisor(larger(plan->chunk_tiles, 1));
+  fp8.decode.splits = make_divisor(plan->chunk_splits);
+  fp8.decode.cluster = 1;
+  if (plan->chunk_splits > 1) set_partial(&fp8.decode, &plan->room, workspace);
+  const int64_t blocks = problem->batch * problem->heads_k * plan->chunk_tiles * plan->chunk_splits;
+  if (blocks == 0) return FA3_OK;
+  const struct grid grid = {.x = (unsigned)blocks,
+                            .y = 1,
+                            .z = 1,
+                            .threads = FA3_CHUNK_FP8_THREADS((unsigned)plan->chunk->head_dim),
+                            .dependent = true};
+  TRY(launch_kernel(scope, plan->chunk, 0, &grid, &fp8));
+  if (plan->chunk_splits == 1) return FA3_OK;
+  fa3_combine_params params =
+      make_combine_params(problem, &plan->room, workspace, plan->chunk_splits);
+  return combine_splits(scope, problem, plan->combine, &params);
+}
+
+fa3_status launch_decode(const struct cuda_scope *scope, const struct problem *problem,
+                         const struct decode_plan *plan, char *workspace) {
+  if (plan->kernel) TRY(launch_few(scope, problem, plan, workspace));
+  return plan->chunk ? launch_chunk(scope, problem, plan, workspace) : FA3_OK;
 }

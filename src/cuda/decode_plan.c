@@ -12,7 +12,9 @@
 #include "kernels/decode_params.h"
 
 /* docs/notes/hopper-decode.md says why these. */
-static const int64_t few_rows = 64;     /* with more, the forward kernel's tiles are full */
+static const int64_t few_rows = 64; /* with more, the forward kernel's tiles are full */
+/* Of codes, with more keys to read, each for each row tile, chunk_fp8 is faster. */
+static const int64_t few_tile_keys_of_codes = 1 << 16;
 static const int64_t full_grid = 64;    /* blocks that use the memory well, of clusters */
 static const int64_t many_tiles = 264;  /* row tiles that need no splits, of sequences alike */
 static const int64_t long_keys = 8192;  /* from here on splits may be more than a cluster */
@@ -34,6 +36,10 @@ static const int64_t block_bandwidth = 52, block_bandwidth_of_codes = 26;
  * lengths differ are many enough to be split each by itself. */
 static const int64_t dealt_blocks = 2, dealt_units = 12, piece_units = 6, dealt_tiles = 4096;
 static const int64_t undealt_tiles = 192;
+/* Chunks: in tiles of keys, what a block takes beside them, what it takes to put splits together,
+ * and the least of a split; blocks of a multiprocessor that have room for partial results. */
+static const int64_t chunk_start = 3, chunk_combine = 3, chunk_least = 4;
+static const int64_t chunk_blocks = 2;
 
 static int32_t shared_bytes(const struct kernel *kernel) {
   return FA3_DECODE_SHARED_BYTES(kernel->tile_q, kernel->head_dim, kernel->stages);
@@ -62,6 +68,13 @@ const struct kernel_kind decode_fp8_kind = {.phase = FA3_FORWARD,
                                             .large_clusters = true,
                                             .may_be_alone = true};
 
+static int32_t chunk_fp8_shared_bytes(const struct kernel *kernel) {
+  return FA3_CHUNK_FP8_SHARED_BYTES(kernel->head_dim, kernel->tile_k, kernel->stages);
+}
+
+const struct kernel_kind chunk_fp8_kind = {
+    .phase = FA3_FORWARD, .entries = {"chunk_fp8"}, .shared_bytes = chunk_fp8_shared_bytes};
+
 const struct kernel *find_decode_kernel(const char *architecture, fa3_dtype key_dtype,
                                         int64_t head_dim, int64_t value_head_dim, bool softcap,
                                         int64_t rows) {
@@ -86,6 +99,17 @@ static int64_t rows_of(const struct problem *problem, int64_t queries) {
 
 static int64_t row_tiles(const struct problem *problem, int64_t queries) {
   return divide_up(rows_of(problem, queries), FA3_DECODE_ROWS);
+}
+
+/* Of a sequence, where others may have many. */
+static int32_t few_queries(const struct problem *problem) {
+  return (int32_t)larger(FA3_DECODE_ROWS / (problem->heads_q / problem->heads_k), 1);
+}
+
+/* Keys, each counted once for each tile of rows that reads it. Of sequences that are full. */
+static double tile_keys(const struct problem *problem) {
+  return (double)row_tiles(problem, longest_query(problem)) * (double)problem->batch *
+         (double)problem->heads_k * (double)problem->max_seqlen_k;
 }
 
 bool decode_takes(const struct problem *problem) {
@@ -271,6 +295,23 @@ static const struct kernel *find_two_heads_kernel(const struct problem *problem,
                                            .tile_q = FA3_DECODE_ROWS});
 }
 
+static fa3_status too_many_tiles(const struct problem *problem) {
+  return set_error(FA3_UNSUPPORTED,
+                   "%" PRId64 " heads of %" PRId64 " sequences of up to %" PRId64
+                   " rows: more tiles than the CUDA kernels count",
+                   problem->heads_q, problem->batch, problem->max_seqlen_q);
+}
+
+static fa3_status find_combine(const struct problem *problem, const struct cuda_facts *facts,
+                               struct decode_plan *plan) {
+  plan->combine = find_kernel(
+      &(struct kernel_need){.kind = &combine_kind, .architecture = facts->architecture});
+  if (problem->batch <= MAX_GRID) return FA3_OK;
+  return set_error(FA3_UNSUPPORTED,
+                   "%" PRId64 " sequences in splits that are combined: the CUDA kernels take %d",
+                   problem->batch, MAX_GRID);
+}
+
 static fa3_status plan_splits(const struct problem *problem, const struct cuda_facts *facts,
                               struct decode_plan *plan) {
   const bool all = plan->most_queries == INT32_MAX;
@@ -278,10 +319,7 @@ static fa3_status plan_splits(const struct problem *problem, const struct cuda_f
   int64_t all_tiles, grid;
   if (__builtin_mul_overflow(problem->batch, tiles, &all_tiles) ||
       __builtin_mul_overflow(all_tiles, problem->heads_k, &all_tiles) || all_tiles > MAX_TILES)
-    return set_error(FA3_UNSUPPORTED,
-                     "%" PRId64 " heads of %" PRId64 " sequences of up to %" PRId64
-                     " rows: more tiles than the CUDA kernels count",
-                     problem->heads_q, problem->batch, problem->max_seqlen_q);
+    return too_many_tiles(problem);
   const struct kernel *two_heads = all ? find_two_heads_kernel(problem, facts) : NULL;
   if (two_heads) {
     plan->kernel = two_heads;
@@ -322,13 +360,72 @@ static fa3_status plan_splits(const struct problem *problem, const struct cuda_f
   plan->row_tiles = (int32_t)tiles;
   plan->splits = (int32_t)splits;
   plan->cluster = (int32_t)cluster;
-  if (splits > cluster || plan->blocks)
-    plan->combine = find_kernel(
-        &(struct kernel_need){.kind = &combine_kind, .architecture = facts->architecture});
-  if (plan->combine && problem->batch > MAX_GRID)
-    return set_error(FA3_UNSUPPORTED,
-                     "%" PRId64 " sequences in splits that are combined: the CUDA kernels take %d",
-                     problem->batch, MAX_GRID);
+  return splits > cluster || plan->blocks ? find_combine(problem, facts, plan) : FA3_OK;
+}
+
+/* Whether a call has chunks: more rows of codes than a block of decode_fp8 takes, and much to read
+ * again for each block. Splits by a fixed number of keys are decode_fp8's, for all queries. */
+static bool has_chunks(const struct problem *problem) {
+  return has_codes(problem) && !problem->split_keys &&
+         row_tiles(problem, longest_query(problem)) > 1 &&
+         tile_keys(problem) > (double)few_tile_keys_of_codes;
+}
+
+static const struct kernel *find_chunk_kernel(const struct problem *problem,
+                                              const struct cuda_facts *facts) {
+  /* At head dim 256 two blocks of decode_fp8 are as fast. */
+  if (!has_chunks(problem) ||
+      row_tiles(problem, longest_query(problem)) <= (problem->head_dim > 128 ? 2 : 1))
+    return NULL;
+  return find_kernel(&(struct kernel_need){.kind = &chunk_fp8_kind,
+                                           .architecture = facts->architecture,
+                                           .dtype = problem->key.dtype,
+                                           .head_dim = problem->head_dim,
+                                           .value_head_dim = problem->value_head_dim,
+                                           .softcap = problem->softcap > 0});
+}
+
+/* Room for partial results, also where this head dim needs none. */
+static int64_t chunk_rows(const struct problem *problem, const struct cuda_facts *facts) {
+  if (!has_chunks(problem)) return 0;
+  return chunk_blocks * (int64_t)facts->most_multiprocessors * FA3_CHUNK_FP8_ROWS;
+}
+
+/* The number of splits with the shortest estimate, in tiles of keys: each multiprocessor has one
+ * block at a time, a block takes a while beside its keys, and what is split is to be put together.
+ */
+static int64_t choose_chunk_splits(const struct problem *problem, const struct cuda_facts *facts,
+                                   const struct kernel *kernel, int64_t tiles) {
+  const int64_t most = facts->most_multiprocessors;
+  const int64_t keys = divide_up(larger(problem->max_seqlen_k, 1), kernel->tile_k);
+  const int64_t limit = problem->num_splits ? problem->num_splits : most;
+  int64_t best = 1, least = divide_up(tiles, most) * (keys + chunk_start);
+  for (int64_t splits = 2;
+       splits <= limit && splits * tiles <= chunk_blocks * most && splits * chunk_least <= keys;
+       splits++) {
+    const int64_t time =
+        divide_up(splits * tiles, most) * (divide_up(keys, splits) + chunk_start) + chunk_combine;
+    if (time < least) {
+      least = time;
+      best = splits;
+    }
+  }
+  return best;
+}
+
+/* Beside the few queries of other sequences, which have a plan already, or for all of them. */
+static fa3_status plan_chunk(const struct problem *problem, const struct cuda_facts *facts,
+                             struct decode_plan *plan) {
+  const int64_t tiles = divide_up(rows_of(problem, longest_query(problem)), plan->chunk->tile_q);
+  int64_t all_tiles;
+  if (__builtin_mul_overflow(problem->batch, tiles, &all_tiles) ||
+      __builtin_mul_overflow(all_tiles, problem->heads_k, &all_tiles) || all_tiles > MAX_TILES)
+    return too_many_tiles(problem);
+  plan->chunk_tiles = (int32_t)tiles;
+  plan->chunk_splits = 1;
+  if (plan->kernel) return FA3_OK;
+  plan->chunk_splits = (int32_t)choose_chunk_splits(problem, facts, plan->chunk, all_tiles);
+  if (plan->chunk_splits > 1) return find_combine(problem, facts, plan);
   return FA3_OK;
 }
 
@@ -370,15 +467,22 @@ fa3_status plan_decode(const struct problem *problem, const struct cuda_facts *f
   *plan = (struct cuda_plan){.decodes = true};
   struct decode_plan *decode = &plan->decode;
   decode->most_queries = INT32_MAX;
-  decode->kernel = find_decode_kernel(facts->architecture, problem->key.dtype, problem->head_dim,
-                                      problem->value_head_dim, problem->softcap > 0,
-                                      rows_of(problem, longest_query(problem)));
-  if (!decode->kernel) return no_kernel(problem->head_dim, problem->value_head_dim);
+  decode->chunk = find_chunk_kernel(problem, facts);
+  const bool mixed = decode->chunk && queries_vary(problem) && problem->batch > 1;
+  if (mixed) decode->most_queries = few_queries(problem);
+  if (mixed || !decode->chunk)
+    decode->kernel = find_decode_kernel(facts->architecture, problem->key.dtype, problem->head_dim,
+                                        problem->value_head_dim, problem->softcap > 0,
+                                        rows_of(problem, longest_query(problem)));
+  if (!decode->kernel && !decode->chunk)
+    return no_kernel(problem->head_dim, problem->value_head_dim);
   TRY(check_lengths(problem));
   TRY(check_scale(problem));
   TRY(check_inputs(problem));
-  TRY(plan_splits(problem, facts, decode));
-  TRY(reserve_splits(problem, facts, 0, &decode->room, &plan->workspace_size));
+  if (decode->kernel) TRY(plan_splits(problem, facts, decode));
+  if (decode->chunk) TRY(plan_chunk(problem, facts, decode));
+  TRY(reserve_splits(problem, facts, chunk_rows(problem, facts), &decode->room,
+                     &plan->workspace_size));
   return plan_staging(problem, demands, count, &plan->staging, &plan->workspace_size);
 }
 
@@ -398,7 +502,6 @@ fa3_status plan_few_queries(const struct problem *problem, const struct cuda_fac
     return FA3_OK;
   }
   decode->kernel = kernel;
-  decode->most_queries =
-      (int32_t)larger(FA3_DECODE_ROWS / (problem->heads_q / problem->heads_k), 1);
+  decode->most_queries = few_queries(problem);
   return plan_splits(problem, facts, decode);
 }

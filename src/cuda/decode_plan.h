@@ -15,10 +15,10 @@ struct split_room {
 };
 
 struct decode_plan {
-  const struct kernel *kernel;
+  const struct kernel *kernel;  /* null: chunk has all sequences */
   const struct kernel *combine; /* null: each cluster's result is whole */
-  int32_t most_queries;         /* of a sequence: with more it is the forward kernel's */
-  int32_t row_tiles;            /* of a key head of the longest sequence */
+  int32_t most_queries; /* of a sequence: with more it is the forward kernel's, or chunk's */
+  int32_t row_tiles;    /* of a key head of the longest sequence */
   int32_t splits;
   int32_t cluster;     /* splits that are put together at once */
   int32_t split_units; /* of a split; 0: an even share */
@@ -26,6 +26,10 @@ struct decode_plan {
   int32_t most_units;  /* of a sequence, where they are */
   int32_t piece_units; /* that a tile's beginning counts for there */
   bool alone;          /* a multiprocessor has one block */
+  /* For the sequences of codes with more queries than most_queries, or null. */
+  const struct kernel *chunk;
+  int32_t chunk_tiles;  /* of rows, as row_tiles */
+  int32_t chunk_splits; /* of a sequence's keys, which `combine` puts together */
   struct split_room room;
 };
 

@@ -3,6 +3,7 @@
  * memory, which both engines take.
  *
  *   test_gpu_cache [HEAD_DIM]      64 or 128; both if there is none */
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -103,18 +104,20 @@ static fa3_tensor table(int32_t *data, int64_t rows) {
   return make_matrix(data, FA3_INT32, rows, COLUMNS);
 }
 
-/* One of each row of a head of a page, heads innermost; with `rows` 0 of each head of a page. */
-static fa3_tensor scales_of(float *data, int64_t rows) {
-  const int64_t blocks = rows ? PAGE_SIZE : 1;
-  return (fa3_tensor){.data = data,
-                      .dtype = FA3_FLOAT32,
-                      .rank = rows ? 3 : 2,
-                      .shape = {PAGES, HEADS_K, rows ? blocks : 0},
-                      .strides = {HEADS_K * blocks, 1, rows ? HEADS_K : 0}};
-}
+/* What the calls of the tests attend to: a cache of bfloat16, or of codes with scales: of each head
+ * of a page, of each head, of each row of a head of a page. */
+enum { BFLOAT, PAGE_SCALES, HEAD_SCALES, ROW_SCALES, KINDS };
 
-/* What the calls of the tests attend to: a cache of bfloat16, or of codes with scales. */
-enum { BFLOAT, PAGE_SCALES, ROW_SCALES, KINDS };
+/* Heads are innermost. */
+static fa3_tensor scales_of(float *data, int kind) {
+  const int64_t rows = kind == ROW_SCALES, blocks = rows ? PAGE_SIZE : 1;
+  return (fa3_tensor){
+      .data = data,
+      .dtype = FA3_FLOAT32,
+      .rank = rows ? 3 : 2,
+      .shape = {PAGES, HEADS_K, rows ? blocks : 0},
+      .strides = {kind == HEAD_SCALES ? 0 : HEADS_K * blocks, 1, rows ? HEADS_K : 0}};
+}
 
 /* One token of sequences `first` to `first + batch - 1`. */
 static fa3_forward_args forward_of(int kind, int64_t first, int64_t batch, uint16_t *output) {
@@ -130,13 +133,12 @@ static fa3_forward_args forward_of(int kind, int64_t first, int64_t batch, uint1
       .workspace = cache->workspace,
       .workspace_size = sizeof cache->workspace};
   if (kind == BFLOAT) return args;
-  const int64_t rows = kind == ROW_SCALES;
   args.key = fa3_dense(cache->key_codes, FA3_FLOAT8_E4M3, PAGES, PAGE_SIZE, HEADS_K, head_dim);
   args.value = args.key;
   args.value.data = cache->value_codes;
-  args.key_scale = scales_of(cache->key_scale, rows);
-  args.value_scale = scales_of(cache->value_scale, rows);
-  args.key_scale_rows = args.value_scale_rows = rows;
+  args.key_scale = scales_of(cache->key_scale, kind);
+  args.value_scale = scales_of(cache->value_scale, kind);
+  args.key_scale_rows = args.value_scale_rows = kind == ROW_SCALES;
   return args;
 }
 
@@ -227,20 +229,38 @@ static void test_the_batch_changes_no_bit(void **state) {
   }
 }
 
+/* The greatest value of such a cache. */
+static double largest_value(int kind) {
+  double largest = 0;
+  for (int i = 0; i < ROWS * row_k; i++) {
+    const int row = i / head_dim, head = row % HEADS_K, page = row / (HEADS_K * PAGE_SIZE);
+    const int scale = kind == ROW_SCALES ? row : kind == PAGE_SCALES ? page * HEADS_K + head : head;
+    const double x = kind == BFLOAT ? number(cache->value[i])
+                                    : (double)float_from_e4m3(cache->value_codes[i]) *
+                                          (double)cache->value_scale[scale];
+    largest = fmax(largest, fabs(x));
+  }
+  return largest;
+}
+
 /* The same call on the GPU and on the CPU. Each engine may round a probability by 2^-9 (times a
  * value of at most `largest`), and an output. */
-static void compare_with_cpu(fa3_forward_args *args, double largest) {
+static void compare_rows_with_cpu(fa3_forward_args *args, double largest, int64_t rows) {
   memset(cache->output, 0xff, sizeof cache->output);
   if (fa3_forward(args)) fail_msg("%s", fa3_last_error());
   GPU(cuCtxSynchronize, );
   args->device = (fa3_device){FA3_CPU, 0};
   args->output.data = cache->other_output;
   if (fa3_forward(args)) fail_msg("%s", fa3_last_error());
-  for (int i = 0; i < BATCH * row_q; i++) {
+  for (int64_t i = 0; i < rows * row_q; i++) {
     const double got = number(cache->output[i]), expected = number(cache->other_output[i]);
     if (!(fabs(got - expected) <= 0x1p-8 * (largest + fabs(expected))))
-      fail_msg("output %d is %g: expected %g", i, got, expected);
+      fail_msg("output %" PRId64 " is %g: expected %g", i, got, expected);
   }
+}
+
+static void compare_with_cpu(fa3_forward_args *args, double largest) {
+  compare_rows_with_cpu(args, largest, BATCH);
 }
 
 /* Tokens, parts of prompts and a sequence without queries in one packed batch. */
@@ -249,21 +269,41 @@ static void test_mixed_batch(void **state) {
   static const int queries[] = {1, 37, 0, 2, 1, 4, 5, 14}; /* a group of 4 has 16 rows in 4 */
   enum { SEQUENCES = sizeof queries / sizeof *queries };
   struct rng rng = rng_for(6);
-  double largest = 0;
-  for (int i = 0; i < ROWS * row_k; i++) largest = fmax(largest, fabs(number(cache->value[i])));
+  double largest[KINDS];
+  for (int kind = 0; kind < KINDS; kind++) largest[kind] = largest_value(kind);
   const int trials = gpu_trials(20);
   for (int trial = 0; trial < trials; trial++) {
+    const int kind = trial % KINDS;
     new_lengths(&rng);
     cache->starts[0] = 0;
     for (int b = 0; b < SEQUENCES; b++) cache->starts[b + 1] = cache->starts[b] + queries[b];
     assert_int_equal(cache->starts[SEQUENCES], BATCH);
-    fa3_forward_args args = forward_of(BFLOAT, 0, SEQUENCES, cache->output);
+    fa3_forward_args args = forward_of(kind, 0, SEQUENCES, cache->output);
     args.query = fa3_packed(cache->query, FA3_BFLOAT16, BATCH, HEADS_Q, head_dim);
     args.output = fa3_packed(cache->output, FA3_BFLOAT16, BATCH, HEADS_Q, head_dim);
     args.cu_seqlens_q = fa3_vector(cache->starts, FA3_INT32, SEQUENCES + 1);
     args.max_seqlen_q = 37;
     args.flags = FA3_CAUSAL;
-    compare_with_cpu(&args, largest);
+    compare_with_cpu(&args, largest[kind]);
+  }
+}
+
+/* Parts of prompts of equal length, whose keys may be split; some see no key. */
+static void test_chunks_of_codes(void **state) {
+  (void)state;
+  struct rng rng = rng_for(8);
+  double largest[KINDS];
+  for (int kind = PAGE_SCALES; kind < KINDS; kind++) largest[kind] = largest_value(kind);
+  const int trials = gpu_trials(24);
+  for (int trial = 0; trial < trials; trial++) {
+    const int64_t batch = 1 + trial / 3 % 4, queries = BATCH / batch;
+    const int kind = PAGE_SCALES + trial % 3;
+    new_lengths(&rng);
+    fa3_forward_args args = forward_of(kind, 0, batch, cache->output);
+    args.query = fa3_dense(cache->query, FA3_BFLOAT16, batch, queries, HEADS_Q, head_dim);
+    args.output = fa3_dense(cache->output, FA3_BFLOAT16, batch, queries, HEADS_Q, head_dim);
+    args.flags = trial % 2 ? FA3_CAUSAL : 0;
+    compare_rows_with_cpu(&args, largest[kind], batch * queries);
   }
 }
 
@@ -271,10 +311,7 @@ static void test_mixed_batch(void **state) {
 static void test_queries_of_codes(void **state) {
   (void)state;
   struct rng rng = rng_for(7);
-  double largest = 0;
-  for (int i = 0; i < ROWS * row_k; i++)
-    largest = fmax(largest, fabs((double)float_from_e4m3(cache->value_codes[i]) *
-                                 (double)cache->value_scale[i / head_dim]));
+  const double largest = largest_value(ROW_SCALES);
   const int trials = gpu_trials(20);
   for (int trial = 0; trial < trials; trial++) {
     const int64_t queries = INT64_C(1) << trial % 5, batch = BATCH / queries;
@@ -331,6 +368,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_the_batch_changes_no_bit),
       cmocka_unit_test(test_mixed_batch),
       cmocka_unit_test(test_queries_of_codes),
+      cmocka_unit_test(test_chunks_of_codes),
       cmocka_unit_test(test_combine),
   };
   size_t passed = 0;

@@ -22,6 +22,7 @@ NEEDED = {
     "transpose_values": ["float8"],
     "decode": ["differential", "cache", "lse"],
     "decode_fp8": ["differential", "cache", "lse"],
+    "chunk_fp8": ["differential", "cache"],
     "combine": ["differential", "cache", "lse"],
     "append": ["append", "steps"],
     "quantize": ["quantize"],

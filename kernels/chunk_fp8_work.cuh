@@ -1,0 +1,93 @@
+// Sizes and shared memory of the kernel for many queries to a cache of codes.
+#ifndef FA3_CHUNK_FP8_WORK_CUH
+#define FA3_CHUNK_FP8_WORK_CUH
+
+#include "decode_scales.cuh"
+#include "ring.cuh"
+#include "wgmma.cuh"
+
+constexpr int kGroupRows = 64;                  // of a consumer warpgroup
+constexpr int kConsumers = kRows / kGroupRows;  // warpgroups
+// Warps that load, 16 keys of a tile each; more than a tile has take turns at tiles.
+constexpr int kLoaders = FA3_CHUNK_FP8_LOADERS(kHeadDim);
+constexpr int kLoadersOfTile = kUnitKeys / kStepKeys;
+constexpr int kTurns = kLoaders / kLoadersOfTile;
+constexpr int kThreads = 32 * kLoaders + 128 * kConsumers;
+static_assert(kRows == FA3_CHUNK_FP8_ROWS && kLoaders % kLoadersOfTile == 0 &&
+                  kThreads == FA3_CHUNK_FP8_THREADS(kHeadDim),
+              "threads");
+// What the launch allots (128 or 168 for every thread) is all there is to share out.
+constexpr int kProducerRegisters = kLoaders == 8 ? 64 : 88;
+constexpr int kConsumerRegisters = kLoaders == 8 ? 192 : 208;
+
+// Whether a consumer keeps its queries in registers, where there is room for them. They pass
+// through what is K's place then.
+constexpr bool kQInRegisters = kHeadDim <= 128;
+
+// Tiles of float16 lie in shared memory as blocks of 64 columns, row after row, swizzled.
+constexpr int kBlockBytes = 128;  // of a row of a block
+constexpr int kBlockColumns = 64;
+constexpr int kQBytes = kGroupRows * kHeadDim * 2;
+constexpr int kKBytes = kUnitKeys * kHeadDim * 2;
+constexpr int kTiles = FA3_CHUNK_FP8_TILES(kHeadDim, kUnitKeys);  // of K, and of V, under way
+constexpr int kTileScaleBytes = kUnitKeys * 4;                    // of keys, or of values
+
+// At its end a consumer warp's output, in floats, takes the place of what nobody reads any more.
+constexpr int kPitch = kHeadDim + 4;
+constexpr int kWarpRows = 16;
+
+// Named barriers, of all consumers and of each warpgroup; 0 is __syncthreads.
+enum { kBarrierConsumers = 1, kBarrierGroup };
+
+// What a block does, in shared memory.
+struct block_work : work {
+  fa3_range common;  // keys that all rows see
+};
+
+// The same, but read anew: nothing of it is kept in registers.
+__device__ __forceinline__ const block_work &again(const block_work &w) {
+  const block_work *at = &w;
+  asm volatile("" : "+l"(at));
+  return *at;
+}
+
+struct layout {
+  uint32_t q;  // kQBytes for each consumer
+  ring<kTiles, kKBytes> k, v;
+  uint32_t key_scales, value_scales;  // kTileScaleBytes for each tile
+  uint32_t codes;                     // kRingBytes for each loading warp
+  uint32_t results;                   // the top and sum of each row
+  uint32_t work;
+  barrier queries_taken;  // where they pass through K's place
+  uint32_t end;
+};
+
+__host__ __device__ constexpr layout lay_out(uint32_t base) {
+  layout m = {};
+  m.q = base;
+  const uint32_t k = m.q + (kQInRegisters ? 0 : kConsumers * kQBytes), v = k + kTiles * kKBytes;
+  m.key_scales = v + kTiles * kKBytes;
+  m.value_scales = m.key_scales + kTiles * kTileScaleBytes;
+  m.codes = m.value_scales + kTiles * kTileScaleBytes;
+  m.results = m.codes + kLoaders * kRingBytes;
+  m.work = m.results + kRows * 8;
+  const uint32_t barriers = m.work + (sizeof(block_work) + 7) / 8 * 8;
+  m.k = make_ring<kTiles, kKBytes>(k, barriers);
+  m.v = make_ring<kTiles, kKBytes>(v, barriers + kRingBarrierBytes<kTiles>);
+  m.queries_taken = {barriers + 2 * kRingBarrierBytes<kTiles>};
+  m.end = m.queries_taken.address + 8;
+  return m;
+}
+
+constexpr int kSharedBytes = lay_out(0).end;
+constexpr int kSharedBytesByHost = FA3_CHUNK_FP8_SHARED_BYTES(kHeadDim, kUnitKeys, kStages);
+static_assert(kSharedBytes <= kSharedBytesByHost && kSharedBytesByHost <= 232448, "shared memory");
+static_assert(kRows * kPitch * 4 <= (int)lay_out(0).results, "room for the output");
+
+// Where 16 bytes, eight columns, are in a tile of so many rows.
+template <int kTileRows>
+__device__ __forceinline__ uint32_t place_in_tile(int row, int unit) {
+  return (unit / 8 * kTileRows + row) * kBlockBytes + (((unit ^ row) & 7) << 4);
+}
+
+#endif
