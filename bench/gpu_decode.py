@@ -82,6 +82,7 @@ SHAPES = [
     Decode(40, 8, 7, 3333, page_size=16),
     Decode(8, 8, 16, 4096),
     *[Decode(32, 8, 32, 32768, page_size=size, skewed=True) for size in (16, 64)],
+    *[Decode(32, 8, 16, 32768, page_size=size, queries=16, skewed=True) for size in (0, 64)],
     *[Decode(32, 8, *batch, codes="head") for batch in BATCHES],
     Decode(64, 8, 128, 2048, codes="head"),
     *[Decode(32, 8, 32, 8192, codes="token", page_size=size) for size in (0, 16, 64)],
@@ -92,6 +93,13 @@ SHAPES = [
         for size in (0, 16, 64)
     ],
     Decode(32, 8, 32, 32768, page_size=64, skewed=True, chunks=2),
+    Decode(32, 8, 32, 8192, codes="head", queries=8),
+    *[
+        Decode(32, 8, 1, keys, codes="head", page_size=size, queries=queries)
+        for keys, queries in ((8192, 512), (8192, 2048), (131072, 512))
+        for size in (0, 64)
+    ],
+    Decode(32, 8, 32, 32768, codes="head", page_size=64, skewed=True, chunks=2),
     *[
         Decode(32, 8, *batch, page_size=64, appended=True)
         for batch in ((1, 1024), (1, 8192), (32, 8192))

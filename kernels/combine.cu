@@ -1,7 +1,8 @@
 // Partial results of attention become one: output = sum of output_i * exp(lse_i - lse), where lse
 // is the logarithm of the sum of exp(lse_i). A warp has a row, or all of a block's have one: then
 // each takes every so many of its parts, and what they have is put together again. combine_rows is
-// for many rows of few parts: there a thread has four columns.
+// for many rows of few parts: there a thread has four columns. combine_tiles is for tiles of the
+// forward kernel whose keys are dealt out.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -136,6 +137,20 @@ __device__ __forceinline__ void merge_warps(merged &m) {
   }
 }
 
+// Where a sequence is, in output and lse.
+struct rows_of_sequence {
+  int first, queries;
+};
+
+__device__ __forceinline__ rows_of_sequence find_rows(const fa3_combine_params &p, int batch) {
+  rows_of_sequence rows;
+  rows.first = p.cu_seqlens_q ? p.cu_seqlens_q[batch] : 0;
+  rows.queries = p.used_q         ? p.used_q[batch]
+                 : p.cu_seqlens_q ? p.cu_seqlens_q[batch + 1] - rows.first
+                                  : p.seqlen_q;
+  return rows;
+}
+
 extern "C" __global__ void __launch_bounds__(FA3_COMBINE_THREADS, 3)
     combine(const __grid_constant__ fa3_combine_params p) {
   const int lane = threadIdx.x & 31, batch = blockIdx.y;
@@ -146,13 +161,11 @@ extern "C" __global__ void __launch_bounds__(FA3_COMBINE_THREADS, 3)
   let_next_grid_launch();
   const bool known = p.cu_seqlens_q == nullptr && p.used_q == nullptr;
   if (!known) wait_for_prior_grids();
-  const int first = p.cu_seqlens_q ? p.cu_seqlens_q[batch] : 0;
-  const int queries = p.used_q         ? p.used_q[batch]
-                      : p.cu_seqlens_q ? p.cu_seqlens_q[batch + 1] - first
-                                       : p.seqlen_q;
-  if (query >= queries) return;
+  const rows_of_sequence rows = find_rows(p, batch);
+  if (query >= rows.queries) return;
   auto offset = [&](const fa3_combine_strides &strides) {
-    return batch * strides.batch + (int64_t)(first + query) * strides.row + head * strides.head;
+    return batch * strides.batch + (int64_t)(rows.first + query) * strides.row +
+           head * strides.head;
   };
   const int64_t output = offset(p.output_strides);
   const parts of = find_parts(p, batch, query, head, known);
@@ -197,39 +210,27 @@ __device__ __forceinline__ void store_columns(const fa3_combine_params &p, int64
   *(uint2 *)((uint16_t *)p.output + at) = make_uint2(pair[0], pair[1]);
 }
 
-// As combine, without p.parts, where four columns lie at a multiple of 16 bytes, in the output
-// of 8.
-extern "C" __global__ void __launch_bounds__(FA3_COMBINE_THREADS)
-    combine_rows(const __grid_constant__ fa3_combine_params p) {
-  const int threads = FA3_COMBINE_ROW_THREADS(p.head_dim), batch = blockIdx.y;
-  const int index = (blockIdx.x * FA3_COMBINE_THREADS + threadIdx.x) / threads;
-  const int query = index / p.heads, head = index - query * p.heads;
-  let_next_grid_launch();
-  const bool known = p.cu_seqlens_q == nullptr && p.used_q == nullptr;
-  if (!known) wait_for_prior_grids();
-  const int first = p.cu_seqlens_q ? p.cu_seqlens_q[batch] : 0;
-  const int queries = p.used_q         ? p.used_q[batch]
-                      : p.cu_seqlens_q ? p.cu_seqlens_q[batch + 1] - first
-                                       : p.seqlen_q;
-  if (query >= queries) return;
-  auto offset = [&](const fa3_combine_strides &strides, int row) {
+// One row of the output: so many threads have four columns each, of up to 4 * threads at a time.
+template <typename Store>
+__device__ __forceinline__ void combine_columns(const fa3_combine_params &p, const parts &of,
+                                                int batch, int row, int head, int threads,
+                                                const Store &store_four) {
+  auto offset = [&](const fa3_combine_strides &strides) {
     return batch * strides.batch + (int64_t)row * strides.row + head * strides.head;
   };
-  const float *const partial = p.partial + offset(p.partial_strides, query);
-  const float *const partial_lse = p.partial_lse + offset(p.partial_lse_strides, query);
-  if (known) wait_for_prior_grids();
+  const float *const partial = p.partial + of.at, *const partial_lse = p.partial_lse + of.lse_at;
   const float sink = p.sink != nullptr ? p.sink[head] : -INFINITY;
   for (int column = threadIdx.x % threads * 4; column < p.head_dim; column += 4 * threads) {
     float top = sink, sum = sink == -INFINITY ? 0.0f : 1.0f, x[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    for (int begin = 0; begin < p.splits; begin += kAtOnce) {
+    for (int begin = 0; begin < of.count; begin += kAtOnce) {
       float lse[kAtOnce], next = top;
       float4 part[kAtOnce];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int s = begin + i;
-        lse[i] = s < p.splits ? partial_lse[s * p.partial_lse_strides.split] : -INFINITY;
-        if (s < p.splits)
-          part[i] = *(const float4 *)(partial + s * p.partial_strides.split + column);
+        const int64_t ahead = s == 0 ? of.jump : 0, lse_ahead = s == 0 ? of.lse_jump : 0;
+        lse[i] = s < of.count ? partial_lse[s * of.lse_stride + lse_ahead] : -INFINITY;
+        if (s < of.count) part[i] = *(const float4 *)(partial + s * of.stride + ahead + column);
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) next = max_nan(next, lse[i]);
@@ -252,9 +253,63 @@ extern "C" __global__ void __launch_bounds__(FA3_COMBINE_THREADS)
     const float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
 #pragma unroll
     for (int c = 0; c < 4; ++c) x[c] *= factor;
-    store_columns(p, offset(p.output_strides, first + query) + column, x);
+    store_four(offset(p.output_strides) + column, x);
     if (column == 0 && p.lse != nullptr)
-      p.lse[offset(p.lse_strides, first + query)] =
+      p.lse[offset(p.lse_strides)] =
           sum == 0.0f ? -INFINITY : fmaf(log2_unit(sum), 0.69314718f, top);
   }
+}
+
+// As combine, without p.parts, where four columns lie at a multiple of 16 bytes, in the output
+// of 8.
+extern "C" __global__ void __launch_bounds__(FA3_COMBINE_THREADS, 4)
+    combine_rows(const __grid_constant__ fa3_combine_params p) {
+  const int threads = FA3_COMBINE_ROW_THREADS(p.head_dim), batch = blockIdx.y;
+  const int index = (blockIdx.x * FA3_COMBINE_THREADS + threadIdx.x) / threads;
+  const int query = index / p.heads, head = index - query * p.heads;
+  let_next_grid_launch();
+  const bool known = p.cu_seqlens_q == nullptr && p.used_q == nullptr;
+  if (!known) wait_for_prior_grids();
+  const rows_of_sequence rows = find_rows(p, batch);
+  if (query >= rows.queries) return;
+  auto offset = [&](const fa3_combine_strides &strides) {
+    return batch * strides.batch + (int64_t)query * strides.row + head * strides.head;
+  };
+  const parts of = {offset(p.partial_strides),
+                    offset(p.partial_lse_strides),
+                    p.partial_strides.split,
+                    p.partial_lse_strides.split,
+                    0,
+                    0,
+                    p.splits};
+  if (known) wait_for_prior_grids();
+  combine_columns(p, of, batch, rows.first + query, head, threads,
+                  [&](int64_t at, const float(&x)[4]) { store_columns(p, at, x); });
+}
+
+// Of the forward kernel's keys that are dealt out: a share's tile.
+extern "C" __global__ void __launch_bounds__(FA3_COMBINE_THREADS, 4)
+    combine_tiles(const __grid_constant__ fa3_combine_params p) {
+  const int threads = FA3_COMBINE_ROW_THREADS(p.head_dim);
+  const int place = (blockIdx.x * FA3_COMBINE_THREADS + threadIdx.x) / threads;
+  const int in_group = place / p.group;
+  let_next_grid_launch();
+  wait_for_prior_grids();
+  const fa3_combine_tile tile = p.tiles[blockIdx.y];
+  if (place >= p.tile_rows || tile.count == 0) return;
+  const int query = tile.query + in_group, head = tile.head * p.group + place - in_group * p.group;
+  const rows_of_sequence rows = find_rows(p, tile.batch);
+  if (query >= rows.queries) return;
+  const int64_t first = 2 * (int64_t)blockIdx.y * p.tile_rows + place;
+  const int64_t stride = 2 * (int64_t)p.team * p.tile_rows;
+  const parts of = {
+      first * p.head_dim, first,     stride * p.head_dim, stride, (int64_t)p.tile_rows * p.head_dim,
+      p.tile_rows,        tile.count};
+  combine_columns(p, of, tile.batch, rows.first + query, head, threads,
+                  [&](int64_t at, const float(&x)[4]) {
+                    if (p.by_four)
+                      store_columns(p, at, x);
+                    else
+                      for (int c = 0; c < 4; ++c) store(p, at + c, x[c]);
+                  });
 }

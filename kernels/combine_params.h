@@ -29,6 +29,13 @@ typedef struct {
   int block, count;
 } fa3_combine_parts;
 
+/* Of the forward kernel's shares of keys that are dealt out: the tile that begins in a share and
+ * goes on in the next ones of its team. The first row is `query` of head `head` * group. */
+typedef struct {
+  int batch, head, query;
+  int count; /* shares that have parts of it; 0: there is none */
+} fa3_combine_tile;
+
 typedef struct {
   const float *partial;     /* averages; the last dimension is contiguous */
   const float *partial_lse; /* -inf where a split has no key: its average is not read */
@@ -49,6 +56,11 @@ typedef struct {
    * first for one that it goes on with. */
   const fa3_combine_parts *parts;  /* [batch][key head][row tile] */
   int tile_rows, row_tiles, group; /* a tile's row r: query r / group, head r % group */
+
+  /* Of combine_tiles, in place of `parts`; the grid is (blocks of a tile's rows, shares). */
+  const fa3_combine_tile *tiles; /* of each share */
+  int team;                      /* the next part is the share's so many on */
+  int by_four;                   /* four columns of the output lie at a multiple of 8 bytes */
 } fa3_combine_params;
 
 #endif

@@ -2,9 +2,9 @@
 //
 // A block computes tiles of Q, 64 rows for each of its consumer warpgroups. Of its first warpgroup
 // one warp streams tiles of K and V into two rings of buffers (forward_load.cuh), one loads Q, and
-// one decides which tile is next, ahead of the others (forward_work.cuh). A consumer keeps S, P and
-// O in registers. Tiles of keys are visited from the last to the first: those that need a mask come
-// early.
+// one decides which tile is next, ahead of the others (forward_tiles.cuh, forward_deal.cuh). A
+// consumer keeps S, P and O in registers. Tiles of keys are visited from the last to the first:
+// those that need a mask come early.
 //
 //               matrix unit                    the consumer meanwhile
 //   begin_tile  S(n) = Q K(n)^T                stores O of the tile before; then P(n)
@@ -17,6 +17,7 @@
 // the other's products.
 //
 // Compile with what variants.def says; see forward_params.h for what the host prepares.
+#include "forward_deal.cuh"
 #include "forward_load.cuh"
 #include "forward_pages.cuh"
 #include "forward_work.cuh"
@@ -295,7 +296,7 @@ __device__ __forceinline__ void end_tile(const fa3_forward_params &params, const
   wgmma_fence();
   issue_output(c, uniform(c.next_v));
   if (!kLazyRescale) softmax_leave_bases(c.rows, c.bases);
-  finish_rows(params, w, c.warpgroup, c.rows, params.scale.natural, c.out, thread_again());
+  finish_rows(params, w, c.warpgroup, c.rows, params.scale, c.out, thread_again());
   c.pending = true;
   c.product = true;
 }
@@ -306,7 +307,7 @@ __device__ __forceinline__ void skip_tile(const fa3_forward_params &params, cons
 #pragma unroll
   for (int i = 0; i < kHeadDimV / 2; ++i) c.out.o[i] = 0.0f;
   ring_release(c.q, t);
-  finish_rows(params, w, c.warpgroup, c.rows, params.scale.natural, c.out, thread_again());
+  finish_rows(params, w, c.warpgroup, c.rows, params.scale, c.out, thread_again());
   c.pending = true;
 }
 
@@ -338,7 +339,7 @@ __device__ __forceinline__ void attend(const fa3_forward_params &params, const l
     c.product = false;
     const bool joined = !last && c.left_over == 0 && c.tiles.begin < c.tiles.end && n < c.tiles.end;
 #if FA3_PAGES
-    if (c.pending && params.splits > 1) {
+    if (c.pending && !is_whole(work_of(t - 1))) {
       store_part(params, work_of(t - 1), warpgroup, c.out, thread_again());
       finish_work(m, t - 1);
       c.pending = false;
@@ -398,12 +399,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     init_barriers(params, m, paged);
   }
   __syncthreads();
-  // And never tells the next to begin early: it may use the same counter of tiles.
+  // And never tells the next to begin early where it may use the same counter of tiles.
   wait_for_prior_grids();
+  if (keys_are_dealt(params)) let_next_grid_launch();
 
   if (warp < 4) {
     registers_give_back<kProducerRegisters>();
-    if (warp == 2)
+    if (warp == 2 && keys_are_dealt(params))
+      schedule_deal(params, m);
+    else if (warp == 2)
       schedule(params, m, [](const work &) { return work_scales{}; });
     else if (paged)
       load_pages(params, m, warp);

@@ -7,8 +7,6 @@
 #include "forward_fp8_store.cuh"
 #include "wgmma_fp8.cuh"
 
-constexpr float kLn2 = 0.69314718f;  // references are exponents of 2
-
 constexpr int kPartKeys = 32;  // whose P one product takes
 
 constexpr uint32_t kCodesHigh = wgmma_descriptor_high<kCodes>();
@@ -156,7 +154,9 @@ __device__ __forceinline__ void store_codes_tile(const fa3_forward_fp8_params &f
       add_kept(sums, i, factor, c.out.o);
     }
   }
-  finish_rows(fp8.forward, w, c.warpgroup, c.rows, kLn2, c.out, thread_again());
+  // References are exponents of 2, and subtracted as they are.
+  const fa3_softmax_scale scale = {0.69314718f, 1.0f, 1.0f, 0.0f, FA3_NO_REFERENCE};
+  finish_rows(fp8.forward, w, c.warpgroup, c.rows, scale, c.out, thread_again());
   const float unit = kHeadScales ? load_shared_float(units_of(m) + 8) : c.unit;
   c.out.average[0] *= unit;
   c.out.average[1] *= unit;

@@ -18,6 +18,7 @@
 
 #include <stdint.h>
 
+#include "combine_params.h"
 #include "scheduler.h"
 #include "sequence.h"
 #include "softmax_scale.h"
@@ -73,12 +74,27 @@ typedef struct {
 
   /* Few tiles, many keys: the keys of each tile are shared out to so many blocks. Their averages
    * and log-sum-exps, of float32, go to place ((split * batches + batch) * longest_query + query) *
-   * heads_q + head, and combine.cu makes output and lse of them. 1: none; `sink` is null else. */
+   * heads_q + head, and combine.cu makes output and lse of them. 1: none. */
   int splits;
   int longest_query; /* queries of the longest sequence */
+  int part_stride;   /* from a query's place to the next one's: heads_q, or tile_heads */
   float *partial;    /* head_dim_v columns */
   float *partial_lse;
+
+  /* Lengths that differ: all keys are dealt out in so many shares (forward_deal.cuh), 0: they are
+   * not. A share has places for two tiles: the first for one that it goes on with, the second for
+   * one that it begins and that others go on with. A tile's place number r is for query
+   * r / tile_heads and head r % tile_heads of it. */
+  struct {
+    int shares;              /* a multiple of the team */
+    int team;                /* tiles whose shares are side by side; heads are a multiple of it */
+    fa3_combine_tile *begun; /* of each share */
+  } deal;
 } fa3_forward_params;
+
+/* Where keys are dealt out, in tiles of keys: what a tile counts for beside its own, and what it
+ * costs that tiles are cut. */
+enum { FA3_FORWARD_TILE_UNITS = 2, FA3_FORWARD_CUT_UNITS = 6 };
 
 /* The length of `tile_counters`, an array of each variant's cubin: zeros for next_tile. */
 #define FA3_TILE_COUNTERS 32768

@@ -21,6 +21,15 @@ struct results {
   float average[2], lse[2];
 };
 
+// Whether a result is no part of one. Of parts the sink is counted where they are put together.
+__device__ __forceinline__ bool is_whole(const work &w) {
+#if FA3_PAGES
+  return w.part == kWhole;
+#else
+  return true;
+#endif
+}
+
 // One of a thread's two rows. Whoever is short of registers gives thread_again() as `thread`,
 // others threadIdx.x.
 struct output_row {
@@ -111,15 +120,16 @@ __device__ __forceinline__ void store_by_threads(const fa3_forward_params &param
   }
 }
 
-// A tile has seen its last scores: what turns O into the average, and the log-sum-exp. `scale`
-// makes a logit of a reference.
+// A tile has seen its last scores: what turns O into the average, and the log-sum-exp. `scale`: of
+// references.
 __device__ __forceinline__ void finish_rows(const fa3_forward_params &params, const work &w,
-                                            int warpgroup, const softmax_rows &rows, float scale,
-                                            results &x, int thread) {
+                                            int warpgroup, const softmax_rows &rows,
+                                            const fa3_softmax_scale &scale, results &x,
+                                            int thread) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const float *sink = nullptr;
-    if (params.sink != nullptr) {
+    if (params.sink != nullptr && is_whole(w)) {
       const output_row row = find_row(params, w, warpgroup, r, thread);
       if (row.stored) sink = params.sink + row.head;
     }
@@ -158,16 +168,16 @@ __device__ __forceinline__ void store_lse(const fa3_forward_params &params, cons
 }
 
 #if FA3_PAGES
-// A share of a tile's keys: averages and log-sum-exps as they are, for combine.cu. Of a row that
+// A part of a tile's keys: averages and log-sum-exps as they are, for combine.cu. Of a row that
 // sees none of them there is no average.
 __device__ __forceinline__ void store_part(const fa3_forward_params &params, const work &w,
                                            int warpgroup, const results &x, int thread) {
-  const int column = 2 * (thread & 3), heads = params.tiles.heads * params.tile_heads;
+  const int column = 2 * (thread & 3);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const output_row row = find_row(params, w, warpgroup, r, thread);
     if (!row.stored) continue;
-    const int64_t place = ((int64_t)w.part * params.longest_query + row.query) * heads + row.head;
+    const int64_t place = w.part + row.query * params.part_stride + row.head;
     if (column == 0) params.partial_lse[place] = x.lse[r];
     if (x.lse[r] == -INFINITY) continue;
     float *const to = params.partial + place * params.head_dim_v + column;

@@ -3,6 +3,8 @@
 #ifndef FA3_FORWARD_TILES_CUH
 #define FA3_FORWARD_TILES_CUH
 
+#include <limits.h>
+
 #include "forward_params.h"
 #include "registers.cuh"
 #include "ring.cuh"
@@ -20,6 +22,9 @@ struct work_scales {
   float value;
 };
 
+// Of a tile whose keys are not shared out.
+constexpr int kWhole = INT_MIN;
+
 // One output tile of this block: which rows, and which tiles of keys it needs.
 // The scheduling warp leaves it in shared memory for the others.
 struct __align__(16) work {
@@ -35,7 +40,7 @@ struct __align__(16) work {
   int batch;  // the sequence's number, for its scales
   work_scales scales;
 #elif FA3_PAGES
-  int part;  // split * batches + batch: where a share of a tile's keys leaves its results
+  int part;  // the place of its results, less query * part_stride + head of each row; or kWhole
 #endif
   int head;         // of queries; of keys, if the queries of its whole group share tiles
   int key_head;     // the one of keys and values
@@ -96,13 +101,21 @@ __device__ __forceinline__ void find_work(const fa3_forward_params &params, cons
 }
 
 #if FA3_PAGES
-// Of a tile's keys, the share number `split`.
-__device__ __forceinline__ void take_share(const fa3_forward_params &params, work &w, int split) {
-  w.part = split * params.tiles.batches + w.sequence.query_batch;
-  w.tiles = fa3_share_of(w.tiles, split, params.splits);
+// Of a tile's keys, these alone.
+__device__ __forceinline__ void limit_tiles(work &w, fa3_range tiles) {
+  w.tiles = fa3_common_range(w.tiles, tiles);
 #pragma unroll 1
   for (int i = 0; i < kWarpgroups; ++i)
-    w.warpgroup[i].tiles = fa3_common_range(w.warpgroup[i].tiles, w.tiles);
+    w.warpgroup[i].tiles = fa3_common_range(w.warpgroup[i].tiles, tiles);
+}
+
+// The share number `split` of them, where there are several.
+__device__ __forceinline__ void take_share(const fa3_forward_params &params, work &w, int split) {
+  w.part = kWhole;
+  if (params.splits == 1) return;
+  w.part = (split * params.tiles.batches + w.sequence.query_batch) * params.longest_query *
+           params.part_stride;
+  limit_tiles(w, fa3_share_of(w.tiles, split, params.splits));
 }
 #endif
 
@@ -241,7 +254,7 @@ __device__ __forceinline__ void schedule(const fa3_forward_params &params, const
 #if FA3_E4M3
       w.scales = scales;
 #elif FA3_PAGES
-      if (!last && splits > 1) take_share(params, work_of(done), index % splits);
+      if (!last) take_share(params, work_of(done), index % splits);
 #endif
       barrier_arrive(ring_full(m.work, done));
     }

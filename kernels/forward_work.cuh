@@ -38,6 +38,7 @@ constexpr int kQBytes = kRows * kHeadDim * 2;
 constexpr int kKBytes = kTileK * kHeadDim * 2;
 constexpr int kVBytes = kTileK * kHeadDimV * 2;
 constexpr int kWorkBytes = 128;
+constexpr int kDealBytes = 48;
 
 // A warp's 16 rows of O leave through shared memory, this many chunks at a time.
 constexpr int kOChunks = kChunksV < 2 ? 1 : 2;
@@ -65,6 +66,7 @@ struct layout {
   ring<kWorkSlots, kWorkBytes> work;
   barrier work_wanted;
   barrier k_copied, v_copied;  // for each buffer of K, of V: the rows that threads copy are there
+  uint32_t deal;               // kDealBytes
   uint32_t end;
 };
 
@@ -86,7 +88,8 @@ __host__ __device__ constexpr layout lay_out(uint32_t base) {
   m.work_wanted = {m.v_landed.address + 8};
   m.k_copied = {m.work_wanted.address + 8};
   m.v_copied = {m.k_copied.address + 8 * kStages};
-  m.end = m.v_copied.address + 8 * kStages;
+  m.deal = m.v_copied.address + 8 * kStages;
+  m.end = m.deal + kDealBytes;
   return m;
 }
 

@@ -320,25 +320,32 @@ __device__ __forceinline__ void softmax_begin(float (&s)[kCount], softmax_rows &
 }
 
 // One row's columns together: sets the factor that turns the summed output into
-// the average, returns the log-sum-exp. `scale` makes a logit of the reference. The sink is a logit
-// without a value.
-__device__ __forceinline__ float softmax_finish(const softmax_rows &rows, int r, float scale,
-                                                const float *sink, float &factor) {
+// the average, returns the log-sum-exp. The sink is a logit without a value.
+__device__ __forceinline__ float softmax_finish(const softmax_rows &rows, int r,
+                                                const fa3_softmax_scale &scale, const float *sink,
+                                                float &factor) {
   float sum = rows.sum[r];
   sum += __shfl_xor_sync(0xffffffff, sum, 1);
   sum += __shfl_xor_sync(0xffffffff, sum, 2);
-  float logit = rows.reference[r] * scale, shift = 1.0f;
+  const float reference = rows.reference[r];
+  float logit = reference * scale.natural, shift = 1.0f;
+  // Exponents have the rounding of reference * scale, and so has the sum: 2^-excess as a factor. It
+  // would be all of the sum's logarithm where one score decides.
+  float excess = 0.0f;
+  if (fabsf(reference) <= scale.limit)
+    excess = fmaf(-reference, scale.log2, reference * scale.log2);
   if (sink != nullptr) {
     if (sum == 0.0f) logit = -INFINITY;
     const float top = max_nan(max_nan(logit, *sink), -FLT_MAX);
-    shift = exp2_unit((logit - top) * 1.44269504f);
+    shift = exp2_unit(fmaf(logit - top, 1.44269504f, excess));
     sum = sum * shift + exp2_unit((*sink - top) * 1.44269504f);
     logit = top;
+    excess = 0.0f;
   }
   // A sum is 0, or about 1 at least, for the reference was a maximum: nothing is too small for the
   // approximate instructions.
   factor = sum == 0.0f ? 0.0f : shift * reciprocal_unit(sum);
-  return sum == 0.0f ? -INFINITY : fmaf(log2_unit(sum), 0.69314718f, logit);
+  return sum == 0.0f ? -INFINITY : fmaf(log2_unit(sum) + excess, 0.69314718f, logit);
 }
 
 #endif

@@ -30,18 +30,27 @@ static struct cuda_plan plan_of(const struct problem *problem, const struct cuda
 /* What the launch relies on. */
 static void check_plan(const struct problem *problem, const struct cuda_plan *cuda_plan) {
   const struct forward_plan *plan = &cuda_plan->forward;
-  const int64_t rows = problem->batch * problem->max_seqlen_q * problem->heads_q;
   assert_int_equal(plan->tiles.blocks, divide_up(problem->max_seqlen_q, plan->tile_queries));
   assert_true(plan->workers <= facts.multiprocessors);
-  assert_true((plan->combine != NULL) == (plan->splits > 1));
+  assert_true((plan->combine != NULL) == (plan->splits > 1 || plan->shares > 0));
   assert_true(plan->tile_queries * plan->tile_heads <= plan->kernel->tile_q);
-  if (plan->splits == 1) return;
+  if (!plan->combine) return;
   assert_true(plan->kernel->pages);
-  assert_true((int64_t)plan->splits * plan->kernel->tile_k <= problem->max_seqlen_k);
-  const size_t partial =
-      sizeof(float) * (size_t)(plan->splits * rows) * (size_t)problem->value_head_dim;
+  assert_true(plan->splits == 1 || plan->shares == 0);
+  int64_t rows = plan->splits * problem->batch * problem->max_seqlen_q * problem->heads_q;
+  if (plan->shares > 0) {
+    rows = 2 * (int64_t)plan->shares * plan->tile_queries * plan->tile_heads;
+    assert_int_equal(plan->workers, plan->shares);
+    assert_int_equal(plan->shares % plan->team, 0);
+    assert_int_equal(plan->tiles.heads % plan->team, 0);
+    assert_true(plan->room.parts.offset + (size_t)plan->shares * sizeof(fa3_combine_tile) <=
+                cuda_plan->workspace_size);
+  } else {
+    assert_true((int64_t)plan->splits * plan->kernel->tile_k <= problem->max_seqlen_k);
+  }
+  const size_t partial = sizeof(float) * (size_t)rows * (size_t)problem->value_head_dim;
   assert_true(plan->room.partial.offset + partial <= plan->room.partial_lse.offset);
-  assert_true(plan->room.partial_lse.offset + sizeof(float) * (size_t)(plan->splits * rows) <=
+  assert_true(plan->room.partial_lse.offset + sizeof(float) * (size_t)rows <=
               cuda_plan->workspace_size);
 }
 
@@ -90,6 +99,36 @@ static void test_few_tiles_share_keys_out(void **state) {
     /* At most so many as the caller wants. */
     for (problem.num_splits = 1; problem.num_splits < 4; problem.num_splits++)
       assert_true(plan_of(&problem, &facts).forward.splits <= problem.num_splits);
+  }
+}
+
+/* Where lengths may be far apart, or tiles are a little more than multiprocessors. */
+static void test_keys_are_dealt_out(void **state) {
+  (void)state;
+  static const int32_t lengths[64];
+  static const struct {
+    int64_t batch, seqlen_q, seqlen_k, heads_q, heads_k, head_dim;
+    bool differ, dealt;
+  } cases[] = {
+      {16, 16, 32768, 32, 8, 128, true, true},    {16, 16, 32768, 32, 8, 128, false, false},
+      {8, 100, 32768, 6, 1, 128, true, true},     {30, 128, 4096, 5, 5, 128, false, true},
+      {16, 16, 1000, 32, 8, 128, true, false},    {1, 16, 32768, 32, 8, 128, true, false},
+      {64, 512, 32768, 32, 32, 128, true, false}, {16, 200, 16384, 20, 4, 64, true, true},
+      {16, 30, 16384, 8, 8, 256, true, true},     {4, 4096, 8192, 1, 1, 128, true, false}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    struct problem problem = make_problem(cases[i].batch, cases[i].seqlen_q, cases[i].seqlen_k,
+                                          cases[i].heads_q, cases[i].heads_k, cases[i].head_dim);
+    if (cases[i].differ) problem.seqused_k = lengths;
+    const struct cuda_plan plan = plan_of(&problem, &facts);
+    assert_false(plan.decodes);
+    if ((plan.forward.shares > 0) != cases[i].dealt) fail_msg("case %zu", i);
+    check_plan(&problem, &plan);
+    /* Not where multiprocessors are to be left free, nor against the caller's wish. */
+    struct cuda_facts fewer = facts;
+    fewer.multiprocessors = 100;
+    assert_int_equal(plan_of(&problem, &fewer).forward.shares, 0);
+    problem.num_splits = 2;
+    assert_int_equal(plan_of(&problem, &facts).forward.shares, 0);
   }
 }
 
@@ -172,6 +211,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_every_plan_fits),
       cmocka_unit_test(test_few_tiles_share_keys_out),
+      cmocka_unit_test(test_keys_are_dealt_out),
       cmocka_unit_test(test_size_never_falls),
       cmocka_unit_test(test_no_room_without_splits),
       cmocka_unit_test(test_packed_queries_do_not),

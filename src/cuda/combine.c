@@ -9,9 +9,10 @@
 #include "error.h"
 #include "integer.h"
 
-enum { COMBINE, COMBINE_ROWS };
+enum { COMBINE, COMBINE_ROWS, COMBINE_TILES };
 const struct kernel_kind combine_kind = {
-    .entries = {[COMBINE] = "combine", [COMBINE_ROWS] = "combine_rows"}};
+    .entries = {
+        [COMBINE] = "combine", [COMBINE_ROWS] = "combine_rows", [COMBINE_TILES] = "combine_tiles"}};
 
 static int element_kind(fa3_dtype dtype) {
   return dtype == FA3_FLOAT32   ? FA3_COMBINE_FLOAT32
@@ -57,12 +58,17 @@ static bool divided_by_four(const fa3_combine_strides *strides) {
   return (strides->split | strides->batch | strides->row | strides->head) % 4 == 0;
 }
 
-/* Whether a thread may have four columns of a row, and read and write them together. */
+/* Whether a thread may write four columns of a row together. */
+static bool stores_four_columns(const fa3_combine_params *params) {
+  return params->kind != FA3_COMBINE_FLOAT32 && (uintptr_t)params->output % 8 == 0 &&
+         divided_by_four(&params->output_strides);
+}
+
+/* Whether it may have four columns of a row, and read and write them together. */
 static bool takes_four_columns(const fa3_combine_params *params) {
-  return params->warps == 1 && !params->parts && params->kind != FA3_COMBINE_FLOAT32 &&
-         params->head_dim % 4 == 0 && (uintptr_t)params->partial % 16 == 0 &&
-         (uintptr_t)params->output % 8 == 0 && divided_by_four(&params->partial_strides) &&
-         divided_by_four(&params->output_strides) &&
+  return params->warps == 1 && !params->parts && params->head_dim % 4 == 0 &&
+         (uintptr_t)params->partial % 16 == 0 && divided_by_four(&params->partial_strides) &&
+         stores_four_columns(params) &&
          /* It counts threads in 32 bits. */
          (int64_t)params->seqlen_q * params->heads * FA3_COMBINE_ROW_THREADS(params->head_dim) <=
              UINT32_MAX - FA3_COMBINE_THREADS;
@@ -80,6 +86,18 @@ fa3_status combine_splits(const struct cuda_scope *scope, const struct problem *
       .threads = FA3_COMBINE_THREADS,
       .dependent = true};
   return launch_kernel(scope, kernel, rows ? COMBINE_ROWS : COMBINE, &grid, params);
+}
+
+fa3_status combine_tiles(const struct cuda_scope *scope, const struct kernel *kernel, int shares,
+                         fa3_combine_params *params) {
+  const int rows_of_block = FA3_COMBINE_THREADS / FA3_COMBINE_ROW_THREADS(params->head_dim);
+  params->by_four = stores_four_columns(params);
+  const struct grid grid = {.x = (unsigned)divide_up(params->tile_rows, rows_of_block),
+                            .y = (unsigned)shares,
+                            .z = 1,
+                            .threads = FA3_COMBINE_THREADS,
+                            .dependent = true};
+  return launch_kernel(scope, kernel, COMBINE_TILES, &grid, params);
 }
 
 fa3_status plan_combine(const struct problem *problem, const struct cuda_facts *facts,

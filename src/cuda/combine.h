@@ -14,4 +14,8 @@ fa3_combine_params make_combine_params(const struct problem *problem, const stru
 fa3_status combine_splits(const struct cuda_scope *scope, const struct problem *problem,
                           const struct kernel *kernel, fa3_combine_params *params);
 
+/* Of tiles whose keys are dealt out in so many shares. In scope. */
+fa3_status combine_tiles(const struct cuda_scope *scope, const struct kernel *kernel, int shares,
+                         fa3_combine_params *params);
+
 #endif

@@ -13,8 +13,9 @@
 
 /* docs/notes/hopper-decode.md says why these. */
 static const int64_t few_rows = 64; /* with more, the forward kernel's tiles are full */
-/* Of codes, with more keys to read, each for each row tile, chunk_fp8 is faster. */
-static const int64_t few_tile_keys_of_codes = 1 << 16;
+/* Keys, each counted once for each row tile that reads it: where there are more, and more than one
+ * row tile, the forward kernel is faster, and of codes chunk_fp8. */
+static const int64_t few_tile_keys = 1 << 15, few_tile_keys_of_codes = 1 << 16;
 static const int64_t full_grid = 64;    /* blocks that use the memory well, of clusters */
 static const int64_t many_tiles = 264;  /* row tiles that need no splits, of sequences alike */
 static const int64_t long_keys = 8192;  /* from here on splits may be more than a cluster */
@@ -106,8 +107,8 @@ static int32_t few_queries(const struct problem *problem) {
   return (int32_t)larger(FA3_DECODE_ROWS / (problem->heads_q / problem->heads_k), 1);
 }
 
-/* Keys, each counted once for each tile of rows that reads it. Of sequences that are full. */
-static double tile_keys(const struct problem *problem) {
+/* Of sequences that are full. */
+static double count_tile_keys(const struct problem *problem) {
   return (double)row_tiles(problem, longest_query(problem)) * (double)problem->batch *
          (double)problem->heads_k * (double)problem->max_seqlen_k;
 }
@@ -121,7 +122,8 @@ bool decode_takes(const struct problem *problem) {
   if (problem->split_keys || problem->output.dtype != problem->query.dtype) return true;
   if (tiles <= 1) return true;
   return tiles * FA3_DECODE_ROWS <= few_rows && tiles * problem->batch <= 2 * full_grid &&
-         tiles * problem->batch * problem->heads_k <= 2 * full_grid;
+         tiles * problem->batch * problem->heads_k <= 2 * full_grid &&
+         count_tile_keys(problem) <= (double)few_tile_keys;
 }
 
 static bool has_codes(const struct problem *problem) {
@@ -368,7 +370,7 @@ static fa3_status plan_splits(const struct problem *problem, const struct cuda_f
 static bool has_chunks(const struct problem *problem) {
   return has_codes(problem) && !problem->split_keys &&
          row_tiles(problem, longest_query(problem)) > 1 &&
-         tile_keys(problem) > (double)few_tile_keys_of_codes;
+         count_tile_keys(problem) > (double)few_tile_keys_of_codes;
 }
 
 static const struct kernel *find_chunk_kernel(const struct problem *problem,

@@ -45,7 +45,7 @@ enum {
   CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 = 9
 };
 enum { CU_TENSOR_MAP_SWIZZLE_64B = 2, CU_TENSOR_MAP_SWIZZLE_128B = 3 };
-enum { CU_TENSOR_MAP_L2_PROMOTION_L2_256B = 3 };
+enum { CU_TENSOR_MAP_L2_PROMOTION_L2_128B = 2, CU_TENSOR_MAP_L2_PROMOTION_L2_256B = 3 };
 
 /* Streams that belong to whatever context is current. */
 #define CU_STREAM_LEGACY ((CUstream)0x1)

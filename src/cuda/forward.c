@@ -116,11 +116,16 @@ static fa3_status launch_attention(const struct call *call) {
                                                                       params.queries_per_warpgroup;
   if (plan->few.kernel) params.few_queries = plan->few.most_queries;
   params.splits = plan->splits;
-  if (plan->splits > 1) {
-    params.longest_query = params.sequences.seqlen_q;
+  params.longest_query = params.sequences.seqlen_q;
+  params.part_stride = plan->shares ? plan->tile_heads : (int)problem->heads_q;
+  if (plan->combine) {
     params.partial = (float *)(void *)(call->workspace + plan->room.partial.offset);
     params.partial_lse = (float *)(void *)(call->workspace + plan->room.partial_lse.offset);
-    params.sink = NULL; /* combine counts it, once */
+  }
+  if (plan->shares) {
+    params.deal.shares = plan->shares;
+    params.deal.team = plan->team;
+    params.deal.begun = (fa3_combine_tile *)(void *)(call->workspace + plan->room.parts.offset);
   }
   if (plan->counted) TRY(set_tile_counter(call, &params));
   struct grid grid = {.x = (unsigned)plan->workers,
@@ -159,8 +164,15 @@ fa3_status launch_forward(const struct cuda_scope *scope, const struct problem *
   if (!plan->workers) return FA3_OK;
   if (plan->few.kernel) TRY(launch_decode(scope, problem, &plan->few, workspace));
   TRY(launch_attention(&call));
-  if (plan->splits == 1) return FA3_OK;
+  if (!plan->combine) return FA3_OK;
   fa3_combine_params params = make_combine_params(problem, &plan->room, workspace, plan->splits);
+  if (plan->shares) {
+    params.tiles = (const fa3_combine_tile *)(const void *)(workspace + plan->room.parts.offset);
+    params.team = plan->team;
+    params.tile_rows = plan->tile_queries * plan->tile_heads;
+    params.group = plan->tile_heads;
+    return combine_tiles(scope, plan->combine, plan->shares, &params);
+  }
   params.warps = forward_combine_warps(problem, plan->splits);
   return combine_splits(scope, problem, plan->combine, &params);
 }

@@ -286,7 +286,8 @@ static fa3_status plan_workspace(const struct problem *problem, const struct cud
                                    {TENSOR_output, FORM_TMA},
                                    {TENSOR_sink, FORM_FLOATS}};
   TRY(reserve_counter(problem, &plan->forward, size));
-  TRY(reserve_splits(problem, facts, forward_split_rows(problem), &plan->forward.room, size));
+  TRY(reserve_splits(problem, facts, forward_split_rows(problem, facts), &plan->forward.room,
+                     size));
   return plan_staging(problem, demands, sizeof demands / sizeof *demands, &plan->staging, size);
 }
 
@@ -345,7 +346,7 @@ static fa3_status plan_fp8_workspace(const struct problem *problem, const struct
 static fa3_status plan_splits(const struct problem *problem, const struct cuda_facts *facts,
                               struct forward_plan *plan) {
   plan_forward_splits(problem, facts, may_share_tiles(problem), plan);
-  if (plan->splits == 1) return FA3_OK;
+  if (plan->splits == 1 && !plan->shares) return FA3_OK;
   plan->combine = find_kernel(
       &(struct kernel_need){.kind = &combine_kind, .architecture = facts->architecture});
   return find_forward_kernel(facts->architecture, problem->query.dtype, problem->head_dim,
@@ -358,7 +359,8 @@ static fa3_status plan_splits(const struct problem *problem, const struct cuda_f
 static void plan_grid(const struct cuda_facts *facts, struct forward_plan *plan) {
   const int32_t tiles = fa3_tile_count(&plan->tiles) * plan->splits;
   plan->workers = tiles < facts->multiprocessors ? tiles : facts->multiprocessors;
-  plan->counted = plan->next_tile.used && tiles > plan->workers;
+  if (plan->shares) plan->workers = plan->shares;
+  plan->counted = plan->next_tile.used && tiles > plan->workers && !plan->shares;
 }
 
 /* The keys that a query sees, in the mean. */

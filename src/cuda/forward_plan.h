@@ -17,6 +17,8 @@ struct forward_plan {
   int32_t box; /* of a cache in pages: rows that the copy engine takes at a time; 0: none */
   fa3_tile_space tiles;
   int32_t splits;               /* blocks that share the keys of a tile; 1: none */
+  int32_t shares;               /* that all tiles' keys are dealt out in; 0: they are not */
+  int32_t team;                 /* tiles whose shares are side by side */
   const struct kernel *combine; /* for what they leave, if they do */
   struct split_room room;
   int32_t workers;              /* blocks of the grid */

@@ -24,14 +24,38 @@ static const double result_steps = 0.3e-3;   /* of each of its rows, */
 static const double partial_steps = 0.75e-4; /* and of each of their parts, of 128 columns */
 static const double least_gain = 0.95;
 
-int64_t forward_split_rows(const struct problem *problem) {
+/* Keys dealt out (kernels/forward_deal.cuh): keys of the longest sequence at least; most sequences,
+ * and blocks of rows of each; the part of the multiprocessors that teams have to fill; and steps in
+ * which a block finds its share. */
+static const int64_t least_dealt_keys = 1024, most_dealt_sequences = 256, most_dealt_blocks = 32;
+static const double least_filled = 0.96;
+static const double deal_steps = 2;
+/* Where lengths may be far apart: tiles for each multiprocessor, and steps of the call otherwise.
+ */
+static const double least_differing_tiles = 0.15, most_differing_tiles = 3;
+static const double least_differing_steps = 20;
+
+/* Whether a call with so many keys may have them dealt out, with few enough queries. Packed keys
+ * are prompts' own. */
+static bool may_deal(const struct problem *problem) {
+  return !problem->cu_seqlens_k && (!problem->cu_seqlens_q || problem->seqused_k) &&
+         !problem->num_splits && problem->max_seqlen_k >= least_dealt_keys;
+}
+
+/* Rows of all parts: two of the largest tiles for each multiprocessor. */
+static int64_t dealt_rows(const struct cuda_facts *facts) {
+  return 2 * (int64_t)facts->most_multiprocessors * 192;
+}
+
+int64_t forward_split_rows(const struct problem *problem, const struct cuda_facts *facts) {
   if (problem->max_seqlen_k < least_keys || problem->num_splits == 1 || problem->cu_seqlens_q)
-    return 0;
+    return may_deal(problem) ? dealt_rows(facts) : 0;
   /* No more than a call can have: a share has at least 64 keys. */
   const double rows = (double)smaller(problem->max_seqlen_q, problem->rows_q) *
                       (double)problem->batch * (double)problem->heads_q;
   const double parts = (double)smaller(problem->max_seqlen_k / 64, most_splits);
-  return rows * parts < (double)most_split_rows ? (int64_t)(rows * parts) : most_split_rows;
+  const int64_t most = may_deal(problem) ? dealt_rows(facts) : most_split_rows;
+  return rows * parts < (double)most ? (int64_t)(rows * parts) : most;
 }
 
 int forward_combine_warps(const struct problem *problem, int64_t splits) {
@@ -106,6 +130,48 @@ static double time_of(const struct problem *problem, const struct cuda_facts *fa
          least_gain;
 }
 
+/* Tiles whose shares are side by side: as many heads as leave few multiprocessors without one. */
+static int64_t choose_team(int64_t most, int64_t heads) {
+  for (int64_t team = smaller(heads, most); team > 1; team--)
+    if (heads % team == 0 && (double)(most / team * team) >= least_filled * (double)most)
+      return team;
+  return 1;
+}
+
+/* All rows of a block of them at once, or keys would be read again. */
+static struct sharing dealt_tiles(const struct problem *problem, const struct kernel *kernel,
+                                  int64_t tile_heads) {
+  struct sharing one = {.tile_heads = tile_heads, .warpgroups = kernel->tile_q / ROWS, .splits = 1};
+  const int64_t blocks = larger(blocks_of(problem, one), 1), rows = ROWS / tile_heads;
+  const int64_t longest = smaller(problem->max_seqlen_q, problem->rows_q);
+  one.warpgroups = larger(divide_up(divide_up(longest, blocks), rows), 1);
+  return one;
+}
+
+/* About what a call takes whose keys are dealt out, all sequences being as long as they may be;
+ * infinite where they can't be, or where multiprocessors are to be left free: each has a share. */
+static double dealt_time(const struct problem *problem, const struct cuda_facts *facts,
+                         const struct forward_plan *plan, struct sight seen, struct sharing one) {
+  const int64_t most = facts->most_multiprocessors, blocks = blocks_of(problem, one);
+  const int64_t heads = problem->heads_q / one.tile_heads;
+  const int64_t longest = smaller(problem->max_seqlen_q, problem->rows_q);
+  const int64_t tile_rows = one.warpgroups * (ROWS / one.tile_heads) * one.tile_heads;
+  const double tiles = (double)blocks * (double)heads * (double)problem->batch;
+  const double units = ceil((double)problem->max_seqlen_k / (double)plan->kernel->tile_k) + 1;
+  if (!may_deal(problem) || facts->multiprocessors < most ||
+      problem->batch > most_dealt_sequences || tiles < 1 || blocks > most_dealt_blocks ||
+      4 * longest > problem->max_seqlen_k ||
+      2 * most * tile_rows > forward_split_rows(problem, facts) ||
+      tiles * (units + FA3_FORWARD_TILE_UNITS) > INT32_MAX / 2)
+    return INFINITY;
+  const double shares = (double)(most / choose_team(most, heads) * choose_team(most, heads));
+  const double columns = (double)problem->value_head_dim / 128;
+  const double part = store_steps * columns * (double)one.warpgroups / 2;
+  const double of_tile = forward_tile_time(plan->kernel, one.warpgroups) * seen.mean + tile_steps;
+  return tiles * of_tile / shares + 2 * part + deal_steps + combine_steps +
+         shares * (double)tile_rows * (result_steps + 2 * partial_steps * columns);
+}
+
 /* As many splits as there may be. */
 static int64_t count_most_splits(const struct problem *problem, const struct forward_plan *plan) {
   const double rows = (double)smaller(problem->max_seqlen_q, problem->rows_q) *
@@ -118,13 +184,40 @@ static int64_t count_most_splits(const struct problem *problem, const struct for
   return smaller(most, most_split_rows / (int64_t)rows);
 }
 
+/* Whether some sequences may be much longer than others, as the device alone knows. It cuts no tile
+ * where that saves nothing. */
+static bool lengths_differ(const struct problem *problem, const struct cuda_facts *facts,
+                           struct sharing dealt) {
+  if (problem->batch < 2 || !problem->seqused_k || !dealt.tile_heads) return false;
+  const double tiles = (double)blocks_of(problem, dealt) * (double)problem->batch *
+                       (double)(problem->heads_q / dealt.tile_heads) /
+                       (double)facts->most_multiprocessors;
+  return tiles > least_differing_tiles && tiles <= most_differing_tiles;
+}
+
+static void share_out(const struct problem *problem, const struct cuda_facts *facts,
+                      struct sharing sharing, bool deal, struct forward_plan *plan) {
+  plan->splits = (int32_t)sharing.splits;
+  plan->tile_heads = (int32_t)sharing.tile_heads;
+  plan->tile_queries = (int32_t)(sharing.warpgroups * (ROWS / sharing.tile_heads));
+  plan->tiles.blocks = (int32_t)blocks_of(problem, sharing);
+  plan->tiles.heads = (int32_t)(problem->heads_q / sharing.tile_heads);
+  /* All heads together, longest tiles first. */
+  plan->tiles.grouped = 0;
+  plan->tiles.group = plan->tiles.heads * plan->tiles.batches;
+  if (!deal) return;
+  const int64_t most = facts->most_multiprocessors;
+  plan->team = (int32_t)choose_team(most, plan->tiles.heads);
+  plan->shares = (int32_t)(most / plan->team * plan->team);
+}
+
 void plan_forward_splits(const struct problem *problem, const struct cuda_facts *facts,
                          bool may_share_tiles, struct forward_plan *plan) {
   const int64_t most = count_most_splits(problem, plan),
                 group = problem->heads_q / problem->heads_k;
   const struct sight seen = count_keys(problem, plan->kernel);
-  struct sharing best = {.splits = 1};
-  double least = INFINITY;
+  struct sharing best = {.splits = 1}, best_deal = {0};
+  double least = INFINITY, least_dealt = INFINITY;
   plan->splits = 1;
   for (struct sharing one = {.splits = 1}; one.splits <= most; one.splits++)
     for (one.warpgroups = plan->kernel->tile_q / ROWS; one.warpgroups > 0; one.warpgroups--)
@@ -137,13 +230,18 @@ void plan_forward_splits(const struct problem *problem, const struct cuda_facts 
         best = one;
         least = time;
       }
-  if (best.splits <= 1) return;
-  plan->splits = (int32_t)best.splits;
-  plan->tile_heads = (int32_t)best.tile_heads;
-  plan->tile_queries = (int32_t)(best.warpgroups * (ROWS / best.tile_heads));
-  plan->tiles.blocks = (int32_t)blocks_of(problem, best);
-  plan->tiles.heads = (int32_t)(problem->heads_q / best.tile_heads);
-  /* All heads together, longest tiles first. */
-  plan->tiles.grouped = 0;
-  plan->tiles.group = plan->tiles.heads * plan->tiles.batches;
+  for (int shared = 0; shared <= may_share_tiles; shared++) {
+    const struct sharing one =
+        dealt_tiles(problem, plan->kernel, shared ? group : plan->tile_heads);
+    const double time = dealt_time(problem, facts, plan, seen, one);
+    if (time >= least_dealt) continue;
+    best_deal = one;
+    least_dealt = time;
+  }
+  if (least_dealt < (lengths_differ(problem, facts, best_deal) && least >= least_differing_steps
+                         ? INFINITY
+                         : least * least_gain))
+    share_out(problem, facts, best_deal, true, plan);
+  else if (best.splits > 1)
+    share_out(problem, facts, best, false, plan);
 }

@@ -322,6 +322,10 @@ static void run_the_others(void) {
   run_forward(&args); /* decode_dealt */
   args.key.dtype = args.value.dtype = FA3_FLOAT8_E4M3;
   run_forward(&args); /* decode_fp8_dealt */
+  args = make_forward(FA3_BFLOAT16, 16, 8000, 128);
+  args.query.shape[0] = args.key.shape[0] = args.value.shape[0] = args.output.shape[0] = 27;
+  args.seqused_k = fa3_vector(place(10), FA3_INT32, 27);
+  run_forward(&args); /* combine_tiles */
   args = make_forward(FA3_BFLOAT16, 3000, 3000, 64);
   run_forward(&args);
   run_backward(&args); /* backward_finish */

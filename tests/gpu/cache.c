@@ -41,7 +41,7 @@ struct cache {
   float query_scale[BATCH * HEADS_Q];
   uint16_t query[BATCH * ROW_Q], output[BATCH * ROW_Q], other_output[BATCH * ROW_Q];
   float partial[4 * BATCH * ROW_Q], partial_lse[4 * BATCH * HEADS_Q];
-  float lse[BATCH * HEADS_Q], other_lse[BATCH * HEADS_Q];
+  float lse[BATCH * HEADS_Q], other_lse[BATCH * HEADS_Q], sink[HEADS_Q];
   int32_t page_table[BATCH * COLUMNS];
   int32_t used[BATCH], starts[BATCH + 1];
   char workspace[64 << 20];
@@ -90,6 +90,7 @@ static int open_cache(void **state) {
   fill_codes(cache->value_codes, cache->value_scale, ROWS * HEADS_K, &rng);
   fill_codes(cache->query_codes, cache->query_scale, BATCH * HEADS_Q, &rng);
   fill(cache->query, sizeof cache->query, &rng);
+  for (int i = 0; i < HEADS_Q; i++) cache->sink[i] = (float)(3 * rng_normal(&rng));
   new_lengths(&rng);
   return 0;
 }
@@ -244,18 +245,25 @@ static double largest_value(int kind) {
 }
 
 /* The same call on the GPU and on the CPU. Each engine may round a probability by 2^-9 (times a
- * value of at most `largest`), and an output. */
+ * value of at most `largest`), and an output; and the sum of probabilities, for lse. */
 static void compare_rows_with_cpu(fa3_forward_args *args, double largest, int64_t rows) {
   memset(cache->output, 0xff, sizeof cache->output);
+  memset(cache->lse, 0xff, sizeof cache->lse);
   if (fa3_forward(args)) fail_msg("%s", fa3_last_error());
   GPU(cuCtxSynchronize, );
   args->device = (fa3_device){FA3_CPU, 0};
   args->output.data = cache->other_output;
+  if (args->lse.data) args->lse.data = cache->other_lse;
   if (fa3_forward(args)) fail_msg("%s", fa3_last_error());
   for (int64_t i = 0; i < rows * row_q; i++) {
     const double got = number(cache->output[i]), expected = number(cache->other_output[i]);
     if (!(fabs(got - expected) <= 0x1p-8 * (largest + fabs(expected))))
       fail_msg("output %" PRId64 " is %g: expected %g", i, got, expected);
+  }
+  for (int64_t i = 0; args->lse.data && i < rows * HEADS_Q; i++) {
+    const double got = (double)cache->lse[i], expected = (double)cache->other_lse[i];
+    if (got != expected && !(fabs(got - expected) <= 0x1p-8 + 0x1p-20 * fabs(expected)))
+      fail_msg("lse %" PRId64 " is %g: expected %g", i, got, expected);
   }
 }
 
@@ -288,23 +296,51 @@ static void test_mixed_batch(void **state) {
   }
 }
 
-/* Parts of prompts of equal length, whose keys may be split; some see no key. */
-static void test_chunks_of_codes(void **state) {
+/* Packed queries, at least one of each sequence. */
+static void pack_queries(fa3_forward_args *args, int64_t batch, struct rng *rng) {
+  int64_t most = 0;
+  cache->starts[0] = 0;
+  for (int64_t b = 0; b < batch; b++) {
+    const int64_t left = BATCH - cache->starts[b] - (batch - b - 1);
+    const int64_t queries = b + 1 < batch ? rng_between(rng, 1, left) : left;
+    cache->starts[b + 1] = cache->starts[b] + (int32_t)queries;
+    if (queries > most) most = queries;
+  }
+  args->query = fa3_packed(cache->query, FA3_BFLOAT16, BATCH, HEADS_Q, head_dim);
+  args->output = fa3_packed(cache->output, FA3_BFLOAT16, BATCH, HEADS_Q, head_dim);
+  args->lse = make_matrix(cache->lse, FA3_FLOAT32, HEADS_Q, BATCH);
+  args->cu_seqlens_q = fa3_vector(cache->starts, FA3_INT32, batch + 1);
+  args->max_seqlen_q = most;
+}
+
+/* Parts of prompts, whose keys may be split or, from about 10 sequences on, dealt out; some see no
+ * key. The first trial's are. */
+static void test_chunks(void **state) {
   (void)state;
   struct rng rng = rng_for(8);
   double largest[KINDS];
-  for (int kind = PAGE_SCALES; kind < KINDS; kind++) largest[kind] = largest_value(kind);
-  const int trials = gpu_trials(24);
-  for (int trial = 0; trial < trials; trial++) {
-    const int64_t batch = 1 + trial / 3 % 4, queries = BATCH / batch;
-    const int kind = PAGE_SCALES + trial % 3;
-    new_lengths(&rng);
-    fa3_forward_args args = forward_of(kind, 0, batch, cache->output);
-    args.query = fa3_dense(cache->query, FA3_BFLOAT16, batch, queries, HEADS_Q, head_dim);
-    args.output = fa3_dense(cache->output, FA3_BFLOAT16, batch, queries, HEADS_Q, head_dim);
-    args.flags = trial % 2 ? FA3_CAUSAL : 0;
-    compare_rows_with_cpu(&args, largest[kind], batch * queries);
-  }
+  for (int kind = 0; kind < KINDS; kind++) largest[kind] = largest_value(kind);
+  const int trials = gpu_trials(100);
+  for (int trial = 0; trial < trials; trial++)
+    for (int codes = 0; codes < 2; codes++) {
+      const int64_t batch = trial == 0 ? 12 : rng_between(&rng, 1, 16), queries = BATCH / batch;
+      const int kind = codes ? (int)rng_between(&rng, PAGE_SCALES, ROW_SCALES) : BFLOAT;
+      new_lengths(&rng);
+      fa3_forward_args args = forward_of(kind, 0, batch, cache->output);
+      args.query = fa3_dense(cache->query, FA3_BFLOAT16, batch, queries, HEADS_Q, head_dim);
+      args.output = fa3_dense(cache->output, FA3_BFLOAT16, batch, queries, HEADS_Q, head_dim);
+      args.lse = fa3_lse(cache->lse, batch, HEADS_Q, queries);
+      const bool packed = rng_chance(&rng, 0.4);
+      if (packed) pack_queries(&args, batch, &rng);
+      if (rng_chance(&rng, 0.5)) args.flags = FA3_CAUSAL;
+      if (rng_chance(&rng, 0.2)) {
+        args.flags |= FA3_WINDOW;
+        args.window_left = rng_between(&rng, 0, 1500);
+        args.window_right = rng_between(&rng, 0, 10);
+      }
+      if (rng_chance(&rng, 0.3)) args.sink = fa3_vector(cache->sink, FA3_FLOAT32, HEADS_Q);
+      compare_rows_with_cpu(&args, largest[kind], packed ? BATCH : batch * queries);
+    }
 }
 
 /* Queries that are codes themselves: a token, a few, a part of a prompt; in pages. */
@@ -368,7 +404,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_the_batch_changes_no_bit),
       cmocka_unit_test(test_mixed_batch),
       cmocka_unit_test(test_queries_of_codes),
-      cmocka_unit_test(test_chunks_of_codes),
+      cmocka_unit_test(test_chunks),
       cmocka_unit_test(test_combine),
   };
   size_t passed = 0;

@@ -20,25 +20,27 @@ enum {
   BATCH = 27, /* or these, whose heads are too few for the memory: keys are dealt out */
   DEALT_KEYS = 4000,
   ROWS = BATCH * DEALT_KEYS,
-  QUERIES = 3,
+  FEW_QUERIES = 3,
+  QUERIES = FEW_QUERIES * BATCH / FEW, /* of a few sequences: as many in all */
   HEADS_K = 2,
   GROUP = 8,
   HEADS_Q = HEADS_K * GROUP,
-  HEAD_DIM = 128,
-  ROW_K = HEADS_K * HEAD_DIM,
-  ROW_Q = HEADS_Q * HEAD_DIM,
-  TRIALS = 60
+  MOST_HEAD_DIM = 256,
+  DEALT_HEAD_DIM = 128,
+  ELEMENTS_K = ROWS * HEADS_K * DEALT_HEAD_DIM,
+  ELEMENTS_Q = FEW * QUERIES * HEADS_Q * MOST_HEAD_DIM,
+  TRIALS = 100
 };
 
 static const fa3_device cuda = {FA3_CUDA, 0};
 
 struct memory {
-  uint16_t key[ROWS * ROW_K], value[ROWS * ROW_K];
-  uint16_t grad_key[ROWS * ROW_K], grad_value[ROWS * ROW_K];
-  uint8_t codes[ROWS * ROW_K];
-  uint16_t query[BATCH * QUERIES * ROW_Q], output[BATCH * QUERIES * ROW_Q];
-  uint16_t grad_output[BATCH * QUERIES * ROW_Q], grad_query[BATCH * QUERIES * ROW_Q];
-  float lse[BATCH * HEADS_Q * QUERIES];
+  uint16_t key[ELEMENTS_K], value[ELEMENTS_K];
+  uint16_t grad_key[ELEMENTS_K], grad_value[ELEMENTS_K];
+  uint8_t codes[ELEMENTS_K];
+  uint16_t query[ELEMENTS_Q], output[ELEMENTS_Q];
+  uint16_t grad_output[ELEMENTS_Q], grad_query[ELEMENTS_Q];
+  float lse[FEW * QUERIES * HEADS_Q];
   float scale[BATCH * HEADS_K];
   char workspace[256 << 20];
 };
@@ -56,22 +58,36 @@ static double number(uint16_t bits) {
 /* One call's sizes and where its one large key is. */
 struct shape {
   int64_t batch, keys, queries, split_keys;
-  int64_t large; /* the key */
-  int column;    /* of the only element of it, and of queries, that is not 0 */
-  float scale;   /* of scores; 0: the header's */
+  int64_t head_dim;
+  int64_t large;  /* the key */
+  int64_t column; /* of the only element of it, and of queries, that is not 0 */
+  float scale;    /* of scores; 0: the header's */
   bool codes;
 };
 
+/* Elements of one position. */
+static int64_t row_k(const struct shape *shape) {
+  return HEADS_K * shape->head_dim;
+}
+
+static int64_t row_q(const struct shape *shape) {
+  return HEADS_Q * shape->head_dim;
+}
+
 static struct shape random_shape(struct rng *rng) {
+  static const int head_dims[] = {64, DEALT_HEAD_DIM, MOST_HEAD_DIM};
   const bool dealt = rng_chance(rng, 0.1);
   struct shape shape = {.batch = dealt ? BATCH : rng_between(rng, 1, FEW),
                         .keys = dealt                  ? DEALT_KEYS
                                 : rng_chance(rng, 0.5) ? rng_between(rng, 1, 300)
                                                        : rng_between(rng, 300, KEYS),
-                        .queries = dealt ? 1 : rng_between(rng, 1, QUERIES),
-                        .column = (int)rng_between(rng, 0, HEAD_DIM - 1),
+                        .queries = dealt                  ? 1
+                                   : rng_chance(rng, 0.5) ? rng_between(rng, 1, FEW_QUERIES)
+                                                          : rng_between(rng, 1, QUERIES),
+                        .head_dim = dealt ? DEALT_HEAD_DIM : head_dims[rng_between(rng, 0, 2)],
                         .codes = rng_chance(rng, 0.4)};
   shape.large = rng_between(rng, 0, shape.keys - 1);
+  shape.column = rng_between(rng, 0, shape.head_dim - 1);
   if (!dealt && rng_chance(rng, 0.3)) shape.split_keys = 64 * rng_between(rng, 1, 20);
   if (rng_chance(rng, 0.5)) shape.scale = (float)(0.01 + rng_uniform(rng));
   return shape;
@@ -80,30 +96,30 @@ static struct shape random_shape(struct rng *rng) {
 /* Other scores are 0, and what decides is from 10^3 up. Values are what they may be. */
 static void fill(const struct shape *shape, struct rng *rng) {
   const double score = pow(10, 3 + 6 * rng_uniform(rng));
-  const size_t all = (size_t)(shape->batch * shape->keys * ROW_K);
+  const size_t all = (size_t)(shape->batch * shape->keys * row_k(shape));
   memset(memory->key, 0, all * sizeof *memory->key);
   memset(memory->codes, 0, all);
   for (size_t i = 0; i < all; i++) memory->value[i] = bfloat(rng_normal(rng));
   for (int64_t b = 0; b < shape->batch; b++)
     for (int64_t head = 0; head < HEADS_K; head++) {
-      const int64_t at = ((b * shape->keys + shape->large) * HEADS_K + head) * HEAD_DIM;
+      const int64_t at = ((b * shape->keys + shape->large) * HEADS_K + head) * shape->head_dim;
       memory->key[at + shape->column] = bfloat(1 + rng_uniform(rng));
       memory->codes[at + shape->column] = e4m3_from_float((float)(1 + rng_uniform(rng)));
       memory->scale[b * HEADS_K + head] = (float)(0.5 + rng_uniform(rng));
     }
-  for (int64_t i = 0; i < shape->batch * shape->queries * ROW_Q; i++) {
+  for (int64_t i = 0; i < shape->batch * shape->queries * row_q(shape); i++) {
     const double x = score * (1 + rng_uniform(rng));
-    memory->query[i] = i % HEAD_DIM == shape->column ? bfloat(x / 0.05) : 0;
+    memory->query[i] = i % shape->head_dim == shape->column ? bfloat(x / 0.05) : 0;
     memory->grad_output[i] = bfloat(rng_normal(rng));
   }
 }
 
 static fa3_tensor keys_of(const struct shape *shape, uint16_t *data) {
-  return fa3_dense(data, FA3_BFLOAT16, shape->batch, shape->keys, HEADS_K, HEAD_DIM);
+  return fa3_dense(data, FA3_BFLOAT16, shape->batch, shape->keys, HEADS_K, shape->head_dim);
 }
 
 static fa3_tensor queries_of(const struct shape *shape, uint16_t *data) {
-  return fa3_dense(data, FA3_BFLOAT16, shape->batch, shape->queries, HEADS_Q, HEAD_DIM);
+  return fa3_dense(data, FA3_BFLOAT16, shape->batch, shape->queries, HEADS_Q, shape->head_dim);
 }
 
 static fa3_forward_args forward_args(const struct shape *shape) {
@@ -147,20 +163,21 @@ static void check_gradients(const struct shape *shape) {
   args.workspace = memory->workspace;
   args.workspace_size = sizeof memory->workspace;
   memset(memory->grad_value, 0xff,
-         (size_t)(shape->batch * shape->keys * ROW_K) * sizeof *memory->grad_value);
+         (size_t)(shape->batch * shape->keys * row_k(shape)) * sizeof *memory->grad_value);
   if (fa3_backward(&args)) fail_msg("%s", fa3_last_error());
   GPU(cuCtxSynchronize, );
   for (int64_t b = 0; b < shape->batch; b++)
-    for (int64_t i = 0; i < shape->keys * ROW_K; i++) {
+    for (int64_t i = 0; i < shape->keys * row_k(shape); i++) {
+      const int64_t head = i % row_k(shape) / shape->head_dim, column = i % shape->head_dim;
       double sum = 0, all = 0;
-      for (int64_t q = 0; q < shape->queries * GROUP && i / ROW_K == shape->large; q++) {
-        const int64_t row = b * shape->queries + q / GROUP, head = i % ROW_K / HEAD_DIM;
-        const int64_t at = row * ROW_Q + (head * GROUP + q % GROUP) * HEAD_DIM + i % HEAD_DIM;
+      for (int64_t q = 0; q < shape->queries * GROUP && i / row_k(shape) == shape->large; q++) {
+        const int64_t row = (b * shape->queries + q / GROUP) * HEADS_Q + head * GROUP + q % GROUP;
+        const int64_t at = row * shape->head_dim + column;
         const double x = number(memory->grad_output[at]);
         sum += x;
         all += fabs(x);
       }
-      const double got = number(memory->grad_value[b * shape->keys * ROW_K + i]);
+      const double got = number(memory->grad_value[b * shape->keys * row_k(shape) + i]);
       if (!(fabs(got - sum) <= 0x1p-8 * fabs(sum) + 0x1p-20 * all))
         fail_msg("grad_value %d of sequence %d is %g: expected %g", (int)i, (int)b, got, sum);
     }
@@ -169,22 +186,23 @@ static void check_gradients(const struct shape *shape) {
 /* As the kernels multiply, each product rounded. A product of two elements is exact, and scales of
  * codes are part of the scale. */
 static void check_lse(const struct shape *shape) {
-  const float scale = shape->scale > 0 ? shape->scale : (float)(1 / sqrt(HEAD_DIM));
+  const float scale = shape->scale > 0 ? shape->scale : (float)(1 / sqrt((double)shape->head_dim));
   for (int64_t b = 0; b < shape->batch; b++)
     for (int64_t q = 0; q < shape->queries; q++)
       for (int64_t head = 0; head < HEADS_Q; head++) {
         const int64_t head_k = b * HEADS_K + head / GROUP;
-        const int64_t key = (b * shape->keys + shape->large) * ROW_K + head / GROUP * HEAD_DIM;
+        const int64_t key = (b * shape->keys + shape->large) * row_k(shape) +
+                            head / GROUP * shape->head_dim + shape->column;
         const uint16_t element =
-            memory->query[(b * shape->queries + q) * ROW_Q + head * HEAD_DIM + shape->column];
+            memory->query[((b * shape->queries + q) * HEADS_Q + head) * shape->head_dim +
+                          shape->column];
         const float got = memory->lse[(b * HEADS_Q + head) * shape->queries + q];
         double score = number(element) * (double)scale, slack = 0;
         if (shape->codes) {
-          score *= (double)float_from_e4m3(memory->codes[key + shape->column]) *
-                   (double)memory->scale[head_k];
+          score *= (double)float_from_e4m3(memory->codes[key]) * (double)memory->scale[head_k];
           slack = 0x1p-23 * score; /* of three factors and a product */
         } else {
-          score = (double)(float)(score * number(memory->key[key + shape->column]));
+          score = (double)(float)(score * number(memory->key[key]));
         }
         if (!(fabs((double)got - score) <= slack))
           fail_msg("lse of sequence %d, query %d, head %d is %.9g: expected %.9g", (int)b, (int)q,

@@ -17,12 +17,12 @@ RECEIPT = pathlib.Path(__file__).with_name("receipt.json")
 GRADIENTS = ["gradients", "deterministic", "accuracy"]
 NEEDED = {
     "strided": ["differential"],
-    "forward": ["differential", "deterministic", "accuracy"],
+    "forward": ["differential", "deterministic", "accuracy", "lse"],
     "forward_fp8": ["float8"],
     "transpose_values": ["float8"],
     "decode": ["differential", "cache", "lse"],
     "decode_fp8": ["differential", "cache", "lse"],
-    "chunk_fp8": ["differential", "cache"],
+    "chunk_fp8": ["differential", "cache", "lse"],
     "combine": ["differential", "cache", "lse"],
     "append": ["append", "steps"],
     "quantize": ["quantize"],
