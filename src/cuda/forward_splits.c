@@ -130,11 +130,17 @@ static double time_of(const struct problem *problem, const struct cuda_facts *fa
          least_gain;
 }
 
+/* Shares that teams of so many tiles have. */
+static int64_t shares_of(int64_t most, int64_t team) {
+  return most / team * team;
+}
+
 /* Tiles whose shares are side by side: as many heads as leave few multiprocessors without one. */
 static int64_t choose_team(int64_t most, int64_t heads) {
-  for (int64_t team = smaller(heads, most); team > 1; team--)
-    if (heads % team == 0 && (double)(most / team * team) >= least_filled * (double)most)
-      return team;
+  for (int64_t team = smaller(heads, most); team > 1; team--) {
+    const int64_t shares = shares_of(most, team);
+    if (heads % team == 0 && (double)shares >= least_filled * (double)most) return team;
+  }
   return 1;
 }
 
@@ -164,7 +170,7 @@ static double dealt_time(const struct problem *problem, const struct cuda_facts 
       2 * most * tile_rows > forward_split_rows(problem, facts) ||
       tiles * (units + FA3_FORWARD_TILE_UNITS) > INT32_MAX / 2)
     return INFINITY;
-  const double shares = (double)(most / choose_team(most, heads) * choose_team(most, heads));
+  const double shares = (double)shares_of(most, choose_team(most, heads));
   const double columns = (double)problem->value_head_dim / 128;
   const double part = store_steps * columns * (double)one.warpgroups / 2;
   const double of_tile = forward_tile_time(plan->kernel, one.warpgroups) * seen.mean + tile_steps;
@@ -188,10 +194,10 @@ static int64_t count_most_splits(const struct problem *problem, const struct for
  * where that saves nothing. */
 static bool lengths_differ(const struct problem *problem, const struct cuda_facts *facts,
                            struct sharing dealt) {
-  if (problem->batch < 2 || !problem->seqused_k || !dealt.tile_heads) return false;
-  const double tiles = (double)blocks_of(problem, dealt) * (double)problem->batch *
-                       (double)(problem->heads_q / dealt.tile_heads) /
-                       (double)facts->most_multiprocessors;
+  if (problem->batch < 2 || !problem->seqused_k) return false;
+  const int64_t of_sequence = blocks_of(problem, dealt) * (problem->heads_q / dealt.tile_heads);
+  const double tiles =
+      (double)of_sequence * (double)problem->batch / (double)facts->most_multiprocessors;
   return tiles > least_differing_tiles && tiles <= most_differing_tiles;
 }
 
@@ -208,40 +214,59 @@ static void share_out(const struct problem *problem, const struct cuda_facts *fa
   if (!deal) return;
   const int64_t most = facts->most_multiprocessors;
   plan->team = (int32_t)choose_team(most, plan->tiles.heads);
-  plan->shares = (int32_t)(most / plan->team * plan->team);
+  plan->shares = (int32_t)shares_of(most, plan->team);
 }
 
-void plan_forward_splits(const struct problem *problem, const struct cuda_facts *facts,
-                         bool may_share_tiles, struct forward_plan *plan) {
-  const int64_t most = count_most_splits(problem, plan),
-                group = problem->heads_q / problem->heads_k;
+/* The time of the best number of splits, and how the work is shared out then. */
+static double find_splits(const struct problem *problem, const struct cuda_facts *facts,
+                          bool may_share_tiles, const struct forward_plan *plan,
+                          struct sharing *best) {
+  const int64_t most = count_most_splits(problem, plan);
   const struct sight seen = count_keys(problem, plan->kernel);
-  struct sharing best = {.splits = 1}, best_deal = {0};
-  double least = INFINITY, least_dealt = INFINITY;
-  plan->splits = 1;
+  double least = INFINITY;
   for (struct sharing one = {.splits = 1}; one.splits <= most; one.splits++)
     for (one.warpgroups = plan->kernel->tile_q / ROWS; one.warpgroups > 0; one.warpgroups--)
       for (int shared = 0; shared < 2; shared++) {
         /* Parts leave row by row in any case, so that heads of a group may well share tiles. */
-        one.tile_heads = shared ? group : plan->tile_heads;
+        one.tile_heads = shared ? problem->heads_q / problem->heads_k : plan->tile_heads;
         if (shared && (!may_share_tiles || one.splits == 1)) continue;
         const double time = time_of(problem, facts, plan->kernel, seen, one);
         if (time >= least) continue;
-        best = one;
+        *best = one;
         least = time;
       }
+  return least;
+}
+
+/* The same where keys are dealt out. */
+static double find_deal(const struct problem *problem, const struct cuda_facts *facts,
+                        bool may_share_tiles, const struct forward_plan *plan,
+                        struct sharing *best) {
+  const struct sight seen = count_keys(problem, plan->kernel);
+  double least = INFINITY;
   for (int shared = 0; shared <= may_share_tiles; shared++) {
-    const struct sharing one =
-        dealt_tiles(problem, plan->kernel, shared ? group : plan->tile_heads);
+    const int64_t tile_heads = shared ? problem->heads_q / problem->heads_k : plan->tile_heads;
+    const struct sharing one = dealt_tiles(problem, plan->kernel, tile_heads);
     const double time = dealt_time(problem, facts, plan, seen, one);
-    if (time >= least_dealt) continue;
-    best_deal = one;
-    least_dealt = time;
+    if (time >= least) continue;
+    *best = one;
+    least = time;
   }
-  if (least_dealt < (lengths_differ(problem, facts, best_deal) && least >= least_differing_steps
-                         ? INFINITY
-                         : least * least_gain))
-    share_out(problem, facts, best_deal, true, plan);
-  else if (best.splits > 1)
-    share_out(problem, facts, best, false, plan);
+  return least;
+}
+
+void plan_forward_splits(const struct problem *problem, const struct cuda_facts *facts,
+                         bool may_share_tiles, struct forward_plan *plan) {
+  struct sharing splits = {.tile_heads = 1, .warpgroups = 1, .splits = 1}, deal = splits;
+  const double split_time = find_splits(problem, facts, may_share_tiles, plan, &splits);
+  const double deal_time = find_deal(problem, facts, may_share_tiles, plan, &deal);
+  /* What a long sequence among short ones would take otherwise is known on the device alone. */
+  const bool deals = split_time >= least_differing_steps && lengths_differ(problem, facts, deal)
+                         ? deal_time < INFINITY
+                         : deal_time < split_time * least_gain;
+  plan->splits = 1;
+  if (deals)
+    share_out(problem, facts, deal, true, plan);
+  else if (splits.splits > 1)
+    share_out(problem, facts, splits, false, plan);
 }
