@@ -424,7 +424,7 @@ typedef struct fa3_forward_args {
    * on one or two. Not held to it are kernels that are over soon: those for few queries (of
    * decoding), and those before and after others (the backward pass's preparation, copies of
    * tensors that take a detour through the workspace). 0 for the CPU, which has num_threads. The
-   * workspace's size does not depend on it. */
+   * workspace's size does not depend on it; results may, in their last bits. */
   int32_t reserved_multiprocessors;
 
   /* Optional, int32, (batch, pages of a sequence): key and value are a cache in pages, and row r of

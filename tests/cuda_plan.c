@@ -9,22 +9,11 @@
 #include "cuda/plan.h"
 #include "cuda/scales.h"
 #include "cuda_facts.h"
+#include "cuda_problem.h"
 #include "engine.h"
 #include "integer.h"
 #include "kernels/mask.h"
 #include "test.h"
-
-static struct problem make_problem(fa3_dtype dtype, int64_t batch, int64_t seqlen, int64_t heads_q,
-                                   int64_t heads_k, int64_t head_dim, int64_t value_head_dim) {
-  fa3_forward_args args = {.struct_size = sizeof args, .device = {FA3_CUDA, 0}};
-  struct problem problem;
-  args.query = fa3_dense(NULL, dtype, batch, seqlen, heads_q, head_dim);
-  args.key = fa3_dense(NULL, dtype, batch, seqlen, heads_k, head_dim);
-  args.value = fa3_dense(NULL, dtype, batch, seqlen, heads_k, value_head_dim);
-  args.output = fa3_dense(NULL, dtype, batch, seqlen, heads_q, value_head_dim);
-  assert_int_equal(problem_from_args(FA3_FORWARD, &args, &problem), FA3_OK);
-  return problem;
-}
 
 /* Every pair of head dims finds a kernel that holds it and no smaller one does. */
 static void test_every_head_dim(void **state) {
@@ -512,157 +501,6 @@ static void test_a_feature_that_is_lacking(void **state) {
   assert_non_null(strstr(fa3_last_error(), "small engine does not take leftpad_k"));
 }
 
-/* The FP8 forward kernel reads no pages, and for one query its tiles are large: the decode kernel
- * for codes takes both. */
-static void test_codes(void **state) {
-  (void)state;
-  fa3_capability capability = {.phase = FA3_FORWARD,
-                               .query_dtype = FA3_FLOAT8_E4M3,
-                               .key_dtype = FA3_FLOAT8_E4M3,
-                               .value_dtype = FA3_FLOAT8_E4M3,
-                               .output_dtype = FA3_BFLOAT16,
-                               .head_dim = 128,
-                               .value_head_dim = 128};
-  assert_int_equal(supports_forward(&capability), FA3_OK);
-  capability.features = FA3_FEATURE_PAGE_TABLE;
-  assert_int_equal(supports_forward(&capability), FA3_OK);
-  capability.query_dtype = FA3_BFLOAT16;
-  assert_int_equal(supports_forward(&capability), FA3_OK);
-  for (int64_t queries = 1; queries <= 201; queries += 200) {
-    struct cuda_plan plan;
-    struct problem problem = make_problem(FA3_BFLOAT16, 2, queries, 8, 2, 128, 128);
-    problem.query.dtype = problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;
-    assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
-    assert_int_equal(plan.decodes, queries == 1);
-    problem.features |= FA3_FEATURE_PAGE_TABLE;
-    assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
-    assert_true(plan.decodes);
-  }
-}
-
-/* More rows of codes than a block of decode_fp8 has, and many keys: a kernel with tiles of 128
- * rows. Keys are split where that leaves multiprocessors without work; beside single queries, that
- * the device alone knows, they are not. */
-static void test_chunks(void **state) {
-  (void)state;
-  static const struct {
-    int64_t batch, queries, keys, heads_q, heads_k, head_dim;
-    int32_t tiles, splits; /* 0: decode_fp8 has them */
-  } cases[] = {{1, 512, 8192, 32, 8, 128, 16, 1},    {1, 2048, 8192, 32, 8, 128, 64, 1},
-               {1, 8, 8192, 32, 8, 128, 1, 16},      {32, 8, 8192, 32, 8, 128, 1, 1},
-               {1, 100, 131072, 16, 1, 128, 13, 10}, {1, 4, 131072, 32, 8, 128, 0, 0},
-               {1, 8, 1024, 32, 8, 128, 0, 0},       {1, 8, 8192, 32, 8, 256, 0, 0},
-               {1, 16, 8192, 32, 8, 256, 1, 16}};
-  struct cuda_plan plan;
-  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    struct problem problem =
-        make_problem(FA3_BFLOAT16, cases[i].batch, cases[i].queries, cases[i].heads_q,
-                     cases[i].heads_k, cases[i].head_dim, cases[i].head_dim);
-    problem.rows_k = problem.max_seqlen_k = cases[i].keys;
-    problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;
-    assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
-    assert_true(plan.decodes);
-    assert_true((plan.decode.chunk != NULL) == (cases[i].tiles > 0));
-    assert_true((plan.decode.kernel != NULL) == (cases[i].tiles == 0));
-    assert_int_equal(plan.decode.chunk_tiles, cases[i].tiles);
-    assert_int_equal(plan.decode.chunk_splits, cases[i].splits);
-    if (cases[i].tiles) assert_true((plan.decode.combine != NULL) == (cases[i].splits > 1));
-    problem.split_keys = 1024;
-    assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
-    assert_null(plan.decode.chunk);
-  }
-  static const int32_t starts[3];
-  struct problem problem = make_problem(FA3_BFLOAT16, 2, 512, 32, 8, 128, 128);
-  problem.rows_k = problem.max_seqlen_k = 8192;
-  problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;
-  problem.cu_seqlens_q = starts;
-  assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
-  assert_true(plan.decode.kernel && plan.decode.chunk && plan.decode.most_queries == 4);
-  assert_int_equal(plan.decode.chunk_splits, 1);
-}
-
-/* The kernel for scales of heads is for them alone, and for as many keys as its codes have room
- * for. */
-static void test_scales_of_heads(void **state) {
-  (void)state;
-  for (int64_t head_dim = 64; head_dim <= 256; head_dim *= 2)
-    for (int i = 0; i < 5; i++) {
-      struct cuda_plan plan;
-      struct problem problem = make_problem(FA3_BFLOAT16, 1, 4096, 8, 2, head_dim, head_dim);
-      problem.query.dtype = problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;
-      problem.query_scale_rows = 128;
-      problem.key_scale_rows = i == 1 ? 128 : 0;
-      problem.value_scale_rows = i == 2 ? 1 : 0;
-      problem.max_seqlen_k = i == 3 ? 32768 : i == 4 ? 32769 : 4096;
-      assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
-      assert_int_equal(plan.forward.kernel->head_scales, i == 0 || i == 3);
-    }
-}
-
-/* Of head dim 256 values that many queries see are transposed ahead, where a head has one scale. */
-static void test_transposed_values(void **state) {
-  (void)state;
-  static const struct {
-    int64_t batch, queries, keys, heads, heads_k, scale_rows, window;
-    bool packed, transposed;
-  } cases[] = {
-      {8, 2048, 2048, 8, 8, 0, 0, false, true},     {8, 2048, 2048, 8, 8, 128, 0, false, false},
-      {16, 1024, 1024, 8, 8, 0, 0, false, false},   {16, 1024, 1024, 32, 8, 0, 0, false, true},
-      {1, 256, 256, 8, 8, 0, 0, false, false},      {1, 512, 32768, 32, 8, 0, 0, false, true},
-      {1, 8192, 32769, 8, 8, 0, 0, false, false},   {2, 8192, 8192, 8, 8, 0, 256, false, false},
-      {100, 4096, 4096, 8, 8, 0, 0, true, false},   {2, 4096, 4096, 8, 8, 0, 0, true, true},
-      {70000, 2048, 2048, 8, 8, 0, 0, false, false}};
-  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    struct cuda_plan plan;
-    struct problem problem = make_problem(FA3_BFLOAT16, cases[i].batch, cases[i].queries,
-                                          cases[i].heads, cases[i].heads_k, 256, 256);
-    problem.query.dtype = problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;
-    problem.rows_k = problem.key.rows = problem.value.rows = problem.max_seqlen_k = cases[i].keys;
-    problem.value_scale_rows = cases[i].scale_rows;
-    if (cases[i].window) problem.window_left = problem.window_right = cases[i].window;
-    static const int32_t starts[101];
-    if (cases[i].packed) {
-      problem.cu_seqlens_q = problem.cu_seqlens_k = starts;
-      problem.rows_q = problem.key.rows = 2 * cases[i].keys;
-    }
-    assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
-    const struct transpose_plan *transpose = &plan.forward.transpose;
-    assert_int_equal(plan.forward.kernel->transposed, cases[i].transposed);
-    assert_int_equal(transpose->kernel != NULL, cases[i].transposed);
-    if (!transpose->kernel) continue;
-    const int64_t tile = transpose->kernel->tile_k, tiles = transpose->tiles;
-    assert_int_equal(plan.forward.kernel->tile_k, tile);
-    assert_true(tiles * tile >= problem.key.rows);
-    assert_true(plan.workspace_size >=
-                (size_t)(tiles * (cases[i].packed ? 1 : cases[i].batch) * cases[i].heads_k * tile) *
-                    256);
-  }
-}
-
-/* Few tiles of head dim 128 go to the kernel of two warpgroups, and have its rows. */
-static void test_small_tiles(void **state) {
-  (void)state;
-  static const struct {
-    int64_t batch, seqlen, head_dim, scale_rows;
-    bool small;
-  } cases[] = {{1, 2048, 128, 0, true},  {1, 4096, 128, 0, true},    {40, 100, 128, 0, true},
-               {40, 60, 128, 0, false},  {16, 4096, 128, 0, false},  {1, 4096, 64, 0, false},
-               {1, 4096, 256, 0, false}, {1, 4096, 128, 128, false}, {1, 2048, 96, 0, true}};
-  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    const int64_t d = cases[i].head_dim, seqlen = cases[i].seqlen;
-    struct cuda_plan plan;
-    struct problem problem = make_problem(FA3_BFLOAT16, cases[i].batch, seqlen, 8, 8, d, d);
-    problem.query.dtype = problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;
-    problem.key_scale_rows = problem.value_scale_rows = cases[i].scale_rows;
-    assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
-    const struct forward_plan *forward = &plan.forward;
-    assert_int_equal(forward->kernel->small_tiles, cases[i].small);
-    const int64_t rows = forward->tile_queries;
-    assert_true(rows * forward->tile_heads <= forward->kernel->tile_q);
-    assert_int_equal(forward->tiles.blocks, (seqlen + rows - 1) / rows);
-  }
-}
-
 /* Of a scale and a cap that are not refused no factor is 0 or infinite. */
 static void test_scales(void **state) {
   (void)state;
@@ -712,11 +550,6 @@ int main(void) {
       cmocka_unit_test(test_long_strides),
       cmocka_unit_test(test_limits),
       cmocka_unit_test(test_a_feature_that_is_lacking),
-      cmocka_unit_test(test_codes),
-      cmocka_unit_test(test_chunks),
-      cmocka_unit_test(test_scales_of_heads),
-      cmocka_unit_test(test_transposed_values),
-      cmocka_unit_test(test_small_tiles),
       cmocka_unit_test(test_scales),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

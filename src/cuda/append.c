@@ -54,7 +54,7 @@ fa3_status launch_append(
     /* NOLINTNEXTLINE(readability-non-const-parameter): as every phase has it */
     char *workspace) {
   (void)workspace;
-  const int64_t longest = smaller(problem->max_seqlen_q, problem->rows_q);
+  const int64_t longest = longest_query(problem);
   const bool paged = problem->features & FA3_FEATURE_PAGE_TABLE;
   const struct operand *positions = &problem->positions;
   fa3_append_params params = {

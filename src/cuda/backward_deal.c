@@ -3,6 +3,7 @@
 #include <math.h>
 
 #include "cuda/kernels.h"
+#include "cuda/sequences.h"
 #include "integer.h"
 
 /* The most parts of a tile; the most tiles in all their parts, for each worker and in all. */
@@ -85,7 +86,7 @@ struct visits {
 
 static struct visits count_visits(const struct problem *problem, const struct kernel *kernel,
                                   int tiles) {
-  const int queries = (int)smaller(problem->max_seqlen_q, problem->rows_q);
+  const int queries = (int)longest_query(problem);
   const int keys = (int)smaller(problem->max_seqlen_k, problem->rows_k);
   const fa3_mask mask =
       fa3_make_mask(queries, keys, keys - queries, problem->window_left, problem->window_right);
@@ -200,18 +201,17 @@ static int64_t bytes_of_all_parts(const struct problem *problem, const struct ba
 static void deal_parts(const struct problem *problem, int64_t workers, struct backward_plan *plan) {
   const struct kernel *kernel = plan->kernel;
   fa3_key_tiles *tiles = &plan->tiles;
-  const struct deal deal = {
-      .visits = count_visits(problem, kernel, tiles->tiles),
-      .tiles = count_tiles(problem, tiles),
-      .heads = tiles->heads * count_sequences(problem),
-      .group = problem->heads_q / larger(problem->heads_k, 1),
-      .blocks = divide_up(smaller(problem->max_seqlen_q, problem->rows_q), kernel->tile_q),
-      .workers = workers,
-      .bytes = bytes_of_part(kernel),
-      .chained = problem->window_left >= FA3_NO_LIMIT,
-      .sums = takes_more_sums(problem) && plan->cluster == 1 &&
-              bytes_of_sum(problem, plan) <= MORE_SUMS_BYTES,
-      .taken = kernel->tile_q == 128};
+  const struct deal deal = {.visits = count_visits(problem, kernel, tiles->tiles),
+                            .tiles = count_tiles(problem, tiles),
+                            .heads = tiles->heads * count_sequences(problem),
+                            .group = problem->heads_q / larger(problem->heads_k, 1),
+                            .blocks = divide_up(longest_query(problem), kernel->tile_q),
+                            .workers = workers,
+                            .bytes = bytes_of_part(kernel),
+                            .chained = problem->window_left >= FA3_NO_LIMIT,
+                            .sums = takes_more_sums(problem) && plan->cluster == 1 &&
+                                    bytes_of_sum(problem, plan) <= MORE_SUMS_BYTES,
+                            .taken = kernel->tile_q == 128};
   if (2 * deal.tiles > smaller(MOST_PER_WORKER * workers, MOST_TILE_PARTS)) return;
   const int64_t taken = fa3_key_tile_count(tiles);
   double best = estimate(&deal, 1, 1);
@@ -241,7 +241,7 @@ static void deal_parts(const struct problem *problem, int64_t workers, struct ba
  * at the same block, and by head would wait for each other at each: so the window is to be short.
  */
 static bool goes_by_head(const struct problem *problem, const fa3_key_tiles *tiles) {
-  const int64_t longest = smaller(problem->max_seqlen_q, problem->rows_q);
+  const int64_t longest = longest_query(problem);
   const double heads = (double)problem->heads_q / (double)larger(problem->heads_k, 1);
   const double between = heads / tiles->head_parts * MULTIPROCESSORS * TILE_K;
   const double all = (double)(problem->query.batch * problem->rows_q * problem->heads_q);
@@ -268,7 +268,7 @@ static const struct kernel *find_by_head(const struct kernel *kernel, bool softc
 /* Q, dO and dQ of a head of keys, which each of its tiles reads and adds to. */
 static int64_t bytes_of_head(const struct problem *problem, const struct kernel *kernel) {
   const int64_t group = problem->heads_q / larger(problem->heads_k, 1);
-  const int64_t queries = larger(smaller(problem->max_seqlen_q, problem->rows_q), 1);
+  const int64_t queries = larger(longest_query(problem), 1);
   return queries * group *
          (2 * (problem->head_dim + problem->value_head_dim) + 4 * (int64_t)kernel->head_dim);
 }
@@ -286,7 +286,7 @@ static int64_t find_section(const struct problem *problem, const struct backward
   const struct kernel *kernel = plan->kernel;
   const int64_t all = (int64_t)plan->tiles.heads * plan->tiles.batches;
   const int64_t group = problem->heads_q / larger(problem->heads_k, 1);
-  const int64_t queries = larger(smaller(problem->max_seqlen_q, problem->rows_q), 1);
+  const int64_t queries = larger(longest_query(problem), 1);
   const int64_t bytes_per_head = bytes_of_head(problem, kernel);
   int64_t most = CACHE_BYTES / bytes_per_head;
   if (problem->window_right < FA3_NO_LIMIT) {

@@ -6,6 +6,7 @@
 #include "cuda/kernels.h"
 #include "cuda/limits.h"
 #include "cuda/plan.h"
+#include "cuda/sequences.h"
 #include "error.h"
 #include "integer.h"
 
@@ -67,7 +68,7 @@ static int64_t slots(const struct problem *problem, int64_t tile_q) {
 
 static fa3_status plan_tiles(const struct problem *problem, struct backward_plan *plan) {
   const struct kernel *kernel = plan->kernel;
-  int64_t longest_q = smaller(problem->max_seqlen_q, problem->rows_q);
+  int64_t longest_q = longest_query(problem);
   int64_t longest_k = smaller(problem->max_seqlen_k, problem->rows_k);
   int64_t blocks = divide_up(longest_k, kernel->tile_k);
   int64_t all_heads, tiles;
@@ -105,7 +106,7 @@ static int64_t padded_rows(const struct problem *problem) {
  * where few heads share keys, as measured (docs/notes/hopper-backward.md). */
 static int64_t queries_of_tile(const struct problem *problem) {
   const int64_t left = problem->window_left, right = problem->window_right;
-  const int64_t longest = smaller(problem->max_seqlen_q, problem->rows_q);
+  const int64_t longest = longest_query(problem);
   if (left >= MASK_UNBOUNDED && right >= MASK_UNBOUNDED) return longest;
   const bool grouped = problem->heads_q >= 4 * problem->heads_k;
   return smaller(longest * (grouped ? 6 : 5) / 12, left + right + 1);

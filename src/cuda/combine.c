@@ -6,6 +6,7 @@
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
 #include "cuda/limits.h"
+#include "cuda/sequences.h"
 #include "error.h"
 #include "integer.h"
 
@@ -22,7 +23,7 @@ static int element_kind(fa3_dtype dtype) {
 
 fa3_combine_params make_combine_params(const struct problem *problem, const struct split_room *room,
                                        const char *workspace, int64_t splits) {
-  const int64_t longest = smaller(problem->max_seqlen_q, problem->rows_q);
+  const int64_t longest = longest_query(problem);
   const int64_t heads = problem->heads_q, dim = problem->value_head_dim;
   const int64_t rows = problem->batch * longest;
   const struct operand *output = &problem->output, *lse = &problem->lse;

@@ -89,10 +89,6 @@ const struct kernel *find_decode_kernel(const char *architecture, fa3_dtype key_
                             .tile_q = smaller(rows, FA3_DECODE_ROWS)});
 }
 
-static int64_t longest_query(const struct problem *problem) {
-  return smaller(problem->max_seqlen_q, problem->rows_q);
-}
-
 /* Of a key head, for that many queries of a sequence. */
 static int64_t rows_of(const struct problem *problem, int64_t queries) {
   return queries * (problem->heads_q / problem->heads_k);
@@ -252,8 +248,7 @@ static fa3_status count_split_rows(const struct problem *problem, const struct c
       units >= dealt_units * facts->most_multiprocessors)
     *rows = larger(*rows, 2 * blocks * FA3_DECODE_ROWS);
   if (problem->split_keys &&
-      (__builtin_mul_overflow(smaller(problem->max_seqlen_q, problem->rows_q), problem->batch,
-                              rows) ||
+      (__builtin_mul_overflow(longest_query(problem), problem->batch, rows) ||
        __builtin_mul_overflow(*rows, problem->heads_q, rows) ||
        __builtin_mul_overflow(*rows, divide_up(problem->max_seqlen_k, problem->split_keys), rows)))
     return set_error(FA3_UNSUPPORTED,

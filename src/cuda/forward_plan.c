@@ -184,7 +184,7 @@ static fa3_status plan_tiles(const struct problem *problem, const struct cuda_fa
                              struct forward_plan *plan) {
   int64_t blocks_of = plan->kernel->tile_q / ROWS;
   int64_t group = problem->heads_q / problem->heads_k;
-  int64_t longest = smaller(problem->max_seqlen_q, problem->rows_q);
+  int64_t longest = longest_query(problem);
   int64_t blocks = divide_up(longest, blocks_of * ROWS);
   int64_t heads = problem->heads_q;
   plan->tile_heads = 1;

@@ -4,6 +4,7 @@
 
 #include "cuda/kernels.h"
 #include "cuda/limits.h"
+#include "cuda/sequences.h"
 #include "integer.h"
 #include "kernels/combine_params.h"
 #include "mask.h"
@@ -27,13 +28,15 @@ static const double least_gain = 0.95;
 /* Keys dealt out (kernels/forward_deal.cuh): keys of the longest sequence at least; most sequences,
  * and blocks of rows of each; the part of the multiprocessors that teams have to fill; and steps in
  * which a block finds its share. */
+static const int64_t most_tile_rows = 192; /* of any variant */
 static const int64_t least_dealt_keys = 1024, most_dealt_sequences = 256, most_dealt_blocks = 32;
 static const double least_filled = 0.96;
 static const double deal_steps = 2;
-/* Where lengths may be far apart: tiles for each multiprocessor, and steps of the call otherwise.
+/* Where one long sequence may be waited for: tiles for each multiprocessor, and steps of the call
+ * otherwise.
  */
-static const double least_differing_tiles = 0.15, most_differing_tiles = 3;
-static const double least_differing_steps = 20;
+static const double least_waiting_tiles = 0.15, most_waiting_tiles = 3;
+static const double least_waiting_steps = 20;
 
 /* Whether a call with so many keys may have them dealt out, with few enough queries. Packed keys
  * are prompts' own. */
@@ -42,25 +45,28 @@ static bool may_deal(const struct problem *problem) {
          !problem->num_splits && problem->max_seqlen_k >= least_dealt_keys;
 }
 
-/* Rows of all parts: two of the largest tiles for each multiprocessor. */
+/* Rows of all parts: two tiles for each multiprocessor. Of the largest ones whatever the head dim,
+ * or a call with more columns might take less room. */
 static int64_t dealt_rows(const struct cuda_facts *facts) {
-  return 2 * (int64_t)facts->most_multiprocessors * 192;
+  return 2 * (int64_t)facts->most_multiprocessors * most_tile_rows;
+}
+
+static double count_rows(const struct problem *problem) {
+  return (double)longest_query(problem) * (double)problem->batch * (double)problem->heads_q;
 }
 
 int64_t forward_split_rows(const struct problem *problem, const struct cuda_facts *facts) {
   if (problem->max_seqlen_k < least_keys || problem->num_splits == 1 || problem->cu_seqlens_q)
     return may_deal(problem) ? dealt_rows(facts) : 0;
   /* No more than a call can have: a share has at least 64 keys. */
-  const double rows = (double)smaller(problem->max_seqlen_q, problem->rows_q) *
-                      (double)problem->batch * (double)problem->heads_q;
+  const double rows = count_rows(problem);
   const double parts = (double)smaller(problem->max_seqlen_k / 64, most_splits);
   const int64_t most = may_deal(problem) ? dealt_rows(facts) : most_split_rows;
   return rows * parts < (double)most ? (int64_t)(rows * parts) : most;
 }
 
 int forward_combine_warps(const struct problem *problem, int64_t splits) {
-  const int64_t rows = smaller(problem->max_seqlen_q, problem->rows_q);
-  return rows * problem->batch * problem->heads_q <= few_rows ? FA3_COMBINE_WARPS_OF(splits) : 1;
+  return count_rows(problem) <= (double)few_rows ? FA3_COMBINE_WARPS_OF(splits) : 1;
 }
 
 /* A way to share the work out. */
@@ -92,8 +98,7 @@ static struct sight count_keys(const struct problem *problem, const struct kerne
 }
 
 static int64_t blocks_of(const struct problem *problem, struct sharing sharing) {
-  return divide_up(smaller(problem->max_seqlen_q, problem->rows_q),
-                   sharing.warpgroups * (ROWS / sharing.tile_heads));
+  return divide_up(longest_query(problem), sharing.warpgroups * (ROWS / sharing.tile_heads));
 }
 
 double forward_tile_time(const struct kernel *kernel, int64_t warpgroups) {
@@ -124,8 +129,7 @@ static double time_of(const struct problem *problem, const struct cuda_facts *fa
   else
     time = ceil(rounds) * longest;
   if (sharing.splits == 1) return time;
-  const double rows = (double)smaller(problem->max_seqlen_q, problem->rows_q) *
-                      (double)problem->batch * (double)problem->heads_q;
+  const double rows = count_rows(problem);
   return (time + combine_steps + rows * (result_steps + partial_steps * splits * columns)) /
          least_gain;
 }
@@ -149,7 +153,7 @@ static struct sharing dealt_tiles(const struct problem *problem, const struct ke
                                   int64_t tile_heads) {
   struct sharing one = {.tile_heads = tile_heads, .warpgroups = kernel->tile_q / ROWS, .splits = 1};
   const int64_t blocks = larger(blocks_of(problem, one), 1), rows = ROWS / tile_heads;
-  const int64_t longest = smaller(problem->max_seqlen_q, problem->rows_q);
+  const int64_t longest = longest_query(problem);
   one.warpgroups = larger(divide_up(divide_up(longest, blocks), rows), 1);
   return one;
 }
@@ -160,7 +164,7 @@ static double dealt_time(const struct problem *problem, const struct cuda_facts 
                          const struct forward_plan *plan, struct sight seen, struct sharing one) {
   const int64_t most = facts->most_multiprocessors, blocks = blocks_of(problem, one);
   const int64_t heads = problem->heads_q / one.tile_heads;
-  const int64_t longest = smaller(problem->max_seqlen_q, problem->rows_q);
+  const int64_t longest = longest_query(problem);
   const int64_t tile_rows = one.warpgroups * (ROWS / one.tile_heads) * one.tile_heads;
   const double tiles = (double)blocks * (double)heads * (double)problem->batch;
   const double units = ceil((double)problem->max_seqlen_k / (double)plan->kernel->tile_k) + 1;
@@ -180,8 +184,7 @@ static double dealt_time(const struct problem *problem, const struct cuda_facts 
 
 /* As many splits as there may be. */
 static int64_t count_most_splits(const struct problem *problem, const struct forward_plan *plan) {
-  const double rows = (double)smaller(problem->max_seqlen_q, problem->rows_q) *
-                      (double)problem->batch * (double)problem->heads_q;
+  const double rows = count_rows(problem);
   int64_t most = smaller(most_splits, problem->max_seqlen_k / plan->kernel->tile_k);
   if (problem->max_seqlen_k < least_keys || rows < 1 || 2 * rows > (double)most_split_rows ||
       problem->batch > MAX_GRID || problem->cu_seqlens_q || plan->few.kernel)
@@ -190,15 +193,16 @@ static int64_t count_most_splits(const struct problem *problem, const struct for
   return smaller(most, most_split_rows / (int64_t)rows);
 }
 
-/* Whether some sequences may be much longer than others, as the device alone knows. It cuts no tile
- * where that saves nothing. */
-static bool lengths_differ(const struct problem *problem, const struct cuda_facts *facts,
-                           struct sharing dealt) {
+/* Whether one long sequence may be waited for: how long each is the device alone knows, and tiles
+ * are so few that not every multiprocessor has many. The device cuts no tile where that saves
+ * nothing. */
+static bool may_wait_for_one(const struct problem *problem, const struct cuda_facts *facts,
+                             struct sharing dealt) {
   if (problem->batch < 2 || !problem->seqused_k) return false;
   const int64_t of_sequence = blocks_of(problem, dealt) * (problem->heads_q / dealt.tile_heads);
   const double tiles =
       (double)of_sequence * (double)problem->batch / (double)facts->most_multiprocessors;
-  return tiles > least_differing_tiles && tiles <= most_differing_tiles;
+  return tiles > least_waiting_tiles && tiles <= most_waiting_tiles;
 }
 
 static void share_out(const struct problem *problem, const struct cuda_facts *facts,
@@ -260,8 +264,7 @@ void plan_forward_splits(const struct problem *problem, const struct cuda_facts 
   struct sharing splits = {.tile_heads = 1, .warpgroups = 1, .splits = 1}, deal = splits;
   const double split_time = find_splits(problem, facts, may_share_tiles, plan, &splits);
   const double deal_time = find_deal(problem, facts, may_share_tiles, plan, &deal);
-  /* What a long sequence among short ones would take otherwise is known on the device alone. */
-  const bool deals = split_time >= least_differing_steps && lengths_differ(problem, facts, deal)
+  const bool deals = split_time >= least_waiting_steps && may_wait_for_one(problem, facts, deal)
                          ? deal_time < INFINITY
                          : deal_time < split_time * least_gain;
   plan->splits = 1;

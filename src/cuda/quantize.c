@@ -143,7 +143,7 @@ static int64_t heads_in_turn(const struct problem *problem, int64_t all, int64_t
 
 fa3_status plan_quantize(const struct problem *problem, const struct cuda_facts *facts,
                          struct cuda_plan *plan) {
-  const int64_t longest = smaller(problem->max_seqlen_q, problem->rows_q);
+  const int64_t longest = longest_query(problem);
   struct quantize_plan *ours = &plan->quantize;
   *plan = (struct cuda_plan){
       .helper = find_kernel(&(struct kernel_need){.kind = &quantize_kind,

@@ -13,6 +13,11 @@
    FA3_FEATURE_SEQUSED_KEY | FA3_FEATURE_LEFTPAD_KEY | FA3_FEATURE_BATCH_INDEX |   \
    FA3_FEATURE_DIAGONAL)
 
+/* Queries of the longest sequence, or more: no more than there are rows. */
+static inline int64_t longest_query(const struct problem *problem) {
+  return smaller(problem->max_seqlen_q, problem->rows_q);
+}
+
 static inline fa3_sequences make_sequences(const struct problem *problem) {
   return (fa3_sequences){.cu_seqlens_q = problem->cu_seqlens_q,
                          .cu_seqlens_k = problem->cu_seqlens_k,
@@ -23,7 +28,7 @@ static inline fa3_sequences make_sequences(const struct problem *problem) {
                          .diagonal = problem->diagonal,
                          .page_table = (const int32_t *)(const void *)problem->page_table.data,
                          .page_table_stride = problem->page_table.stride_batch,
-                         .seqlen_q = (int)smaller(problem->max_seqlen_q, problem->rows_q),
+                         .seqlen_q = (int)longest_query(problem),
                          .seqlen_k = (int)problem->max_seqlen_k,
                          .window_left = problem->window_left,
                          .window_right = problem->window_right};

@@ -29,6 +29,7 @@ static void watch(const struct fake_launch *launch) {
   fake_keep(launch, "append", &append_params, sizeof append_params);
   fake_keep(launch, "combine", &combine_params, sizeof combine_params);
   fake_keep(launch, "combine_rows", &combine_params, sizeof combine_params);
+  fake_keep(launch, "combine_tiles", &combine_params, sizeof combine_params);
   fake_keep(launch, "forward_fp8", &fp8_params, sizeof fp8_params);
   fake_keep(launch, "transpose_values", &transpose_params, sizeof transpose_params);
   launches[count++] = *launch;
@@ -307,6 +308,25 @@ static void test_combine_many_rows(void **state) {
   }
 }
 
+/* A group of 4 shares tiles of 64 rows of 16 queries; both heads of keys are a team. */
+static void test_dealt_keys(void **state) {
+  (void)state;
+  fa3_forward_args args = make_forward(FA3_BFLOAT16, 16, 8000, 128);
+  args.query.shape[0] = args.key.shape[0] = args.value.shape[0] = args.output.shape[0] = 27;
+  args.seqused_k = fa3_vector(place(10), FA3_INT32, 27);
+  run_forward(&args);
+  assert_int_equal(count, first + 2);
+  assert_string_equal(launches[first].function, "forward");
+  assert_string_equal(launches[first + 1].function, "combine_tiles");
+  const int rows = FA3_COMBINE_THREADS / FA3_COMBINE_ROW_THREADS(128);
+  assert_grid(&launches[first + 1], 64 / rows, launches[first].grid[0], 1, FA3_COMBINE_THREADS);
+  assert_int_equal(combine_params.tile_rows, 64);
+  assert_int_equal(combine_params.group, HEADS_Q / HEADS_K);
+  assert_int_equal(combine_params.team, HEADS_K);
+  assert_int_equal(combine_params.by_four, 1);
+  assert_non_null(combine_params.tiles);
+}
+
 /* Calls that take what those above leave out. */
 static void run_the_others(void) {
   fa3_forward_args args = make_forward(FA3_BFLOAT16, 1, 200000, 128);
@@ -322,10 +342,6 @@ static void run_the_others(void) {
   run_forward(&args); /* decode_dealt */
   args.key.dtype = args.value.dtype = FA3_FLOAT8_E4M3;
   run_forward(&args); /* decode_fp8_dealt */
-  args = make_forward(FA3_BFLOAT16, 16, 8000, 128);
-  args.query.shape[0] = args.key.shape[0] = args.value.shape[0] = args.output.shape[0] = 27;
-  args.seqused_k = fa3_vector(place(10), FA3_INT32, 27);
-  run_forward(&args); /* combine_tiles */
   args = make_forward(FA3_BFLOAT16, 3000, 3000, 64);
   run_forward(&args);
   run_backward(&args); /* backward_finish */
@@ -373,10 +389,10 @@ int main(void) {
   }
   fake_watch(watch);
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_fp8_forward),    cmocka_unit_test(test_transposed_values),
-      cmocka_unit_test(test_append),         cmocka_unit_test(test_append_forward),
-      cmocka_unit_test(test_combine),        cmocka_unit_test(test_combine_many_rows),
-      cmocka_unit_test(test_every_function),
+      cmocka_unit_test(test_fp8_forward), cmocka_unit_test(test_transposed_values),
+      cmocka_unit_test(test_append),      cmocka_unit_test(test_append_forward),
+      cmocka_unit_test(test_combine),     cmocka_unit_test(test_combine_many_rows),
+      cmocka_unit_test(test_dealt_keys),  cmocka_unit_test(test_every_function),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
