@@ -98,7 +98,7 @@ __device__ __forceinline__ void load_queries(const fa3_decode_params &p, const w
 // one copy of each part.
 __device__ __forceinline__ void attend(const fa3_decode_params &p, const work &w, uint32_t ring,
                                        attention &a) {
-  const int units = w.units.end - w.units.begin;
+  const int steps = count_steps(w);
   int key = w.units.begin * kUnitKeys + threadIdx.x / 32 * kStepKeys;  // of the next load
 
   // The queries pass through what is the last stage. Those that are turned just now come when keys
@@ -112,7 +112,7 @@ __device__ __forceinline__ void attend(const fa3_decode_params &p, const work &w
   const float scale = product_scale(p);
   uint32_t next = ring;  // to fill; the one behind it is next to compute with
 #pragma unroll 1
-  for (int i = 1 - kStages; i < units; ++i) {
+  for (int i = 1 - kStages; i < steps; ++i) {
     if (late && i <= 0) {
       await_append(p, w, key);
       if (i == 0) {
@@ -129,8 +129,8 @@ __device__ __forceinline__ void attend(const fa3_decode_params &p, const work &w
       read_queries(query, queries);
       __syncwarp();
     }
-    if (i + kStages - 1 < units) load_step(p, w, key, next);
-    key += kUnitKeys;
+    if (i + kStages - 1 < steps) load_step(p, w, key, next);
+    key += kBlockKeys;
     copy_async_commit();
     next = next + kStageBytes == ring + kRingBytes ? ring : next + kStageBytes;
     if (i < 0) continue;
@@ -142,7 +142,7 @@ __device__ __forceinline__ void attend(const fa3_decode_params &p, const work &w
     for (int t = 0; t < kRowTiles; ++t)
 #pragma unroll
       for (int e = 0; e < 4; ++e) s[t][e] = __fmul_rn(s[t][e], scale);
-    adjust_scores(p, w, common, key - kStages * kUnitKeys, s);
+    adjust_scores(p, w, common, key - kStages * kBlockKeys, s);
     uint32_t probabilities[kRowTiles][2];
     const float of_value[1][4] = {};
     exponentiate(a, s, of_value, probabilities);
@@ -164,7 +164,7 @@ __device__ __forceinline__ bool run_piece(const fa3_decode_params &p, const work
   return true;
 }
 
-extern "C" __global__ void __launch_bounds__(FA3_DECODE_THREADS, 2)
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
     decode(const __grid_constant__ fa3_decode_params p) {
   run_piece(p, find_work(p), (uint32_t)__cvta_generic_to_shared(shared), false);
   wait_for_prior_grids();  // whoever waits for this kernel may count on what was before
@@ -172,7 +172,7 @@ extern "C" __global__ void __launch_bounds__(FA3_DECODE_THREADS, 2)
 
 // With keys dealt out. A function of its own, for which all that follows from the block's index is
 // not the same in all threads as far as the compiler knows.
-extern "C" __global__ void __launch_bounds__(FA3_DECODE_THREADS, 2)
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
     decode_dealt(const __grid_constant__ fa3_decode_params p) {
   if constexpr (kRegistersLeft) {  // else the plan never asks for it
     begin_deal(p);

@@ -49,7 +49,7 @@ __device__ __forceinline__ void begin_deal(const fa3_decode_params &p) {
   int *const of_warps = (int *)(d + 1);
   const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
   begin_grid(p);
-  const int each = (p.batch + FA3_DECODE_THREADS - 1) / FA3_DECODE_THREADS;
+  const int each = (p.batch + kThreads - 1) / kThreads;
   const int first = threadIdx.x * each, last = min(first + each, p.batch);
   int mine = 0;
   for (int b = first; b < last; ++b) mine += units_of_sequence(p, b);

@@ -9,7 +9,8 @@
 // Rows of codes are short, and memory gives more of longer pieces: so a block may have two heads of
 // keys, which lie side by side, and a step both heads' rows of 16 keys.
 //
-// Compile with -DFA3_E4M3=1, FA3_TILE_Q, FA3_HEAD_DIM, FA3_STAGES, and FA3_HEADS for two of them.
+// Compile with -DFA3_E4M3=1, FA3_TILE_Q, FA3_HEAD_DIM, FA3_STAGES, FA3_HEADS for two of them, and
+// FA3_WARPS for other than FA3_DECODE_WARPS.
 #include "codes.cuh"
 #include "decode_deal.cuh"
 #include "decode_load.cuh"
@@ -212,7 +213,7 @@ __device__ __forceinline__ void store_columns(const attention &a, int t, int r, 
 __device__ __forceinline__ void attend(const fa3_decode_fp8_params &fp8, const work &w,
                                        uint32_t ring, attention &a) {
   const fa3_decode_params &p = fp8.decode;
-  const int units = w.units.end - w.units.begin;
+  const int steps = count_steps(w);
   int key = w.units.begin * kUnitKeys + threadIdx.x / 32 * kStepKeys;  // of the next load
 
   if (p.lengths_known && p.appended) begin_grid(p);
@@ -229,7 +230,7 @@ __device__ __forceinline__ void attend(const fa3_decode_fp8_params &fp8, const w
   const fa3_range common = find_common_keys(p, w);
   uint32_t next = ring;  // to fill; the one behind it is next to compute with
 #pragma unroll 1
-  for (int i = 1 - kStages; i < units; ++i) {
+  for (int i = 1 - kStages; i < steps; ++i) {
     if (i >= 0) {
       copy_async_wait<kStages - 2>();
       __syncwarp();
@@ -241,11 +242,11 @@ __device__ __forceinline__ void attend(const fa3_decode_fp8_params &fp8, const w
         if (!kSharedQueries) fetch_queries(fp8, w, q);
       }
     }
-    if (i + kStages - 1 < units) {
+    if (i + kStages - 1 < steps) {
       const place at = load_step(p, w, key, next);
       load_scale(scales, at, next, place_of_scale());
     }
-    key += kUnitKeys;
+    key += kBlockKeys;
     copy_async_commit();
     next = next + kStageBytes == ring + kRingBytes ? ring : next + kStageBytes;
     if (i == -1 && !kSharedQueries) fit_queries(fp8, q);
@@ -268,7 +269,7 @@ __device__ __forceinline__ void attend(const fa3_decode_fp8_params &fp8, const w
         for (int i = 0; i < 4; ++i)
           s[t][i] = __fmul_rn(products[t / kHeads][i], __fmul_rn(q.factor[t], of_key[i]));
     }
-    adjust_scores(p, w, common, key - kStages * kUnitKeys, s);
+    adjust_scores(p, w, common, key - kStages * kBlockKeys, s);
     uint32_t probabilities[kRowTiles][2];
     exponentiate(a, s, of_value, probabilities);
 #pragma unroll
@@ -290,9 +291,9 @@ __device__ __forceinline__ bool run_piece(const fa3_decode_fp8_params &p, const 
   return true;
 }
 
-constexpr int kBlocksAtOnce = kRows == 8 && kHeadDim <= 128 ? 3 : 2;
+constexpr int kBlocksAtOnce = kWarps > FA3_DECODE_WARPS ? 1 : kRows == 8 && kHeadDim <= 128 ? 3 : 2;
 
-extern "C" __global__ void __launch_bounds__(FA3_DECODE_THREADS, kBlocksAtOnce)
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
     decode_fp8(const __grid_constant__ fa3_decode_fp8_params p) {
   run_piece(p, find_work(p.decode), (uint32_t)__cvta_generic_to_shared(shared), false);
   wait_for_prior_grids();  // whoever waits for this kernel may count on what was before
@@ -300,7 +301,7 @@ extern "C" __global__ void __launch_bounds__(FA3_DECODE_THREADS, kBlocksAtOnce)
 
 // With keys dealt out. A function of its own, for which all that follows from the block's index is
 // not the same in all threads as far as the compiler knows.
-extern "C" __global__ void __launch_bounds__(FA3_DECODE_THREADS, kBlocksAtOnce)
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
     decode_fp8_dealt(const __grid_constant__ fa3_decode_fp8_params p) {
   begin_deal(p.decode);
   while (run_piece(p, take_piece(p.decode), (uint32_t)__cvta_generic_to_shared(shared), true) &&

@@ -4,7 +4,8 @@
 
 #include "decode_work.cuh"
 
-static_assert(kUnitKeys == FA3_DECODE_KEYS, "a step of each warp");
+static_assert(kUnitKeys == FA3_DECODE_KEYS && kWarps % kUnitWarps == 0, "a step of each warp");
+constexpr int kThreads = 32 * kWarps;
 
 // Behind a warp's ring: its queries, where registers have no room for them.
 constexpr bool kSharedQueries = kElementBytes == 1 && kHeadDim > 128 && kRows > 8;
@@ -30,12 +31,12 @@ constexpr bool kSharedWork = kElementBytes == 1 || kHeadDim > 128;
 constexpr int kWorkAt = kReceived + 8;
 constexpr int kWorkBytes = 96;
 constexpr int kDealAt = kWorkAt + kWorkBytes;  // what is left to do (decode_deal.cuh)
-constexpr int kDealBytes = 40;
+constexpr int kDealBytes = 24 + 4 * kWarps;
 constexpr int kSharedBytes = kDealAt + kDealBytes;
 constexpr int kTilesInRing = kHeads * kStages;  // of keys
-constexpr int kSharedBytesByHost = kElementBytes == 1
-                                       ? FA3_DECODE_FP8_SHARED_BYTES(kRows, kHeadDim, kTilesInRing)
-                                       : FA3_DECODE_SHARED_BYTES(kRows, kHeadDim, kStages);
+constexpr int kSharedBytesByHost =
+    kElementBytes == 1 ? FA3_DECODE_FP8_SHARED_BYTES(kWarps, kRows, kHeadDim, kTilesInRing)
+                       : FA3_DECODE_SHARED_BYTES(kRows, kHeadDim, kStages);
 static_assert(kSharedBytes <= kSharedBytesByHost, "shared memory");
 static_assert(sizeof(work) <= kWorkBytes, "room for it");
 

@@ -122,14 +122,14 @@ __device__ __forceinline__ place load_step(const fa3_decode_params &p, const wor
 // written meanwhile too, and is not read.
 __device__ __forceinline__ void prefetch_keys(const fa3_decode_params &p, const work &w) {
   if (!p.lengths_known || p.sequences.page_table) return;
-  const int lane = threadIdx.x & 31, units = w.units.end - w.units.begin;
+  const int lane = threadIdx.x & 31, steps = count_steps(w);
   int key = w.units.begin * kUnitKeys + threadIdx.x / 32 * kStepKeys + lane % kStepKeys;
   const fa3_decode_input &tensor = lane < kStepKeys ? p.key : p.value;
   const int bytes = (lane < kStepKeys ? p.head_dim : p.head_dim_v) * kElementBytes;
 #pragma unroll
-  for (int i = 0; i < kStages - 1; ++i, key += kUnitKeys) {
+  for (int i = 0; i < kStages - 1; ++i, key += kBlockKeys) {
     const int row = w.sequence.key_row + key;
-    if (i >= units || key < w.seen.begin || key >= w.seen.end || row >= p.rows_k) continue;
+    if (i >= steps || key < w.seen.begin || key >= w.seen.end || row >= p.rows_k) continue;
     const char *const from =
         tensor.data + ((uint64_t)(w.head * kHeads) * tensor.stride_head +
                        (uint64_t)(uint32_t)w.sequence.key_batch * tensor.stride_batch +

@@ -82,13 +82,13 @@ __device__ __forceinline__ void expect_results(const work &w, uint32_t base) {
 // Each block of the cluster gets its part of this block's result.
 __device__ __forceinline__ void send_results(const work &w, uint32_t base) {
 #pragma unroll 1
-  for (int i = threadIdx.x; i < w.rows * kQuads; i += FA3_DECODE_THREADS) {
+  for (int i = threadIdx.x; i < w.rows * kQuads; i += kThreads) {
     const int to = owner_of(w, i);
     cluster_store(cluster_map(base + kReceivedAt + (w.rank * w.share + i - to * w.share) * 16, to),
                   sum_of_warps(i / kQuads, i % kQuads * 4), cluster_map(base + kReceived, to));
   }
 #pragma unroll 1
-  for (int i = threadIdx.x; i < w.active * kRows; i += FA3_DECODE_THREADS) {
+  for (int i = threadIdx.x; i < w.active * kRows; i += kThreads) {
     const int to = i / kRows, row = i % kRows;
     if (row < w.rows)
       cluster_store(cluster_map(base + kReceivedResultsAt + (w.rank * kRows + row) * 8, to),
@@ -101,7 +101,7 @@ __device__ __forceinline__ void send_results(const work &w, uint32_t base) {
 __device__ __forceinline__ void store_results(const fa3_decode_params &p, const work &w) {
   const int first = w.rank * w.share, end = min(w.rows * kQuads, first + w.share);
 #pragma unroll 1
-  for (int i = first + threadIdx.x; i < end; i += FA3_DECODE_THREADS) {
+  for (int i = first + threadIdx.x; i < end; i += kThreads) {
     const int row = i / kQuads, column = i % kQuads * 4;
     const float2 *results = (const float2 *)(shared + kResultAt) + row;
     float2 total = results[0];

@@ -16,9 +16,9 @@
 
 enum {
   FA3_DECODE_ROWS = 16, /* of a block, at most */
-  FA3_DECODE_WARPS = 4,
+  FA3_DECODE_WARPS = 4, /* where a variant has no number of its own */
   FA3_DECODE_THREADS = 32 * FA3_DECODE_WARPS,
-  FA3_DECODE_KEYS = 16 * FA3_DECODE_WARPS, /* that the warps have in hand together */
+  FA3_DECODE_KEYS = 16 * FA3_DECODE_WARPS, /* a unit: a step of so many warps */
   FA3_DECODE_MAX_CLUSTER = 16
 };
 
@@ -101,8 +101,8 @@ typedef struct {
  * scales; and what the blocks of a cluster send each other. */
 #define FA3_DECODE_SHARED_BYTES(rows, head_dim, stages) \
   (FA3_DECODE_WARPS * (stages)*16 * 2 * (head_dim)*2 + (rows) * (head_dim)*4 + 4096)
-#define FA3_DECODE_FP8_SHARED_BYTES(rows, head_dim, stages)                                \
-  (FA3_DECODE_WARPS * 32 *                                                                 \
+#define FA3_DECODE_FP8_SHARED_BYTES(warps, rows, head_dim, stages)                         \
+  ((warps)*32 *                                                                            \
        ((stages) * ((head_dim) + 4) + ((rows) > 8 && (head_dim) > 128 ? (head_dim) : 0)) + \
    (rows) * (head_dim)*4 + 4096)
 

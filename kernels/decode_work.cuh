@@ -10,7 +10,11 @@ constexpr int kStages = FA3_STAGES;     // depth of a warp's ring
 
 constexpr int kRows = FA3_TILE_Q;     // of a block
 constexpr int kRowTiles = kRows / 8;  // that a product takes at once
+#ifdef FA3_WARPS
+constexpr int kWarps = FA3_WARPS;
+#else
 constexpr int kWarps = FA3_DECODE_WARPS;
+#endif
 constexpr int kStepKeys = 16;  // of a warp
 // Of keys, neighbours: a step has so many heads' rows. Each has its own 8 rows of the block, for
 // the query heads of a sequence's one query.
@@ -21,6 +25,8 @@ constexpr int kHeads = 1;
 #endif
 static_assert(kHeads == 1 || kHeads == kRowTiles, "8 rows each");
 constexpr int kUnitKeys = FA3_TILE_K;
+constexpr int kUnitWarps = kUnitKeys / kStepKeys;  // with more of them some take the next unit
+constexpr int kBlockKeys = kWarps * kStepKeys;     // that the warps have in hand together
 #if FA3_E4M3
 constexpr int kElementBytes = 1;
 constexpr int kScaleBytes = 2 * kStepKeys * 4;  // of a head: its keys' scales, then its values'
@@ -58,6 +64,13 @@ struct work {
   fa3_range seen;   // keys that any of the rows sees
   fa3_range units;  // of kUnitKeys keys, this block's
 };
+
+// This warp's steps of the block's units.
+__device__ __forceinline__ int count_steps(const work &w) {
+  constexpr int kTurns = kWarps > kUnitWarps ? kWarps / kUnitWarps : 1;
+  const int units = w.units.end - w.units.begin;
+  return kTurns == 1 ? units : (units + kTurns - 1 - (int)threadIdx.x / 32 / kUnitWarps) / kTurns;
+}
 
 // The units of some keys.
 __device__ __forceinline__ fa3_range units_of(const fa3_range &keys) {

@@ -338,10 +338,11 @@ static void test_dealt_keys(void **state) {
   problem = make_problem(FA3_BFLOAT16, 8, 1, 32, 8, 128, 128);
   problem.rows_k = problem.max_seqlen_k = 8000;
   problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;
-  assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
-  assert_true(plan.decode.alone && plan.decode.splits == 2 && plan.decode.blocks == 0);
-  assert_int_equal(plan_forward(&problem, &faster, &plan), FA3_OK);
-  assert_true(!plan.decode.alone && plan.decode.blocks == 264);
+  for (int i = 0; i < 2; i++) {
+    assert_int_equal(plan_forward(&problem, i ? &faster : &facts, &plan), FA3_OK);
+    assert_true(plan.decode.alone && plan.decode.splits == 2 && plan.decode.blocks == 0);
+    assert_int_equal(plan.decode.kernel->warps, 8);
+  }
 
   problem = make_problem(FA3_BFLOAT16, 32, 1, 33, 11, 128, 128);
   problem.rows_k = problem.max_seqlen_k = 8192;
@@ -349,10 +350,18 @@ static void test_dealt_keys(void **state) {
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
   assert_int_equal(plan.decode.blocks, 0);
   problem.seqused_k = lengths;
+  for (int i = 0; i < 2; i++) {
+    assert_int_equal(plan_forward(&problem, i ? &faster : &facts, &plan), FA3_OK);
+    assert_true(plan.decode.alone && plan.decode.blocks == 132);
+    assert_int_equal(plan.decode.kernel->warps, 8);
+  }
+  problem.features |= FA3_FEATURE_PAGE_TABLE; /* small pages are looked up by two blocks in turns */
+  problem.key.rows = problem.value.rows = 1;
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
-  assert_true(plan.decode.alone && plan.decode.blocks == 132);
-  assert_int_equal(plan_forward(&problem, &faster, &plan), FA3_OK);
   assert_true(!plan.decode.alone && plan.decode.blocks == 264);
+  assert_int_equal(plan.decode.kernel->warps, 0);
+  problem.features = 0;
+  problem.key.rows = problem.value.rows = problem.rows_k;
   problem.max_seqlen_k = 256;
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
   assert_int_equal(plan.decode.blocks, 0);

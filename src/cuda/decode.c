@@ -140,7 +140,7 @@ static fa3_status launch_few(const struct cuda_scope *scope, const struct proble
   const struct grid grid = {.x = (unsigned)blocks,
                             .y = 1,
                             .z = 1,
-                            .threads = FA3_DECODE_THREADS,
+                            .threads = (unsigned)decode_threads(plan->kernel),
                             .cluster = plan->blocks ? 0 : (unsigned)plan->cluster,
                             .alone = plan->alone,
                             .dependent = true};
@@ -153,7 +153,7 @@ static fa3_status launch_few(const struct cuda_scope *scope, const struct proble
   const struct grid alone = {.x = (unsigned)(blocks / plan->splits),
                              .y = 1,
                              .z = 1,
-                             .threads = FA3_DECODE_THREADS,
+                             .threads = (unsigned)decode_threads(plan->kernel),
                              .cluster = 1,
                              .dependent = true};
   params->splits = make_divisor(1);

@@ -32,6 +32,9 @@ static const int64_t most_blocks = 1 << 30;
 /* What a block gets of the memory by itself, in GB/s: it has other things to do than to load, and
  * of codes more. So many of the bandwidth are the blocks that use all of it. */
 static const int64_t block_bandwidth = 52, block_bandwidth_of_codes = 26;
+/* A block that has a multiprocessor to itself has room for twice the warps, with which it gets as
+ * much of codes as others of 16 bits. */
+static const int64_t lone_warps = 8;
 /* Keys dealt out: most blocks of a multiprocessor, units that each has at least, units that a
  * tile's beginning counts for, and most tiles; and tiles from which on sequences of 16 bits whose
  * lengths differ are many enough to be split each by itself. */
@@ -57,8 +60,16 @@ int64_t decode_heads(const struct kernel *kernel) {
   return larger(kernel->heads, 1);
 }
 
+static int32_t decode_warps(const struct kernel *kernel) {
+  return kernel->warps ? kernel->warps : FA3_DECODE_WARPS;
+}
+
+int32_t decode_threads(const struct kernel *kernel) {
+  return 32 * decode_warps(kernel);
+}
+
 static int32_t fp8_shared_bytes(const struct kernel *kernel) {
-  return FA3_DECODE_FP8_SHARED_BYTES(kernel->tile_q, kernel->head_dim,
+  return FA3_DECODE_FP8_SHARED_BYTES(decode_warps(kernel), kernel->tile_q, kernel->head_dim,
                                      (int32_t)decode_heads(kernel) * kernel->stages);
 }
 
@@ -140,6 +151,30 @@ static int64_t blocks_needed(const struct problem *problem, const struct cuda_fa
   return facts->bandwidth / (has_codes(problem) ? block_bandwidth_of_codes : block_bandwidth);
 }
 
+/* The same with blocks of more warps, for multiprocessors that have one block each; `kernel` itself
+ * where there is none. */
+static const struct kernel *find_lone_kernel(const struct kernel *kernel) {
+  const struct kernel *found =
+      find_kernel(&(struct kernel_need){.kind = kernel->kind,
+                                        .architecture = kernel->architecture,
+                                        .dtype = (fa3_dtype)kernel->dtype,
+                                        .head_dim = kernel->head_dim,
+                                        .value_head_dim = kernel->value_head_dim,
+                                        .softcap = kernel->softcap,
+                                        .heads = kernel->heads,
+                                        .warps = lone_warps,
+                                        .tile_q = kernel->tile_q});
+  return found ? found : kernel;
+}
+
+/* How many blocks use all of the memory where each has a multiprocessor to itself. */
+static int64_t lone_blocks_needed(const struct cuda_facts *facts, const struct kernel *kernel) {
+  const int64_t each = kernel->kind == &decode_kind || find_lone_kernel(kernel) != kernel
+                           ? block_bandwidth
+                           : block_bandwidth_of_codes;
+  return facts->bandwidth / each;
+}
+
 /* Rows of a page; without pages as many as there can be. */
 static int64_t page_rows(const struct problem *problem) {
   return problem->features & FA3_FEATURE_PAGE_TABLE ? problem->key.rows : INT32_MAX;
@@ -177,12 +212,12 @@ static int64_t choose_splits(const struct problem *problem, int64_t tiles) {
 /* Splits of a sequence in pairs of blocks, each of which has a multiprocessor; 0: they would not
  * fill the GPU, or have few keys. */
 static int64_t choose_pairs(const struct problem *problem, const struct cuda_facts *facts,
-                            int64_t tiles) {
+                            const struct kernel *kernel, int64_t tiles) {
   const int64_t most = facts->most_multiprocessors;
   int64_t splits = 2;
   while (2 * splits * tiles <= most) splits *= 2;
   const int64_t blocks = splits * tiles;
-  if (blocks > most || 10 * blocks < 9 * most || blocks < blocks_needed(problem, facts) ||
+  if (blocks > most || 10 * blocks < 9 * most || blocks < lone_blocks_needed(facts, kernel) ||
       lengths_differ(problem))
     return 0;
   if (splits > 2 && (splits / 2 * tiles > partial_tiles || problem->max_seqlen_k < long_keys))
@@ -230,7 +265,7 @@ static void choose_dealt_blocks(const struct problem *problem, const struct cuda
   const int64_t most = facts->most_multiprocessors;
   const int64_t heads = problem->heads_k / decode_heads(plan->kernel);
   const int64_t blocks = most / heads * heads;
-  plan->alone = 10 * blocks >= 9 * most && blocks >= blocks_needed(problem, facts) &&
+  plan->alone = 10 * blocks >= 9 * most && blocks >= lone_blocks_needed(facts, plan->kernel) &&
                 page_rows(problem) >= small_pages;
   plan->blocks = (int32_t)(plan->alone ? blocks : dealt_blocks * most / heads * heads);
 }
@@ -328,7 +363,8 @@ static fa3_status plan_splits(const struct problem *problem, const struct cuda_f
     cluster = large_cluster;
   /* Without room for partial results, a cluster is all; so it is where others need that room. */
   if (cluster < splits && (problem->max_seqlen_k < long_keys || !all)) splits = cluster;
-  const int64_t pairs = all && all_tiles ? choose_pairs(problem, facts, all_tiles) : 0;
+  const int64_t pairs =
+      all && all_tiles ? choose_pairs(problem, facts, plan->kernel, all_tiles) : 0;
   if (pairs) {
     splits = pairs;
     cluster = 2;
@@ -354,6 +390,7 @@ static fa3_status plan_splits(const struct problem *problem, const struct cuda_f
                      "%" PRId64 " tiles of %" PRId64 " splits: the CUDA kernels take %" PRId64
                      " in all",
                      all_tiles, splits, most_blocks);
+  if (plan->alone) plan->kernel = find_lone_kernel(plan->kernel);
   plan->row_tiles = (int32_t)tiles;
   plan->splits = (int32_t)splits;
   plan->cluster = (int32_t)cluster;

@@ -19,6 +19,7 @@
 
 enum {
   BATCH = 64,
+  MOST_QUERIES = 128, /* of all sequences */
   HEADS_Q = 8,
   HEADS_K = 2,
   MOST_DIM = 128,
@@ -39,9 +40,10 @@ struct cache {
   float key_scale[ROWS * HEADS_K], value_scale[ROWS * HEADS_K];
   uint8_t query_codes[BATCH * ROW_Q];
   float query_scale[BATCH * HEADS_Q];
-  uint16_t query[BATCH * ROW_Q], output[BATCH * ROW_Q], other_output[BATCH * ROW_Q];
+  uint16_t query[MOST_QUERIES * ROW_Q];
+  uint16_t output[MOST_QUERIES * ROW_Q], other_output[MOST_QUERIES * ROW_Q];
   float partial[4 * BATCH * ROW_Q], partial_lse[4 * BATCH * HEADS_Q];
-  float lse[BATCH * HEADS_Q], other_lse[BATCH * HEADS_Q], sink[HEADS_Q];
+  float lse[MOST_QUERIES * HEADS_Q], other_lse[MOST_QUERIES * HEADS_Q], sink[HEADS_Q];
   int32_t page_table[BATCH * COLUMNS];
   int32_t used[BATCH], starts[BATCH + 1];
   char workspace[64 << 20];
@@ -165,7 +167,8 @@ static void replay(int kind) {
     GPU(cuStreamSynchronize, stream);
     if (fa3_forward(&direct)) fail_msg("%s", fa3_last_error());
     GPU(cuCtxSynchronize, );
-    if (memcmp(cache->output, cache->other_output, sizeof cache->output) != 0)
+    if (memcmp(cache->output, cache->other_output, BATCH * (size_t)row_q * sizeof *cache->output) !=
+        0)
       fail_msg("replay %d differs from a call of its own", replay);
     for (int i = 0; i < BATCH * row_q; i++)
       if (!(fabs(number(cache->output[i])) < 8)) fail_msg("element %d is not written", i);
@@ -343,6 +346,30 @@ static void test_chunks(void **state) {
     }
 }
 
+/* Sequences of one length that the host knows: of codes, blocks of eight warps that have a
+ * multiprocessor each, with 8 rows, with 16, and with two heads (tests/cuda_plan_codes.c). */
+static void test_lone_blocks(void **state) {
+  (void)state;
+  static const struct { int64_t batch, queries; } cases[] = {{32, 1}, {31, 4}, {64, 1}, {32, 3}};
+  enum { CASES = sizeof cases / sizeof *cases };
+  struct rng rng = rng_for(9);
+  double largest[KINDS];
+  for (int kind = 0; kind < KINDS; kind++) largest[kind] = largest_value(kind);
+  const int trials = gpu_trials(CASES * KINDS);
+  for (int trial = 0; trial < trials; trial++) {
+    const int64_t batch = cases[trial % CASES].batch, queries = cases[trial % CASES].queries;
+    const int kind = trial / CASES % KINDS;
+    new_lengths(&rng);
+    fa3_forward_args args = forward_of(kind, 0, batch, cache->output);
+    args.query = fa3_dense(cache->query, FA3_BFLOAT16, batch, queries, HEADS_Q, head_dim);
+    args.output = fa3_dense(cache->output, FA3_BFLOAT16, batch, queries, HEADS_Q, head_dim);
+    args.lse = fa3_lse(cache->lse, batch, HEADS_Q, queries);
+    args.seqused_k = (fa3_tensor){0};
+    args.flags = FA3_CAUSAL;
+    compare_rows_with_cpu(&args, largest[kind], batch * queries);
+  }
+}
+
 /* Queries that are codes themselves: a token, a few, a part of a prompt; in pages. */
 static void test_queries_of_codes(void **state) {
   (void)state;
@@ -405,6 +432,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_mixed_batch),
       cmocka_unit_test(test_queries_of_codes),
       cmocka_unit_test(test_chunks),
+      cmocka_unit_test(test_lone_blocks),
       cmocka_unit_test(test_combine),
   };
   size_t passed = 0;
