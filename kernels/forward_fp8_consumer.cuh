@@ -12,15 +12,18 @@ constexpr int kPartKeys = 32;  // whose P one product takes
 constexpr uint32_t kCodesHigh = wgmma_descriptor_high<kCodes>();
 constexpr uint32_t kKeysHigh = wgmma_descriptor_high<kKeys>();
 
-// Whether a consumer keeps its queries in registers, where there is room for them: a product that
-// reads them from shared memory takes more of its bandwidth.
-constexpr bool kQInRegisters = kHeadScales && kHeadDim == 64;
+// Columns of its queries that a consumer keeps in registers, as far as there is room for them: a
+// product that reads them from shared memory takes more of its bandwidth, and more instructions.
+constexpr int kQInRegisters = !kHeadScales      ? 0
+                              : kHeadDim == 64  ? 64
+                              : kHeadDim == 128 ? (kWarpgroups == 3 ? 32 : 64)
+                                                : 0;
 
 // What a consumer has in hand.
 struct consumer {
   int warpgroup;
   bool hands_back;  // this lane, tiles of K (forward_fp8_turns.cuh)
-  uint32_t q[kQInRegisters ? kHeadDim / 8 : 1];
+  uint32_t q[kQInRegisters ? kQInRegisters / 8 : 1];
   float s[kTileK / 2];     // S, then P
   uint32_t p[kTileK / 8];  // P, as the second product takes it
   softmax_rows rows;
@@ -51,7 +54,7 @@ __device__ __forceinline__ void issue_scores(consumer &c, uint32_t q_at, uint32_
   for (int k = 0; k < kHeadDim; k += 32) {
     const int chunk = k / kCodes, inside = k % kCodes;
     const uint32_t part = k_at + ((chunk * kTileK * kCodes + inside) >> 4);
-    if constexpr (kQInRegisters)
+    if (k < kQInRegisters)
       wgmma_fp8_registers<kTileK>(c.s, c.q + k / 8, part, kCodesHigh, k > 0);
     else
       wgmma_fp8_shared<kTileK>(c.s, q_at + ((chunk * kRows * kCodes + inside) >> 4), part,
@@ -154,8 +157,8 @@ __device__ __forceinline__ void store_codes_tile(const fa3_forward_fp8_params &f
       add_kept(sums, i, factor, c.out.o);
     }
   }
-  // References are exponents of 2, and subtracted as they are.
-  const fa3_softmax_scale scale = {0.69314718f, 1.0f, 1.0f, 0.0f, FA3_NO_REFERENCE};
+  // References are exponents of 2, and subtracted as they are: none has a rounding to be undone.
+  const fa3_softmax_scale scale = {0.69314718f, 1.0f, 1.0f, -1.0f, FA3_NO_REFERENCE};
   finish_rows(fp8.forward, w, c.warpgroup, c.rows, scale, c.out, thread_again());
   const float unit = kHeadScales ? load_shared_float(units_of(m) + 8) : c.unit;
   c.out.average[0] *= unit;

@@ -231,7 +231,7 @@ __device__ __forceinline__ bool begin_step(const fa3_forward_fp8_params &fp8, co
   }
   take_turn();
   softmax_exponents_of_codes(c.s, shift, scale);
-  sum[0] = sum[1] = 0.0f;
+  sum[0] = sum[1] = -0.0f;  // adding to 0 would be an instruction
 #pragma unroll
   for (int i = 0; i < kTileK / 2; ++i) {
     c.s[i] = exp2_unit(c.s[i]);
@@ -275,12 +275,12 @@ __device__ __forceinline__ bool any_large(const consumer &c) {
   return named_barrier_any(kBarrierTurn + c.warpgroup, 128, large);
 }
 
-// Q's codes, as the first operand of a product (wgmma_fp8_registers).
+// Q's first columns, as the first operand of a product (wgmma_fp8_registers).
 __device__ __forceinline__ void read_queries(const layout &m, consumer &c) {
   const uint32_t lane = thread_again() & 31, row = thread_again() / 32 % 4 * 16 + (lane & 15);
   const uint32_t tile = ring_tile(ring_beside(m.q, c.warpgroup), 0) + swizzled_row<kCodes>(row);
 #pragma unroll
-  for (int i = 0; i < kHeadDim / 32; ++i)
+  for (int i = 0; i < kQInRegisters / 32; ++i)
     load_matrices<false>(reinterpret_cast<uint32_t(&)[4]>(c.q[4 * i]),
                          tile ^ (2 * i + lane / 16) * 16);
 }
@@ -306,7 +306,7 @@ __device__ __forceinline__ void attend(const fa3_forward_fp8_params &fp8, const 
     find_row_scales(fp8, m, w, warpgroup);
     forget_kept(m, w.scales.value);
     ring_wait_full(ring_beside(m.q, warpgroup), t);
-    if constexpr (kQInRegisters) read_queries(m, c);
+    if constexpr (kQInRegisters > 0) read_queries(m, c);
     const int end = uniform(w.warpgroup[warpgroup].tiles.end);
     const bool empty = uniform(w.warpgroup[warpgroup].tiles.begin) >= end;
     const int stop = max(end, uniform(w.tiles.begin));
@@ -341,11 +341,15 @@ __device__ __forceinline__ void attend(const fa3_forward_fp8_params &fp8, const 
             finish_step(c, sum);
             --n;
           }
+          // Each way packs P by itself. Of registers that two ways have written, the assembler
+          // packs pairs of codes and joins these, which is an instruction more for each four.
           if (grown) {
             follow(m, c, sum);
             release(m.k, c.used);
+            finish_step(c, sum);
+          } else {
+            finish_step(c, sum);
           }
-          finish_step(c, sum);
           --n;
         } while (n >= begin);
       }
