@@ -193,25 +193,27 @@ __device__ __forceinline__ bool begin_step(const fa3_forward_fp8_params &fp8, co
   const uint32_t q_at = descriptor_of(ring_beside(m.q, c.warpgroup), 0);
   const uint32_t k_at = uniform(descriptor_of(m.k, c.used));
   ring_wait_full(m.k, c.used);
-  if (!kFirst) ring_wait_full(m.v_transposed, c.used - 1);
-    // What scores there were is dead.
 #pragma unroll
-  for (int i = 0; i < kTileK / 2; ++i) asm volatile("" : "=f"(c.s[i]));
+  for (int i = 0; i < kTileK / 2; ++i) asm volatile("" : "=f"(c.s[i]));  // what was there is dead
   if (!kFirst) registers_touch(c.out.o);
   wgmma_fence();
   issue_scores(c, q_at, k_at);
-  if (!kFirst) issue_whole_output(m, c);
+  if (!kFirst) {  // the scores need not wait for V
+    ring_wait_full(m.v_transposed, c.used - 1);
+    wgmma_fence();
+    issue_whole_output(m, c);
+  }
   float largest[2] = {};
 #pragma unroll
   for (int r = 0; r < 2; ++r)
     if (!kAsk) largest[r] = largest_sum(c.rows.sum[r], c.largest_sum);
+  const float2 of_rows = load_shared_pair(row_scales_at(m));  // here it waits for nothing else
   // At head dim 256 there are no registers for a mask beside two products.
   constexpr bool kBeside = !kFirst && !(kAsk && kHeadDim > 128);
   wgmma_wait<kBeside ? 1 : 0>();
   registers_touch(c.s);
   if (!kFirst && !kBeside) finish_output(m, c);
 
-  const float2 of_rows = load_shared_pair(row_scales_at(m));
   float scale[2] = {of_rows.x, of_rows.y};
   float shift[2] = {c.rows.reference[0], c.rows.reference[1]}, factor[2];
   bool grown = false;
@@ -335,23 +337,18 @@ __device__ __forceinline__ void attend(const fa3_forward_fp8_params &fp8, const 
           continue;
         }
         // Most tiles: nothing else stands between the instructions of the inner loop.
-        do {
-          bool grown;
-          while (!(grown = begin_step<false, false>(fp8, m, c, t, n, sum)) && n > begin) {
+        // Each way packs P by itself: of registers that two ways have written, the assembler packs
+        // pairs of codes and joins these, which is an instruction more for each four.
+        for (; n >= begin; --n) {
+          while (!begin_step<false, false>(fp8, m, c, t, n, sum)) {
             finish_step(c, sum);
-            --n;
+            if (--n < begin) break;
           }
-          // Each way packs P by itself. Of registers that two ways have written, the assembler
-          // packs pairs of codes and joins these, which is an instruction more for each four.
-          if (grown) {
-            follow(m, c, sum);
-            release(m.k, c.used);
-            finish_step(c, sum);
-          } else {
-            finish_step(c, sum);
-          }
-          --n;
-        } while (n >= begin);
+          if (n < begin) break;
+          follow(m, c, sum);
+          release(m.k, c.used);
+          finish_step(c, sum);
+        }
       }
       release(ring_beside(m.q, warpgroup), t);
       ring_wait_full(m.v_transposed, c.used - 1);
