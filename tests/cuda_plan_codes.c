@@ -72,35 +72,6 @@ static void test_chunks(void **state) {
   assert_int_equal(plan.decode.chunk_splits, 1);
 }
 
-/* Sequences alike, of which pairs of blocks fill the GPU: each has a multiprocessor and eight
- * warps. These are the cases of test_lone_blocks in tests/gpu/cache.c. */
-static void test_lone_blocks(void **state) {
-  (void)state;
-  static const struct {
-    int64_t batch, queries;
-    int32_t rows, heads;
-  } cases[] = {{32, 1, 8, 0}, {31, 4, 16, 0}, {64, 1, 16, 2}, {32, 3, 16, 0}};
-  for (int64_t head_dim = 64; head_dim <= 128; head_dim *= 2)
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-      struct cuda_plan plan;
-      struct problem problem =
-          make_problem(FA3_BFLOAT16, cases[i].batch, cases[i].queries, 8, 2, head_dim, head_dim);
-      problem.rows_k = problem.max_seqlen_k = 4160;
-      problem.key.rows = problem.value.rows = 16;
-      problem.features |= FA3_FEATURE_PAGE_TABLE;
-      problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;
-      assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
-      assert_true(plan.decode.alone && plan.decode.splits == 2 && plan.decode.cluster == 2);
-      assert_int_equal(plan.decode.kernel->warps, 8);
-      assert_int_equal(plan.decode.kernel->tile_q, cases[i].rows);
-      assert_int_equal(plan.decode.kernel->heads, cases[i].heads);
-      assert_int_equal(decode_threads(plan.decode.kernel), 256);
-      problem.split_keys = 1024; /* whose results do not depend on the batch */
-      assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
-      assert_int_equal(plan.decode.kernel->warps, 0);
-    }
-}
-
 /* The kernel for scales of heads is for them alone, and for as many keys as its codes have room
  * for. */
 static void test_scales_of_heads(void **state) {
@@ -185,11 +156,8 @@ static void test_small_tiles(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_codes),
-      cmocka_unit_test(test_chunks),
-      cmocka_unit_test(test_lone_blocks),
-      cmocka_unit_test(test_scales_of_heads),
-      cmocka_unit_test(test_transposed_values),
+      cmocka_unit_test(test_codes),           cmocka_unit_test(test_chunks),
+      cmocka_unit_test(test_scales_of_heads), cmocka_unit_test(test_transposed_values),
       cmocka_unit_test(test_small_tiles),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

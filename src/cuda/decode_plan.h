@@ -51,11 +51,6 @@ bool decode_takes(const struct problem *problem);
 fa3_status plan_few_queries(const struct problem *problem, const struct cuda_facts *facts,
                             struct decode_plan *decode);
 
-/* Room for so many rows of partial results of a forward call, or for those that splits of such keys
- * take in a call of few queries: the workspace does not shrink where more queries need none. */
-fa3_status reserve_splits(const struct problem *problem, const struct cuda_facts *facts,
-                          int64_t rows, struct split_room *room, size_t *workspace_size);
-
 /* Likewise as plan_forward. */
 fa3_status plan_decode(const struct problem *problem, const struct cuda_facts *facts,
                        struct cuda_plan *plan);

@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <math.h>
 
+#include "cuda/decode_splits.h"
 #include "cuda/forward_splits.h"
 #include "cuda/kernels.h"
 #include "cuda/limits.h"

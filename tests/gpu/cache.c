@@ -347,7 +347,7 @@ static void test_chunks(void **state) {
 }
 
 /* Sequences of one length that the host knows: of codes, blocks of eight warps that have a
- * multiprocessor each, with 8 rows, with 16, and with two heads (tests/cuda_plan_codes.c). */
+ * multiprocessor each, with 8 rows, with 16, and with two heads (tests/cuda_plan_decode.c). */
 static void test_lone_blocks(void **state) {
   (void)state;
   static const struct { int64_t batch, queries; } cases[] = {{32, 1}, {31, 4}, {64, 1}, {32, 3}};
