@@ -67,17 +67,18 @@ static const char *phase_name(fa3_phase phase) {
 }
 
 static int print_kernels(void) {
-  printf("\n%-6s %-15s %-8s %-5s %8s %14s  %s\n", "engine", "kernel", "phase", "dtype", "head_dim",
-         "value_head_dim", "here");
+  printf("\n%-6s %-8s %-5s %8s %14s  %-8s  %s\n", "engine", "phase", "dtype", "head_dim",
+         "value_head_dim", "here", "kernel");
   for (int32_t i = 0; i < fa3_kernel_count(); i++) {
     fa3_kernel_info kernel = {.struct_size = sizeof kernel};
     if (fa3_get_kernel_info(i, &kernel)) return fail(EXIT_FAILED, "%s", fa3_last_error());
-    printf("%-6s %-15s %-8s %-5s %8" PRId32 " %14" PRId32 "  %s\n", kernel.engine, kernel.name,
+    printf("%-6s %-8s %-5s %8" PRId32 " %14" PRId32 "  %-8s  %s\n", kernel.engine,
            phase_name(kernel.phase), dtype_name(kernel.dtype), kernel.head_dim,
            kernel.value_head_dim,
            kernel.selected ? "selected"
            : kernel.usable ? "usable"
-                           : "-");
+                           : "-",
+           kernel.name);
   }
   return 0;
 }

@@ -276,7 +276,7 @@ FA3_API fa3_status fa3_supports(const fa3_capability *capability);
 typedef struct fa3_kernel_info {
   size_t struct_size; /* set by the caller */
   char engine[16];    /* "cpu", "cuda" */
-  char name[48];      /* "avx512", ... */
+  char name[48];      /* "avx512", "forward 128x128 pages", ...: no two rows are alike */
   fa3_phase phase;
   fa3_dtype dtype;        /* of query, key and value */
   int32_t head_dim;       /* the largest it takes */

@@ -28,11 +28,32 @@ static int32_t kernel_count(void) {
   return count;
 }
 
+/* Its function, its tile, and what else of its row in variants.def tells it from others. */
+static void name_kernel(const struct kernel *kernel, char *name, size_t size) {
+  const struct {
+    const char *key;
+    int32_t value;
+  } features[] = {{"pages", kernel->pages},
+                  {"head_scales", kernel->head_scales},
+                  {"small_tiles", kernel->small_tiles},
+                  {"transposed", kernel->transposed},
+                  {"by_head", kernel->by_head},
+                  {"heads", kernel->heads},
+                  {"warps", kernel->warps}};
+  int at =
+      snprintf(name, size, "%s %dx%d", kernel->kind->entries[0], kernel->tile_q, kernel->tile_k);
+  for (size_t f = 0; f < sizeof features / sizeof *features && at < (int)size; f++) {
+    const size_t left = size - (size_t)at;
+    const int value = features[f].value;
+    if (value == 1) at += snprintf(name + at, left, " %s", features[f].key);
+    if (value > 1) at += snprintf(name + at, left, " %s=%d", features[f].key, value);
+  }
+}
+
 static void kernel_info(int32_t index, fa3_kernel_info *info) {
   const struct kernel *kernel = kernels;
   for (; index > 0 || !kernel->kind->phase; kernel++) index -= kernel->kind->phase != 0;
-  snprintf(info->name, sizeof info->name, "%s_%dx%d", kernel->architecture, kernel->tile_q,
-           kernel->tile_k);
+  name_kernel(kernel, info->name, sizeof info->name);
   info->phase = kernel->kind->phase;
   info->dtype = kernel->dtype;
   info->head_dim = kernel->head_dim;
