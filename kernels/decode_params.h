@@ -15,9 +15,8 @@
 #include "sequence.h"
 
 enum {
-  FA3_DECODE_ROWS = 16, /* of a block, at most */
-  FA3_DECODE_WARPS = 4, /* where a variant has no number of its own */
-  FA3_DECODE_THREADS = 32 * FA3_DECODE_WARPS,
+  FA3_DECODE_ROWS = 16,                    /* of a block, at most */
+  FA3_DECODE_WARPS = 4,                    /* where a variant has no number of its own */
   FA3_DECODE_KEYS = 16 * FA3_DECODE_WARPS, /* a unit: a step of so many warps */
   FA3_DECODE_MAX_CLUSTER = 16
 };

@@ -199,7 +199,7 @@ static void test_decode(void **state) {
   assert_int_equal(launches[0].cluster, decode_params.cluster);
   assert_int_equal(decode_params.splits.divisor, decode_params.cluster);
   assert_int_equal(launches[0].grid[0], 2 * 2 * decode_params.splits.divisor);
-  assert_int_equal(launches[0].block[0], FA3_DECODE_THREADS);
+  assert_int_equal(launches[0].block[0], 32 * FA3_DECODE_WARPS);
   assert_int_equal(launches[0].shared_bytes, FA3_DECODE_SHARED_BYTES(8, 128, 3));
   assert_int_equal(launches[0].dependent, 1);
   assert_int_equal(decode_params.group.divisor, 4);
