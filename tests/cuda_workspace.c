@@ -4,6 +4,7 @@
 
 #include "cuda/plan.h"
 #include "cuda_facts.h"
+#include "integer.h"
 #include "rng.h"
 #include "test.h"
 
@@ -22,6 +23,7 @@ struct call {
   bool backward, causal, packed, lengths;
   fa3_dtype query, key;
   int64_t window, scale_rows, split_keys;
+  int64_t page_size; /* 0: no pages */
 };
 
 static fa3_status make_problem(const struct call *call, const int64_t *size,
@@ -76,6 +78,12 @@ static fa3_status find_size(const struct call *call, const int64_t *size, size_t
   if (status) return status;
   problem.key_scale_rows = problem.value_scale_rows = call->scale_rows;
   if (call->lengths) problem.seqused_k = lengths;
+  if (call->page_size) {
+    problem.features |= FA3_FEATURE_PAGE_TABLE;
+    problem.rows_k = problem.max_seqlen_k =
+        divide_up(size[KEYS], call->page_size) * call->page_size;
+    problem.key.rows = problem.value.rows = call->page_size;
+  }
   if (call->packed) {
     problem.cu_seqlens_q = problem.cu_seqlens_k = lengths;
     problem.rows_q = size[BATCH] * size[QUERIES];
@@ -90,16 +98,17 @@ static fa3_status find_size(const struct call *call, const int64_t *size, size_t
 
 static struct call random_call(struct rng *rng) {
   const fa3_dtype half = (fa3_dtype)RNG_PICK(rng, FA3_FLOAT16, FA3_BFLOAT16);
-  const bool codes = rng_chance(rng, 0.4);
-  return (struct call){.backward = !codes && rng_chance(rng, 0.4),
+  const bool codes = rng_chance(rng, 0.4), paged = rng_chance(rng, 0.3);
+  return (struct call){.backward = !codes && !paged && rng_chance(rng, 0.5),
                        .causal = rng_chance(rng, 0.5),
-                       .packed = rng_chance(rng, 0.3),
+                       .packed = !paged && rng_chance(rng, 0.3),
                        .lengths = rng_chance(rng, 0.3),
                        .query = codes && rng_chance(rng, 0.7) ? FA3_FLOAT8_E4M3 : half,
                        .key = codes ? FA3_FLOAT8_E4M3 : half,
                        .window = rng_chance(rng, 0.2) ? rng_between(rng, 1, 5000) : 0,
                        .scale_rows = RNG_PICK(rng, 0, 0, 1, 128),
-                       .split_keys = codes ? 0 : RNG_PICK(rng, 0, 0, 0, 512)};
+                       .split_keys = codes ? 0 : RNG_PICK(rng, 0, 0, 0, 512),
+                       .page_size = paged ? RNG_PICK(rng, 1, 16, 64, 256) : 0};
 }
 
 static void test_size_never_falls(void **state) {
@@ -121,11 +130,12 @@ static void test_size_never_falls(void **state) {
         fail_msg("trial %" PRIu64 ": %zu bytes, and %zu before it grew to %" PRId64 ", %" PRId64
                  " x %" PRId64 ", %" PRId64 " x %" PRId64 ", %" PRId64 ", %" PRId64
                  " (backward %d, dtypes %d and %d, causal %d, window %" PRId64
-                 ", packed %d, lengths %d, scales of %" PRId64 " rows, splits of %" PRId64 " keys)",
+                 ", packed %d, lengths %d, scales of %" PRId64 " rows, splits of %" PRId64
+                 " keys, pages of %" PRId64 ")",
                  number, after, before, size[BATCH], size[QUERIES], size[KEYS], size[HEADS_K],
                  size[GROUP], size[HEAD_DIM], size[VALUE_HEAD_DIM], call.backward, call.query,
                  call.key, call.causal, call.window, call.packed, call.lengths, call.scale_rows,
-                 call.split_keys);
+                 call.split_keys, call.page_size);
       before = after;
       compared += step > 0;
       const int which = (int)rng_between(&rng, 0, DIMENSIONS - 1);
