@@ -1,6 +1,7 @@
 """fa3 info, and what --device answers."""
 import json
 import os
+import re
 
 import numpy as np
 from safetensors.numpy import save_file
@@ -41,6 +42,8 @@ class Info(program.ProgramTest):
         self.assertEqual(cuda["device"], "cuda:0")
         if not cuda["usable"]:
             self.assertIn(cuda["reason"], text)
+        has_kernels = any(kernel["engine"] == "cuda" for kernel in info["kernels"])
+        self.assertEqual(bool(re.search("^cuda  *forward ", text, re.M)), has_kernels)  # scripts/demo
         selected = [kernel for kernel in info["kernels"] if kernel["selected"]]
         for phase in ("forward", "backward"):
             dtypes = [kernel["dtype"] for kernel in selected if kernel["phase"] == phase]
