@@ -62,8 +62,7 @@ static int64_t blocks_needed(const struct problem *problem, const struct cuda_fa
          (decode_has_codes(problem) ? block_bandwidth_of_codes : block_bandwidth);
 }
 
-/* A kernel like this one, but for so many heads of keys and warps in a block. Null: there is none.
- */
+/* A kernel like this one, but for a block's heads of keys and warps. Null: there is none. */
 static const struct kernel *find_like(const struct kernel *kernel, int64_t heads, int64_t warps,
                                       int64_t rows) {
   return find_kernel(&(struct kernel_need){.kind = kernel->kind,
