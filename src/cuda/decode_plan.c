@@ -96,8 +96,8 @@ bool decode_takes(const struct problem *problem) {
   if (problem->split_keys || problem->output.dtype != problem->query.dtype) return true;
   if (tiles <= 1) return true;
   return tiles * FA3_DECODE_ROWS <= DECODE_FEW_ROWS &&
-         tiles * problem->batch <= 2 * DECODE_FULL_GRID &&
-         tiles * problem->batch * problem->heads_k <= 2 * DECODE_FULL_GRID &&
+         tiles * problem->batch <= 2 * (int64_t)DECODE_FULL_GRID &&
+         tiles * problem->batch * problem->heads_k <= 2 * (int64_t)DECODE_FULL_GRID &&
          count_tile_keys(problem) <= (double)few_tile_keys;
 }
 

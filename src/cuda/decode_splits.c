@@ -97,7 +97,7 @@ static int64_t page_rows(const struct problem *problem) {
 /* Long sequences among others are cut finely, and blocks without keys leave; in one round, if that
  * is near. With more row tiles a sequence is less of the whole. */
 static int64_t choose_fine_splits(const struct problem *problem, int64_t tiles) {
-  const int64_t many = decode_has_codes(problem) ? 2 * many_tiles : 4 * DECODE_FULL_GRID;
+  const int64_t many = decode_has_codes(problem) ? 2 * many_tiles : 4 * (int64_t)DECODE_FULL_GRID;
   int64_t splits = tiles < many ? 8 : tiles < 3 * many / 2 ? 4 : tiles < 3 * many ? 2 : 1;
   if (tiles > one_round_by_8 && tiles <= one_round_by_4) splits = 4;
   if (tiles >= many && page_rows(problem) < small_pages) splits = smaller(splits, 2);
@@ -109,8 +109,8 @@ static int64_t choose_fine_splits(const struct problem *problem, int64_t tiles) 
 static int64_t choose_splits(const struct problem *problem, int64_t tiles) {
   const int64_t most = most_units(problem);
   const bool codes = decode_has_codes(problem);
-  const int64_t grid =
-      codes && problem->max_seqlen_k >= long_keys ? 2 * DECODE_FULL_GRID : DECODE_FULL_GRID;
+  const int64_t grid = codes && problem->max_seqlen_k >= long_keys ? 2 * (int64_t)DECODE_FULL_GRID
+                                                                   : DECODE_FULL_GRID;
   int64_t splits = largest_cluster;
   while (splits > 1 && splits * tiles > grid) splits /= 2;
   if (tiles > grid && tiles <= many_tiles) splits = 2;
