@@ -163,9 +163,9 @@ static void test_kernel_table(void **state) {
     for (int32_t j = 0; j < i; j++) { /* no two rows say the same */
       fa3_kernel_info other = {.struct_size = sizeof other};
       assert_int_equal(fa3_get_kernel_info(j, &other), FA3_OK);
-      assert_true(strcmp(kernel.engine, other.engine) || strcmp(kernel.name, other.name) ||
-                  kernel.phase != other.phase || kernel.dtype != other.dtype ||
-                  kernel.head_dim != other.head_dim ||
+      assert_true(strcmp(kernel.engine, other.engine) != 0 ||
+                  strcmp(kernel.name, other.name) != 0 || kernel.phase != other.phase ||
+                  kernel.dtype != other.dtype || kernel.head_dim != other.head_dim ||
                   kernel.value_head_dim != other.value_head_dim);
     }
     if (strcmp(kernel.engine, "cpu") != 0) {
