@@ -207,7 +207,7 @@ __device__ __forceinline__ bool begin_step(const fa3_forward_fp8_params &fp8, co
 #pragma unroll
   for (int r = 0; r < 2; ++r)
     if (!kAsk) largest[r] = largest_sum(c.rows.sum[r], c.largest_sum);
-  const float2 of_rows = load_shared_pair(row_scales_at(m));  // here it waits for nothing else
+  const float2 of_rows = load_shared_pair(row_scales_at(m));  // while the products run
   // At head dim 256 there are no registers for a mask beside two products.
   constexpr bool kBeside = !kFirst && !(kAsk && kHeadDim > 128);
   wgmma_wait<kBeside ? 1 : 0>();

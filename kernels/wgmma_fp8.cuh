@@ -52,11 +52,11 @@ __device__ __forceinline__ void wgmma_fp8_registers(float (&d)[kColumns / 2],
     WGMMA_FP8_REGISTERS(64, WGMMA_LIST32, "%32,%33,%34,%35", "%36,%37", "%38", WGMMA_OUT32(d, 0));
   else if constexpr (kColumns == 96)
     WGMMA_FP8_REGISTERS(96, WGMMA_LIST48, "%48,%49,%50,%51", "%52,%53", "%54", WGMMA_OUT48(d, 0));
+  else if constexpr (kColumns == 128)
+    WGMMA_FP8_REGISTERS(128, WGMMA_LIST64, "%64,%65,%66,%67", "%68,%69", "%70", WGMMA_OUT64(d, 0));
   else if constexpr (kColumns == 192)
     WGMMA_FP8_REGISTERS(192, WGMMA_LIST96, "%96,%97,%98,%99", "%100,%101", "%102",
                         WGMMA_OUT64(d, 0), WGMMA_OUT32(d, 64));
-  else if constexpr (kColumns == 128)
-    WGMMA_FP8_REGISTERS(128, WGMMA_LIST64, "%64,%65,%66,%67", "%68,%69", "%70", WGMMA_OUT64(d, 0));
   else if constexpr (kColumns == 256)
     WGMMA_FP8_REGISTERS(256, WGMMA_LIST128, "%128,%129,%130,%131", "%132,%133", "%134",
                         WGMMA_OUT64(d, 0), WGMMA_OUT64(d, 64));
