@@ -22,6 +22,7 @@
 // load, plan, and keep the order in which dQ is summed.
 //
 // Compile with what variants.def says; see backward_params.h for what the host prepares.
+#include "backward_finish.cuh"
 #include "backward_load.cuh"
 #include "backward_parts.cuh"
 #include "backward_probability.cuh"
@@ -195,16 +196,21 @@ __device__ __forceinline__ void store_ds(const uint32_t (&ds)[kTileQ / 4], uint3
 
 // Where dQ is summed: a step's block holds, for each eight columns, one vector a thread.
 // PTX ISA, "ld" with .relaxed, "red" with vectors.
+__device__ __forceinline__ float4 load_partial(const float4 *from) {
+  float4 x;
+  asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "l"(from)
+               : "memory");
+  return x;
+}
+
 __device__ __forceinline__ void add_partial(float (&dq)[kQueryColumns / 2], const float4 *from,
                                             int skipped) {
 #pragma unroll
   for (int j = 0; j < kQueryColumns / 8; ++j) {
     if (kOverlap > 0 && 8 * j < skipped) continue;
-    float4 x;
-    asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
-                 : "l"(from + j * 128)
-                 : "memory");
+    const float4 x = load_partial(from + j * 128);
     dq[4 * j] += x.x, dq[4 * j + 1] += x.y, dq[4 * j + 2] += x.z, dq[4 * j + 3] += x.w;
   }
 }
@@ -231,15 +237,18 @@ __device__ __forceinline__ partial_fate fate_of_partial(int kind) {
   return kind >= kTurnLast ? kKeepPartial : kind == kTurnFirst ? kStorePartial : kAddPartial;
 }
 
-// The queries that see the thread's two keys.
+// The queries that see the thread's two keys. A staggered tile that has gone round counts on below
+// query 0.
 __device__ __forceinline__ void find_seeing(const work &w, int warpgroup, int lane,
                                             fa3_range (&seen)[2]) {
   const int row = (thread_again() & 127) / 32 * 16 + lane / 4;  // and the one eight below
+  const fa3_mask &mask = w.sequence.mask;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int key = w.tile * kTileK + warpgroup * kKeys + row + 8 * r;
-    seen[r] = fa3_seeing_queries(&w.sequence.mask, key);
-    if (key >= w.sequence.mask.keys) seen[r].end = 0;
+    seen[r] = fa3_seeing_queries(&mask, key);
+    if (seen[r].begin == 0) seen[r].begin = -mask.queries;
+    if (key >= mask.keys) seen[r].end = -mask.queries;
   }
 }
 
@@ -591,24 +600,35 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, cons
   }
 }
 
-// Takes a block's sum of dQ, where backward has left it, as its last tile would.
-extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_FINISH_THREADS)
+// Takes a block's sums of dQ, which backward leaves, and stores it.
+extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_FINISH_THREADS, 2)
     backward_finish(const __grid_constant__ fa3_backward_params p) {
-  wait_for_prior_grids();
   let_next_grid_launch();
-  const int block = blockIdx.x, head = blockIdx.y, warpgroup = threadIdx.x / 128;
-  const fa3_sequence s = fa3_find_sequence(&p.sequences, blockIdx.z);
-  const int first_slot = fa3_backward_slot(&p.sequences, &p.blocks, blockIdx.z, s.query_row);
-  const fa3_range tiles = fa3_visible_tiles(&s.mask, block * kTileQ, (block + 1) * kTileQ, kTileK);
-  if (tiles.begin >= tiles.end) return;
-  const dq_share share = find_share(lay_out(0), warpgroup);
-  float dq[kQueryColumns / 2] = {};
-  for (int sum = 0; sum < fa3_sum_count(&p.tiles); ++sum) {
-    if (fa3_tiles_of_sum(&p.tiles, tiles.end - tiles.begin, sum) == 0) break;
-    const int64_t slot = sum * p.sums_apart + (int64_t)head * p.slots + first_slot + block;
-    add_partial(dq, partial_of(p.partial + slot * (kTileQ * kHeadDim), share), share.skipped);
+  const finished_block at = find_finished_block(p, kTileQ, kTileK);
+  const int warpgroup = threadIdx.x / 128;
+  if (at.seen) {
+    const dq_share share = find_share(lay_out(0), warpgroup);
+    const int *counters = p.counters + warpgroup % kShares * p.counters_apart;
+    if (threadIdx.x % 128 < 32) wait_for_sums(p, at, counters, 1, kTileQ, kTileK);
+    named_barrier_sync(kBarrierOwn + warpgroup, 128);
+    const auto sum_of = [&](int sum) {
+      return partial_of(p.partial + (at.slot + sum * p.sums_apart) * (kTileQ * kHeadDim), share);
+    };
+    // The first sum is not waited for before the second is on its way.
+    float dq[kQueryColumns / 2] = {};
+    if (tiles_of_sum(p, at, 0, kTileQ, kTileK) > 0) {
+#pragma unroll
+      for (int j = 0; j < kQueryColumns / 8; ++j) {
+        const float4 x = load_partial(sum_of(0) + j * 128);
+        dq[4 * j] = x.x, dq[4 * j + 1] = x.y, dq[4 * j + 2] = x.z, dq[4 * j + 3] = x.w;
+      }
+    }
+#pragma unroll 1
+    for (int sum = 1; sum < fa3_sum_count(&p.tiles); ++sum)
+      if (tiles_of_sum(p, at, sum, kTileQ, kTileK) > 0) add_partial(dq, sum_of(sum), share.skipped);
+    store_query_step(p, at.sequence, share, dq, {at.block, at.head});
   }
-  store_query_step(p, s, share, dq, {block, head});
+  end_finish();
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)

@@ -36,6 +36,8 @@ typedef struct {
   int upward;         /* of their first tiles: taken in reverse, visiting blocks upwards */
   int sums_log2; /* neighbours add to 2^this sums of a block of dQ; 0 if tiles go upwards, which add
                     to a sum of their own. More sums than one are not for windows. */
+  int staggered; /* whether tiles are; not for masks, nor for parts by blocks of queries */
+  int stagger_log2; /* 2^this blocks from where a tile begins to where the next one does */
 } fa3_key_tiles;
 
 typedef struct {
@@ -130,7 +132,7 @@ FA3_SHARED fa3_place_of_part fa3_find_part(const fa3_key_tiles *tiles, const fa3
 }
 
 FA3_SHARED int fa3_sum_count(const fa3_key_tiles *tiles) {
-  return tiles->upward > 0 ? 2 : 1 << tiles->sums_log2;
+  return tiles->upward > 0 || tiles->staggered ? 2 : 1 << tiles->sums_log2;
 }
 
 #define FA3_MOST_SUMS 4
@@ -142,6 +144,43 @@ FA3_SHARED int fa3_tiles_of_sum(const fa3_key_tiles *tiles, int n, int sum) {
   if (upward == 0) return (n + (1 << log2) - 1 - sum) >> log2;
   if (sum > 0) return n > upward ? n - upward : 0;
   return n < upward ? n : upward;
+}
+
+/* Staggered tiles begin each at a block of its own, visit blocks down to the first, and then from
+ * the last one down to where they began: those that run side by side are never at the same block.
+ * A block has two sums: of tiles that come to it before they go round, and of those that come to it
+ * after. In both a tile follows those of lower numbers, so it waits for none that is taken later.
+ */
+typedef struct {
+  int round; /* how many tiles before this one have the same place */
+  int place; /* it begins at the last of its blocks: the place's number times 2^stagger_log2 are
+                before them */
+} fa3_stagger;
+
+FA3_SHARED fa3_stagger fa3_find_stagger(const fa3_key_tiles *tiles, int blocks, int tile) {
+  const int places = ((blocks - 1) >> tiles->stagger_log2) + 1;
+  fa3_stagger at;
+  at.round = tile / places;
+  at.place = tile % places;
+  return at;
+}
+
+FA3_SHARED int fa3_staggered_start(const fa3_key_tiles *tiles, int blocks, int place) {
+  const int end = (place + 1) << tiles->stagger_log2;
+  return (end < blocks ? end : blocks) - 1;
+}
+
+/* To which of a block's sums tiles of a place add. */
+FA3_SHARED int fa3_staggered_sum(const fa3_key_tiles *tiles, int place, int block) {
+  return place < block >> tiles->stagger_log2;
+}
+
+/* How many tiles before `tile`, which is at `at`, add to it. */
+FA3_SHARED int fa3_staggered_before(const fa3_key_tiles *tiles, fa3_stagger at, int tile, int block,
+                                    int sum) {
+  const int places = block >> tiles->stagger_log2; /* that come to it after they go round */
+  const int after = at.round * places + (at.place < places ? at.place : places);
+  return sum > 0 ? after : tile - after;
 }
 
 /* When a tile adds to a block of dQ. */
@@ -166,6 +205,25 @@ FA3_SHARED fa3_turn fa3_find_turn(const fa3_key_tiles *tiles, int upward, const 
   }
   turn.last = tile == (seen.end > upward ? seen.end - 1 : seen.begin);
   return turn;
+}
+
+FA3_SHARED fa3_turn fa3_find_staggered_turn(const fa3_key_tiles *tiles, fa3_stagger at, int tile,
+                                            int block) {
+  fa3_turn turn;
+  turn.sum = fa3_staggered_sum(tiles, at.place, block);
+  turn.before = fa3_staggered_before(tiles, at, tile, block, turn.sum);
+  turn.last = 0; /* dQ is finished later */
+  return turn;
+}
+
+/* How many tiles add to a block's sum in all, where dQ is finished later. */
+FA3_SHARED int fa3_all_tiles_of_sum(const fa3_key_tiles *tiles, const fa3_mask *mask, int block,
+                                    int sum, int tile_q, int tile_k) {
+  const fa3_range seen = fa3_visible_tiles(mask, block * tile_q, (block + 1) * tile_q, tile_k);
+  const int n = seen.end > seen.begin ? seen.end - seen.begin : 0;
+  if (!tiles->staggered) return fa3_tiles_of_sum(tiles, n, sum);
+  const int blocks = (mask->queries + tile_q - 1) / tile_q;
+  return fa3_staggered_before(tiles, fa3_find_stagger(tiles, blocks, n), n, block, sum);
 }
 
 #endif

@@ -21,14 +21,15 @@ struct __align__(16) work {
   int query_head, heads;  // the first query head, and how many
   int steps;              // blocks of queries, of all these heads
   fa3_sequence sequence;
-  int slot;            // of its first block of queries
-  fa3_range blocks;    // of queries
-  fa3_range whole[2];  // those that see all keys of a warpgroup, or of this block of a pair
-  int start, step;     // the block that is visited first, and from one to the next
-  int upward;          // tiles of this head that go upwards
-  int last;            // no tile: the work is done
+  int slot;             // of its first block of queries
+  fa3_range blocks;     // of queries
+  fa3_range whole[2];   // those that see all keys of a warpgroup, or of this block of a pair
+  int start, step;      // the block that is visited first, and from one to the next
+  int upward;           // tiles of this head that go upwards
+  fa3_stagger stagger;  // where tiles are staggered
+  int last;             // no tile: the work is done
 };
-constexpr int kWorkBytes = 112;
+constexpr int kWorkBytes = 128;
 static_assert(sizeof(work) <= kWorkBytes, "a work slot");
 
 // The part's number, counted over all heads of keys.
@@ -62,6 +63,10 @@ __device__ __forceinline__ bool find_work(const fa3_backward_params &p, int inde
   w.start = upward ? w.blocks.begin : w.blocks.end - 1;
   w.step = upward ? 1 : -1;
   const int blocks = w.blocks.end - w.blocks.begin;
+  if (p.tiles.staggered && blocks > 0) {
+    w.stagger = fa3_find_stagger(&p.tiles, blocks, w.tile);
+    w.start = fa3_staggered_start(&p.tiles, blocks, w.stagger.place);
+  }
   w.steps = blocks > 0 ? blocks * w.heads : 0;
   return true;
 }
@@ -89,14 +94,17 @@ __device__ __forceinline__ void next_step(const work &w, query_step &step) {
     if (++step.head < w.query_head + w.heads) return;
     step.head = w.query_head;
     step.block += w.step;
+    if (step.block < w.blocks.begin) step.block = w.blocks.end - 1;  // a staggered tile goes round
   }
 }
 
 // When the tile adds to a step's block of dQ, and whether it then stores it. kUpward: tiles may go
-// upwards.
+// upwards, or be staggered.
 template <bool kUpward>
 __device__ __forceinline__ fa3_turn find_turn(const fa3_backward_params &p, const work &w,
                                               int block, int tile_q, int tile_k) {
+  if (kUpward && p.tiles.staggered)
+    return fa3_find_staggered_turn(&p.tiles, w.stagger, w.tile, block);
   fa3_key_tiles tiles = {};
   tiles.sums_log2 = p.tiles.sums_log2;
   fa3_turn turn = fa3_find_turn(&tiles, kUpward ? w.upward : 0, &w.sequence.mask, w.tile, block,

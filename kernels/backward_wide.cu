@@ -13,6 +13,7 @@
 // block. A fourth warpgroup loads and plans.
 //
 // Compile with what variants.def says; see backward_params.h for what the host prepares.
+#include "backward_finish.cuh"
 #include "backward_probability.cuh"
 #include "backward_wide_load.cuh"
 #include "backward_wide_store.cuh"
@@ -404,26 +405,27 @@ __device__ __forceinline__ void count_additions(const fa3_backward_params &p, co
   }
 }
 
-// Takes a block's sums of dQ, where backward has left them, as its last tile would.
+// Takes a block's sums of dQ, which backward leaves, and stores it.
 extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_FINISH_THREADS)
     backward_finish(const __grid_constant__ fa3_backward_params p) {
-  wait_for_prior_grids();
   let_next_grid_launch();
-  const int block = blockIdx.x, head = blockIdx.y, row = block * kTileQ;
-  const fa3_sequence s = fa3_find_sequence(&p.sequences, blockIdx.z);
-  const int first_slot = fa3_backward_slot(&p.sequences, &p.blocks, blockIdx.z, s.query_row);
-  const fa3_range tiles = fa3_visible_tiles(&s.mask, row, row + kTileQ, kTileK);
-  if (tiles.begin >= tiles.end) return;
-  for (int group = threadIdx.x / 128; group < kHeadDim / 32; group += 2) {
-    dq_sums all = {};
-    for (int sum = 0; sum < fa3_sum_count(&p.tiles); ++sum) {
-      if (fa3_tiles_of_sum(&p.tiles, tiles.end - tiles.begin, sum) == 0) break;
-      const int64_t slot = sum * p.sums_apart + (int64_t)head * p.slots + first_slot + block;
-      add_sums(all, load_sums(partial_of(p, slot, 0), group));
+  const finished_block at = find_finished_block(p, kTileQ, kTileK);
+  if (at.seen) {
+    const int row = at.block * kTileQ;
+    if (threadIdx.x < 32) wait_for_sums(p, at, p.counters, 2, kTileQ, kTileK);
+    __syncthreads();
+    for (int group = threadIdx.x / 128; group < kHeadDim / 32; group += 2) {
+      dq_sums all = {};
+#pragma unroll 1
+      for (int sum = 0; sum < fa3_sum_count(&p.tiles); ++sum) {
+        if (tiles_of_sum(p, at, sum, kTileQ, kTileK) == 0) continue;
+        add_sums(all, load_sums(partial_of(p, at.slot + sum * p.sums_apart, 0), group));
+      }
+      store_sums(p.grad_query, all, p.scale, at.sequence.query_batch, at.sequence.query_row + row,
+                 at.sequence.mask.queries - row, at.head, 32 * group);
     }
-    store_sums(p.grad_query, all, p.scale, s.query_batch, s.query_row + row, s.mask.queries - row,
-               head, 32 * group);
   }
+  end_finish();
 }
 
 extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
@@ -443,6 +445,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads,
   }
   cluster_sync();
   wait_for_prior_grids();
+  if (p.finished_later) let_next_grid_launch();  // backward_finish, once the counters are clear
 
   if (warp < 4) {
     registers_give_back<kProducerRegisters>();

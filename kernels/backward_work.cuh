@@ -240,6 +240,8 @@ __device__ __forceinline__ void schedule(const fa3_backward_params &p, uint32_t 
       for (int g = 0; g < kWarpgroups; ++g) {
         const int first = w.first + g * kKeys;
         w.whole[g] = find_whole(w, first, first + kKeys, kTileQ);
+        // A staggered tile that has gone round counts on below block 0 (find_seeing).
+        if (p.tiles.staggered && w.whole[g].end > 0) w.whole[g].begin -= w.blocks.end;
       }
       barrier_arrive(ring_full(lay_out(base).work, done));
     }
@@ -260,7 +262,8 @@ __device__ __forceinline__ void wait_for_tiles(const int *counter, int tiles) {
 
 // Waits until the tiles before this one have added to a block of dQ, step after step.
 __device__ __forceinline__ void grant_turns(const fa3_backward_params &p, const layout &m) {
-  wait_for_prior_grids();  // which clear the counters
+  wait_for_prior_grids();                        // which clear the counters
+  if (p.finished_later) let_next_grid_launch();  // backward_finish
   uint32_t use = 0;
   for (uint32_t t = 0;; ++t) {
     ring_wait_full(m.work, t);

@@ -125,7 +125,7 @@ static void check_turns(const fa3_key_tiles *tiles, int upward, const fa3_mask *
     const fa3_range seen = fa3_visible_tiles(mask, m * TILE_Q, (m + 1) * TILE_Q, TILE_K);
     assert_int_equal(complete[m], seen.begin < seen.end);
     for (int sum = 0; seen.begin == 0 && sum < fa3_sum_count(tiles); sum++)
-      assert_int_equal(fa3_tiles_of_sum(tiles, seen.end - seen.begin, sum), added[sum][m]);
+      assert_int_equal(fa3_all_tiles_of_sum(tiles, mask, m, sum, TILE_Q, TILE_K), added[sum][m]);
   }
 }
 
@@ -149,6 +149,54 @@ static void test_turns(void **state) {
               tiles.upward = tiles.sums_log2 = 0;
               check_turns(&tiles, tiles.tiles, &mask); /* all, and one sum */
             }
+}
+
+/* Staggered tiles visit each block once, and add to one of two sums as the next after tiles of
+ * lower numbers. Those of a round never meet: each begins at a block of its own. */
+static void check_staggered_turns(const fa3_key_tiles *tiles, const fa3_mask *mask) {
+  enum { BLOCKS = MOST / TILE_Q };
+  const int blocks = (mask->queries + TILE_Q - 1) / TILE_Q;
+  int added[2][BLOCKS] = {{0}};
+  bool begun[BLOCKS + 1][BLOCKS] = {{false}};
+  for (int n = 0; n < tiles->tiles; n++) {
+    const fa3_stagger at = fa3_find_stagger(tiles, blocks, n);
+    const int start = fa3_staggered_start(tiles, blocks, at.place);
+    bool visited[BLOCKS] = {false};
+    assert_in_range(start, 0, blocks - 1);
+    assert_in_range(at.round, 0, n);
+    if (at.round <= BLOCKS) {
+      assert_false(begun[at.round][start]);
+      begun[at.round][start] = true;
+    }
+    for (int step = 0; step < blocks; step++) {
+      const int m = (start - step + blocks) % blocks;
+      const fa3_turn turn = fa3_find_staggered_turn(tiles, at, n, m);
+      assert_false(visited[m]);
+      visited[m] = true;
+      assert_int_equal(turn.sum, step > start);
+      assert_int_equal(turn.before, added[turn.sum][m]++);
+      assert_int_equal(turn.last, 0);
+    }
+  }
+  for (int m = 0; m < blocks; m++)
+    for (int sum = 0; sum < fa3_sum_count(tiles); sum++)
+      assert_int_equal(fa3_all_tiles_of_sum(tiles, mask, m, sum, TILE_Q, TILE_K), added[sum][m]);
+}
+
+static void test_staggered_turns(void **state) {
+  (void)state;
+  for (int queries = 1; queries <= MOST; queries++)
+    for (int keys = 1; keys <= 4 * MOST; keys++)
+      for (int log2 = 0; log2 < 4; log2++) {
+        const fa3_key_tiles tiles = {.tiles = (keys + TILE_K - 1) / TILE_K,
+                                     .row_parts = 1,
+                                     .staggered = true,
+                                     .stagger_log2 = log2};
+        const fa3_mask mask =
+            fa3_make_mask(queries, keys, keys - queries, FA3_NO_LIMIT, FA3_NO_LIMIT);
+        assert_int_equal(fa3_sum_count(&tiles), 2);
+        check_staggered_turns(&tiles, &mask);
+      }
 }
 
 /* The parts of a tile that have blocks are numbered, and no others. Exactly one part stores the
@@ -267,6 +315,7 @@ int main(void) {
       cmocka_unit_test(test_tiles_and_blocks_agree),
       cmocka_unit_test(test_tile_order),
       cmocka_unit_test(test_turns),
+      cmocka_unit_test(test_staggered_turns),
       cmocka_unit_test(test_parts),
       cmocka_unit_test(test_any_number_of_workers),
       cmocka_unit_test(test_slots),

@@ -78,6 +78,13 @@ static int32_t queries_of_step(int64_t head_dim, int64_t seqlen_q, uint32_t flag
 /* More queries at a time where a tile of keys meets many. */
 static void test_backward_kernel_by_length(void **state) {
   (void)state;
+  /* And where steps of fewer would have more empty rows. */
+  assert_int_equal(queries_of_step(128, 77, 0, 0), 80);
+  assert_int_equal(queries_of_step(128, 141, 0, 0), 80);
+  assert_int_equal(queries_of_step(128, 128, 0, 0), 64);
+  assert_int_equal(queries_of_step(128, 300, 0, 0), 64);
+  assert_int_equal(queries_of_step(128, 141, 0, 1), 64);
+  assert_int_equal(queries_of_step(128, 141, FA3_CAUSAL, 0), 64);
   assert_int_equal(queries_of_step(128, 2047, 0, 0), 64);
   assert_int_equal(queries_of_step(128, 2048, 0, 0), 80);
   assert_int_equal(queries_of_step(104, 2048, 0, 0), 80);
@@ -227,21 +234,53 @@ static void test_sums(void **state) {
   assert_true(deal(1, 2048, 2048, 16, 16, 128, true).finished_later);
   assert_true(deal(1, 16384, 16384, 2, 2, 64, false).finished_later);
   check_sums(deal(1, 12288, 12288, 2, 2, 64, true), 0, 2);
+  check_sums(deal(1, 5000, 5000, 8, 1, 128, true), 12, 2); /* three rounds */
+  check_sums(deal(1, 4096, 4096, 12, 12, 128, true), 8, 2);
   check_sums(deal(2, 1400, 1400, 8, 8, 128, true), 8, 2);   /* tests/gpu/deterministic.c */
   check_sums(deal(4, 2048, 2048, 8, 1, 128, true), 0, 1);   /* would take longer to add up */
   check_sums(deal(1, 16384, 16384, 1, 1, 128, true), 0, 1); /* parts by rows */
   check_sums(deal(1, 1024, 1024, 8, 8, 128, true), 0, 1);   /* all at the same time */
   check_sums(deal(4, 4096, 4096, 16, 16, 128, true), 0, 1); /* many tiles */
-  check_sums(deal(1, 16384, 16384, 2, 2, 64, false), 0, 4);
+  check_sums(deal(1, 2048, 16384, 2, 2, 64, false), 0, 4);
   check_sums(deal(1, 2048, 32768, 8, 1, 128, true), 0, 4); /* nearly all is seen */
   check_sums(deal(4, 128, 4096, 16, 16, 128, false), 0, 2);
-  check_sums(deal(2, 0, 4096, 3, 3, 64, true), 0, 1); /* no query */
-  check_sums(deal(1, 2048, 2048, 16, 16, 128, false), 0, 1);
+  check_sums(deal(2, 0, 4096, 3, 3, 64, true), 0, 1);       /* no query */
   check_sums(deal(2, 4096, 4096, 10, 10, 64, false), 0, 1); /* beyond the cache */
   check_sums(deal(1, 16384, 16384, 2, 2, 256, false), 0, 1);
   check_sums(deal(1, 4096, 4096, 4, 1, 256, false), 0, 2); /* pairs of blocks */
   check_sums(deal(1, 4096, 4096, 1, 1, 256, false), 0, 4);
   check_sums(deal(1, 4096, 4096, 1, 1, 256, true), 0, 1);
+}
+
+static void check_stagger(const struct backward_plan plan, int32_t staggered, int32_t log2) {
+  assert_int_equal(plan.tiles.staggered, staggered);
+  assert_int_equal(plan.tiles.stagger_log2, log2);
+  if (!staggered) return;
+  assert_int_equal(fa3_sum_count(&plan.tiles), 2);
+  assert_int_equal(plan.tiles.row_parts, 1);
+  assert_true(plan.finished_later);
+}
+
+/* Tiles that begin at blocks of their own, where none of them has a mask. */
+static void test_stagger(void **state) {
+  (void)state;
+  check_stagger(deal(16, 1792, 1792, 1, 1, 128, false), 1, 1); /* places for all */
+  check_stagger(deal(1, 2048, 2048, 16, 16, 128, false), 1, 0);
+  check_stagger(deal(1, 8192, 8192, 4, 4, 128, false), 1, 0);
+  check_stagger(deal(1, 700, 700, 20, 4, 128, false), 1, 1);   /* parts by heads */
+  check_stagger(deal(1, 16384, 16384, 2, 2, 64, false), 1, 1); /* places for a round */
+  check_stagger(deal(1, 16384, 16384, 4, 4, 64, false), 1, 2);
+  check_stagger(deal(1, 2048, 2048, 12, 12, 64, false), 1, 1);
+  check_stagger(deal(2, 1500, 1400, 8, 8, 64, false), 1, 1); /* tests/gpu/deterministic.c */
+  check_stagger(deal(2, 1500, 1400, 8, 8, 96, false), 1, 1);
+  check_stagger(deal(2, 1500, 1400, 8, 8, 128, false), 1, 0);
+  check_stagger(deal(1, 16384, 16384, 2, 2, 64, true), 0, 0);
+  check_stagger(deal(2, 4096, 4096, 10, 10, 64, false), 0, 0);  /* beyond the cache */
+  check_stagger(deal(1, 2048, 32768, 8, 1, 128, false), 0, 0);  /* too few places */
+  check_stagger(deal(4, 128, 4096, 16, 16, 128, false), 0, 0);  /* two side by side */
+  check_stagger(deal(1, 3000, 3000, 7, 7, 128, false), 0, 0);   /* parts by rows */
+  check_stagger(deal(1, 16384, 16384, 2, 2, 256, false), 0, 0); /* pairs of blocks */
+  check_stagger(deal(2, 0, 4096, 3, 3, 64, false), 0, 0);       /* no query */
 }
 
 /* As many heads as the cache holds, or as it takes that none waits for another; in equal parts. */
@@ -290,6 +329,7 @@ int main(void) {
       cmocka_unit_test(test_packed_sequences),
       cmocka_unit_test(test_finished_later),
       cmocka_unit_test(test_sums),
+      cmocka_unit_test(test_stagger),
       cmocka_unit_test(test_backward_section),
       cmocka_unit_test(test_rising),
   };

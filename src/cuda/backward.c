@@ -193,9 +193,9 @@ static fa3_status launch_gradients(const struct call *call) {
   params.finished_later = plan->finished_later;
   TRY(launch_kernel(call->scope, plan->kernel, BACKWARD_MAIN, &grid, &params));
   if (!plan->finished_later) return FA3_OK;
-  const struct grid finish = {.x = (unsigned)plan->blocks_q,
-                              .y = (unsigned)problem->heads_q,
-                              .z = (unsigned)problem->batch,
+  const struct grid finish = {.x = (unsigned)(plan->blocks_q * problem->heads_q),
+                              .y = (unsigned)problem->batch,
+                              .z = 1,
                               .threads = FA3_BACKWARD_FINISH_THREADS,
                               .dependent = true};
   return launch_kernel(call->scope, plan->kernel, BACKWARD_FINISH, &finish, &params);

@@ -18,8 +18,8 @@ enum { TILE_K = 128 }; /* of all kernels */
 enum { MULTIPROCESSORS = 132 };
 
 /* Where dQ is stored by a kernel of its own: steps of a tile, and tiles in all their parts, but for
- * the kernel with 80 queries, which gains with any number. */
-enum { LONG_TILE = 24, FEW_TILES = 6 * MULTIPROCESSORS };
+ * the kernel with 80 queries, which gains with any number of tiles. */
+enum { LONG_TILE = 8, FEW_TILES = 6 * MULTIPROCESSORS };
 
 /* Tiles that are looked at, to know what all do. */
 enum { SAMPLES = 64 };
@@ -37,6 +37,10 @@ enum { TOGETHER_BYTES = 512 << 20 };
 /* Sums of a block of dQ; bytes of all sums that stay in the L2 cache, and of those beyond the first
  * in the workspace. */
 enum { CACHED_SUMS_BYTES = 34 << 20, MORE_SUMS_BYTES = 40 << 20 };
+
+/* Tiles of a head that run side by side, from which on they are staggered; and by how much at most.
+ */
+enum { LEAST_STAGGERED = 4, MOST_STAGGER_LOG2 = 3 };
 
 /* Tiles in all, for each worker, up to which two sums pay under a causal mask. */
 enum { FEW_ROUNDS = 3 };
@@ -356,15 +360,42 @@ static void deal_rising(const struct problem *problem, const struct visits *visi
   tiles->section = (int32_t)downward;
 }
 
+/* Without a mask, tiles of a head that run side by side may each begin at a block of their own
+ * (backward_order.h); the more blocks are between two of them the better. There are to be places
+ * for all tiles of the head, since one that begins where another did waits until those between them
+ * have gone by. Or, where that takes no more rounds, no more places than run side by side: those of
+ * a round then end before the next one begins. */
+static bool stagger_tiles(const struct problem *problem, struct backward_plan *plan) {
+  fa3_key_tiles *tiles = &plan->tiles;
+  if (plan->cluster > 1 || is_packed(problem) || problem->window_left < FA3_NO_LIMIT ||
+      problem->window_right < FA3_NO_LIMIT || tiles->row_parts > 1 ||
+      2 * bytes_of_sum(problem, plan) > CACHED_SUMS_BYTES)
+    return false;
+  const double in_flight = (double)larger((int64_t)tiles->section * tiles->head_parts, 1);
+  const double beside = fmin(tiles->tiles, MULTIPROCESSORS / in_flight);
+  if (beside < LEAST_STAGGERED) return false;
+  const int64_t rounds = (int64_t)ceil(tiles->tiles / beside);
+  int best = -1;
+  for (int log2 = 0; log2 <= MOST_STAGGER_LOG2; log2++) {
+    const int64_t places = divide_up(plan->blocks_q, 1 << log2);
+    const bool for_all = places >= tiles->tiles;
+    const bool for_a_round = (double)places <= beside && divide_up(tiles->tiles, places) <= rounds;
+    if (for_all || (for_a_round && best < 1)) best = log2;
+  }
+  tiles->staggered = best >= 0;
+  tiles->stagger_log2 = best > 0 ? best : 0;
+  return tiles->staggered;
+}
+
 /* In how many sums each block of dQ is collected, and which tiles go upwards. Tiles of a head that
  * run side by side add to a block one after the other, so each begins when the one before it is a
  * step or two ahead; where tiles are few, that shows.
  *
  * Where all tiles begin at the same block, neighbours add to different sums, and a kernel of its
  * own adds these up. Under a causal mask with 128 queries a step they do so, too, and the last tile
- * of a block takes its sums. With fewer, if all tiles are two to a multiprocessor, the first half
- * begins at the diagonal, each tile at a block of its own, and goes upwards. They keep their
- * distance from the start. The second half, which is shorter, follows as it comes, and adds to
+ * of a block takes its sums. With fewer, if all tiles are two or three to a multiprocessor, the
+ * first round begins at the diagonal, each tile at a block of its own, and goes upwards. They keep
+ * their distance from the start. The others, which are shorter, follow as they come, and add to
  * another sum. Pairs of blocks cannot go upwards, and lose by two sums what their tiles wait less.
  */
 static void deal_sums(const struct problem *problem, const struct visits *visits,
@@ -376,7 +407,7 @@ static void deal_sums(const struct problem *problem, const struct visits *visits
   const double bytes = bytes_of_sum(problem, plan);
   const double steps_of_sum = bytes / BYTES_OF_STEP;
   const int64_t workers = MULTIPROCESSORS / plan->cluster;
-  if (!takes_more_sums(problem)) return;
+  if (!takes_more_sums(problem) || stagger_tiles(problem, plan)) return;
   if (visits->mean > 0.75 * visits->most) {
     const double beside =
         (double)smaller(tiles->tiles, workers / larger((int64_t)tiles->section * parts, 1));
@@ -402,10 +433,10 @@ static void deal_sums(const struct problem *problem, const struct visits *visits
       tiles->sums_log2 = 1;
     } else {
       const double gain = 0.95 * (double)beside;
-      if (is_packed(problem) || tiles->row_parts > 1 || 2 * beside < tiles->tiles ||
+      if (is_packed(problem) || tiles->row_parts > 1 || 3 * beside < tiles->tiles ||
           beside >= tiles->tiles || gain < 1.1 * (finish_steps + 2.5 * steps_of_sum))
         return;
-      tiles->upward = (int32_t)beside;
+      tiles->upward = (int32_t)(2 * beside < tiles->tiles ? 0.8 * (double)beside : (double)beside);
     }
     tiles->section = tiles->heads * tiles->batches;
   }
@@ -420,6 +451,7 @@ void deal_tiles(const struct problem *problem, int64_t workers, struct backward_
   plan->tiles.section = (int32_t)find_section(problem, plan, workers);
   const struct visits visits = count_visits(problem, plan->kernel, plan->tiles.tiles);
   plan->tiles.sums_log2 = plan->tiles.upward = plan->tiles.rising = 0;
+  plan->tiles.staggered = plan->tiles.stagger_log2 = 0;
   if (fa3_key_tile_count(&plan->tiles) > 0 && plan->blocks_q > 0) {
     deal_sums(problem, &visits, plan);
     deal_rising(problem, &visits, plan);

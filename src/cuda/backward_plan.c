@@ -107,7 +107,11 @@ static int64_t padded_rows(const struct problem *problem) {
 static int64_t queries_of_tile(const struct problem *problem) {
   const int64_t left = problem->window_left, right = problem->window_right;
   const int64_t longest = longest_query(problem);
-  if (left >= MASK_UNBOUNDED && right >= MASK_UNBOUNDED) return longest;
+  if (left >= MASK_UNBOUNDED && right >= MASK_UNBOUNDED) {
+    /* At any length steps of 80 are faster where fewer rows of them are empty. */
+    const bool fuller = round_up(longest, MIDDLE_TILE_Q) < round_up(longest, SMALLEST_TILE_Q);
+    return fuller && !queries_vary(problem) ? INT64_MAX : longest;
+  }
   const bool grouped = problem->heads_q >= 4 * problem->heads_k;
   return smaller(longest * (grouped ? 6 : 5) / 12, left + right + 1);
 }

@@ -172,6 +172,14 @@ static void test_hundred_runs(void **state) {
   few.forward.heads_k = 8;
   few.forward.max_seqlen_q = few.forward.max_seqlen_k = 1400;
   run(&few, (uint64_t)calls++);
+  /* Tiles that each begin at a block of their own. */
+  for (int64_t head_dim = 64; head_dim <= 128; head_dim += 32) {
+    struct gradient_spec staggered = make_spec(head_dim, 1, 0);
+    staggered.forward.heads_k = 8;
+    staggered.forward.max_seqlen_q = 1500;
+    staggered.forward.max_seqlen_k = 1400;
+    run(&staggered, (uint64_t)calls++);
+  }
   /* So many heads that all tiles of some visit blocks upwards. */
   struct gradient_spec many = make_spec(64, 1, FA3_CAUSAL);
   many.forward.batch = 5;
