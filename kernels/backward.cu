@@ -350,23 +350,29 @@ __device__ __forceinline__ void skip_tile(const fa3_backward_params &p, const wo
 
 static_assert(kConsumerWarps == FA3_BACKWARD_PART_WARPS, "warps of a part");
 
-// What the parts of a tile have of dK and dV meets: whether in this warp, which is then the last.
+// What the parts of a tile have of dK and dV meets: whether in this warp, which then has it all.
 __device__ __forceinline__ bool join_parts(const fa3_backward_params &p, const work &w, int warp,
                                            float (&dk)[kHeadDim / 2], float (&dv)[kHeadDim / 2]) {
+  constexpr int kApart = kTileK * kHeadDim / 4;  // vectors from dV to dK
   const parts_of_tile parts = find_parts(p, w, kTileQ, kTileK);
   if (parts.count == 1) return true;
-  const auto place = [&](int part, int column) {
-    return place_of_part<kTileK, 2 * kHeadDim>(p, parts.slot, part, warp, column, kHeadDim);
+  const auto place = [&](int part) {
+    return place_of_part<kTileK, 2 * kHeadDim>(p, parts.slot, part, warp, kHeadDim);
   };
-  store_part(dv, place(parts.number, 0));
-  store_part(dk, place(parts.number, kHeadDim));
-  if (!last_of_parts(p, parts, warp)) return false;
-#pragma unroll
-  for (int i = 0; i < kHeadDim / 2; ++i) dk[i] = dv[i] = 0.0f;
+  int *meetings = p.meetings + parts.slot * FA3_BACKWARD_PART_WARPS + warp;
+  int come = uniform(load_acquire(meetings));
 #pragma unroll 1
-  for (int part = 0; part < parts.count; ++part) {
-    add_part(dv, place(part, 0));
-    add_part(dk, place(part, kHeadDim));
+  for (int level = 0; 1 << level < parts.count; ++level) {
+    const fa3_meeting meeting = fa3_find_meeting(parts.number, level);
+    if (meeting.other >= parts.count) continue;
+    if (!(come & meeting.bit)) {
+      float4 *to = place(meeting.mine);
+      store_part(dv, to);
+      store_part(dk, to + kApart);
+      come = come_to_meeting(meetings, meeting.bit);
+      if (!(come & meeting.bit)) return false;
+    }
+    add_parts(dv, dk, place(meeting.other), kApart);
   }
   return true;
 }

@@ -4,8 +4,8 @@
  * A tile is a range of keys of one head. Its work is the blocks of queries that see them, of all
  * query heads that share the keys. Where there are few tiles, that work is dealt out in parts: each
  * has some of the query heads, and some of the blocks. No block of dQ belongs to two parts of a
- * tile. Parts never wait for each other: of those that have any work, the one that is done
- * last adds up what all have of dK and dV, in the order of their numbers.
+ * tile. Parts never wait for each other: what they have of dK and dV meets two by two, and the one
+ * that comes last goes on with the sum.
  *
  * Tiles add to a block of dQ in the order in which they are taken, always: that of their numbers,
  * but for some of a head's first tiles, or all, which may come in reverse. So a tile waits only for
@@ -129,6 +129,25 @@ FA3_SHARED fa3_place_of_part fa3_find_part(const fa3_key_tiles *tiles, const fa3
   place.number = in_head < 0 || in_head >= of_head ? -1 : tile->head_part * of_head + in_head;
   place.count = tiles->head_parts * of_head;
   return place;
+}
+
+/* Where two sides of 2^level parts each meet, one of which has part `number`. Whoever comes first
+ * leaves its side's sum and goes; the other adds it to its own: the same sum, whoever that is. */
+typedef struct {
+  int mine;  /* the first part of this side */
+  int other; /* of the other side; where there is no such part there is none to meet */
+  int bit;   /* of the meeting: one side has come */
+} fa3_meeting;
+
+#define FA3_MOST_PARTS 16 /* that meet */
+
+FA3_SHARED fa3_meeting fa3_find_meeting(int number, int level) {
+  fa3_meeting meeting;
+  meeting.mine = number >> level << level;
+  meeting.other = meeting.mine ^ 1 << level;
+  /* Behind those of the levels below, each of which has half as many as the one before it. */
+  meeting.bit = 1 << (FA3_MOST_PARTS - (FA3_MOST_PARTS >> level) + (number >> (level + 1)));
+  return meeting;
 }
 
 FA3_SHARED int fa3_sum_count(const fa3_key_tiles *tiles) {

@@ -31,8 +31,9 @@
  *                   tiles are numbered as blocks of rows are. Of
  *                   backward_wide [batch][heads_k][parts][seqlen_k][head_dim], then the same with
  *                   head_dim_v: grad_key and grad_value of the second launch
- *   parts_there int [heads_k][key_slots][FA3_BACKWARD_PART_WARPS], likewise: of each warp's keys,
- * how many parts are stored sinks     float [heads_q][slots], if the sink's gradient is wanted
+ *   meetings  int   [heads_k][key_slots][FA3_BACKWARD_PART_WARPS], likewise: of each warp's keys,
+ *                   the bits of meetings that one side has come to
+ *   sinks     float [heads_q][slots], if the sink's gradient is wanted
  *   next_tile one int
  *
  * Tensor maps (16-bit elements, zero fill out of bounds; innermost dimension first; `C` is the
@@ -83,8 +84,8 @@ typedef struct {
   int64_t grad_lse_stride_batch, grad_lse_stride_row, grad_lse_stride_head;
   const float *sink; /* one logit per query head; null unless its gradient is wanted */
   fa3_gradient grad_query;
-  int slots, sums, part_counters;
-  int *counters, *parts_there;
+  int slots, sums, meeting_words;
+  int *counters, *meetings;
   float *rows, *sinks;
   unsigned *next_tile;
 } fa3_backward_prepare_params;
@@ -109,7 +110,7 @@ typedef struct {
   int queries_per_key; /* heads_q / heads_k */
   int heads, slots;    /* query heads */
   int key_slots;       /* of a head of keys */
-  int *counters, *parts_there;
+  int *counters, *meetings;
   const float *rows;
   float *partial, *parts;
   unsigned *next_tile;

@@ -1,5 +1,5 @@
-// Where tiles of keys are dealt out in parts: what these have of dK and dV meets in memory. Who
-// comes last adds it up, in the order of the parts whoever that is.
+// Where tiles of keys are dealt out in parts: what these have of dK and dV meets in memory
+// (backward_order.h).
 #ifndef FA3_BACKWARD_PARTS_CUH
 #define FA3_BACKWARD_PARTS_CUH
 
@@ -23,15 +23,13 @@ __device__ __forceinline__ parts_of_tile find_parts(const fa3_backward_params &p
               fa3_backward_key_slot(&p.sequences, &p.tiles, w.batch, w.sequence.key_row, tile_k)};
 }
 
-// Where a thread's share of a part's gradient lies: for each eight columns one vector a thread, as
-// wgmma has them. `warp`: of those that have 16 of the tile's keys each; `column`: 0, or the
-// columns of the gradient before it.
+// Where a thread's share of a part's dV lies, behind which dK begins: for each eight columns one
+// vector a thread, as wgmma has them. `warp`: of those that have 16 of the tile's keys each.
 template <int kTileKeys, int kAllColumns>
 __device__ __forceinline__ float4 *place_of_part(const fa3_backward_params &p, int slot, int part,
-                                                 int warp, int column, int columns) {
+                                                 int warp, int columns) {
   const int64_t buffer = (int64_t)slot * fa3_key_tile_parts(&p.tiles) + part;
-  return (float4 *)(p.parts + buffer * (kTileKeys * kAllColumns) + kTileKeys * column +
-                    16 * columns * warp) +
+  return (float4 *)(p.parts + buffer * (kTileKeys * kAllColumns) + 16 * columns * warp) +
          (thread_again() & 31);
 }
 
@@ -42,31 +40,40 @@ __device__ __forceinline__ void store_part(const float (&x)[kCount], float4 *to)
     to[32 * j] = make_float4(x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]);
 }
 
-// The warp has stored its share of a part: whether those that have the same keys in the other parts
-// all have.
-__device__ __forceinline__ bool last_of_parts(const fa3_backward_params &p,
-                                              const parts_of_tile &parts, int warp) {
+// The warp has stored its side's sum: which meetings of the same keys one side had come to before.
+__device__ __forceinline__ int come_to_meeting(int *meetings, int bit) {
   int before = 0;
   __syncwarp();
-  if ((thread_again() & 31) == 0)
-    before = count_both(p.parts_there + parts.slot * FA3_BACKWARD_PART_WARPS + warp);
-  return __shfl_sync(0xffffffff, before, 0) + 1 == parts.count;
+  if ((thread_again() & 31) == 0) before = add_bits_both(meetings, bit);
+  return __shfl_sync(0xffffffff, before, 0);
 }
 
-// Adds what another part has; all of its loads are in flight together.
+// Adds to both gradients what the other side has of them, dK `apart` vectors behind dV. The loads
+// of 64 numbers are in flight together.
 template <int kCount>
-__device__ __forceinline__ void add_part(float (&x)[kCount], const float4 *from) {
-  float4 y[kCount / 4];
+__device__ __forceinline__ void add_parts(float (&dv)[kCount], float (&dk)[kCount],
+                                          const float4 *from, int apart) {
+  constexpr int kVectors = 16;
 #pragma unroll
-  for (int j = 0; j < kCount / 4; ++j)
-    asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(y[j].x), "=f"(y[j].y), "=f"(y[j].z), "=f"(y[j].w)
-                 : "l"(from + 32 * j)
-                 : "memory");
+  for (int begin = 0; begin < kCount / 2; begin += kVectors) {
+    float4 y[kVectors];
 #pragma unroll
-  for (int j = 0; j < kCount / 4; ++j) {
-    float *to = x + 4 * j;
-    to[0] += y[j].x, to[1] += y[j].y, to[2] += y[j].z, to[3] += y[j].w;
+    for (int i = 0; i < kVectors; ++i) {
+      const int j = begin + i;  // of dV's vectors, and then dK's
+      if (j >= kCount / 2) break;
+      const float4 *at = j < kCount / 4 ? from + 32 * j : from + apart + 32 * (j - kCount / 4);
+      asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+                   : "=f"(y[i].x), "=f"(y[i].y), "=f"(y[i].z), "=f"(y[i].w)
+                   : "l"(at)
+                   : "memory");
+    }
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int j = begin + i;
+      if (j >= kCount / 2) break;
+      float *to = j < kCount / 4 ? dv + 4 * j : dk + 4 * j - kCount;
+      to[0] += y[i].x, to[1] += y[i].y, to[2] += y[i].z, to[3] += y[i].w;
+    }
   }
 }
 

@@ -19,12 +19,12 @@ __device__ __forceinline__ void count_release(int *counter) {
   asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
 }
 
-// PTX ISA, "atom" with .acq_rel: both; what the counter was.
-__device__ __forceinline__ int count_both(int *counter) {
+// PTX ISA, "atom" with .acq_rel: both; what was there.
+__device__ __forceinline__ int add_bits_both(int *to, int bits) {
   int before;
-  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;"
+  asm volatile("atom.acq_rel.gpu.global.or.b32 %0, [%1], %2;"
                : "=r"(before)
-               : "l"(counter)
+               : "l"(to), "r"(bits)
                : "memory");
   return before;
 }

@@ -1,8 +1,10 @@
 /* The plain C that the backward kernels share with the host: which blocks of queries a tile of keys
- * visits, in which order the tiles add to dQ, and where that order's counters are. By counting. */
+ * visits, in which order the tiles add to dQ, how its parts meet, and where that order's counters
+ * are. By counting. */
 #include <stdbool.h>
 
 #include "kernels/backward_params.h"
+#include "rng.h"
 #include "test.h"
 
 enum { TILE_Q = 3, TILE_K = 4, MOST = 12 };
@@ -244,6 +246,86 @@ static void test_parts(void **state) {
             }
 }
 
+/* A sum over parts: which they are, and how it was added up, whatever the order of two that meet.
+ */
+struct sum {
+  unsigned parts;
+  uint64_t form;
+};
+
+static struct sum add(struct sum a, struct sum b) {
+  const uint64_t low = a.form < b.form ? a.form : b.form, high = a.form ^ b.form ^ low;
+  assert_int_equal(a.parts & b.parts, 0);
+  return (struct sum){a.parts | b.parts, (low * 31 + high) * 0x9e3779b97f4a7c15U + 1};
+}
+
+/* A part on its way through its meetings. Between any two steps others may go on. */
+struct part {
+  enum { COMES, STORES, COUNTS, ADDS, GONE, HAS_ALL } next;
+  int number, level, come;
+  struct sum sum;
+};
+
+static void go_on(struct part *part, int count, struct sum *left, int *meetings) {
+  const fa3_meeting at = fa3_find_meeting(part->number, part->level);
+  switch (part->next) {
+    case COMES:
+      if (1 << part->level >= count)
+        part->next = HAS_ALL;
+      else if (at.other >= count)
+        part->level++;
+      else
+        part->next = part->come & at.bit ? ADDS : STORES;
+      break;
+    case STORES:
+      left[at.mine] = part->sum;
+      part->next = COUNTS;
+      break;
+    case COUNTS:
+      part->come = *meetings;
+      *meetings |= at.bit;
+      part->next = part->come & at.bit ? ADDS : GONE;
+      break;
+    case ADDS:
+      part->sum = add(part->sum, left[at.other]);
+      part->level++;
+      part->next = COMES;
+      break;
+    case GONE:
+    case HAS_ALL:
+      break;
+  }
+}
+
+/* Parts meet until one of them has the sum of all, which is always added up in the same way. */
+static void test_meetings(void **state) {
+  (void)state;
+  enum { RUNS = 200 };
+  struct rng rng = rng_for(0);
+  for (int count = 1; count <= FA3_MOST_PARTS; count++) {
+    struct sum first = {0, 0};
+    for (int run = 0; run < RUNS; run++) {
+      struct part parts[FA3_MOST_PARTS];
+      struct sum left[FA3_MOST_PARTS] = {{0, 0}};
+      int meetings = 0, under_way = count;
+      for (int i = 0; i < count; i++)
+        parts[i] = (struct part){.number = i, .sum = {1U << i, (uint64_t)i + 1}, .come = -1};
+      while (under_way > 0) {
+        struct part *part = &parts[rng_between(&rng, 0, count - 1)];
+        if (part->next == GONE || part->next == HAS_ALL) continue;
+        if (part->come < 0) part->come = meetings;
+        go_on(part, count, left, &meetings);
+        if (part->next == GONE) under_way--;
+        if (part->next != HAS_ALL) continue;
+        assert_int_equal(under_way--, 1);
+        assert_int_equal(part->sum.parts, (1U << count) - 1);
+        if (run == 0) first = part->sum;
+        assert_true(part->sum.form == first.form);
+      }
+    }
+  }
+}
+
 /* Any number of workers gets through: each takes the next tile when it is done with the one that it
  * has, and a tile goes on when the one before it, of the same head and part, is done. */
 static void test_any_number_of_workers(void **state) {
@@ -317,6 +399,7 @@ int main(void) {
       cmocka_unit_test(test_turns),
       cmocka_unit_test(test_staggered_turns),
       cmocka_unit_test(test_parts),
+      cmocka_unit_test(test_meetings),
       cmocka_unit_test(test_any_number_of_workers),
       cmocka_unit_test(test_slots),
   };

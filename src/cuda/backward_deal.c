@@ -6,8 +6,8 @@
 #include "cuda/sequences.h"
 #include "integer.h"
 
-/* The most parts of a tile; the most tiles in all their parts, for each worker and in all. */
-enum { MOST_PARTS = 16, MOST_PER_WORKER = 5, MOST_TILE_PARTS = 660 };
+/* The most tiles in all their parts, for each worker and in all. */
+enum { MOST_PER_WORKER = 5, MOST_TILE_PARTS = 660 };
 
 /* And with those that turn out to be beyond a packed sequence's end. */
 enum { MOST_TAKEN = 4096 };
@@ -75,7 +75,7 @@ int64_t most_parted_tiles(const struct problem *problem) {
 }
 
 int64_t bytes_of_parts(const struct problem *problem, const struct kernel *kernel) {
-  const int64_t parts = smaller(MOST_PARTS * most_parted_tiles(problem), MOST_TILE_PARTS);
+  const int64_t parts = smaller(FA3_MOST_PARTS * most_parted_tiles(problem), MOST_TILE_PARTS);
   return parts * bytes_of_part(kernel);
 }
 
@@ -221,7 +221,7 @@ static void deal_parts(const struct problem *problem, int64_t workers, struct ba
   double best = estimate(&deal, 1, 1);
   /* What a tile sees through a window lies in few of the parts by rows. */
   const bool narrow = deal.visits.most < 0.75 * (double)deal.blocks;
-  for (int64_t parts = 2; parts <= MOST_PARTS; parts++) {
+  for (int64_t parts = 2; parts <= FA3_MOST_PARTS; parts++) {
     const int64_t most_row_parts = narrow ? 1 : smaller(parts, deal.blocks);
     if (parts * taken > MOST_TAKEN ||
         parts * deal.tiles > smaller(MOST_PER_WORKER * workers, MOST_TILE_PARTS) ||

@@ -308,9 +308,9 @@ static void test_backward(void **state) {
   run_backward(&args);
   ASSERT_LAUNCHES("backward_prepare", "backward", "backward_finish");
   assert_int_equal(backward_params.finished_later, 1);
-  assert_int_equal(launches[2].grid[0], 24);
-  assert_int_equal(launches[2].grid[1], 8);
-  assert_int_equal(launches[2].grid[2], 2);
+  assert_int_equal(launches[2].grid[0], 8 * 24);
+  assert_int_equal(launches[2].grid[1], 2);
+  assert_int_equal(launches[2].grid[2], 1);
   assert_int_equal(launches[2].block[0], FA3_BACKWARD_FINISH_THREADS);
   assert_int_equal(launches[2].shared_bytes, 0);
   assert_int_equal(launches[2].dependent, 1);
@@ -334,7 +334,7 @@ static void test_backward(void **state) {
   args = make_backward(3000, 256); /* pairs of blocks */
   run_backward(&args);
   ASSERT_LAUNCHES("backward_prepare", "backward", "backward_finish");
-  assert_int_equal(launches[2].grid[0], 47); /* blocks of 64 queries */
+  assert_int_equal(launches[2].grid[0], 8 * 47); /* blocks of 64 queries */
   assert_int_equal(launches[1].grid[0], MULTIPROCESSORS);
   assert_int_equal(launches[1].block[0], FA3_BACKWARD_WIDE_THREADS);
   args = make_backward(100, 256);
@@ -350,7 +350,7 @@ static void test_backward(void **state) {
   assert_int_equal(launches[1].grid[0], 2 * 8 * 8);
   assert_ptr_equal(backward_params.grad_key.data, place(8));
   assert_in_workspace(backward_params.parts, size);
-  assert_in_workspace(backward_params.parts_there, size);
+  assert_in_workspace(backward_params.meetings, size);
 
   /* Pairs of blocks leave them to a kernel of its own. */
   args = make_backward(4096, 256);
