@@ -18,8 +18,9 @@
 //
 // Query blocks are visited from the last to the first: under a causal mask the tiles of one head
 // then all begin at the same block, and each follows the one before it by a step or two. Some go
-// the other way (backward_order.h). Beside the two consumer warpgroups there is one whose warps
-// load, plan, and keep the order in which dQ is summed.
+// the other way, and without a mask they may begin at different blocks (backward_order.h). Beside
+// the two consumer warpgroups there is one whose warps load, plan, and keep the order in which dQ
+// is summed.
 //
 // Compile with what variants.def says; see backward_params.h for what the host prepares.
 #include "backward_finish.cuh"
@@ -195,22 +196,12 @@ __device__ __forceinline__ void store_ds(const uint32_t (&ds)[kTileQ / 4], uint3
 }
 
 // Where dQ is summed: a step's block holds, for each eight columns, one vector a thread.
-// PTX ISA, "ld" with .relaxed, "red" with vectors.
-__device__ __forceinline__ float4 load_partial(const float4 *from) {
-  float4 x;
-  asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
-               : "l"(from)
-               : "memory");
-  return x;
-}
-
 __device__ __forceinline__ void add_partial(float (&dq)[kQueryColumns / 2], const float4 *from,
                                             int skipped) {
 #pragma unroll
   for (int j = 0; j < kQueryColumns / 8; ++j) {
     if (kOverlap > 0 && 8 * j < skipped) continue;
-    const float4 x = load_partial(from + j * 128);
+    const float4 x = load_relaxed(from + j * 128);
     dq[4 * j] += x.x, dq[4 * j + 1] += x.y, dq[4 * j + 2] += x.z, dq[4 * j + 3] += x.w;
   }
 }
@@ -237,8 +228,8 @@ __device__ __forceinline__ partial_fate fate_of_partial(int kind) {
   return kind >= kTurnLast ? kKeepPartial : kind == kTurnFirst ? kStorePartial : kAddPartial;
 }
 
-// The queries that see the thread's two keys. A staggered tile that has gone round counts on below
-// query 0.
+// The queries that see the thread's two keys. Where a staggered tile has gone round, block
+// b - blocks stands for block b (backward_work.cuh), so queries may be negative.
 __device__ __forceinline__ void find_seeing(const work &w, int warpgroup, int lane,
                                             fa3_range (&seen)[2]) {
   const int row = (thread_again() & 127) / 32 * 16 + lane / 4;  // and the one eight below
@@ -350,7 +341,7 @@ __device__ __forceinline__ void skip_tile(const fa3_backward_params &p, const wo
 
 static_assert(kConsumerWarps == FA3_BACKWARD_PART_WARPS, "warps of a part");
 
-// What the parts of a tile have of dK and dV meets: whether in this warp, which then has it all.
+// Adds up what the parts of a tile have of dK and dV: whether this warp then has it all.
 __device__ __forceinline__ bool join_parts(const fa3_backward_params &p, const work &w, int warp,
                                            float (&dk)[kHeadDim / 2], float (&dv)[kHeadDim / 2]) {
   constexpr int kApart = kTileK * kHeadDim / 4;  // vectors from dV to dK
@@ -359,20 +350,20 @@ __device__ __forceinline__ bool join_parts(const fa3_backward_params &p, const w
   const auto place = [&](int part) {
     return place_of_part<kTileK, 2 * kHeadDim>(p, parts.slot, part, warp, kHeadDim);
   };
-  int *meetings = p.meetings + parts.slot * FA3_BACKWARD_PART_WARPS + warp;
-  int come = uniform(load_acquire(meetings));
+  int *arrivals = p.arrivals + parts.slot * FA3_BACKWARD_PART_WARPS + warp;
+  int arrived = find_arrivals(arrivals);
 #pragma unroll 1
   for (int level = 0; 1 << level < parts.count; ++level) {
-    const fa3_meeting meeting = fa3_find_meeting(parts.number, level);
-    if (meeting.other >= parts.count) continue;
-    if (!(come & meeting.bit)) {
-      float4 *to = place(meeting.mine);
+    const fa3_pair pair = fa3_find_pair(parts.number, level);
+    if (pair.other >= parts.count) continue;
+    if (!(arrived & pair.bit)) {
+      float4 *to = place(pair.mine);
       store_part(dv, to);
       store_part(dk, to + kApart);
-      come = come_to_meeting(meetings, meeting.bit);
-      if (!(come & meeting.bit)) return false;
+      arrived = arrive(arrivals, pair.bit);
+      if (!(arrived & pair.bit)) return false;
     }
-    add_parts(dv, dk, place(meeting.other), kApart);
+    add_parts(dv, dk, place(pair.other), kApart);
   }
   return true;
 }
@@ -523,7 +514,7 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, cons
       const fa3_range whole = kLoaderTells ? whole_of(use)[warpgroup] : w.whole[warpgroup];
       const bool masked = block < whole.begin || block >= whole.end ||
                           (!kLoaderTells && has_large_lse<kTileQ>(lse));
-      fa3_range seen[2] = {{0, FA3_UNBOUNDED}, {0, FA3_UNBOUNDED}};
+      fa3_range seen[2] = {{-FA3_UNBOUNDED, FA3_UNBOUNDED}, {-FA3_UNBOUNDED, FA3_UNBOUNDED}};
       if (masked) find_seeing(w, warpgroup, lane, seen);
       const int first_query = block * kTileQ + 2 * (lane & 3);
       const query_step now = {block, w.query_head + group};
@@ -625,7 +616,7 @@ extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_FINISH_THREADS, 2)
     if (tiles_of_sum(p, at, 0, kTileQ, kTileK) > 0) {
 #pragma unroll
       for (int j = 0; j < kQueryColumns / 8; ++j) {
-        const float4 x = load_partial(sum_of(0) + j * 128);
+        const float4 x = load_relaxed(sum_of(0) + j * 128);
         dq[4 * j] = x.x, dq[4 * j + 1] = x.y, dq[4 * j + 2] = x.z, dq[4 * j + 3] = x.w;
       }
     }

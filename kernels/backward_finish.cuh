@@ -1,7 +1,9 @@
 // Where dQ is finished later: which block of queries a block of backward_finish takes, and when.
 //
 // backward_finish runs beside backward, on multiprocessors that have no tile left. All blocks of
-// backward exist before its first one does, so it may wait for what they add.
+// backward exist before its first one does, so it may wait for what they add. It finds counters
+// that are clear, though only backward has waited for the grid that clears them: a block of
+// backward that has a step lets backward_finish launch after that.
 #ifndef FA3_BACKWARD_FINISH_CUH
 #define FA3_BACKWARD_FINISH_CUH
 
@@ -16,7 +18,7 @@ struct finished_block {
   bool seen;  // by any tile
 };
 
-// Those that are summed first come first: the last, or the first where tiles go upwards.
+// Those that tiles come to first are taken first: the last, or the first where tiles go upwards.
 __device__ __forceinline__ finished_block find_finished_block(const fa3_backward_params &p,
                                                               int tile_q, int tile_k) {
   const int place = blockIdx.x / p.heads, last = gridDim.x / p.heads - 1;
@@ -42,10 +44,12 @@ __device__ __forceinline__ void wait_for_sums(const fa3_backward_params &p,
                                               const finished_block &at, const int *counters,
                                               int times, int tile_q, int tile_k) {
   const int sum = threadIdx.x & 31;
-  if (sum >= fa3_sum_count(&p.tiles)) return;
-  const int *counter = counters + at.slot + sum * p.sums_apart;
-  const int all = times * tiles_of_sum(p, at, sum, tile_q, tile_k);
-  while (all > 0 && load_acquire(counter) < all) __nanosleep(100);
+  if (sum < fa3_sum_count(&p.tiles)) {
+    const int *counter = counters + at.slot + sum * p.sums_apart;
+    const int all = times * tiles_of_sum(p, at, sum, tile_q, tile_k);
+    while (all > 0 && load_acquire(counter) < all) __nanosleep(100);
+  }
+  __syncwarp();
 }
 
 // backward ends before this grid does, so that whoever waits for this grid has all gradients. One

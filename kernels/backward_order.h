@@ -4,10 +4,10 @@
  * A tile is a range of keys of one head. Its work is the blocks of queries that see them, of all
  * query heads that share the keys. Where there are few tiles, that work is dealt out in parts: each
  * has some of the query heads, and some of the blocks. No block of dQ belongs to two parts of a
- * tile. Parts never wait for each other: what they have of dK and dV meets two by two, and the one
- * that comes last goes on with the sum.
+ * tile. Parts never wait for each other: what they have of dK and dV is added up pair by pair, by
+ * whoever of a pair arrives last.
  *
- * Tiles add to a block of dQ in the order in which they are taken, always: that of their numbers,
+ * Tiles add to a sum of dQ in the order in which they are taken, always: that of their numbers,
  * but for some of a head's first tiles, or all, which may come in reverse. So a tile waits only for
  * the same part of tiles that are taken before it, and never for one that is taken later: however
  * few workers there are, the one whose tile was taken first of all that are not done can go on.
@@ -35,8 +35,9 @@ typedef struct {
   int row_parts;      /* by blocks of queries */
   int upward;         /* of their first tiles: taken in reverse, visiting blocks upwards */
   int sums_log2; /* neighbours add to 2^this sums of a block of dQ; 0 if tiles go upwards, which add
-                    to a sum of their own. More sums than one are not for windows. */
-  int staggered; /* whether tiles are; not for masks, nor for parts by blocks of queries */
+                    to a sum of their own, or are staggered. More sums than one are not for windows.
+                  */
+  int staggered; /* tiles begin at different blocks; without a mask, and if row_parts is 1 */
   int stagger_log2; /* 2^this blocks from where a tile begins to where the next one does */
 } fa3_key_tiles;
 
@@ -94,7 +95,7 @@ FA3_SHARED int fa3_row_parts_of(const fa3_key_tiles *tiles, int blocks) {
 /* The blocks of queries that a part of a tile visits, from the last down to the first: under a
  * causal mask the tiles of a head then begin at the same block, and each follows the one before it
  * by a step or two. Those that go upwards begin at the diagonal, each at a block of its own; taken
- * in reverse, none has to wait. */
+ * in reverse, none has to wait. Staggered tiles begin in between, and go round. */
 FA3_SHARED fa3_range fa3_blocks_of_part(const fa3_key_tiles *tiles, const fa3_key_tile *tile,
                                         const fa3_mask *mask, int tile_q, int tile_k) {
   const int all = (mask->queries + tile_q - 1) / tile_q;
@@ -104,6 +105,12 @@ FA3_SHARED fa3_range fa3_blocks_of_part(const fa3_key_tiles *tiles, const fa3_ke
   if (blocks.begin < begin) blocks.begin = begin;
   if (blocks.end > end) blocks.end = end;
   return blocks;
+}
+
+/* Which of them comes next, `step` being 1 or -1. */
+FA3_SHARED int fa3_next_block(fa3_range blocks, int block, int step) {
+  block += step;
+  return block < blocks.begin ? blocks.end - 1 : block;
 }
 
 /* The parts of a tile that have work, in their order, and the number of this one among them; a tile
@@ -131,23 +138,24 @@ FA3_SHARED fa3_place_of_part fa3_find_part(const fa3_key_tiles *tiles, const fa3
   return place;
 }
 
-/* Where two sides of 2^level parts each meet, one of which has part `number`. Whoever comes first
- * leaves its side's sum and goes; the other adds it to its own: the same sum, whoever that is. */
+/* A pair of sides, of 2^level neighbouring parts each, one of which has part `number`. The side
+ * that arrives first leaves its sum and goes; the other adds it to its own, and goes on to the next
+ * level. Both orders give the same bits. */
 typedef struct {
-  int mine;  /* the first part of this side */
-  int other; /* of the other side; where there is no such part there is none to meet */
-  int bit;   /* of the meeting: one side has come */
-} fa3_meeting;
+  int mine;  /* the first part of this side, whose place its sum is left in */
+  int other; /* of the other side; if there is no such part, that side is empty */
+  int bit;   /* set if one side has arrived */
+} fa3_pair;
 
-#define FA3_MOST_PARTS 16 /* that meet */
+#define FA3_MOST_PARTS 16 /* of a tile, where they are added up in pairs */
 
-FA3_SHARED fa3_meeting fa3_find_meeting(int number, int level) {
-  fa3_meeting meeting;
-  meeting.mine = number >> level << level;
-  meeting.other = meeting.mine ^ 1 << level;
+FA3_SHARED fa3_pair fa3_find_pair(int number, int level) {
+  fa3_pair pair;
+  pair.mine = number >> level << level;
+  pair.other = pair.mine ^ 1 << level;
   /* Behind those of the levels below, each of which has half as many as the one before it. */
-  meeting.bit = 1 << (FA3_MOST_PARTS - (FA3_MOST_PARTS >> level) + (number >> (level + 1)));
-  return meeting;
+  pair.bit = 1 << (FA3_MOST_PARTS - (FA3_MOST_PARTS >> level) + (number >> (level + 1)));
+  return pair;
 }
 
 FA3_SHARED int fa3_sum_count(const fa3_key_tiles *tiles) {

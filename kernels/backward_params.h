@@ -9,7 +9,7 @@
  *      the sum over their parts, in the order of the parts.
  *   5. backward_sink (backward_prepare.cu), if the sink's gradient is wanted.
  * All but the last may be programmatic dependent launches: they wait for the one before by
- * themselves.
+ * themselves. backward_finish runs beside backward, waits for each block's sums, and ends after it.
  *
  * dQ is a sum over tiles of keys. Its blocks of tile_q rows collect that sum in `partial`, in the
  * order in which tiles are taken (backward_order.h): a counter per block tells how many tiles have
@@ -27,12 +27,13 @@
  *   partial   float [sums][heads_q][slots][tile_q * head_dim of the variant], laid out as the
  *                   kernel likes
  *   parts     float [heads_k][key_slots][parts][tile_k * (head_dim + head_dim_v) of the variant],
- *                   where tiles are dealt out in parts (backward_order.h): dV and dK of each;
- *                   tiles are numbered as blocks of rows are. Of
+ *                   where tiles are dealt out in parts (backward_order.h): dV and dK of each, or
+ *                   of several, in the place of the first; tiles are numbered as blocks of rows
+ *                   are. Of
  *                   backward_wide [batch][heads_k][parts][seqlen_k][head_dim], then the same with
  *                   head_dim_v: grad_key and grad_value of the second launch
- *   meetings  int   [heads_k][key_slots][FA3_BACKWARD_PART_WARPS], likewise: of each warp's keys,
- *                   the bits of meetings that one side has come to
+ *   arrivals  int   [heads_k][key_slots][FA3_BACKWARD_PART_WARPS], likewise: of each warp's keys,
+ *                   the bits of pairs of which one side has arrived
  *   sinks     float [heads_q][slots], if the sink's gradient is wanted
  *   next_tile one int
  *
@@ -84,8 +85,8 @@ typedef struct {
   int64_t grad_lse_stride_batch, grad_lse_stride_row, grad_lse_stride_head;
   const float *sink; /* one logit per query head; null unless its gradient is wanted */
   fa3_gradient grad_query;
-  int slots, sums, meeting_words;
-  int *counters, *meetings;
+  int slots, sums, arrival_words;
+  int *counters, *arrivals;
   float *rows, *sinks;
   unsigned *next_tile;
 } fa3_backward_prepare_params;
@@ -110,7 +111,7 @@ typedef struct {
   int queries_per_key; /* heads_q / heads_k */
   int heads, slots;    /* query heads */
   int key_slots;       /* of a head of keys */
-  int *counters, *meetings;
+  int *counters, *arrivals;
   const float *rows;
   float *partial, *parts;
   unsigned *next_tile;
@@ -136,8 +137,10 @@ typedef struct {
 
 /* Grids and threads: backward_prepare (blocks_q, heads_q, batch), also for blocks_q of 0 with one
  * block, which clears `next_tile`; backward_sink (heads_q); backward as many blocks as there are
- * SMs to use, at most fa3_key_tile_count; backward_wide as many pairs of blocks; backward_sum
- * (threads for eight columns of each key, heads_k, batch). */
+ * SMs to use, at most fa3_key_tile_count; backward_wide as many pairs of blocks; backward_finish
+ * (blocks_q * heads_q, batch); backward_sum (threads for eight columns of each key, heads_k,
+ * batch).
+ */
 #define FA3_BACKWARD_PREPARE_THREADS 256
 #define FA3_BACKWARD_SINK_THREADS 256
 #define FA3_BACKWARD_SUM_THREADS 256

@@ -1,5 +1,5 @@
-// Where tiles of keys are dealt out in parts: what these have of dK and dV meets in memory
-// (backward_order.h).
+// Where tiles of keys are dealt out in parts: what these have of dK and dV is added up in memory,
+// pair by pair (backward_order.h).
 #ifndef FA3_BACKWARD_PARTS_CUH
 #define FA3_BACKWARD_PARTS_CUH
 
@@ -40,12 +40,22 @@ __device__ __forceinline__ void store_part(const float (&x)[kCount], float4 *to)
     to[32 * j] = make_float4(x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]);
 }
 
-// The warp has stored its side's sum: which meetings of the same keys one side had come to before.
-__device__ __forceinline__ int come_to_meeting(int *meetings, int bit) {
-  int before = 0;
+// What lane 0 has read, for all lanes, which may then read what it tells of.
+__device__ __forceinline__ int tell_warp(int x) {
+  x = __shfl_sync(0xffffffff, x, 0);
   __syncwarp();
-  if ((thread_again() & 31) == 0) before = add_bits_both(meetings, bit);
-  return __shfl_sync(0xffffffff, before, 0);
+  return x;
+}
+
+// The pairs of the same keys of which one side has arrived.
+__device__ __forceinline__ int find_arrivals(const int *arrivals) {
+  return tell_warp((thread_again() & 31) == 0 ? load_acquire(arrivals) : 0);
+}
+
+// The same before this side arrived, which has stored its sum.
+__device__ __forceinline__ int arrive(int *arrivals, int pair) {
+  __syncwarp();
+  return tell_warp((thread_again() & 31) == 0 ? fetch_or(arrivals, pair) : 0);
 }
 
 // Adds to both gradients what the other side has of them, dK `apart` vectors behind dV. The loads
@@ -61,11 +71,7 @@ __device__ __forceinline__ void add_parts(float (&dv)[kCount], float (&dk)[kCoun
     for (int i = 0; i < kVectors; ++i) {
       const int j = begin + i;  // of dV's vectors, and then dK's
       if (j >= kCount / 2) break;
-      const float4 *at = j < kCount / 4 ? from + 32 * j : from + apart + 32 * (j - kCount / 4);
-      asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
-                   : "=f"(y[i].x), "=f"(y[i].y), "=f"(y[i].z), "=f"(y[i].w)
-                   : "l"(at)
-                   : "memory");
+      y[i] = load_relaxed(j < kCount / 4 ? from + 32 * j : from + apart + 32 * (j - kCount / 4));
     }
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {

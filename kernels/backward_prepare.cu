@@ -71,8 +71,8 @@ extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_PREPARE_THREADS, 4)
       __threadfence();
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < p.meeting_words; i += FA3_BACKWARD_PREPARE_THREADS)
-      p.meetings[i] = 0;
+    for (int i = threadIdx.x; i < p.arrival_words; i += FA3_BACKWARD_PREPARE_THREADS)
+      p.arrivals[i] = 0;
   }
   // The next kernel's blocks may move in as these move out. They load what the caller has given,
   // and take tiles. PTX promises that they see this grid's writes only once griddepcontrol.wait

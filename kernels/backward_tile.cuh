@@ -93,8 +93,7 @@ __device__ __forceinline__ void next_step(const work &w, query_step &step) {
   } else {
     if (++step.head < w.query_head + w.heads) return;
     step.head = w.query_head;
-    step.block += w.step;
-    if (step.block < w.blocks.begin) step.block = w.blocks.end - 1;  // a staggered tile goes round
+    step.block = fa3_next_block(w.blocks, step.block, w.step);
   }
 }
 

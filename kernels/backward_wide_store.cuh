@@ -27,15 +27,6 @@ __device__ __forceinline__ void store_four(float *to, const float *x) {
                : "memory");
 }
 
-__device__ __forceinline__ float4 load_four(const float *from) {
-  float4 v;
-  asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "l"(from)
-               : "memory");
-  return v;
-}
-
 // This block's 64 keys of a gradient leave, 16 of each warp, by way of 2 KB of shared memory; zeros
 // where no query sees them.
 template <int kColumns>
@@ -59,7 +50,8 @@ struct dq_sums {
 __device__ __forceinline__ dq_sums load_sums(const float *partial, int group) {
   dq_sums sums;
 #pragma unroll
-  for (int k = 0; k < 4; ++k) sums.of_columns[k] = load_four(partial + (4 * group + k) * 512);
+  for (int k = 0; k < 4; ++k)
+    sums.of_columns[k] = load_relaxed((const float4 *)(partial + (4 * group + k) * 512));
   return sums;
 }
 

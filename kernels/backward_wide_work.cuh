@@ -27,7 +27,7 @@ constexpr int kThreads = FA3_BACKWARD_WIDE_THREADS;
 static_assert(kTileQ == 64 && kTileK == 128, "a tile");
 
 constexpr bool kByHead = true;   // all steps of a query head come before the next one's
-constexpr bool kUpward = false;  // tiles go upwards
+constexpr bool kUpward = false;  // tiles may go upwards, or be staggered
 
 // What the launch allots (128 for every thread) is all there is to share out between the four
 // warpgroups. The assembler takes none of it to be less than 96 for dQ.

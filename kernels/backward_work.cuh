@@ -240,7 +240,8 @@ __device__ __forceinline__ void schedule(const fa3_backward_params &p, uint32_t 
       for (int g = 0; g < kWarpgroups; ++g) {
         const int first = w.first + g * kKeys;
         w.whole[g] = find_whole(w, first, first + kKeys, kTileQ);
-        // A staggered tile that has gone round counts on below block 0 (find_seeing).
+        // The consumers count on below block 0 where a staggered tile goes round: block b - blocks
+        // stands for block b.
         if (p.tiles.staggered && w.whole[g].end > 0) w.whole[g].begin -= w.blocks.end;
       }
       barrier_arrive(ring_full(lay_out(base).work, done));

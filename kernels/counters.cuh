@@ -1,4 +1,4 @@
-// Counters in global memory, by which blocks keep an order.
+// Counters in global memory, by which blocks keep an order, and what blocks leave each other there.
 #ifndef FA3_COUNTERS_CUH
 #define FA3_COUNTERS_CUH
 
@@ -19,14 +19,24 @@ __device__ __forceinline__ void count_release(int *counter) {
   asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
 }
 
-// PTX ISA, "atom" with .acq_rel: both; what was there.
-__device__ __forceinline__ int add_bits_both(int *to, int bits) {
+// PTX ISA, "atom" with .acq_rel: acquires and releases; returns the old value.
+__device__ __forceinline__ int fetch_or(int *to, int bits) {
   int before;
   asm volatile("atom.acq_rel.gpu.global.or.b32 %0, [%1], %2;"
                : "=r"(before)
                : "l"(to), "r"(bits)
                : "memory");
   return before;
+}
+
+// PTX ISA, "ld" with .relaxed: what other blocks have added with "red", which the L2 cache has.
+__device__ __forceinline__ float4 load_relaxed(const float4 *from) {
+  float4 x;
+  asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "l"(from)
+               : "memory");
+  return x;
 }
 
 #endif

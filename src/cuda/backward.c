@@ -90,8 +90,8 @@ static fa3_status launch_prepare(const struct call *call) {
       .counters = in_workspace(call, &plan->counters),
       .rows = in_workspace(call, &plan->rows),
       .sinks = in_workspace(call, &plan->sinks),
-      .meetings = in_workspace(call, &plan->meetings),
-      .meeting_words = plan->meeting_words,
+      .arrivals = in_workspace(call, &plan->arrivals),
+      .arrival_words = plan->arrival_words,
       .next_tile = in_workspace(call, &plan->next_tile)};
   const struct grid grid = {.x = plan->blocks_q > 1 ? (unsigned)plan->blocks_q : 1,
                             .y = (unsigned)problem->heads_q,
@@ -176,7 +176,7 @@ static fa3_status launch_gradients(const struct call *call) {
   params.partial = in_workspace(call, &plan->partial);
   params.key_slots = plan->key_slots;
   params.parts = in_workspace(call, &plan->parts);
-  params.meetings = in_workspace(call, &plan->meetings);
+  params.arrivals = in_workspace(call, &plan->arrivals);
   params.next_tile = in_workspace(call, &plan->next_tile);
   params.scale = problem->scale;
   params.scale_log2 = scales.scale_log2;

@@ -17,8 +17,8 @@ enum { TILE_K = 128 }; /* of all kernels */
  * in which order must not depend on how many multiprocessors are free. */
 enum { MULTIPROCESSORS = 132 };
 
-/* Where dQ is stored by a kernel of its own: steps of a tile, and tiles in all their parts, but for
- * the kernel with 80 queries, which gains with any number of tiles. */
+/* Where dQ is stored by a kernel of its own: at least so many steps of a tile, and at most so many
+ * tiles in all their parts, but for the kernel with 80 queries, which gains with any number. */
 enum { LONG_TILE = 8, FEW_TILES = 6 * MULTIPROCESSORS };
 
 /* Tiles that are looked at, to know what all do. */
@@ -319,9 +319,9 @@ static int64_t find_section(const struct problem *problem, const struct backward
 
 /* The last tile of a head is slow: in each step it reads what others have summed, and stores dQ.
  * Under a causal mask each tile is the last of a few blocks; without one the last tile is that of
- * all, and where tiles are few and long all others wait for it. Then a kernel over the whole GPU
- * stores dQ. The tiles of the wide kernel, whose warpgroup for dQ is the last of a chain, always
- * gain by that. */
+ * all, and where tiles are few all others wait for it. Then a kernel of its own stores dQ, on
+ * multiprocessors that have no tile left. The tiles of the wide kernel, whose warpgroup for dQ is
+ * the last of a chain, always gain by that. */
 static bool finish_later(const struct problem *problem, const struct backward_plan *plan) {
   const fa3_key_tiles *tiles = &plan->tiles;
   const int64_t group = problem->heads_q / larger(problem->heads_k, 1);
@@ -380,6 +380,7 @@ static bool stagger_tiles(const struct problem *problem, struct backward_plan *p
     const int64_t places = divide_up(plan->blocks_q, 1 << log2);
     const bool for_all = places >= tiles->tiles;
     const bool for_a_round = (double)places <= beside && divide_up(tiles->tiles, places) <= rounds;
+    /* Neighbours a block apart wait for each other now and then: rather places for a round. */
     if (for_all || (for_a_round && best < 1)) best = log2;
   }
   tiles->staggered = best >= 0;
@@ -393,8 +394,8 @@ static bool stagger_tiles(const struct problem *problem, struct backward_plan *p
  *
  * Where all tiles begin at the same block, neighbours add to different sums, and a kernel of its
  * own adds these up. Under a causal mask with 128 queries a step they do so, too, and the last tile
- * of a block takes its sums. With fewer, if all tiles are two or three to a multiprocessor, the
- * first round begins at the diagonal, each tile at a block of its own, and goes upwards. They keep
+ * of a block takes its sums. With fewer, if all tiles are two or three to a multiprocessor, most of
+ * the first round begin at the diagonal, each at a block of its own, and go upwards. They keep
  * their distance from the start. The others, which are shorter, follow as they come, and add to
  * another sum. Pairs of blocks cannot go upwards, and lose by two sums what their tiles wait less.
  */
@@ -436,6 +437,7 @@ static void deal_sums(const struct problem *problem, const struct visits *visits
       if (is_packed(problem) || tiles->row_parts > 1 || 3 * beside < tiles->tiles ||
           beside >= tiles->tiles || gain < 1.1 * (finish_steps + 2.5 * steps_of_sum))
         return;
+      /* Of three rounds the last tiles upwards, which are the longest, would end last. */
       tiles->upward = (int32_t)(2 * beside < tiles->tiles ? 0.8 * (double)beside : (double)beside);
     }
     tiles->section = tiles->heads * tiles->batches;

@@ -8,7 +8,7 @@
 /* Numbers that the tiles of a head of keys may have, of all sequences: as blocks of queries. */
 int64_t count_key_slots(const struct problem *problem);
 
-/* The most tiles that may be dealt out in parts, and room for what these leave to the last, in
+/* The most tiles that may be dealt out in parts, and room for what these leave each other, in
  * bytes: never less where a dimension grows. */
 int64_t most_parted_tiles(const struct problem *problem);
 int64_t bytes_of_parts(const struct problem *problem, const struct kernel *kernel);
@@ -16,8 +16,8 @@ int64_t bytes_of_parts(const struct problem *problem, const struct kernel *kerne
 /* Room for the sums of dQ beyond the first. */
 int64_t bytes_of_more_sums(int64_t bytes_of_sum);
 
-/* Sets parts and section of the plan's tiles, each of which one of `workers` blocks, or pairs of
- * blocks, takes at a time. */
+/* Sets parts, sections, sums and order of the plan's tiles, each of which one of `workers` blocks,
+ * or pairs of blocks, takes at a time; and who stores dQ. */
 void deal_tiles(const struct problem *problem, int64_t workers, struct backward_plan *plan);
 
 #endif

@@ -133,7 +133,7 @@ static fa3_status plan_workspace(const struct problem *problem, struct cuda_plan
               bytes_of_more_sums(heads * rows * row_bytes)));
   TRY(reserve(size, &plan->parts, "grad_key and grad_value in parts", 1, 1,
               bytes_of_parts(problem, kernel)));
-  TRY(reserve(size, &plan->meetings, "meetings of parts", FA3_BACKWARD_PART_WARPS,
+  TRY(reserve(size, &plan->arrivals, "arrivals of parts", FA3_BACKWARD_PART_WARPS,
               most_parted_tiles(problem), sizeof(int32_t)));
   const struct demand demands[] = {{TENSOR_query, FORM_TMA},
                                    {TENSOR_key, FORM_TMA},
@@ -157,7 +157,7 @@ static void plan_grid(const struct problem *problem, const struct cuda_facts *fa
   plan->workers = (int32_t)(cluster * smaller(fa3_key_tile_count(&plan->tiles), clusters));
   const bool parts = fa3_key_tile_parts(&plan->tiles) > 1;
   plan->summed_later = parts && plan->cluster > 1;
-  plan->meeting_words = parts && plan->cluster == 1
+  plan->arrival_words = parts && plan->cluster == 1
                             ? plan->tiles.heads * plan->key_slots * FA3_BACKWARD_PART_WARPS
                             : 0;
 }

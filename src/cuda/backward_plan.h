@@ -24,14 +24,14 @@ struct backward_plan {
   int32_t blocks_q;
   int32_t slots;
   int32_t key_slots;     /* of a head of keys */
-  int32_t meeting_words; /* 0 where no parts meet within the kernel */
+  int32_t arrival_words; /* 0 where no parts are added up within the kernel */
   bool summed_later;     /* parts of dK and dV are added up by a kernel of its own */
   /* The kernels' own arrays, see kernels/backward_params.h. */
   struct reservation counters;
   struct reservation rows;
   struct reservation partial;
   struct reservation parts;
-  struct reservation meetings;
+  struct reservation arrivals;
   struct reservation sinks;
   struct reservation next_tile;
 };

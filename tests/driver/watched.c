@@ -350,7 +350,7 @@ static void test_backward(void **state) {
   assert_int_equal(launches[1].grid[0], 2 * 8 * 8);
   assert_ptr_equal(backward_params.grad_key.data, place(8));
   assert_in_workspace(backward_params.parts, size);
-  assert_in_workspace(backward_params.meetings, size);
+  assert_in_workspace(backward_params.arrivals, size);
 
   /* Pairs of blocks leave them to a kernel of its own. */
   args = make_backward(4096, 256);

@@ -62,6 +62,17 @@ static struct spec random_forward(bool backward, struct rng *rng) {
     spec.window_left = rng_between(rng, 0, 800);
     spec.window_right = rng_between(rng, 0, 200);
   }
+  /* Tiles that each begin at a block of their own (backward_deal.c). */
+  if (backward && rng_chance(rng, 0.04)) {
+    spec.batch = rng_between(rng, 1, 2);
+    spec.heads_k = rng_between(rng, 12, 18) / spec.batch;
+    spec.group = rng_between(rng, 1, 2);
+    spec.head_dim = spec.value_head_dim = RNG_PICK(rng, 64, 88, 128);
+    spec.max_seqlen_q = rng_between(rng, 1100, 1600);
+    spec.max_seqlen_k = rng_between(rng, 900, 1100);
+    spec.packed_q = spec.packed_k = false;
+    spec.flags &= ~(uint32_t)(FA3_CAUSAL | FA3_WINDOW);
+  }
   /* More than 32 of them are not numbered by one look of a warp. */
   if (rng_chance(rng, 0.05)) {
     const int64_t batch = rng_between(rng, 33, 300);
