@@ -72,6 +72,8 @@ static struct spec random_forward(bool backward, struct rng *rng) {
     spec.max_seqlen_k = rng_between(rng, 900, 1100);
     spec.packed_q = spec.packed_k = false;
     spec.flags &= ~(uint32_t)(FA3_CAUSAL | FA3_WINDOW);
+    spec.diagonal = false;
+    spec.window_left = spec.window_right = 0;
   }
   /* More than 32 of them are not numbered by one look of a warp. */
   if (rng_chance(rng, 0.05)) {
