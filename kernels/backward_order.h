@@ -180,8 +180,7 @@ FA3_SHARED int fa3_tiles_of_sum(const fa3_key_tiles *tiles, int n, int sum) {
  */
 typedef struct {
   int round; /* how many tiles before this one have the same place */
-  int place; /* it begins at the last of its blocks: the place's number times 2^stagger_log2 are
-                before them */
+  int place; /* each is 2^stagger_log2 neighbouring blocks, at the last of which the tile begins */
 } fa3_stagger;
 
 FA3_SHARED fa3_stagger fa3_find_stagger(const fa3_key_tiles *tiles, int blocks, int tile) {
