@@ -3,11 +3,11 @@
 
     python3 bench/gpu_tables.py [bench/results/nvidia-h100-graphs.json ...]"""
 
+import argparse
 import json
 import math
 import pathlib
 import statistics
-import sys
 
 RESULTS = pathlib.Path(__file__).resolve().parent / "results"
 CARDS = [RESULTS / f"nvidia-{card}-graphs.json" for card in ("h100", "h200")]
@@ -71,7 +71,9 @@ def print_means(results):
 
 
 def main():
-    every = [json.loads(pathlib.Path(path).read_text()) for path in sys.argv[1:] or CARDS]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("results", nargs="*", type=pathlib.Path, default=CARDS)
+    every = [json.loads(path.read_text()) for path in parser.parse_args().results]
     for phase in ("forward", "backward"):
         print_grid(phase, every[0][phase])
     print_row("speed, geometric mean", "over FlashAttention-3", "its worst cell", "over cuDNN", "its worst cell")
