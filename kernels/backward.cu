@@ -348,7 +348,7 @@ __device__ __forceinline__ bool join_parts(const fa3_backward_params &p, const w
   const parts_of_tile parts = find_parts(p, w, kTileQ, kTileK);
   if (parts.count == 1) return true;
   const auto place = [&](int part) {
-    return place_of_part<kTileK, 2 * kHeadDim>(p, parts.slot, part, warp, kHeadDim);
+    return place_of_part<kTileK, kHeadDim>(p, parts.slot, part, warp);
   };
   int *arrivals = p.arrivals + parts.slot * FA3_BACKWARD_PART_WARPS + warp;
   int arrived = find_arrivals(arrivals);
@@ -613,7 +613,7 @@ extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_FINISH_THREADS, 2)
     };
     // The first sum is not waited for before the second is on its way.
     float dq[kQueryColumns / 2] = {};
-    if (tiles_of_sum(p, at, 0, kTileQ, kTileK) > 0) {
+    if (additions_to_sum(p, at, 0, kTileQ, kTileK) > 0) {
 #pragma unroll
       for (int j = 0; j < kQueryColumns / 8; ++j) {
         const float4 x = load_relaxed(sum_of(0) + j * 128);
@@ -622,10 +622,11 @@ extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_FINISH_THREADS, 2)
     }
 #pragma unroll 1
     for (int sum = 1; sum < fa3_sum_count(&p.tiles); ++sum)
-      if (tiles_of_sum(p, at, sum, kTileQ, kTileK) > 0) add_partial(dq, sum_of(sum), share.skipped);
+      if (additions_to_sum(p, at, sum, kTileQ, kTileK) > 0)
+        add_partial(dq, sum_of(sum), share.skipped);
     store_query_step(p, at.sequence, share, dq, {at.block, at.head});
   }
-  end_finish();
+  outlast_backward();
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)

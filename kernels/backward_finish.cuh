@@ -34,9 +34,10 @@ __device__ __forceinline__ finished_block find_finished_block(const fa3_backward
   return at;
 }
 
-__device__ __forceinline__ int tiles_of_sum(const fa3_backward_params &p, const finished_block &at,
-                                            int sum, int tile_q, int tile_k) {
-  return fa3_all_tiles_of_sum(&p.tiles, &at.sequence.mask, at.block, sum, tile_q, tile_k);
+__device__ __forceinline__ int additions_to_sum(const fa3_backward_params &p,
+                                                const finished_block &at, int sum, int tile_q,
+                                                int tile_k) {
+  return fa3_additions_to_sum(&p.tiles, &at.sequence.mask, at.block, sum, tile_q, tile_k);
 }
 
 // By one warp, of which each lane waits for a sum: until every tile has been counted `times` times.
@@ -46,15 +47,15 @@ __device__ __forceinline__ void wait_for_sums(const fa3_backward_params &p,
   const int sum = threadIdx.x & 31;
   if (sum < fa3_sum_count(&p.tiles)) {
     const int *counter = counters + at.slot + sum * p.sums_apart;
-    const int all = times * tiles_of_sum(p, at, sum, tile_q, tile_k);
+    const int all = times * additions_to_sum(p, at, sum, tile_q, tile_k);
     while (all > 0 && load_acquire(counter) < all) __nanosleep(100);
   }
   __syncwarp();
 }
 
-// backward ends before this grid does, so that whoever waits for this grid has all gradients. One
-// block waits for it: the others make room.
-__device__ __forceinline__ void end_finish(void) {
+// This grid is not to end before backward, so that whoever waits for it has all gradients. One
+// block waits for backward: the others make room.
+__device__ __forceinline__ void outlast_backward(void) {
   if (blockIdx.x == gridDim.x - 1 && blockIdx.y == gridDim.y - 1) wait_for_prior_grids();
 }
 

@@ -243,7 +243,7 @@ FA3_SHARED fa3_turn fa3_find_staggered_turn(const fa3_key_tiles *tiles, fa3_stag
 }
 
 /* How many tiles add to a block's sum in all, where dQ is finished later. */
-FA3_SHARED int fa3_all_tiles_of_sum(const fa3_key_tiles *tiles, const fa3_mask *mask, int block,
+FA3_SHARED int fa3_additions_to_sum(const fa3_key_tiles *tiles, const fa3_mask *mask, int block,
                                     int sum, int tile_q, int tile_k) {
   const fa3_range seen = fa3_visible_tiles(mask, block * tile_q, (block + 1) * tile_q, tile_k);
   const int n = seen.end > seen.begin ? seen.end - seen.begin : 0;

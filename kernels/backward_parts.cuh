@@ -23,13 +23,13 @@ __device__ __forceinline__ parts_of_tile find_parts(const fa3_backward_params &p
               fa3_backward_key_slot(&p.sequences, &p.tiles, w.batch, w.sequence.key_row, tile_k)};
 }
 
-// Where a thread's share of a part's dV lies, behind which dK begins: for each eight columns one
-// vector a thread, as wgmma has them. `warp`: of those that have 16 of the tile's keys each.
-template <int kTileKeys, int kAllColumns>
+// Where a thread's share of a part's dV lies, behind all of which dK begins: for each eight columns
+// one vector a thread, as wgmma has them. `warp`: of those that have 16 of the tile's keys each.
+template <int kTileKeys, int kColumns>
 __device__ __forceinline__ float4 *place_of_part(const fa3_backward_params &p, int slot, int part,
-                                                 int warp, int columns) {
+                                                 int warp) {
   const int64_t buffer = (int64_t)slot * fa3_key_tile_parts(&p.tiles) + part;
-  return (float4 *)(p.parts + buffer * (kTileKeys * kAllColumns) + 16 * columns * warp) +
+  return (float4 *)(p.parts + buffer * (2 * kTileKeys * kColumns) + 16 * kColumns * warp) +
          (thread_again() & 31);
 }
 

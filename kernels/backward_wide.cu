@@ -418,14 +418,14 @@ extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_FINISH_THREADS)
       dq_sums all = {};
 #pragma unroll 1
       for (int sum = 0; sum < fa3_sum_count(&p.tiles); ++sum) {
-        if (tiles_of_sum(p, at, sum, kTileQ, kTileK) == 0) continue;
+        if (additions_to_sum(p, at, sum, kTileQ, kTileK) == 0) continue;
         add_sums(all, load_sums(partial_of(p, at.slot + sum * p.sums_apart, 0), group));
       }
       store_sums(p.grad_query, all, p.scale, at.sequence.query_batch, at.sequence.query_row + row,
                  at.sequence.mask.queries - row, at.head, 32 * group);
     }
   }
-  end_finish();
+  outlast_backward();
 }
 
 extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)

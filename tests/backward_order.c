@@ -127,7 +127,7 @@ static void check_turns(const fa3_key_tiles *tiles, int upward, const fa3_mask *
     const fa3_range seen = fa3_visible_tiles(mask, m * TILE_Q, (m + 1) * TILE_Q, TILE_K);
     assert_int_equal(complete[m], seen.begin < seen.end);
     for (int sum = 0; seen.begin == 0 && sum < fa3_sum_count(tiles); sum++)
-      assert_int_equal(fa3_all_tiles_of_sum(tiles, mask, m, sum, TILE_Q, TILE_K), added[sum][m]);
+      assert_int_equal(fa3_additions_to_sum(tiles, mask, m, sum, TILE_Q, TILE_K), added[sum][m]);
   }
 }
 
@@ -181,7 +181,7 @@ static void check_staggered_turns(const fa3_key_tiles *tiles, const fa3_mask *ma
   }
   for (int m = 0; m < blocks; m++)
     for (int sum = 0; sum < fa3_sum_count(tiles); sum++)
-      assert_int_equal(fa3_all_tiles_of_sum(tiles, mask, m, sum, TILE_Q, TILE_K), added[sum][m]);
+      assert_int_equal(fa3_additions_to_sum(tiles, mask, m, sum, TILE_Q, TILE_K), added[sum][m]);
 }
 
 static void test_staggered_turns(void **state) {
@@ -244,8 +244,7 @@ static void test_parts(void **state) {
             }
 }
 
-/* A sum over parts: which they are, and how it was added up, whatever the order of two that meet.
- */
+/* A sum over parts: which they are, and how it was added up, but for the order within a pair. */
 struct sum {
   unsigned parts;
   uint64_t form;
@@ -259,7 +258,7 @@ static struct sum add(struct sum a, struct sum b) {
 
 /* A part on its way from pair to pair. Between any two steps others may go on. */
 struct part {
-  enum { COMES, STORES, COUNTS, ADDS, GONE, HAS_ALL } next;
+  enum { LOOKS, STORES, ARRIVES, ADDS, GONE, HAS_ALL } next;
   int number, level, arrived;
   struct sum sum;
 };
@@ -267,7 +266,7 @@ struct part {
 static void go_on(struct part *part, int count, struct sum *left, int *arrivals) {
   const fa3_pair at = fa3_find_pair(part->number, part->level);
   switch (part->next) {
-    case COMES:
+    case LOOKS:
       if (1 << part->level >= count)
         part->next = HAS_ALL;
       else if (at.other >= count)
@@ -277,9 +276,9 @@ static void go_on(struct part *part, int count, struct sum *left, int *arrivals)
       break;
     case STORES:
       left[at.mine] = part->sum;
-      part->next = COUNTS;
+      part->next = ARRIVES;
       break;
-    case COUNTS:
+    case ARRIVES:
       part->arrived = *arrivals;
       *arrivals |= at.bit;
       part->next = part->arrived & at.bit ? ADDS : GONE;
@@ -287,7 +286,7 @@ static void go_on(struct part *part, int count, struct sum *left, int *arrivals)
     case ADDS:
       part->sum = add(part->sum, left[at.other]);
       part->level++;
-      part->next = COMES;
+      part->next = LOOKS;
       break;
     case GONE:
     case HAS_ALL:

@@ -75,10 +75,9 @@ static int32_t queries_of_step(int64_t head_dim, int64_t seqlen_q, uint32_t flag
   return plan.backward.kernel->tile_q;
 }
 
-/* More queries at a time where a tile of keys meets many. */
+/* More queries at a time where a tile of keys meets many, or where fewer rows are then empty. */
 static void test_backward_kernel_by_length(void **state) {
   (void)state;
-  /* And where steps of fewer would have more empty rows. */
   assert_int_equal(queries_of_step(128, 77, 0, 0), 80);
   assert_int_equal(queries_of_step(128, 141, 0, 0), 80);
   assert_int_equal(queries_of_step(128, 128, 0, 0), 64);

@@ -193,6 +193,7 @@ static fa3_status launch_gradients(const struct call *call) {
   params.finished_later = plan->finished_later;
   TRY(launch_kernel(call->scope, plan->kernel, BACKWARD_MAIN, &grid, &params));
   if (!plan->finished_later) return FA3_OK;
+  /* Each of these blocks has 16 KB of the workspace or more, so their number fits. */
   const struct grid finish = {.x = (unsigned)(plan->blocks_q * problem->heads_q),
                               .y = (unsigned)problem->batch,
                               .z = 1,

@@ -38,8 +38,8 @@ enum { TOGETHER_BYTES = 512 << 20 };
  * in the workspace. */
 enum { CACHED_SUMS_BYTES = 34 << 20, MORE_SUMS_BYTES = 40 << 20 };
 
-/* Tiles of a head that run side by side, from which on they are staggered; and by how much at most.
- */
+/* Tiles are staggered where at least so many of a head run side by side; and they begin at most
+ * 2^this blocks apart. */
 enum { LEAST_STAGGERED = 4, MOST_STAGGER_LOG2 = 3 };
 
 /* Tiles in all, for each worker, up to which two sums pay under a causal mask. */
@@ -360,20 +360,27 @@ static void deal_rising(const struct problem *problem, const struct visits *visi
   tiles->section = (int32_t)downward;
 }
 
+/* Of a head, in the mean. */
+static double tiles_side_by_side(const struct backward_plan *plan) {
+  const fa3_key_tiles *tiles = &plan->tiles;
+  const double workers = (double)MULTIPROCESSORS / plan->cluster;
+  const int64_t in_flight = (int64_t)tiles->section * fa3_key_tile_parts(tiles);
+  return fmin(tiles->tiles, workers / (double)larger(in_flight, 1));
+}
+
 /* Without a mask, tiles of a head that run side by side may each begin at a block of their own
  * (backward_order.h); the more blocks are between two of them the better. There are to be places
  * for all tiles of the head, since one that begins where another did waits until those between them
  * have gone by. Or, where that takes no more rounds, no more places than run side by side: those of
  * a round then end before the next one begins. */
-static bool stagger_tiles(const struct problem *problem, struct backward_plan *plan) {
+static void stagger_tiles(const struct problem *problem, struct backward_plan *plan) {
   fa3_key_tiles *tiles = &plan->tiles;
   if (plan->cluster > 1 || is_packed(problem) || problem->window_left < FA3_NO_LIMIT ||
       problem->window_right < FA3_NO_LIMIT || tiles->row_parts > 1 ||
       2 * bytes_of_sum(problem, plan) > CACHED_SUMS_BYTES)
-    return false;
-  const double in_flight = (double)larger((int64_t)tiles->section * tiles->head_parts, 1);
-  const double beside = fmin(tiles->tiles, MULTIPROCESSORS / in_flight);
-  if (beside < LEAST_STAGGERED) return false;
+    return;
+  const double beside = tiles_side_by_side(plan);
+  if (beside < LEAST_STAGGERED) return;
   const int64_t rounds = (int64_t)ceil(tiles->tiles / beside);
   int best = -1;
   for (int log2 = 0; log2 <= MOST_STAGGER_LOG2; log2++) {
@@ -385,7 +392,6 @@ static bool stagger_tiles(const struct problem *problem, struct backward_plan *p
   }
   tiles->staggered = best >= 0;
   tiles->stagger_log2 = best > 0 ? best : 0;
-  return tiles->staggered;
 }
 
 /* In how many sums each block of dQ is collected, and which tiles go upwards. Tiles of a head that
@@ -408,10 +414,11 @@ static void deal_sums(const struct problem *problem, const struct visits *visits
   const double bytes = bytes_of_sum(problem, plan);
   const double steps_of_sum = bytes / BYTES_OF_STEP;
   const int64_t workers = MULTIPROCESSORS / plan->cluster;
-  if (!takes_more_sums(problem) || stagger_tiles(problem, plan)) return;
+  if (!takes_more_sums(problem)) return;
+  stagger_tiles(problem, plan);
+  if (tiles->staggered) return;
   if (visits->mean > 0.75 * visits->most) {
-    const double beside =
-        (double)smaller(tiles->tiles, workers / larger((int64_t)tiles->section * parts, 1));
+    const double beside = floor(tiles_side_by_side(plan));
     const double steps = visits->most * (double)group / parts;
     const double rounds =
         steps < 1.75 * beside ? (double)divide_up(all * tiles->tiles, workers) : 1;

@@ -101,14 +101,14 @@ static int64_t padded_rows(const struct problem *problem) {
                                  round_up(problem->rows_q, MIDDLE_TILE_Q));
 }
 
-/* How many queries of a head a tile of keys meets, for the choice of a kernel. With a mask on both
- * sides no more than its width; on one side half of all in the mean, which count for a little less
- * where few heads share keys, as measured (docs/notes/hopper-backward.md). */
+/* How many queries of a head a tile of keys meets, for the choice of a kernel; as many as any
+ * kernel asks for, where steps of more queries have fewer empty rows. With a mask on both sides no
+ * more than its width; on one side half of all in the mean, which count for a little less where few
+ * heads share keys, as measured (docs/notes/hopper-backward.md). */
 static int64_t queries_of_tile(const struct problem *problem) {
   const int64_t left = problem->window_left, right = problem->window_right;
   const int64_t longest = longest_query(problem);
   if (left >= MASK_UNBOUNDED && right >= MASK_UNBOUNDED) {
-    /* At any length steps of 80 are faster where fewer rows of them are empty. */
     const bool fuller = round_up(longest, MIDDLE_TILE_Q) < round_up(longest, SMALLEST_TILE_Q);
     return fuller && !queries_vary(problem) ? INT64_MAX : longest;
   }
