@@ -174,7 +174,8 @@ static struct backward_plan deal_packed(int64_t batch, int64_t rows, int64_t lon
 }
 
 /* Packed sequences have no more tiles than their rows allow, and are as many long ones as there are
- * rows for; one alone is dealt out as where lengths are not packed, but for tiles that go upwards.
+ * rows for; one alone is dealt out as where lengths are not packed, but for tiles and heads that go
+ * upwards.
  */
 static void test_packed_sequences(void **state) {
   (void)state;
@@ -186,7 +187,9 @@ static void test_packed_sequences(void **state) {
         const struct backward_plan dense = deal(1, longest, longest, 16, heads, head_dim, true);
         check_parts(packed, dense.tiles.head_parts, dense.tiles.row_parts);
         assert_int_equal(packed.tiles.upward, 0);
-        assert_int_equal(packed.tiles.sums_log2, dense.tiles.sums_log2);
+        assert_int_equal(packed.tiles.rising, 0);
+        if (dense.tiles.rising == 0)
+          assert_int_equal(packed.tiles.sums_log2, dense.tiles.sums_log2);
       }
   /* No sequence, and sequences without a row. */
   for (int64_t batch = 0; batch <= 2; batch++)
@@ -227,18 +230,17 @@ static void test_sums(void **state) {
   (void)state;
   check_sums(deal(1, 4096, 4096, 8, 1, 128, true), 16, 2);
   check_sums(deal(1, 8192, 8192, 8, 1, 128, true), 33, 2);
-  check_sums(deal(1, 2048, 2048, 16, 16, 128, true), 8, 2);
   check_sums(deal(1, 2048, 2048, 12, 12, 64, true), 0, 2); /* 128 queries a step */
   check_sums(deal(3, 1537, 1537, 5, 5, 64, true), 0, 2);
   check_sums(deal(8, 1024, 1024, 12, 12, 64, true), 0, 1); /* many tiles */
   assert_false(deal(1, 2048, 2048, 12, 12, 64, true).finished_later);
-  assert_true(deal(1, 2048, 2048, 16, 16, 128, true).finished_later);
+  assert_true(deal(2, 1400, 1400, 8, 8, 128, true).finished_later);
   assert_true(deal(1, 16384, 16384, 2, 2, 64, false).finished_later);
   check_sums(deal(1, 12288, 12288, 2, 2, 64, true), 0, 2);
   check_sums(deal(1, 5000, 5000, 8, 1, 128, true), 12, 2); /* three rounds */
-  check_sums(deal(1, 4096, 4096, 12, 12, 128, true), 8, 2);
+  check_sums(deal(1, 8192, 8192, 4, 4, 128, true), 33, 2);
   check_sums(deal(2, 1400, 1400, 8, 8, 128, true), 8, 2);   /* tests/gpu/deterministic.c */
-  check_sums(deal(4, 2048, 2048, 8, 1, 128, true), 0, 1);   /* would take longer to add up */
+  check_sums(deal(4, 2048, 2048, 16, 1, 128, true), 0, 1);  /* would take longer to add up */
   check_sums(deal(1, 16384, 16384, 1, 1, 128, true), 0, 1); /* parts by rows */
   check_sums(deal(1, 1024, 1024, 8, 8, 128, true), 0, 1);   /* all at the same time */
   check_sums(deal(4, 4096, 4096, 16, 16, 128, true), 0, 1); /* many tiles */
@@ -317,7 +319,34 @@ static void test_rising(void **state) {
   check_rising(deal(2, 8192, 8192, 8, 8, 256, true).tiles, 0, 0);    /* pairs of blocks */
   check_rising(deal(1, 65536, 65536, 16, 16, 64, true).tiles, 0, 0); /* beyond the cache */
   check_rising(deal(8, 1024, 8192, 32, 32, 64, true).tiles, 0, 0);   /* nearly all is seen */
-  check_rising(deal(1, 4096, 4096, 16, 16, 64, true).tiles, 0, 0);   /* few heads */
+}
+
+static void check_half_rising(struct backward_plan plan, int32_t rising, bool finished_later) {
+  check_rising(plan.tiles, rising, rising);
+  assert_int_equal(plan.tiles.section, plan.tiles.heads * plan.tiles.batches - rising);
+  assert_int_equal(fa3_sum_count(&plan.tiles), 1);
+  assert_int_equal(plan.finished_later, finished_later);
+}
+
+/* A round of tiles, of half of the heads at most; dQ is finished later where all would wait for a
+ * head's first tile. */
+static void test_half_rising(void **state) {
+  (void)state;
+  check_half_rising(deal(4, 1000, 1000, 8, 8, 128, true), 16, false);
+  check_half_rising(deal(2, 1000, 1000, 16, 4, 128, true), 4, false); /* parts by heads */
+  check_half_rising(deal(1, 4096, 4096, 16, 16, 64, true), 4, false); /* four rounds */
+  check_half_rising(deal(1, 2048, 2048, 16, 16, 128, true), 8, true);
+  check_half_rising(deal(1, 8192, 8192, 4, 4, 64, true), 2, true);
+  check_half_rising(deal(1, 2048, 2048, 32, 8, 128, true), 4, true);   /* two heads in turn */
+  check_half_rising(deal(2, 1400, 1400, 12, 12, 64, true), 12, false); /* deterministic.c */
+  check_half_rising(deal(2, 1400, 1400, 12, 12, 128, true), 12, true);
+  check_rising(deal(1, 3072, 3072, 32, 8, 128, true).tiles, 0, 0);   /* beyond two rounds */
+  check_rising(deal(1, 6144, 6144, 6, 6, 64, true).tiles, 0, 0);     /* likewise, long steps */
+  check_rising(deal(1, 2048, 2048, 12, 12, 64, true).tiles, 0, 0);   /* less than two */
+  check_rising(deal(2, 1400, 1400, 8, 8, 128, true).tiles, 0, 0);    /* about one */
+  check_rising(deal(1, 8192, 8192, 4, 4, 128, true).tiles, 0, 0);    /* a long way */
+  check_rising(deal(1, 4096, 4096, 8, 1, 128, true).tiles, 0, 0);    /* one head */
+  check_rising(deal(1, 2048, 2048, 16, 16, 128, false).tiles, 0, 0); /* no mask */
 }
 
 int main(void) {
@@ -332,6 +361,7 @@ int main(void) {
       cmocka_unit_test(test_stagger),
       cmocka_unit_test(test_backward_section),
       cmocka_unit_test(test_rising),
+      cmocka_unit_test(test_half_rising),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

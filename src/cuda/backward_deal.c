@@ -45,6 +45,11 @@ enum { LEAST_STAGGERED = 4, MOST_STAGGER_LOG2 = 3 };
 /* Tiles in all, for each worker, up to which two sums pay under a causal mask. */
 enum { FEW_ROUNDS = 3 };
 
+/* Where half of the heads rise: rounds of tiles at least and, if dQ is finished later, steps of a
+ * tile at most. Measured: docs/notes/hopper-backward-tiles.md. */
+static const double least_rounds = 1.4, least_rounds_of_long_steps = 1.6, two_rounds = 2.05;
+enum { FARTHEST_RISE = 72 };
+
 /* In steps. Measured: docs/notes/hopper-backward-tiles.md. */
 static const double BYTES_OF_STEP = 8.3e6; /* that a kernel reads or writes in the time of one */
 static const double finish_steps = 1.5;    /* the kernel that stores dQ, beside its bytes */
@@ -52,6 +57,8 @@ static const double boundary_steps = 2.5;  /* where a tile begins and ends */
 static const double sum_steps = 2.0;       /* the kernel that sums over parts, */
 static const double chain_steps = 1.3;     /* that tiles of a head begin after each other */
 static const double part_share = 0.8;      /* and its share for each tile in each part */
+static const double last_share = 1.4;      /* of a step that takes the sum and stores dQ */
+static const double finish_waits = 3.0; /* that such steps may cost before dQ is finished later */
 
 static int64_t multiply(int64_t a, int64_t b) {
   int64_t product;
@@ -360,6 +367,39 @@ static void deal_rising(const struct problem *problem, const struct visits *visi
   tiles->section = (int32_t)downward;
 }
 
+/* Where heads are few, a round of tiles goes upwards, of half of the heads at most. The shortest of
+ * these are done first, and the longest tiles of the other heads follow, each some steps behind the
+ * one before it: none waits, and one sum is enough. A block's last tile is the first one of a head
+ * that rises, which is the longest, and slow; where all would wait for it, dQ is finished later.
+ * Then up to two heads of a group may take a block in turn, for two rounds. */
+static void deal_half_rising(const struct problem *problem, const struct visits *visits,
+                             struct backward_plan *plan) {
+  fa3_key_tiles *tiles = &plan->tiles;
+  const bool at_blocks_of_their_own = visits->mean <= 0.6 * visits->most;
+  if (plan->cluster > 1 || is_packed(problem) || !takes_more_sums(problem) ||
+      !at_blocks_of_their_own || tiles->rising > 0 || tiles->row_parts > 1)
+    return;
+  const int64_t all = (int64_t)tiles->heads * tiles->batches;
+  const int64_t of_head = (int64_t)tiles->tiles * tiles->head_parts;
+  const int64_t rising = smaller(MULTIPROCESSORS / of_head, all / 2);
+  if (rising < 1 || rising * bytes_of_head(problem, plan->kernel) > WHOLE_CACHE_BYTES) return;
+  const int64_t group = problem->heads_q / larger(problem->heads_k, 1);
+  const int64_t in_turn = divide_up(group, tiles->head_parts);
+  const double longest = visits->most * (double)in_turn;
+  const double rounds = (double)(all * of_head) / MULTIPROCESSORS;
+  const double even = rounds * (visits->mean * (double)in_turn + boundary_steps);
+  const bool later = last_share * longest + boundary_steps > even + finish_waits;
+  const bool short_steps = plan->kernel->tile_q < 128;
+  if (rounds < (later && short_steps ? least_rounds : least_rounds_of_long_steps) ||
+      (later && longest > FARTHEST_RISE) ||
+      (rounds > two_rounds && (in_turn > 1 || (later && !short_steps))) || in_turn > 2)
+    return;
+  tiles->rising = tiles->rising_section = (int32_t)rising;
+  tiles->section = (int32_t)(all - rising);
+  tiles->sums_log2 = tiles->upward = 0;
+  plan->finished_later = later;
+}
+
 /* Of a head, in the mean. */
 static double tiles_side_by_side(const struct backward_plan *plan) {
   const fa3_key_tiles *tiles = &plan->tiles;
@@ -461,7 +501,8 @@ void deal_tiles(const struct problem *problem, int64_t workers, struct backward_
   const struct visits visits = count_visits(problem, plan->kernel, plan->tiles.tiles);
   plan->tiles.sums_log2 = plan->tiles.upward = plan->tiles.rising = 0;
   plan->tiles.staggered = plan->tiles.stagger_log2 = 0;
-  if (fa3_key_tile_count(&plan->tiles) > 0 && plan->blocks_q > 0) {
+  const bool works = fa3_key_tile_count(&plan->tiles) > 0 && plan->blocks_q > 0;
+  if (works) {
     deal_sums(problem, &visits, plan);
     deal_rising(problem, &visits, plan);
   }
@@ -469,4 +510,5 @@ void deal_tiles(const struct problem *problem, int64_t workers, struct backward_
   const bool takes_sums = plan->kernel->tile_q == 128 && visits.mean <= 0.75 * visits.most;
   plan->finished_later =
       (fa3_sum_count(&plan->tiles) > 1 && !takes_sums) || finish_later(problem, plan);
+  if (works) deal_half_rising(problem, &visits, plan);
 }

@@ -75,6 +75,18 @@ static struct spec random_forward(bool backward, struct rng *rng) {
     spec.diagonal = false;
     spec.window_left = spec.window_right = 0;
   }
+  /* A round of tiles that visit blocks upwards, of half of the heads. */
+  if (backward && rng_chance(rng, 0.04)) {
+    spec.batch = rng_between(rng, 1, 2);
+    spec.heads_k = rng_between(rng, 24, 32) / spec.batch;
+    spec.group = 1;
+    spec.head_dim = spec.value_head_dim = RNG_PICK(rng, 64, 96, 128);
+    spec.max_seqlen_q = spec.max_seqlen_k = rng_between(rng, 900, 1500);
+    spec.packed_q = spec.packed_k = false;
+    spec.flags = (spec.flags & ~(uint32_t)FA3_WINDOW) | FA3_CAUSAL;
+    spec.diagonal = false;
+    spec.window_left = spec.window_right = 0;
+  }
   /* More than 32 of them are not numbered by one look of a warp. */
   if (rng_chance(rng, 0.05)) {
     const int64_t batch = rng_between(rng, 33, 300);
