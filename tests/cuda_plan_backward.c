@@ -290,7 +290,8 @@ static void test_backward_section(void **state) {
   (void)state;
   assert_int_equal(deal(32, 512, 512, 16, 16, 128, false).tiles.section,
                    47); /* of 512, by elevens */
-  assert_int_equal(deal(1, 2048, 2048, 16, 16, 128, false).tiles.section, 16);
+  assert_int_equal(deal(1, 2048, 2048, 16, 16, 128, false).tiles.section, 8);
+  assert_int_equal(deal(1, 1500, 1500, 16, 16, 128, false).tiles.section, 16);
   assert_int_equal(deal(1, 16384, 16384, 16, 16, 128, false).tiles.section, 4);
   assert_int_equal(deal(1, 16384, 16384, 24, 8, 128, true).tiles.section, 8); /* 14 at most */
   assert_int_equal(deal(2, 8192, 8192, 128, 64, 64, true).tiles.section, 32); /* 35 at most */

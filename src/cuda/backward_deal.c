@@ -24,9 +24,9 @@ enum { LONG_TILE = 8, FEW_TILES = 6 * MULTIPROCESSORS };
 /* Tiles that are looked at, to know what all do. */
 enum { SAMPLES = 64 };
 
-/* What a section of heads keeps in the L2 cache, or all heads if there is one section; and heads
- * that it has whatever their size. */
-enum { CACHE_BYTES = 24 << 20, WHOLE_CACHE_BYTES = 44 << 20, LEAST_HEADS = 4 };
+/* What a section of heads keeps in the L2 cache, or the half of all heads that rises; and heads
+ * that a section without a mask has whatever their size. */
+enum { CACHE_BYTES = 24 << 20, RISING_BYTES = 44 << 20, LEAST_HEADS = 4 };
 
 /* Between two tiles of a window that come to the same block of queries. */
 enum { BETWEEN_BYTES = 30 << 20 };
@@ -316,10 +316,8 @@ static int64_t find_section(const struct problem *problem, const struct backward
             ? smaller(length, problem->window_left + problem->window_right + kernel->tile_k)
             : length;
     most = smaller(most, larger(TOGETHER_BYTES / (way * (bytes_per_head / queries)), 1));
-  } else if (all * bytes_per_head > WHOLE_CACHE_BYTES) {
-    most = larger(most, LEAST_HEADS);
   } else {
-    most = all;
+    most = larger(most, LEAST_HEADS);
   }
   return larger(divide_up(all, larger(divide_up(all, larger(most, 1)), 1)), 1);
 }
@@ -382,7 +380,7 @@ static void deal_half_rising(const struct problem *problem, const struct visits 
   const int64_t all = (int64_t)tiles->heads * tiles->batches;
   const int64_t of_head = (int64_t)tiles->tiles * tiles->head_parts;
   const int64_t rising = smaller(MULTIPROCESSORS / of_head, all / 2);
-  if (rising < 1 || rising * bytes_of_head(problem, plan->kernel) > WHOLE_CACHE_BYTES) return;
+  if (rising < 1 || rising * bytes_of_head(problem, plan->kernel) > RISING_BYTES) return;
   const int64_t group = problem->heads_q / larger(problem->heads_k, 1);
   const int64_t in_turn = divide_up(group, tiles->head_parts);
   const double longest = visits->most * (double)in_turn;
