@@ -1,11 +1,14 @@
 /* Calls of both passes from several threads, streams and contexts at once: each thread makes random
- * trials of its own, and they are compared with the reference. */
+ * trials of its own, and they are compared with the reference.
+ *   FA3_TEST_SEED repeats a run, FA3_TEST_TRIAL one trial of each test that makes them one by one.
+ */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "gpu_trial.h"
 #include "test.h"
+#include "trials.h"
 
 enum { THREADS = 2, TRIALS = 40, FEW = 3, MANY = 200 };
 
@@ -28,6 +31,7 @@ static void make_trial(struct caller *caller, int number) {
   struct rng rng = rng_for(1000 * (uint64_t)caller->number + (uint64_t)number);
   struct gradient_spec spec = gpu_spec_random(backward, &rng);
   spec.flags &= ~(uint32_t)FA3_ACCUMULATE; /* calls are repeated */
+  gradient_spec_print(&spec, trials_begin((uint64_t)number), TRIALS_TEXT);
   gpu_trial_new(&caller->trial, &spec, backward, &caller->arena, caller->stream, &rng);
 }
 
@@ -43,7 +47,8 @@ static void *call(void *argument) {
 static void check_trial(struct caller *caller, int number) {
   struct rng rng = rng_for((uint64_t)number);
   mirror_download(&caller->trial.mirror);
-  gpu_trial_check(&caller->trial, &rng, 30000);
+  const double ratio = gpu_trial_check(&caller->trial, &rng, 30000);
+  trials_end(caller->trial.gradient.spec.forward.dtype, ratio);
   gpu_trial_free(&caller->trial);
 }
 
@@ -92,16 +97,24 @@ static void test_no_current_context(void **state) {
   test_threads(false);
 }
 
+static struct caller alone;
+
+/* The call once more, too: so that an error that moves is known from one that does not. */
+static void run_alone(uint64_t number) {
+  make_trial(&alone, (int)number);
+  mirror_upload(&alone.trial.mirror);
+  mirror_run(&alone.trial.mirror);
+  mirror_download(&alone.trial.mirror);
+  char *outputs = mirror_copy_outputs(&alone.trial.mirror);
+  mirror_repeat(&alone.trial.mirror, outputs);
+  free(outputs);
+  check_trial(&alone, (int)number);
+}
+
 static void run_trials(gpu_stream stream, int first) {
-  static struct caller caller;
-  caller = (struct caller){.number = first, .arena = gpu_arena_new(arena_bytes), .stream = stream};
-  for (int number = 0; number < TRIALS; number++) {
-    make_trial(&caller, number);
-    mirror_upload(&caller.trial.mirror);
-    mirror_run(&caller.trial.mirror);
-    check_trial(&caller, number);
-  }
-  gpu_arena_free(&caller.arena);
+  alone = (struct caller){.number = first, .arena = gpu_arena_new(arena_bytes), .stream = stream};
+  trials_run(run_alone, 0, 1, TRIALS);
+  gpu_arena_free(&alone.arena);
 }
 
 /* More tiles of unequal length than there are multiprocessors. */
@@ -221,9 +234,12 @@ int main(void) {
   rng_run_seed();
   if (!gpu_open()) return TEST_SKIPPED;
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_two_streams),  cmocka_unit_test(test_no_current_context),
-      cmocka_unit_test(test_busy_streams), cmocka_unit_test(test_many_streams),
-      cmocka_unit_test(test_own_context),  cmocka_unit_test(test_green_context),
+      cmocka_unit_test_teardown(test_two_streams, trials_print),
+      cmocka_unit_test_teardown(test_no_current_context, trials_print),
+      cmocka_unit_test(test_busy_streams),
+      cmocka_unit_test(test_many_streams),
+      cmocka_unit_test_teardown(test_own_context, trials_print),
+      cmocka_unit_test_teardown(test_green_context, trials_print),
   };
   int result = cmocka_run_group_tests(tests, NULL, NULL);
   if (result == 0) printf("passed: %zu tests\n", sizeof tests / sizeof *tests);
