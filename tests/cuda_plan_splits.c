@@ -28,10 +28,11 @@ static struct cuda_plan plan_of(const struct problem *problem, const struct cuda
 }
 
 /* What the launch relies on. */
-static void check_plan(const struct problem *problem, const struct cuda_plan *cuda_plan) {
+static void check_plan(const struct problem *problem, const struct cuda_facts *of,
+                       const struct cuda_plan *cuda_plan) {
   const struct forward_plan *plan = &cuda_plan->forward;
   assert_int_equal(plan->tiles.blocks, divide_up(problem->max_seqlen_q, plan->tile_queries));
-  assert_true(plan->workers <= facts.multiprocessors);
+  assert_true(plan->workers <= of->multiprocessors);
   assert_true((plan->combine != NULL) == (plan->splits > 1 || plan->shares > 0));
   assert_true(plan->tile_queries * plan->tile_heads <= plan->kernel->tile_q);
   if (!plan->combine) return;
@@ -54,9 +55,11 @@ static void check_plan(const struct problem *problem, const struct cuda_plan *cu
               cuda_plan->workspace_size);
 }
 
+/* On a GPU that is whole or in parts. */
 static void test_every_plan_fits(void **state) {
   (void)state;
   static const int64_t lengths[] = {1, 65, 100, 512, 2000, 8192, 70000};
+  static const int multiprocessors[] = {8, 32, 85, 132};
   enum { LENGTHS = sizeof lengths / sizeof *lengths };
   for (int64_t head_dim = 64; head_dim <= 256; head_dim += 32)
     for (int64_t heads = 1; heads <= 16; heads *= 2)
@@ -66,8 +69,12 @@ static void test_every_plan_fits(void **state) {
             struct problem problem =
                 make_problem(1 + q % 2, lengths[q], lengths[k], heads, heads, head_dim);
             if (causal) problem.window_right = 0;
-            const struct cuda_plan plan = plan_of(&problem, &facts);
-            if (!plan.decodes) check_plan(&problem, &plan);
+            for (int i = 0; i < 4; i++) {
+              struct cuda_facts part = facts;
+              part.multiprocessors = part.most_multiprocessors = multiprocessors[i];
+              const struct cuda_plan plan = plan_of(&problem, &part);
+              if (!plan.decodes) check_plan(&problem, &part, &plan);
+            }
           }
 }
 
@@ -87,7 +94,7 @@ static void test_few_tiles_share_keys_out(void **state) {
     if (cases[i].causal) problem.window_right = 0;
     const struct cuda_plan plan = plan_of(&problem, &facts);
     assert_true((plan.forward.splits > 1) == cases[i].shared);
-    check_plan(&problem, &plan);
+    check_plan(&problem, &facts, &plan);
     /* Not with all multiprocessors, and the same results. */
     struct cuda_facts fewer = facts;
     fewer.multiprocessors = 40;
@@ -122,7 +129,7 @@ static void test_keys_are_dealt_out(void **state) {
     const struct cuda_plan plan = plan_of(&problem, &facts);
     assert_false(plan.decodes);
     if ((plan.forward.shares > 0) != cases[i].dealt) fail_msg("case %zu", i);
-    check_plan(&problem, &plan);
+    check_plan(&problem, &facts, &plan);
     /* Not where multiprocessors are to be left free, nor against the caller's wish. */
     struct cuda_facts fewer = facts;
     fewer.multiprocessors = 100;

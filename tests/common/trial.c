@@ -12,6 +12,9 @@
  * more than that has about so many rows in all. */
 enum { SEQUENCES_OF_A_WARP = 32, MANY_ROWS = 6000 };
 
+/* That are compared, in the mean, however long they are. */
+static const double least_rows = 16;
+
 static int64_t min(int64_t a, int64_t b) {
   return a < b ? a : b;
 }
@@ -384,10 +387,13 @@ double trial_check(const struct trial *trial, struct rng *rng, double pairs) {
   for (int i = 0; i < TENSORS; i++) buffer_check(&trial->buffers[i], tensor_rows[i].name);
   buffer_check(&trial->workspace, "workspace");
 
-  double all = 0;
-  for (int64_t b = 0; b < trial->spec.batch; b++)
+  double all = 0, rows = 0;
+  for (int64_t b = 0; b < trial->spec.batch; b++) {
+    rows += (double)(heads_q * trial_query_rows(trial, b).count);
     all += (double)(heads_q * trial_query_rows(trial, b).count * trial_key_rows(trial, b).count);
+  }
   double part = all > pairs ? pairs / all : 1;
+  if (part * rows < least_rows) part = least_rows / rows;
 
   struct comparison at = {0};
   bool *output_marks = tensor_marks(&args->output);

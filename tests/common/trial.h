@@ -31,8 +31,8 @@ void *trial_make_workspace(size_t bytes, struct buffer *workspace, struct rng *r
 void trial_run(struct trial *trial, struct rng *rng);
 
 /* Compares rows with the reference (all of them if that takes at most `pairs` products of a query
- * and a key, a random part otherwise), checks that nothing else was written, and returns the
- * largest error as a fraction of its bound. */
+ * and a key, else a random part, of some 16 rows at least), checks that nothing else was written,
+ * and returns the largest error as a fraction of its bound. */
 double trial_check(const struct trial *trial, struct rng *rng, double pairs);
 
 /* Where one sequence's rows are, in query and output, or in key and value. */
