@@ -45,8 +45,8 @@ enum { LEAST_STAGGERED = 4, MOST_STAGGER_LOG2 = 3 };
 /* Tiles in all, for each worker, up to which two sums pay under a causal mask. */
 enum { FEW_ROUNDS = 3 };
 
-/* Where half of the heads rise: rounds of tiles at least and, if dQ is finished later, steps of a
- * tile at most. Measured: docs/notes/hopper-backward-tiles.md. */
+/* Where half of the heads rise: rounds of tiles, at least, or up to which more is gained; and steps
+ * of a tile, at most, if dQ is finished later. Measured: docs/notes/hopper-backward-tiles.md. */
 static const double least_rounds = 1.4, least_rounds_of_long_steps = 1.6, two_rounds = 2.05;
 enum { FARTHEST_RISE = 72 };
 
@@ -388,10 +388,9 @@ static void deal_half_rising(const struct problem *problem, const struct visits 
   const double even = rounds * (visits->mean * (double)in_turn + boundary_steps);
   const bool later = last_share * longest + boundary_steps > even + finish_waits;
   const bool short_steps = plan->kernel->tile_q < 128;
-  if (rounds < (later && short_steps ? least_rounds : least_rounds_of_long_steps) ||
-      (later && longest > FARTHEST_RISE) ||
-      (rounds > two_rounds && (in_turn > 1 || (later && !short_steps))) || in_turn > 2)
-    return;
+  const double least = later && short_steps ? least_rounds : least_rounds_of_long_steps;
+  if (rounds < least || in_turn > 2 || (later && longest > FARTHEST_RISE)) return;
+  if (rounds > two_rounds && (in_turn > 1 || (later && !short_steps))) return;
   tiles->rising = tiles->rising_section = (int32_t)rising;
   tiles->section = (int32_t)(all - rising);
   tiles->sums_log2 = tiles->upward = 0;
