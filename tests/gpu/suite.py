@@ -79,6 +79,16 @@ def start(command, environment=None):
     return process, log
 
 
+def print_processes(group):
+    """What the processes of a group do: one whose time grows waits for a GPU or computes, one that
+    sleeps waits for what WCHAN says."""
+    columns = "pgid,pid,stat,wchan:24,time,args"
+    listed = subprocess.run(["ps", "-eo", columns], capture_output=True, text=True).stdout
+    for line in listed.splitlines():
+        if line.split()[0] in ("PGID", str(group)):
+            print(line)
+
+
 def finish(name, started, seconds):
     """What it printed; None if it failed or took longer. All of it is printed: a test that takes
     too long is asked to end first, so that it says which trial it is at."""
@@ -86,6 +96,11 @@ def finish(name, started, seconds):
     try:
         process.wait(timeout=max(0, seconds))
     except subprocess.TimeoutExpired:
+        print(f"--- {name} takes too long")
+        for _ in range(2):
+            with contextlib.suppress(FileNotFoundError):  # a machine without ps
+                print_processes(process.pid)
+            time.sleep(2)
         os.killpg(process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=SECONDS_TO_END)
