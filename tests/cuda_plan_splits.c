@@ -61,6 +61,7 @@ static void test_every_plan_fits(void **state) {
   static const int64_t lengths[] = {1, 65, 100, 512, 2000, 8192, 70000};
   static const int multiprocessors[] = {8, 32, 85, 132};
   enum { LENGTHS = sizeof lengths / sizeof *lengths };
+  enum { SIZES = sizeof multiprocessors / sizeof *multiprocessors };
   for (int64_t head_dim = 64; head_dim <= 256; head_dim += 32)
     for (int64_t heads = 1; heads <= 16; heads *= 2)
       for (int q = 0; q < LENGTHS; q++)
@@ -69,7 +70,7 @@ static void test_every_plan_fits(void **state) {
             struct problem problem =
                 make_problem(1 + q % 2, lengths[q], lengths[k], heads, heads, head_dim);
             if (causal) problem.window_right = 0;
-            for (int i = 0; i < 4; i++) {
+            for (int i = 0; i < SIZES; i++) {
               struct cuda_facts part = facts;
               part.multiprocessors = part.most_multiprocessors = multiprocessors[i];
               const struct cuda_plan plan = plan_of(&problem, &part);

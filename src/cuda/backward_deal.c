@@ -342,6 +342,14 @@ int64_t bytes_of_more_sums(int64_t bytes_of_sum) {
   return smaller((FA3_MOST_SUMS - 1) * bytes_of_sum, MORE_SUMS_BYTES);
 }
 
+/* Whether tiles that go upwards, all of a head, would begin at blocks of their own: under a causal
+ * mask, if the plan knows how long sequences are. Pairs of blocks cannot go upwards. */
+static bool may_rise(const struct problem *problem, const struct visits *visits,
+                     const struct backward_plan *plan) {
+  return plan->cluster == 1 && !is_packed(problem) && takes_more_sums(problem) &&
+         visits->mean <= 0.6 * visits->most;
+}
+
 /* Under a causal mask all tiles of the first heads may go upwards, taken in reverse: each begins at
  * a block of its own, a step behind the tile before it, and workers come free one after the other.
  * So none waits, however few heads are in flight together; they are so few that their queries and
@@ -351,9 +359,7 @@ int64_t bytes_of_more_sums(int64_t bytes_of_sum) {
 static void deal_rising(const struct problem *problem, const struct visits *visits,
                         struct backward_plan *plan) {
   fa3_key_tiles *tiles = &plan->tiles;
-  const bool at_blocks_of_their_own = visits->mean <= 0.6 * visits->most;
-  if (plan->cluster > 1 || is_packed(problem) || !takes_more_sums(problem) ||
-      !at_blocks_of_their_own || problem->heads_q > problem->heads_k ||
+  if (!may_rise(problem, visits, plan) || problem->heads_q > problem->heads_k ||
       fa3_key_tile_parts(tiles) > 1 || fa3_sum_count(tiles) > 1)
     return;
   const int64_t all = (int64_t)tiles->heads * tiles->batches;
@@ -367,16 +373,13 @@ static void deal_rising(const struct problem *problem, const struct visits *visi
 
 /* Where heads are few, a round of tiles goes upwards, of half of the heads at most. The shortest of
  * these are done first, and the longest tiles of the other heads follow, each some steps behind the
- * one before it: none waits, and one sum is enough. A block's last tile is the first one of a head
- * that rises, which is the longest, and slow; where all would wait for it, dQ is finished later.
- * Then up to two heads of a group may take a block in turn, for two rounds. */
+ * one before it: none waits, and one sum takes the place of those dealt. A block's last tile is the
+ * first one of a head that rises, which is the longest, and slow; where all would wait for it, dQ
+ * is finished later. Then up to two heads of a group may take a block in turn, for two rounds. */
 static void deal_half_rising(const struct problem *problem, const struct visits *visits,
                              struct backward_plan *plan) {
   fa3_key_tiles *tiles = &plan->tiles;
-  const bool at_blocks_of_their_own = visits->mean <= 0.6 * visits->most;
-  if (plan->cluster > 1 || is_packed(problem) || !takes_more_sums(problem) ||
-      !at_blocks_of_their_own || tiles->rising > 0 || tiles->row_parts > 1)
-    return;
+  if (!may_rise(problem, visits, plan) || tiles->rising > 0 || tiles->row_parts > 1) return;
   const int64_t all = (int64_t)tiles->heads * tiles->batches;
   const int64_t of_head = (int64_t)tiles->tiles * tiles->head_parts;
   const int64_t rising = smaller(MULTIPROCESSORS / of_head, all / 2);
@@ -498,14 +501,14 @@ void deal_tiles(const struct problem *problem, int64_t workers, struct backward_
   const struct visits visits = count_visits(problem, plan->kernel, plan->tiles.tiles);
   plan->tiles.sums_log2 = plan->tiles.upward = plan->tiles.rising = 0;
   plan->tiles.staggered = plan->tiles.stagger_log2 = 0;
-  const bool works = fa3_key_tile_count(&plan->tiles) > 0 && plan->blocks_q > 0;
-  if (works) {
+  plan->finished_later = false;
+  if (fa3_key_tile_count(&plan->tiles) > 0 && plan->blocks_q > 0) {
     deal_sums(problem, &visits, plan);
     deal_rising(problem, &visits, plan);
+    deal_half_rising(problem, &visits, plan);
   }
   /* With 128 queries a step the last tile takes all sums, if it is not the last of all blocks. */
   const bool takes_sums = plan->kernel->tile_q == 128 && visits.mean <= 0.75 * visits.most;
-  plan->finished_later =
-      (fa3_sum_count(&plan->tiles) > 1 && !takes_sums) || finish_later(problem, plan);
-  if (works) deal_half_rising(problem, &visits, plan);
+  if ((fa3_sum_count(&plan->tiles) > 1 && !takes_sums) || finish_later(problem, plan))
+    plan->finished_later = true;
 }

@@ -61,6 +61,7 @@ int64_t forward_split_rows(const struct problem *problem, const struct cuda_fact
   /* No more than a call can have: a share has at least 64 keys. */
   const double rows = count_rows(problem);
   const double parts = (double)smaller(problem->max_seqlen_k / 64, most_splits);
+  /* A call that may have its keys dealt out may be split instead. */
   const int64_t most =
       may_deal(problem) ? larger(dealt_rows(facts), most_split_rows) : most_split_rows;
   return rows * parts < (double)most ? (int64_t)(rows * parts) : most;

@@ -16,6 +16,12 @@ static void pack_many(struct spec *spec, int64_t batch, int64_t longest, struct 
   spec->page_size = 0;
 }
 
+static void clear_mask(struct spec *spec) {
+  spec->flags &= ~(uint32_t)(FA3_CAUSAL | FA3_WINDOW);
+  spec->diagonal = false;
+  spec->window_left = spec->window_right = 0;
+}
+
 static struct spec random_forward(bool backward, struct rng *rng) {
   const bool extreme = rng_chance(rng, backward ? 0.2 : 0.1);
   struct spec spec = extreme ? spec_random_extreme(rng) : spec_random(rng);
@@ -71,9 +77,7 @@ static struct spec random_forward(bool backward, struct rng *rng) {
     spec.max_seqlen_q = rng_between(rng, 1100, 1600);
     spec.max_seqlen_k = rng_between(rng, 900, 1100);
     spec.packed_q = spec.packed_k = false;
-    spec.flags &= ~(uint32_t)(FA3_CAUSAL | FA3_WINDOW);
-    spec.diagonal = false;
-    spec.window_left = spec.window_right = 0;
+    clear_mask(&spec);
   }
   /* A round of tiles that visit blocks upwards, of half of the heads. */
   if (backward && rng_chance(rng, 0.04)) {
@@ -83,9 +87,8 @@ static struct spec random_forward(bool backward, struct rng *rng) {
     spec.head_dim = spec.value_head_dim = RNG_PICK(rng, 64, 96, 128);
     spec.max_seqlen_q = spec.max_seqlen_k = rng_between(rng, 900, 1500);
     spec.packed_q = spec.packed_k = false;
-    spec.flags = (spec.flags & ~(uint32_t)FA3_WINDOW) | FA3_CAUSAL;
-    spec.diagonal = false;
-    spec.window_left = spec.window_right = 0;
+    clear_mask(&spec);
+    spec.flags |= FA3_CAUSAL;
   }
   /* More than 32 of them are not numbered by one look of a warp. */
   if (rng_chance(rng, 0.05)) {
@@ -115,10 +118,8 @@ struct gradient_spec gpu_spec_many(bool backward, int64_t batch, int64_t longest
   /* In each split the workspace has room for `longest` queries of each sequence: two, then. */
   if (forward.split_keys && 2 * forward.split_keys < longest)
     forward.split_keys = (longest + 127) / 128 * 64;
-  forward.flags &= ~(uint32_t)(FA3_CAUSAL | FA3_WINDOW);
+  clear_mask(&forward);
   if (causal) forward.flags |= FA3_CAUSAL;
-  forward.diagonal = false;
-  forward.window_left = forward.window_right = 0;
   return backward ? gradient_spec_random(&forward, rng)
                   : (struct gradient_spec){.forward = forward};
 }

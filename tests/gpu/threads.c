@@ -31,7 +31,6 @@ static void make_trial(struct caller *caller, int number) {
   struct rng rng = rng_for(1000 * (uint64_t)caller->number + (uint64_t)number);
   struct gradient_spec spec = gpu_spec_random(backward, &rng);
   spec.flags &= ~(uint32_t)FA3_ACCUMULATE; /* calls are repeated */
-  gradient_spec_print(&spec, trials_begin((uint64_t)number), TRIALS_TEXT);
   gpu_trial_new(&caller->trial, &spec, backward, &caller->arena, caller->stream, &rng);
 }
 
@@ -44,8 +43,14 @@ static void *call(void *argument) {
   return argument;
 }
 
+/* What is printed if it fails. */
+static void begin_trial(const struct caller *caller, int number) {
+  gradient_spec_print(&caller->trial.gradient.spec, trials_begin((uint64_t)number), TRIALS_TEXT);
+}
+
 static void check_trial(struct caller *caller, int number) {
   struct rng rng = rng_for((uint64_t)number);
+  begin_trial(caller, number);
   mirror_download(&caller->trial.mirror);
   const double ratio = gpu_trial_check(&caller->trial, &rng, 30000);
   trials_end(caller->trial.gradient.spec.forward.dtype, ratio);
@@ -102,6 +107,7 @@ static struct caller alone;
 /* The call once more, too: so that an error that moves is known from one that does not. */
 static void run_alone(uint64_t number) {
   make_trial(&alone, (int)number);
+  begin_trial(&alone, (int)number);
   mirror_upload(&alone.trial.mirror);
   mirror_run(&alone.trial.mirror);
   mirror_download(&alone.trial.mirror);
