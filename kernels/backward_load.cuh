@@ -36,7 +36,7 @@ __device__ __forceinline__ void load_keys(const fa3_backward_params &p, const la
                                           const fa3_tensor_map &map, uint32_t tiles,
                                           uint32_t &landed, bool leader) {
   const int first = w.tile * kTileK;
-  ring_wait_empty(to, tiles);
+  ring_claim(to, tiles);
   load_tile<kTileK>(m, ring_tile(to, tiles), map, ring_full(to, tiles), w.sequence.key_row + first,
                     w.head, w.sequence.key_batch, w.sequence.mask.keys - first, p.clear_key, 0,
                     landed, leader);
@@ -64,7 +64,7 @@ __device__ __forceinline__ void load(const fa3_backward_params &p, const layout 
 
       // The first step's may be large: they are not there yet.
       const bool large = kLoaderTells && (use == 0 || rows[2 * kTileQ] != 0.0f);
-      ring_wait_empty(m.q, use);
+      ring_claim(m.q, use);
       if (leader) {
 #pragma unroll
         for (int i = 0; kLoaderTells && i < kWarpgroups; ++i)
@@ -74,7 +74,7 @@ __device__ __forceinline__ void load(const fa3_backward_params &p, const layout 
       load_tile<kTileQ>(m, ring_tile(m.q, use), p.query, ring_full(m.q, use), row, head, batch,
                         rows_left, p.clear_query, kRowsBytes, landed, leader);
 
-      ring_wait_empty(m.d_o, use);
+      ring_claim(m.d_o, use);
       load_tile<kTileQ>(m, ring_tile(m.d_o, use), p.grad_output, ring_full(m.d_o, use), row, head,
                         batch, rows_left, p.clear_query, 0, landed, leader);
 

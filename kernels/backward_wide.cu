@@ -394,6 +394,7 @@ __device__ __forceinline__ void count_additions(const fa3_backward_params &p, co
       const fa3_turn mine = find_turn<kUpward>(p, w, step.block, kTileQ, kTileK);
       if (mine.last) continue;
       ring_wait_full(m.added, added);
+      __syncwarp();  // as in ring_claim
       if (leader) {
         barrier_arrive(ring_empty(m.added, added));
         count_release(p.counters + slot_of_sum(p, w, step, mine.sum));

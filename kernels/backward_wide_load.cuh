@@ -31,7 +31,7 @@ __device__ __forceinline__ void load_keys(const fa3_backward_params &p, const la
   const bool overrun = p.clear_key && max(first, peer) + kKeys > keys;
   const barrier report = overrun ? m.k_landed : ring_full(m.k, use);
   const int rank = cluster_rank(), column = rank == 0 ? 0 : kSplit;
-  ring_wait_empty(m.k, use);
+  ring_claim(m.k, use);
   if (leader) {
     const int chunks = rank == 0 ? kSplitChunks : kChunks - kSplitChunks;
     barrier_expect(report, (kChunks + chunks) * kChunkBytes);
@@ -75,7 +75,7 @@ __device__ __forceinline__ void load_queries(const fa3_backward_params &p, uint3
       const bool overrun = p.clear_query && rows_left < kTileQ;
       const uint32_t buffer = use % kQStages;
       const barrier q_landed = landed_in(m.q_landed, buffer);
-      ring_wait_empty(m.q, use);
+      ring_claim(m.q, use);
       if (leader) {
         const barrier report = overrun ? q_landed : full;
         barrier_expect(report, kQBytes + kRowsBytes);
@@ -110,7 +110,7 @@ __device__ __forceinline__ void load_do(const fa3_backward_params &p, uint32_t b
     if (w.last) break;
     if (w.steps > 0) {
       const layout m = lay_out(base);
-      ring_wait_empty(m.v, values_use);
+      ring_claim(m.v, values_use);
       if (leader) {
         barrier_expect(ring_full(m.v, values_use), kDoBytes);
         load_tile<kChunksV>(m.v.data, &p.value, ring_full(m.v, values_use),
@@ -130,7 +130,7 @@ __device__ __forceinline__ void load_do(const fa3_backward_params &p, uint32_t b
       const bool overrun = p.clear_query && rows_left < kTileQ;
       const uint32_t buffer = use % kDoStages;
       const barrier do_landed = landed_in(m.do_landed, buffer);
-      ring_wait_empty(m.d_o, use);
+      ring_claim(m.d_o, use);
       if (leader) {
         const barrier report = overrun ? do_landed : full;
         barrier_expect(report, kDoBytes);

@@ -193,7 +193,7 @@ __device__ __forceinline__ void schedule(const fa3_backward_params &p, uint32_t 
     forget(base);
     const int index = take_tile(p, lay_out(base), taken++, leader);
     const bool last = index >= fa3_key_tile_count(&p.tiles);
-    ring_wait_empty(lay_out(base).work, done);
+    ring_claim(lay_out(base).work, done);
     bool found = true;
     if (leader) {
       work &w = work_of(done);

@@ -227,7 +227,7 @@ __device__ __forceinline__ void schedule(const fa3_backward_params &p, uint32_t 
   for (uint32_t done = 0;; ++done) {
     // A tile that is taken early waits here, and so do those that come after it in its head.
     if (done > 0) barrier_wait(lay_out(base).work_wanted, done - 1);
-    ring_wait_empty(lay_out(base).work, done);
+    ring_claim(lay_out(base).work, done);
     int last = 0;
     if ((threadIdx.x & 31) == 0) {
       work &w = work_of(done);
@@ -272,7 +272,7 @@ __device__ __forceinline__ void grant_turns(const fa3_backward_params &p, const 
     if (w.last) break;
     query_step step = first_step(w);
     for (int left = w.steps; left > 0; --left, ++use, next_step<kByHead>(w, step)) {
-      ring_wait_empty(m.turns, use);
+      ring_claim(m.turns, use);
       if ((threadIdx.x & 31) == 0) {
         turn_of(use) = make_turn(p, w, step);
 #pragma unroll 1

@@ -31,7 +31,7 @@ __device__ __forceinline__ void load_keys_and_values(const fa3_forward_params &p
         barrier_arrive(m.work_wanted);
       if (n >= begin) {
         const barrier full = ring_full(m.k, use_k);
-        ring_wait_empty(m.k, use_k);
+        ring_claim(m.k, use_k);
         if (leader) {
           barrier_expect(full, kKBytes);
           load_tile<kChunks>(ring_tile(m.k, use_k), params.key, full, first_row + n * kTileK, head,
@@ -44,7 +44,7 @@ __device__ __forceinline__ void load_keys_and_values(const fa3_forward_params &p
         const uint32_t to = ring_tile(m.v, use_v);
         const int row = (n + 1) * kTileK;
         const bool overrun = params.clear_value && row + kTileK > keys;
-        ring_wait_empty(m.v, use_v);
+        ring_claim(m.v, use_v);
         if (leader) {
           const barrier landing = overrun ? m.v_landed : full;
           barrier_expect(landing, kVBytes);
@@ -71,7 +71,7 @@ __device__ __forceinline__ void load_queries_of(const fa3_forward_params &params
   for (int i = 0; i < kWarpgroups; ++i) {
     const auto q = ring_beside(m.q, i);
     const barrier full = ring_full(q, t);
-    ring_wait_empty(q, t);
+    ring_claim(q, t);
     if (leader) {
       barrier_expect(full, step * params.tile_heads * kHeadDim * 2);
 #pragma unroll

@@ -244,7 +244,7 @@ __device__ __forceinline__ void schedule(const fa3_forward_params &params, const
     }
     if (!kWorkInPlace) {
       w.last = last;
-      ring_wait_empty(m.work, done);
+      ring_claim(m.work, done);
     }
     if ((threadIdx.x & 31) == 0) {
       if (!kWorkInPlace)

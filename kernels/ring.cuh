@@ -99,6 +99,14 @@ __device__ __forceinline__ void ring_wait_empty(const ring<kDepth, kBytes> &r, u
   barrier_wait(ring_empty(r, use), use / kDepth + 1);
 }
 
+// For the whole warp, of which one lane fills the buffer. That lane may not be a round ahead of one
+// that has yet to look: its phase would be over, and the next one never come.
+template <int kDepth, int kBytes>
+__device__ __forceinline__ void ring_claim(const ring<kDepth, kBytes> &r, uint32_t use) {
+  ring_wait_empty(r, use);
+  __syncwarp();
+}
+
 // For the whole warp: it has read the buffer for the last time.
 template <int kDepth, int kBytes>
 __device__ __forceinline__ void ring_release(const ring<kDepth, kBytes> &r, uint32_t use) {
