@@ -4,8 +4,9 @@
 // A block has 128 rows (queries times query heads of a key head) and a part of the sequence's keys.
 // Four or eight warps load codes and make float16 of them (chunk_fp8_load.cuh); two consumer
 // warpgroups of 64 rows each multiply them (WGMMA). While one has its softmax, the other's products
-// run. Queries become float16 as in decode_fp8.cu: bfloat16's are multiplied by a power of 2 of
-// their row's own. Scales of keys multiply scores, those of values probabilities, one for each row
+// run. Where there are no more than 64 rows both have these, and take tiles of keys in turns.
+// Queries become float16 as in decode_fp8.cu: bfloat16's are multiplied by a power of 2 of their
+// row's own. Scales of keys multiply scores, those of values probabilities, one for each row
 // whatever they are shared by.
 //
 // Probabilities times scales of values are float16 too: a row has them, and O and its sum, in units
@@ -69,7 +70,7 @@ __device__ __forceinline__ int find_exponent(const uint4 (&x)[kVectorsOfLane]) {
 __device__ __forceinline__ void fit_queries(const fa3_decode_fp8_params &p, const block_work &w,
                                             int warpgroup, uint32_t tile, consumer &c) {
   const int lane = threadIdx.x & 31, row = consumer_warp() * kWarpRows + lane / 2;
-  const int of_block = warpgroup * kGroupRows + row, first = (lane & 1) * (kHeadDim / 2);
+  const int of_block = first_row_of(w, warpgroup) + row, first = (lane & 1) * (kHeadDim / 2);
   const bool there = of_block < w.rows;
   const row_place place = place_of_row(p.decode, w, there ? of_block : 0);
   const char *const from = address_of_query_row(p.decode, w, place);
@@ -163,7 +164,8 @@ __device__ __forceinline__ void adjust_scores(const fa3_decode_params &p, const 
   }
   const int key = (w.units.begin + (int)t) * kUnitKeys;
   if (key >= w.common.begin && key + kUnitKeys <= w.common.end) return;
-  const int row = (thread_again() / 32 - kLoaders) * kWarpRows + (thread_again() & 31) / 4;
+  const int thread = thread_again() - 32 * kLoaders;
+  const int row = first_row_of(w, thread / 128) + thread / 32 % 4 * kWarpRows + (thread & 31) / 4;
   fa3_range seen[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r)
@@ -266,11 +268,10 @@ __device__ __forceinline__ void exponentiate(uint32_t scales, consumer &c) {
   if (__any_sync(0xffffffff, outgrown)) follow_units(c, most);
 }
 
-// A consumer warp's rows leave.
-__device__ __forceinline__ void store_rows(const fa3_decode_params &p, const block_work &w,
-                                           const float (&factor)[2], consumer &c) {
+// What a consumer warp has of its rows, of the tiles that it took, goes to shared memory.
+__device__ __forceinline__ void keep_rows(const float (&factor)[2], consumer &c) {
   const int lane = thread_again() & 31;
-  const int first = (thread_again() / 32 - kLoaders) * kWarpRows;  // row of the block
+  const int first = (thread_again() / 32 - kLoaders) * kWarpRows;
   float *const output = (float *)shared + first * kPitch;
   float2 *const results = (float2 *)(shared + lay_out(0).results) + first;
 #pragma unroll
@@ -284,33 +285,58 @@ __device__ __forceinline__ void store_rows(const fa3_decode_params &p, const blo
       *(float2 *)(output + row * kPitch + 8 * j + 2 * (lane & 3)) =
           make_float2(c.o[4 * j + 2 * r] * factor[r], c.o[4 * j + 2 * r + 1] * factor[r]);
   }
-  __syncwarp();
+}
+
+// Four columns of a row of one consumer, or what both have of them as one.
+struct row_result {
+  float4 x;
+  float top, sum;
+};
+
+__device__ __forceinline__ row_result result_of_row(int row, int column) {
+  const float2 result = ((const float2 *)(shared + lay_out(0).results))[row];
+  return {*(const float4 *)((const float *)shared + row * kPitch + column), result.x, result.y};
+}
+
+// A consumer that saw none of a row's keys has a sum of 0, and no top.
+__device__ __forceinline__ row_result merge_results(const row_result &a, const row_result &b) {
+  if (a.sum == 0.0f) return b;
+  if (b.sum == 0.0f) return a;
+  const float top = max_nan(a.top, b.top);
+  const float x = exp2_unit(exponent_of(a.top - top)), y = exp2_unit(exponent_of(b.top - top));
+  return {make_float4(a.x.x * x + b.x.x * y, a.x.y * x + b.x.y * y, a.x.z * x + b.x.z * y,
+                      a.x.w * x + b.x.w * y),
+          top, a.sum * x + b.sum * y};
+}
+
+// The block's rows leave. Where consumers took turns, both have some of each.
+__device__ __forceinline__ void store_rows(const fa3_decode_params &p, const block_work &w) {
 #pragma unroll 1
-  for (int i = lane; i < kWarpRows * kQuads; i += 32) {
+  for (int i = thread_again() - 32 * kLoaders; i < w.rows * kQuads; i += 128 * kConsumers) {
     const int row = i / kQuads, column = i % kQuads * 4;
-    if (first + row < w.rows)
-      store_result(p, w, first + row, column, *(const float4 *)(output + row * kPitch + column),
-                   results[row].x, results[row].y);
+    row_result result = result_of_row(row, column);
+    if (take_turns(w)) result = merge_results(result, result_of_row(row + kGroupRows, column));
+    store_result(p, w, row, column, result.x, result.top, result.sum);
   }
 }
 
-// The scores of tile t of keys and, behind the first, O of the tile before. Then P of this one: the
-// other consumer's products run meanwhile. To compute P beside the product of the tile before, as
+// The scores of tile t of keys and, kBeside, O of the tile before. Then P of this one: the other
+// consumer's products run meanwhile. To compute P beside the product of the tile before, as
 // forward.cu does, is no faster here.
-template <bool kAlike, bool kFirst>
+template <bool kAlike, bool kBeside>
 __device__ __forceinline__ void step(const fa3_decode_params &p, const block_work &w,
                                      const layout &m, uint32_t t, consumer &c) {
   ring_wait_full(m.k, t);
   // What scores there were is dead.
 #pragma unroll
   for (int i = 0; i < kUnitKeys / 2; ++i) asm volatile("" : "=f"(c.s[i]));
-  if (!kFirst) registers_touch(c.o);
+  if (kBeside) registers_touch(c.o);
   wgmma_fence();
   issue_scores(c, ring_tile(m.k, t));
-  if (!kFirst) issue_output(c, ring_tile(m.v, t - 1));
+  if (kBeside) issue_output(c, ring_tile(m.v, t - 1));
   wgmma_wait<0>();
   registers_touch(c.s);
-  if (!kFirst) {
+  if (kBeside) {
     registers_touch(c.o);
     barrier_arrive(ring_empty(m.v, t - 1));
   }
@@ -322,26 +348,32 @@ __device__ __forceinline__ void step(const fa3_decode_params &p, const block_wor
   for (int i = 0; i < kUnitKeys / 4; ++i) c.p[i] = pack_fp16(c.s[2 * i], c.s[2 * i + 1]);
 }
 
-// A tile of keys that only the other consumer's rows see.
-__device__ __forceinline__ void pass_over(const layout &m, uint32_t t) {
-  ring_wait_full(m.k, t);
-  barrier_arrive(ring_empty(m.k, t));
-  ring_wait_full(m.v, t);
-  barrier_arrive(ring_empty(m.v, t));
-}
-
-template <bool kAlike>
-__device__ __forceinline__ void attend_tiles(const fa3_decode_params &p, const block_work &w,
-                                             const layout &m, consumer &c) {
-  const int tiles = w.units.end - w.units.begin;
-  step<kAlike, true>(p, w, m, 0, c);
-#pragma unroll 1
-  for (uint32_t t = 1; (int)t < tiles; ++t) step<kAlike, false>(p, w, m, t, c);
+// O += P V, by itself.
+__device__ __forceinline__ void multiply_values(const layout &m, uint32_t t, consumer &c) {
   registers_touch(c.o);
   wgmma_fence();
-  issue_output(c, ring_tile(m.v, tiles - 1));
+  issue_output(c, ring_tile(m.v, t));
   wgmma_wait<0>();
   registers_touch(c.o);
+}
+
+// Tiles in turns are each done with at once: their values would else be in hand until the next
+// keys, which are behind the other consumer's.
+template <bool kAlike>
+__device__ __forceinline__ void attend_tiles(const fa3_decode_params &p, const block_work &w,
+                                             const layout &m, const tile_turns &turns,
+                                             consumer &c) {
+#pragma unroll 1
+  for (uint32_t t = turns.first;; t += turns.step) {
+    step<kAlike, false>(p, w, m, t, c);
+    if (kTiles == 1 || turns.step == 1) break;
+    multiply_values(m, t, c);
+    barrier_arrive(ring_empty(m.v, t));
+    if ((int)t + turns.step >= turns.end) return;
+  }
+#pragma unroll 1
+  for (uint32_t t = 1; (int)t < turns.end; ++t) step<kAlike, true>(p, w, m, t, c);
+  multiply_values(m, turns.end - 1, c);
 }
 
 // The scale that all keys of a head have, or all values; -1: there are several.
@@ -377,21 +409,19 @@ __device__ __forceinline__ void attend(const fa3_decode_fp8_params &fp8, const b
       kBarrierGroup + warpgroup, 128,
       fp8.decode.softcap_log2 != 0.0f || !(of_keys > 0.0f) || !(of_values >= 0.0f) ||
           !(c.factor[0] * of_keys > 0.0f) || !(c.factor[1] * of_keys > 0.0f));
-  const int tiles = w.units.end - w.units.begin;
+  const tile_turns turns = find_turns(w, warpgroup);
   float factor[2];  // of O
-  if (warpgroup * kGroupRows >= w.rows) {
-    for (uint32_t t = 0; (int)t < tiles; ++t) pass_over(m, t);
-  } else if (tiles > 0 && alike) {
+  if (turns.first < turns.end && alike) {
     c.factor[0] = __fmul_rn(c.factor[0], of_keys);
     c.factor[1] = __fmul_rn(c.factor[1], of_keys);
-    attend_tiles<true>(fp8.decode, w, m, c);
+    attend_tiles<true>(fp8.decode, w, m, turns, c);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       c.top[r] = __fmul_rn(c.top[r], c.factor[r]);
       factor[r] = scale_of_head(fp8.decode, fp8.value_scale, again(w));
     }
-  } else if (tiles > 0) {
-    attend_tiles<false>(fp8.decode, w, m, c);
+  } else if (turns.first < turns.end) {
+    attend_tiles<false>(fp8.decode, w, m, turns, c);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       factor[r] = exp2_unit(c.unit[r]);
@@ -400,8 +430,10 @@ __device__ __forceinline__ void attend(const fa3_decode_fp8_params &fp8, const b
   } else {
     factor[0] = factor[1] = 1.0f;
   }
+  named_barrier_sync(kBarrierConsumers, 128 * kConsumers);  // nobody reads a tile any more
+  keep_rows(factor, c);
   named_barrier_sync(kBarrierConsumers, 128 * kConsumers);
-  store_rows(fp8.decode, again(w), factor, c);
+  store_rows(fp8.decode, again(w));
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
@@ -411,20 +443,22 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   asm volatile("mov.b32 %0, %1;" : "=r"(base) : "r"((uint32_t)__cvta_generic_to_shared(shared)));
   const layout m = lay_out(base);
   block_work &w = *(block_work *)(shared + lay_out(0).work);
-  wait_for_prior_grids();
   if (threadIdx.x == 0) {
-    static_cast<work &>(w) = find_work(p.decode);
+    static_cast<work &>(w) = find_work(p.decode);  // where lengths are known, before the wait
     w.common = find_common_keys(p.decode, w);
     if (w.sequence.mask.queries <= p.few_queries) w.rows = 0;
-    ring_init(m.k, 32 * kLoadersOfTile, 128 * kConsumers);
-    ring_init(m.v, 32 * kLoadersOfTile, 128 * kConsumers);
+    const int readers = take_turns(w) ? 128 : 128 * kConsumers;
+    ring_init(m.k, 32 * kLoadersOfTile, readers);
+    ring_init(m.v, 32 * kLoadersOfTile, readers);
     barrier_init(m.queries_taken, 128 * kConsumers);
   }
+  wait_for_prior_grids();
   __syncthreads();
   if (w.rows <= 0) return;
   if (threadIdx.x < 32 * kLoaders) {
     registers_give_back<kProducerRegisters>();
     load(p, w, m);
+    let_next_grid_launch();
   } else {
     registers_take<kConsumerRegisters>();
     attend(p, w, m, (threadIdx.x - 32 * kLoaders) / 128);

@@ -17,8 +17,8 @@ static_assert(kRows == FA3_CHUNK_FP8_ROWS && kLoaders % kLoadersOfTile == 0 &&
                   kThreads == FA3_CHUNK_FP8_THREADS(kHeadDim),
               "threads");
 // What the launch allots (128 or 168 for every thread) is all there is to share out.
-constexpr int kProducerRegisters = kLoaders == 8 ? 64 : 88;
-constexpr int kConsumerRegisters = kLoaders == 8 ? 192 : 208;
+constexpr int kProducerRegisters = kLoaders == 8 ? 80 : 88;
+constexpr int kConsumerRegisters = kLoaders == 8 ? 176 : 208;
 
 // Whether a consumer keeps its queries in registers, where there is room for them. They pass
 // through what is K's place then.
@@ -29,8 +29,8 @@ constexpr int kBlockBytes = 128;  // of a row of a block
 constexpr int kBlockColumns = 64;
 constexpr int kQBytes = kGroupRows * kHeadDim * 2;
 constexpr int kKBytes = kUnitKeys * kHeadDim * 2;
-constexpr int kTiles = FA3_CHUNK_FP8_TILES(kHeadDim, kUnitKeys);  // of K, and of V, under way
-constexpr int kTileScaleBytes = kUnitKeys * 4;                    // of keys, or of values
+constexpr int kTiles = FA3_CHUNK_FP8_TILES(kHeadDim);  // of K, and of V, under way
+constexpr int kTileScaleBytes = kUnitKeys * 4;         // of keys, or of values
 
 // At its end a consumer warp's output, in floats, takes the place of what nobody reads any more.
 constexpr int kPitch = kHeadDim + 4;
@@ -49,6 +49,31 @@ __device__ __forceinline__ const block_work &again(const block_work &w) {
   const block_work *at = &w;
   asm volatile("" : "+l"(at));
   return *at;
+}
+
+// Whether both consumers have the same rows: then each tile of keys is one's.
+__device__ __forceinline__ bool take_turns(const block_work &w) {
+  return w.rows <= kGroupRows;
+}
+
+__device__ __forceinline__ int first_row_of(const block_work &w, int warpgroup) {
+  return take_turns(w) ? 0 : warpgroup * kGroupRows;
+}
+
+// Tiles of a consumer.
+struct tile_turns {
+  int first, step, end;
+};
+
+// The same for a warp, so that the compiler knows its branches not to part threads. With a single
+// tile under way the first consumer has all: it gives values back only when it has its next keys,
+// which would be behind the other's.
+__device__ __forceinline__ tile_turns find_turns(const block_work &w, int warpgroup) {
+  const int tiles = w.units.end - w.units.begin;
+  tile_turns turns = {0, 1, tiles};
+  if (take_turns(w) && kTiles > 1) turns = {warpgroup, kConsumers, tiles};
+  if (take_turns(w) && kTiles == 1 && warpgroup > 0) turns.end = 0;
+  return {uniform(turns.first), uniform(turns.step), uniform(turns.end)};
 }
 
 struct layout {

@@ -112,10 +112,10 @@ enum { FA3_CHUNK_FP8_ROWS = 128 };
 #define FA3_CHUNK_FP8_LOADERS(head_dim) ((head_dim) > 128 ? 4 : 8)
 #define FA3_CHUNK_FP8_THREADS(head_dim) \
   (32 * FA3_CHUNK_FP8_LOADERS(head_dim) + 2 * FA3_CHUNK_FP8_ROWS)
-#define FA3_CHUNK_FP8_TILES(head_dim, tile_k) ((head_dim) > 128 ? 1 : 256 / (tile_k))
+#define FA3_CHUNK_FP8_TILES(head_dim) ((head_dim) > 128 ? 1 : 4)
 #define FA3_CHUNK_FP8_SHARED_BYTES(head_dim, tile_k, stages)                                   \
   (((head_dim) > 128 ? FA3_CHUNK_FP8_ROWS * (head_dim)*2 : 0) +                                \
-   FA3_CHUNK_FP8_TILES(head_dim, tile_k) * ((tile_k) * (head_dim)*4 + (tile_k)*8) +            \
+   FA3_CHUNK_FP8_TILES(head_dim) * ((tile_k) * (head_dim)*4 + (tile_k)*8) +                    \
    FA3_CHUNK_FP8_LOADERS(head_dim) * (stages)*32 * ((head_dim) + 4) + FA3_CHUNK_FP8_ROWS * 8 + \
    256)
 
