@@ -10,21 +10,14 @@
 
 enum { kPairs = 4, kChunk = 32 * kPairs }; /* of a lane, 32 apart; of a warp */
 
-// kHalf: all elements, and those of the tables, have 16 bits, as they mostly do. Then what they are
-// is asked for without branches, each of which would wait for the one before.
-template <bool kHalf>
 __device__ __forceinline__ uint32_t load_bits(const void *data, int64_t i, int kind) {
-  if (kHalf) return ((const uint16_t *)data)[i];
   return kind == FA3_APPEND_FLOAT32 ? ((const uint32_t *)data)[i]
          : kind == FA3_APPEND_E4M3  ? ((const uint8_t *)data)[i]
                                     : ((const uint16_t *)data)[i];
 }
 
-template <bool kHalf>
 __device__ __forceinline__ void store_bits(void *data, int64_t i, int kind, uint32_t bits) {
-  if (kHalf)
-    ((uint16_t *)data)[i] = (uint16_t)bits;
-  else if (kind == FA3_APPEND_FLOAT32)
+  if (kind == FA3_APPEND_FLOAT32)
     ((uint32_t *)data)[i] = bits;
   else if (kind == FA3_APPEND_E4M3)
     ((uint8_t *)data)[i] = (uint8_t)bits;
@@ -32,18 +25,16 @@ __device__ __forceinline__ void store_bits(void *data, int64_t i, int kind, uint
     ((uint16_t *)data)[i] = (uint16_t)bits;
 }
 
-template <bool kHalf>
 __device__ __forceinline__ float number_of(uint32_t bits, int kind) {
-  return !kHalf && kind == FA3_APPEND_FLOAT32 ? __uint_as_float(bits)
-         : kind == FA3_APPEND_FLOAT16         ? __half2float(__ushort_as_half((unsigned short)bits))
-                                              : __uint_as_float(bits << 16);
+  return kind == FA3_APPEND_FLOAT32   ? __uint_as_float(bits)
+         : kind == FA3_APPEND_FLOAT16 ? __half2float(__ushort_as_half((unsigned short)bits))
+                                      : __uint_as_float(bits << 16);
 }
 
-template <bool kHalf>
 __device__ __forceinline__ uint32_t bits_of(float x, int kind) {
-  return !kHalf && kind == FA3_APPEND_FLOAT32 ? __float_as_uint(x)
-         : kind == FA3_APPEND_FLOAT16         ? __half_as_ushort(__float2half_rn(x))
-                                              : __bfloat16_as_ushort(__float2bfloat16_rn(x));
+  return kind == FA3_APPEND_FLOAT32   ? __float_as_uint(x)
+         : kind == FA3_APPEND_FLOAT16 ? __half_as_ushort(__float2half_rn(x))
+                                      : __bfloat16_as_ushort(__float2bfloat16_rn(x));
 }
 
 __device__ __forceinline__ int64_t offset(const fa3_operand &tensor, int batch, int row, int head) {
@@ -77,19 +68,17 @@ struct chunk {
   uint32_t bits[kPairs][2];
 };
 
-template <bool kHalf>
 __device__ __forceinline__ void load_chunk(const fa3_append_params &p, const head &h, int begin,
                                            chunk &c) {
 #pragma unroll
   for (int n = 0; n < kPairs; ++n) {
     const pair at = find_pair(p, h, index_of(begin, n));
-    c.bits[n][0] = at.first < h.dim ? load_bits<kHalf>(h.from, h.at + at.first, p.kind) : 0;
-    c.bits[n][1] = at.second < h.dim ? load_bits<kHalf>(h.from, h.at + at.second, p.kind) : 0;
+    c.bits[n][0] = at.first < h.dim ? load_bits(h.from, h.at + at.first, p.kind) : 0;
+    c.bits[n][1] = at.second < h.dim ? load_bits(h.from, h.at + at.second, p.kind) : 0;
   }
 }
 
 // The chunk's numbers, turned by the angles of the position: NaN where the tables have none.
-template <bool kHalf>
 __device__ __forceinline__ void turn_chunk(const fa3_append_params &p, const head &h, int begin,
                                            int position, const chunk &c, float (&x)[kPairs][2]) {
   const bool known = position >= 0 && position < p.table_rows;
@@ -99,15 +88,14 @@ __device__ __forceinline__ void turn_chunk(const fa3_append_params &p, const hea
   for (int n = 0; n < kPairs; ++n) {
     const int i = index_of(begin, n);
     const bool there = known && i < h.pairs;
-    const uint32_t bits[2] = {there ? load_bits<kHalf>(p.cos.data, cos_at + i, p.table_kind) : 0,
-                              there ? load_bits<kHalf>(p.sin.data, sin_at + i, p.table_kind) : 0};
-    cos[n] = there ? number_of<kHalf>(bits[0], p.table_kind) : NAN;
-    sin[n] = there ? number_of<kHalf>(bits[1], p.table_kind) : NAN;
+    const uint32_t bits[2] = {there ? load_bits(p.cos.data, cos_at + i, p.table_kind) : 0,
+                              there ? load_bits(p.sin.data, sin_at + i, p.table_kind) : 0};
+    cos[n] = there ? number_of(bits[0], p.table_kind) : NAN;
+    sin[n] = there ? number_of(bits[1], p.table_kind) : NAN;
   }
 #pragma unroll
   for (int n = 0; n < kPairs; ++n) {
-    const float first = number_of<kHalf>(c.bits[n][0], p.kind),
-                second = number_of<kHalf>(c.bits[n][1], p.kind);
+    const float first = number_of(c.bits[n][0], p.kind), second = number_of(c.bits[n][1], p.kind);
     const bool turned = index_of(begin, n) < h.pairs;
     x[n][0] = turned ? first * cos[n] - second * sin[n] : first;
     x[n][1] = turned ? first * sin[n] + second * cos[n] : second;
@@ -124,9 +112,15 @@ __device__ __forceinline__ float largest_of(const float (&x)[kPairs][2], float l
   return largest;
 }
 
-// Of a whole head, of which x is the first chunk: a normal number that the head's largest finite
-// magnitude fits into.
-template <bool kHalf>
+// A normal number that the largest finite magnitude of the warp's lanes fits into.
+__device__ __forceinline__ float scale_of_largest(float largest) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2)
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, step));
+  return fmaxf(largest / 448.0f, 0x1p-126f);
+}
+
+// Of a whole head, of which x is the first chunk.
 __device__ __forceinline__ float make_scale(const fa3_append_params &p, const head &h, int position,
                                             const float (&x)[kPairs][2]) {
   float largest = largest_of(x, 0.0f);
@@ -134,14 +128,11 @@ __device__ __forceinline__ float make_scale(const fa3_append_params &p, const he
   for (int begin = kChunk; 2 * begin < h.dim; begin += kChunk) {
     chunk c;
     float more[kPairs][2];
-    load_chunk<kHalf>(p, h, begin, c);
-    turn_chunk<kHalf>(p, h, begin, position, c, more);
+    load_chunk(p, h, begin, c);
+    turn_chunk(p, h, begin, position, c, more);
     largest = largest_of(more, largest);
   }
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2)
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, step));
-  return fmaxf(largest / 448.0f, 0x1p-126f);
+  return scale_of_largest(largest);
 }
 
 // Where the scale of a head of a cache's row is.
@@ -158,7 +149,6 @@ __device__ __forceinline__ uint8_t code_of(float x, float divisor) {
 }
 
 // To a place of the same kind, or, with a divisor, of codes.
-template <bool kHalf>
 __device__ __forceinline__ void store_chunk(const fa3_append_params &p, const head &h, int begin,
                                             const chunk &c, const float (&x)[kPairs][2], void *to,
                                             int64_t to_at, bool coded, float divisor) {
@@ -172,15 +162,110 @@ __device__ __forceinline__ void store_chunk(const fa3_append_params &p, const he
       if (coded)
         ((uint8_t *)to)[to_at + i] = code_of(x[n][half], divisor);
       else
-        store_bits<kHalf>(to, to_at + i, p.kind,
-                          at.turned ? bits_of<kHalf>(x[n][half], p.kind) : c.bits[n][half]);
+        store_bits(to, to_at + i, p.kind,
+                   at.turned ? bits_of(x[n][half], p.kind) : c.bits[n][half]);
     }
   }
 }
 
+// Two pairs of neighbours, of 16 bits each: two pairs that are turned, or what is not.
+struct quad {
+  int first, second;  // elements
+  bool turned;
+};
+
+__device__ __forceinline__ quad find_quad(const fa3_append_params &p, const head &h, int i) {
+  const bool turned = 2 * i < h.pairs, halves = turned && !p.interleaved;
+  return {halves ? 2 * i : 4 * i, halves ? 2 * i + h.pairs : 4 * i + 2, turned};
+}
+
+__device__ __forceinline__ uint32_t load_word(const void *data, int64_t i) {
+  return *(const uint32_t *)((const uint16_t *)data + i);
+}
+
+// A quad as it is.
+struct words {
+  uint32_t first, second;
+};
+
+__device__ __forceinline__ words load_quad(const head &h, const quad &q, int i) {
+  if (4 * i >= h.dim) return {0, 0};
+  return {load_word(h.from, h.at + q.first), load_word(h.from, h.at + q.second)};
+}
+
+// Not as number_of has it: of a quad all elements are of one kind, of two.
+__device__ __forceinline__ float2 numbers_of(uint32_t word, int kind) {
+  if (kind == FA3_APPEND_FLOAT16) return unpack_fp16(word);
+  return make_float2(__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000));
+}
+
+__device__ __forceinline__ uint32_t word_of(float2 x, int kind) {
+  return kind == FA3_APPEND_FLOAT16 ? pack_fp16(x.x, x.y) : pack_bf16(x.x, x.y);
+}
+
+struct numbers {
+  float2 first, second;
+};
+
+// Turned by the angles of a position, which begin at `cos` and `sin`: NaN where the tables have
+// none.
+__device__ __forceinline__ numbers turn_quad(const fa3_append_params &p, const quad &q, int i,
+                                             int position, const words &w) {
+  float2 a = numbers_of(w.first, p.kind), b = numbers_of(w.second, p.kind);
+  if (!q.turned) return {a, b};
+  float2 cos = make_float2(NAN, NAN), sin = cos;
+  if (position >= 0 && position < p.table_rows) {
+    cos = numbers_of(load_word(p.cos.data, position * p.cos.stride_row + 2 * i), p.table_kind);
+    sin = numbers_of(load_word(p.sin.data, position * p.sin.stride_row + 2 * i), p.table_kind);
+  }
+  if (p.interleaved) {
+    const float x = a.y;
+    a.y = b.x, b.x = x;
+  }
+  const float2 x = make_float2(a.x * cos.x - b.x * sin.x, a.y * cos.y - b.y * sin.y);
+  const float2 y = make_float2(a.x * sin.x + b.x * cos.x, a.y * sin.y + b.y * cos.y);
+  if (p.interleaved) return {make_float2(x.x, y.x), make_float2(x.y, y.y)};
+  return {x, y};
+}
+
+__device__ __forceinline__ float largest_of(const numbers &x, float largest) {
+  const float all[4] = {x.first.x, x.first.y, x.second.x, x.second.y};
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    if (fabsf(all[i]) < INFINITY) largest = fmaxf(largest, fabsf(all[i]));
+  return largest;
+}
+
+// As make_scale, of which x is the first quad.
+__device__ __forceinline__ float make_scale_of_quads(const fa3_append_params &p, const head &h,
+                                                     int position, const numbers &x) {
+  float largest = largest_of(x, 0.0f);
+#pragma unroll 1
+  for (int i = threadIdx.x % 32 + 32; 4 * i < h.dim; i += 32) {
+    const quad q = find_quad(p, h, i);
+    largest = largest_of(turn_quad(p, q, i, position, load_quad(h, q, i)), largest);
+  }
+  return scale_of_largest(largest);
+}
+
+// To a row of the same kind, or, with a divisor, of codes.
+__device__ __forceinline__ void store_quad(const fa3_append_params &p, const quad &q,
+                                           const words &w, const numbers &x, void *to, int64_t at,
+                                           bool coded, float divisor) {
+  if (coded) {
+    uint8_t *const row = (uint8_t *)to + at;
+    row[q.first] = code_of(x.first.x, divisor), row[q.first + 1] = code_of(x.first.y, divisor);
+    row[q.second] = code_of(x.second.x, divisor), row[q.second + 1] = code_of(x.second.y, divisor);
+    return;
+  }
+  uint16_t *const row = (uint16_t *)to + at;
+  *(uint32_t *)(row + q.first) = q.turned ? word_of(x.first, p.kind) : w.first;
+  *(uint32_t *)(row + q.second) = q.turned ? word_of(x.second, p.kind) : w.second;
+}
+
 // A warp's head of a row. What does not depend on memory goes before the wait for what was queued
-// before.
-template <bool kHalf>
+// before. kWords: by quads; else elements are of any kind, and may lie anywhere.
+template <bool kWords>
 __device__ __forceinline__ void append_head(const fa3_append_params &p) {
   const int batch = blockIdx.y, row = blockIdx.x;
   const int number = blockIdx.z * FA3_APPEND_WARPS + threadIdx.x / 32;
@@ -200,9 +285,14 @@ __device__ __forceinline__ void append_head(const fa3_append_params &p) {
   const int from_row = sequence.query_row + row;
   const head h = {from.data, from_at + sequence.query_row * from.stride_row,
                   value ? p.head_dim_v : p.head_dim, value ? 0 : p.pairs};
+  const int lane = threadIdx.x & 31;
+  const quad q = find_quad(p, h, lane);
+  words w;
   chunk c;
-  float x[kPairs][2];
-  load_chunk<kHalf>(p, h, 0, c);
+  if (kWords)
+    w = load_quad(h, q, lane);
+  else
+    load_chunk(p, h, 0, c);
 
   const int key = sequence.mask.keys + row;
   const int position = p.positions ? p.positions[sequence.query_batch * p.positions_stride_batch +
@@ -214,7 +304,12 @@ __device__ __forceinline__ void append_head(const fa3_append_params &p) {
     page = p.page_table[batch * p.page_table_stride + to_row / p.page_size];
     to_row %= p.page_size;
   }
-  turn_chunk<kHalf>(p, h, 0, position, c, x); /* while the page is on its way */
+  numbers y; /* turned while the page is on its way */
+  float x[kPairs][2];
+  if (kWords)
+    y = turn_quad(p, q, lane, position, w);
+  else
+    turn_chunk(p, h, 0, position, c, x);
   if (!query && !(there && page >= 0 && page < p.pages)) return;
 
   const bool coded = p.quantised && !query;
@@ -223,8 +318,8 @@ __device__ __forceinline__ void append_head(const fa3_append_params &p) {
     const fa3_scales &scales = value ? p.value_scale : p.key_scale;
     float *const scale = find_scale(scales, page, to_row, head_number);
     if (scales.rows == 1) {
-      divisor = make_scale<kHalf>(p, h, position, x);
-      if ((threadIdx.x & 31) == 0) *scale = divisor;
+      divisor = kWords ? make_scale_of_quads(p, h, position, y) : make_scale(p, h, position, x);
+      if (lane == 0) *scale = divisor;
     } else if (scales.data != nullptr) {
       divisor = *scale;
     }
@@ -232,21 +327,29 @@ __device__ __forceinline__ void append_head(const fa3_append_params &p) {
   }
   const int64_t at = query ? offset(to, sequence.query_batch, from_row, head_number)
                            : offset(to, page, to_row, head_number);
+  if constexpr (kWords) {
+    if (4 * lane < h.dim) store_quad(p, q, w, y, to.data, at, coded, divisor);
 #pragma unroll 1
-  for (int begin = 0;;) {
-    store_chunk<kHalf>(p, h, begin, c, x, to.data, at, coded, divisor);
-    begin += kChunk;
-    if (2 * begin >= h.dim) break;
-    load_chunk<kHalf>(p, h, begin, c);
-    turn_chunk<kHalf>(p, h, begin, position, c, x);
+    for (int i = lane + 32; 4 * i < h.dim; i += 32) {
+      const quad next = find_quad(p, h, i);
+      w = load_quad(h, next, i);
+      store_quad(p, next, w, turn_quad(p, next, i, position, w), to.data, at, coded, divisor);
+    }
+  } else {
+#pragma unroll 1
+    for (int begin = 0;;) {
+      store_chunk(p, h, begin, c, x, to.data, at, coded, divisor);
+      begin += kChunk;
+      if (2 * begin >= h.dim) break;
+      load_chunk(p, h, begin, c);
+      turn_chunk(p, h, begin, position, c, x);
+    }
   }
 }
 
 extern "C" __global__ void __launch_bounds__(FA3_APPEND_THREADS, 4)
     append(const __grid_constant__ fa3_append_params p) {
-  const bool half = p.kind == FA3_APPEND_FLOAT16 || p.kind == FA3_APPEND_BFLOAT16;
-  const bool half_table = p.table_kind == FA3_APPEND_FLOAT16 || p.table_kind == FA3_APPEND_BFLOAT16;
-  if (half && (half_table || p.pairs == 0))
+  if (p.words)
     append_head<true>(p);
   else
     append_head<false>(p);

@@ -35,6 +35,8 @@ typedef struct {
   int heads_q, heads_k, head_dim, head_dim_v;
   int pairs, table_rows, interleaved;
   int kind, table_kind;
+  int words; /* what is read has 16 bits and is read by twos, and written so, but for codes; heads'
+              * elements are multiples of 4, pairs are even */
   /* With `quantised` the cache is of E4M3 codes, and what goes into it is not. A page, of a cache
    * in pages, stands for a sequence. Scales of one row are written, others read. */
   int quantised;

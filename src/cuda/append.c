@@ -49,6 +49,26 @@ static int element_kind(fa3_dtype dtype) {
                                     : FA3_APPEND_BFLOAT16;
 }
 
+/* Whether neighbours of a row, which have 16 bits, lie at multiples of 4 bytes. */
+static bool in_words(const struct operand *operand) {
+  return !has_elements(operand) ||
+         (fa3_dtype_size(operand->dtype) == 2 && (uintptr_t)operand->data % 4 == 0 &&
+          operand->stride_batch % 2 == 0 && operand->stride_row % 2 == 0 &&
+          operand->stride_head % 2 == 0);
+}
+
+static bool takes_words(const struct problem *problem) {
+  const struct operand *const read[] = {&problem->new_key, &problem->new_value, &problem->query,
+                                        &problem->rotary_cos, &problem->rotary_sin};
+  const struct operand *const written[] = {&problem->key, &problem->value, &problem->rotated_query};
+  for (size_t i = 0; i < sizeof read / sizeof *read; i++)
+    if (!in_words(read[i])) return false;
+  for (size_t i = 0; i < sizeof written / sizeof *written; i++)
+    if (written[i]->dtype != FA3_FLOAT8_E4M3 && !in_words(written[i])) return false;
+  return problem->rotary_cos.dim % 2 == 0 && problem->head_dim % 4 == 0 &&
+         problem->value_head_dim % 4 == 0;
+}
+
 fa3_status launch_append(
     const struct cuda_scope *scope, const struct problem *problem, const struct cuda_plan *plan,
     /* NOLINTNEXTLINE(readability-non-const-parameter): as every phase has it */
@@ -84,6 +104,7 @@ fa3_status launch_append(
       .interleaved = problem->interleaved,
       .kind = element_kind(problem->new_key.dtype),
       .table_kind = element_kind(problem->rotary_cos.dtype),
+      .words = takes_words(problem),
       .quantised = problem->key.dtype != problem->new_key.dtype,
       .key_scale = make_fp8_scales(&problem->key_scale, problem->key_scale_rows, problem->heads_k),
       .value_scale =
