@@ -104,7 +104,7 @@ __device__ __forceinline__ void attend(const fa3_decode_params &p, const work &w
   // The queries pass through what is the last stage. Those that are turned just now come when keys
   // are under way.
   const uint32_t queries = ring + (kStages - 1) * kStageBytes;
-  const bool late = kRegistersLeft && p.appended;
+  const bool late = kRegistersLeft && begins_early(p);
   if (late && p.lengths_known) begin_grid(p);
   if (!late) load_queries(p, w, queries);
   uint32_t query[kQueryParts][4];
@@ -166,6 +166,7 @@ __device__ __forceinline__ bool run_piece(const fa3_decode_params &p, const work
 
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
     decode(const __grid_constant__ fa3_decode_params p) {
+  prefetch_sequences(p);
   run_piece(p, find_work(p), (uint32_t)__cvta_generic_to_shared(shared), false);
   wait_for_prior_grids();  // whoever waits for this kernel may count on what was before
 }
@@ -175,6 +176,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
     decode_dealt(const __grid_constant__ fa3_decode_params p) {
   if constexpr (kRegistersLeft) {  // else the plan never asks for it
+    prefetch_sequences(p);
     begin_deal(p);
     while (run_piece(p, take_piece(p), (uint32_t)__cvta_generic_to_shared(shared), true) &&
            !deal_ends())

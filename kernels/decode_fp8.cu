@@ -88,7 +88,7 @@ __device__ __forceinline__ void fetch_queries(const fa3_decode_fp8_params &p, co
     places[t] = place_of_row(p.decode, w, row < w.rows ? row : 0);
     rows[t] = address_of_query_row(p.decode, w, places[t]);
   }
-  if (p.decode.lengths_known && !p.decode.appended) begin_grid(p.decode);
+  if (p.decode.lengths_known && !begins_early(p.decode)) begin_grid(p.decode);
 #pragma unroll
   for (int t = 0; t < kRowTiles; ++t) {
     const bool there = row_of_tile(w, t, lane / 4) < w.rows;
@@ -216,7 +216,7 @@ __device__ __forceinline__ void attend(const fa3_decode_fp8_params &fp8, const w
   const int steps = count_steps(w);
   int key = w.units.begin * kUnitKeys + threadIdx.x / 32 * kStepKeys;  // of the next load
 
-  if (p.lengths_known && p.appended) begin_grid(p);
+  if (p.lengths_known && begins_early(p)) begin_grid(p);
   const lane_scales scales = find_scales(fp8, w);
   queries q;
   q.shared = ring + kRingBytes;
@@ -224,7 +224,7 @@ __device__ __forceinline__ void attend(const fa3_decode_fp8_params &fp8, const w
     wait_for_prior_grids();
     fetch_queries(fp8, w, q);
     fit_queries(fp8, q);
-  } else if (!p.appended) {
+  } else if (!begins_early(p)) {
     fetch_queries(fp8, w, q);
   }
   const fa3_range common = find_common_keys(p, w);
@@ -235,7 +235,7 @@ __device__ __forceinline__ void attend(const fa3_decode_fp8_params &fp8, const w
       copy_async_wait<kStages - 2>();
       __syncwarp();
     }
-    if (p.appended && i < 0) {
+    if (begins_early(p) && i < 0) {
       await_append(p, w, key);
       if (i == -1) {
         wait_for_prior_grids();
@@ -295,6 +295,7 @@ constexpr int kBlocksAtOnce = kWarps > FA3_DECODE_WARPS ? 1 : kRows == 8 && kHea
 
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
     decode_fp8(const __grid_constant__ fa3_decode_fp8_params p) {
+  prefetch_sequences(p.decode);
   run_piece(p, find_work(p.decode), (uint32_t)__cvta_generic_to_shared(shared), false);
   wait_for_prior_grids();  // whoever waits for this kernel may count on what was before
 }
@@ -303,6 +304,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
 // not the same in all threads as far as the compiler knows.
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
     decode_fp8_dealt(const __grid_constant__ fa3_decode_fp8_params p) {
+  prefetch_sequences(p.decode);
   begin_deal(p.decode);
   while (run_piece(p, take_piece(p.decode), (uint32_t)__cvta_generic_to_shared(shared), true) &&
          !deal_ends())

@@ -116,6 +116,17 @@ __device__ __forceinline__ place load_step(const fa3_decode_params &p, const wor
   return one[0];
 }
 
+// Lengths, and of the page table the row with the block's number, on their way to the L2 cache
+// before what was queued earlier is awaited. A block that begins early awaits nothing.
+__device__ __forceinline__ void prefetch_sequences(const fa3_decode_params &p) {
+  const fa3_sequences &all = p.sequences;
+  const int row = blockIdx.x, entry = 32 * threadIdx.x;
+  if (row >= p.batch || begins_early(p)) return;
+  if (all.used_k != nullptr && row == 0 && entry < p.batch) prefetch_line(all.used_k + entry);
+  if (all.page_table != nullptr && entry * (int64_t)p.page_size.divisor < all.seqlen_k)
+    prefetch_line(all.page_table + row * all.page_table_stride + entry);
+}
+
 // The block's first keys and values, as many as its rings hold, on their way to the L2 cache:
 // before what was queued earlier is awaited, which may still write them. The copies that follow
 // read what is there then, for other multiprocessors write to that cache. A page table may be

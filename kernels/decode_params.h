@@ -50,6 +50,7 @@ typedef struct {
   int rows_k;              /* that a sequence, or a packed batch, has in memory: no other is read */
 
   int appended; /* newest keys of a sequence that the kernel before writes, and it alone; or 0 */
+  int early_blocks; /* the first so many begin while it does; others find that it is done */
 
   int most_queries; /* of a sequence: those with more are not this kernel's but the forward one's */
 

@@ -94,12 +94,17 @@ __device__ __forceinline__ void find_rows(const fa3_decode_params &p, work &w) {
 // Where registers are full all of an append is awaited first, and keys are never dealt out.
 constexpr bool kRegistersLeft = !kKeptWork;
 
+// Whether an append may be under way when this block begins.
+__device__ __forceinline__ bool begins_early(const fa3_decode_params &p) {
+  return (int)blockIdx.x < p.early_blocks;
+}
+
 // Before anything is read, or written outside the block. Of an append under way all that is awaited
 // is what it writes, later, where it is read: what came before it is there, for it let this kernel
 // begin when it had awaited that. The fence keeps what the multiprocessor may still know of older
 // contents away.
 __device__ __forceinline__ void begin_grid(const fa3_decode_params &p) {
-  if (kRegistersLeft && p.appended)
+  if (kRegistersLeft && begins_early(p))
     fence_device();
   else
     wait_for_prior_grids();

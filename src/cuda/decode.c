@@ -130,6 +130,8 @@ static fa3_status launch_few(const struct cuda_scope *scope, const struct proble
   params->split_units = plan->split_units;
   params->most_units = plan->most_units;
   params->piece_units = plan->piece_units;
+  params->early_blocks =
+      params->appended ? (int)smaller(2 * (int64_t)scope->multiprocessors, INT32_MAX / 2) : 0;
   if (plan->combine) set_partial(params, &plan->room, workspace);
   if (plan->blocks)
     params->parts = (fa3_combine_parts *)(void *)(workspace + plan->room.parts.offset);
