@@ -2,9 +2,10 @@
 // is codes times a scale.
 //
 // The structure is forward.cu's, which see first. What is different:
-//   - V is transposed on the way in (forward_fp8_transpose.cuh), as FP8 products take operands that
-//     run along K only. Of head dim 256 values that are used often are transposed before, by a
-//     kernel of their own (transpose_values.cu).
+//   - V is transposed on the way in (forward_fp8_transpose.cuh; of head dim 256
+//     forward_fp8_transpose_chunks.cuh), as FP8 products take operands that run along K only. Of
+//     head dim 256 values that are used often are transposed before, by a kernel of their own
+//     (transpose_values.cu).
 //   - P are codes too, of 2^7 (or 2^5) times the probability: the greatest is exact, and what is
 //     2^-13 (or 2^-11) of it is still a normal number.
 //   - The matrix unit's sums keep about 13 bits. So every kPeriod tiles O joins float32 sums, which
@@ -14,7 +15,9 @@
 // The consumers have one of two loops: forward_fp8_heads.cuh where keys and values have no scale of
 // fewer rows than a sequence's, forward_fp8_turns.cuh for any scales.
 #include "forward_fp8_load.cuh"
-#if !FA3_TRANSPOSED
+#if !FA3_TRANSPOSED && FA3_HEAD_DIM > 128
+#include "forward_fp8_transpose_chunks.cuh"
+#elif !FA3_TRANSPOSED
 #include "forward_fp8_transpose.cuh"
 #endif
 #if FA3_HEAD_SCALES

@@ -64,6 +64,18 @@ __device__ __forceinline__ void store_mixed_scales(const fa3_forward_fp8_params 
   if (lane == 0) store_shared_pair(to, 1.0f, greatest);
 }
 
+// What the warps that transpose V know of a tile: the sequence's keys from the tile's first on, or
+// that there is no tile any more.
+constexpr int kNoTile = -1;
+
+__device__ __forceinline__ void set_keys(const layout &m, uint32_t tile, int keys) {
+  store_shared_float(m.v_keys + tile % kStages * 4, __int_as_float(keys));
+}
+
+__device__ __forceinline__ int keys_of(const layout &m, uint32_t tile) {
+  return __float_as_int(load_shared_float(m.v_keys + tile % kStages * 4));
+}
+
 __device__ __forceinline__ void load(const fa3_forward_fp8_params &fp8, const layout &m) {
   const fa3_forward_params &params = fp8.forward;
   const bool leader = elect_one();
@@ -128,6 +140,7 @@ __device__ __forceinline__ void load(const fa3_forward_fp8_params &fp8, const la
         ring_wait_empty(m.v, use);
         if (leader) {
           const barrier full = ring_full(m.v, use);
+          if (kTellsKeys && c == 0) set_keys(m, used, w.sequence.mask.keys - n * kTileK);
           barrier_expect(full, kVChunkBytes);
           tma_load_4d(ring_tile(m.v, use), &params.value, full.address, c * kCodes, row, head,
                       w.sequence.key_batch);
@@ -141,6 +154,14 @@ __device__ __forceinline__ void load(const fa3_forward_fp8_params &fp8, const la
     }
     finish_work(m, t);
   }
+#if !FA3_TRANSPOSED
+  if (!kTellsKeys) return;
+  ring_wait_empty(m.v, used * kCodeChunks);
+  if (leader) {
+    set_keys(m, used, kNoTile);
+    barrier_arrive(ring_full(m.v, used * kCodeChunks));
+  }
+#endif
 }
 
 #endif

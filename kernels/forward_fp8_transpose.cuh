@@ -1,19 +1,15 @@
-// The FP8 forward kernel's warps that transpose V.
+// The FP8 forward kernel's warps that transpose V, where a tile of it is one chunk: head dims up to
+// 128 (forward_fp8_transpose_chunks.cuh has others).
 #ifndef FA3_FORWARD_FP8_TRANSPOSE_CUH
 #define FA3_FORWARD_FP8_TRANSPOSE_CUH
 
 #include "forward_fp8_work.cuh"
 #include "transpose_chunk.cuh"
 
-// Whether these warps have no registers for what they know, and find it out again and again.
-constexpr bool kFew = kHeadDim > 128;
-
-__device__ __forceinline__ const work &work_in_hand(uint32_t t) {
-  return kFew ? work_again(t) : work_of(t);
-}
+static_assert(kCodeChunks == 1, "a tile of V is a chunk");
 
 __device__ __forceinline__ void transpose_chunk(uint32_t to, uint32_t from, int part, int keys) {
-  const chunk_part p = part_of_chunk(to, from, part, kFew ? thread_again() : threadIdx.x);
+  const chunk_part p = part_of_chunk(to, from, part, threadIdx.x);
   if (keys < kTileK) {
 #pragma unroll 1
     for (int i = 0; i < kPartUnits; ++i) {
@@ -35,24 +31,20 @@ __device__ __forceinline__ void transpose_chunk(uint32_t to, uint32_t from, int 
 }
 
 __device__ __forceinline__ void transpose_values(const layout &m, int part) {
-  // Of the ring of chunks. That of the tiles follows from it: to count both would take a register
-  // that head dim 256 does not have.
-  uint32_t use = 0;
+  uint32_t used = 0;
   for (uint32_t t = 0;; ++t) {
     ring_wait_full(m.work, t);
-    if (work_in_hand(t).last) break;
-    int left = (work_in_hand(t).tiles.end - work_in_hand(t).tiles.begin) * kCodeChunks;
+    if (work_of(t).last) break;
+    int left = work_of(t).tiles.end - work_of(t).tiles.begin;
 #pragma unroll 1
-    for (; left > 0; --left, ++use) {
-      const uint32_t used = use / kCodeChunks, chunk = use % kCodeChunks;
-      if (chunk == 0) ring_wait_empty(m.v_transposed, used);
-      ring_wait_full(m.v, use);
-      const int n = work_in_hand(t).tiles.begin + (left - 1) / kCodeChunks;
-      transpose_chunk(ring_tile(m.v_transposed, used) + chunk * kCodes * kKeys, ring_tile(m.v, use),
-                      part, work_in_hand(t).sequence.mask.keys - n * kTileK);
+    for (; left > 0; --left, ++used) {
+      ring_wait_empty(m.v_transposed, used);
+      ring_wait_full(m.v, used);
+      const int n = work_of(t).tiles.begin + left - 1;
+      transpose_chunk(ring_tile(m.v_transposed, used), ring_tile(m.v, used), part,
+                      work_of(t).sequence.mask.keys - n * kTileK);
       __syncwarp();
-      ring_release(m.v, use);
-      if (chunk != kCodeChunks - 1) continue;
+      ring_release(m.v, used);
       fence_proxy_async();
       __syncwarp();
       barrier_arrive_warp(ring_full(m.v_transposed, used));

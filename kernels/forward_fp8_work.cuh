@@ -31,6 +31,7 @@ constexpr int kThreads = 128 * (kWarpgroups + 1);
 constexpr int kConsumerWarps = 4 * kWarpgroups;
 constexpr bool kTransposed = FA3_TRANSPOSED;       // V comes transposed
 constexpr int kTransposers = kTransposed ? 0 : 2;  // warps
+constexpr bool kTellsKeys = kHeadDim > 128;        // the loading warp does (set_keys)
 // What the launch allots (168 or 128 for every thread) is all there is to share out. The loop for
 // scales of heads has two tiles of products in hand: at head dim 256 it takes all that it can get.
 constexpr bool kMostRegisters = kHeadScales && kHeadDim > 128;
@@ -88,6 +89,7 @@ struct layout {
   uint32_t scales;
   ring<kWorkSlots, kWorkBytes> work;
   barrier work_wanted;
+  uint32_t v_keys;  // an integer for each tile of V under way (set_keys)
   uint32_t end;
 };
 
@@ -113,7 +115,8 @@ __host__ __device__ constexpr layout lay_out(uint32_t base) {
   m.v_transposed = make_ring<kTransposedStages, kVBytes>(v_transposed, transposed_barriers);
   m.work = make_ring<kWorkSlots, kWorkBytes>(work, work_barriers);
   m.work_wanted = {work_barriers + kRingBarrierBytes<kWorkSlots>};
-  m.end = m.work_wanted.address + 8;
+  m.v_keys = m.work_wanted.address + 8;
+  m.end = m.v_keys + 4 * kStages;
   return m;
 }
 
@@ -137,7 +140,7 @@ __device__ __forceinline__ void init_barriers(const fa3_forward_fp8_params &fp8,
   ring_init(m.k, 1, (any_mixed_scales(fp8) ? 32 : 1) * kConsumerWarps);
   ring_init(m.v, 1, kTransposers);
   ring_init(m.v_transposed, kTransposed ? 1 : kTransposers, kConsumerWarps);
-  ring_init(m.work, 1, 32 * (kConsumerWarps + 1 + kTransposers));
+  ring_init(m.work, 1, 32 * (kConsumerWarps + 1 + (kTellsKeys ? 0 : kTransposers)));
   barrier_init(m.work_wanted, 1);
   mbarrier_init_fence();
 }

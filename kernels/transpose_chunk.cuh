@@ -35,8 +35,10 @@ __device__ __forceinline__ chunk_part part_of_chunk(uint32_t to, uint32_t from, 
   return p;
 }
 
-__device__ __forceinline__ void load_unit(const chunk_part &p, int i, uint32_t (&x)[4]) {
-  load_matrices_transposed((p.read ^ i / kUnitSteps * 16) + i % kUnitSteps * 32 * kCodes, x);
+// `from` and, below, `to`: where the chunk and V^T begin, if `p` does not say so.
+__device__ __forceinline__ void load_unit(const chunk_part &p, int i, uint32_t (&x)[4],
+                                          uint32_t from = 0) {
+  load_matrices_transposed(from + (p.read ^ i / kUnitSteps * 16) + i % kUnitSteps * 32 * kCodes, x);
 }
 
 // `keys` are those of the sequence in this tile of V: beyond them there may be anything, and 0 *
@@ -49,11 +51,19 @@ __device__ __forceinline__ void clear_unit(int i, int keys, uint32_t (&x)[4]) {
   }
 }
 
-__device__ __forceinline__ void store_unit(const chunk_part &p, int i, const uint32_t (&x)[4]) {
+// PTX ISA, "prmt": four of the bytes of two registers.
+__device__ __forceinline__ uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t which) {
+  uint32_t x;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(x) : "r"(a), "r"(b), "r"(which));
+  return x;
+}
+
+__device__ __forceinline__ void store_unit(const chunk_part &p, int i, const uint32_t (&x)[4],
+                                           uint32_t to = 0) {
   const int row = i / kUnitSteps * 16, key = i % kUnitSteps * 32;
-  store_matrices((p.write ^ key % kKeys) + (row + key / kKeys * kHeadDimV) * kKeys,
-                 __byte_perm(x[0], x[1], p.first_column), __byte_perm(x[0], x[1], p.second_column),
-                 __byte_perm(x[2], x[3], p.first_column), __byte_perm(x[2], x[3], p.second_column));
+  store_matrices(to + (p.write ^ key % kKeys) + (row + key / kKeys * kHeadDimV) * kKeys,
+                 pick_bytes(x[0], x[1], p.first_column), pick_bytes(x[0], x[1], p.second_column),
+                 pick_bytes(x[2], x[3], p.first_column), pick_bytes(x[2], x[3], p.second_column));
 }
 
 #endif
