@@ -43,8 +43,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     init_barriers(params, m);
   }
   __syncthreads();
-  // And never tells the next to begin early: it may use the same counter of tiles.
-  wait_for_prior_grids();
+  // And never tells the next to begin early: it may use the same counter of tiles. The kernel that
+  // transposes values lets this one begin when all before has ended: only the warp that loads V^T
+  // waits for it.
+  if (!kTransposed) wait_for_prior_grids();
 
   if (warp < 4) {
     registers_give_back<kProducerRegisters>();

@@ -124,6 +124,8 @@ __device__ __forceinline__ void load(const fa3_forward_fp8_params &fp8, const la
       if (!kHeadScales && kScalesAhead && !mixed && n > begin)
         scales = tile_scales(fp8, w, head, n - 1);
 #if FA3_TRANSPOSED
+      // All so far was the caller's; this is made by the kernel before.
+      if (used == 0) wait_for_prior_grids();
       ring_wait_empty(m.v_transposed, used);
       if (leader) {
         const barrier full = ring_full(m.v_transposed, used);
@@ -154,7 +156,9 @@ __device__ __forceinline__ void load(const fa3_forward_fp8_params &fp8, const la
     }
     finish_work(m, t);
   }
-#if !FA3_TRANSPOSED
+#if FA3_TRANSPOSED
+  wait_for_prior_grids();  // if there was nothing to load, only now
+#else
   if (!kTellsKeys) return;
   ring_wait_empty(m.v, used * kCodeChunks);
   if (leader) {

@@ -97,9 +97,10 @@ static void test_transposed_values(void **state) {
     int64_t batch, queries, keys, heads, heads_k, scale_rows, window;
     bool packed, transposed;
   } cases[] = {
-      {8, 2048, 2048, 8, 8, 0, 0, false, true},     {8, 2048, 2048, 8, 8, 128, 0, false, false},
+      {4, 4096, 4096, 8, 8, 0, 0, false, true},     {4, 4096, 4096, 8, 8, 128, 0, false, false},
+      {8, 2048, 2048, 8, 8, 0, 0, false, false},    {8, 2048, 2048, 32, 8, 0, 0, false, true},
       {16, 1024, 1024, 8, 8, 0, 0, false, false},   {16, 1024, 1024, 32, 8, 0, 0, false, true},
-      {1, 256, 256, 8, 8, 0, 0, false, false},      {1, 512, 32768, 32, 8, 0, 0, false, true},
+      {1, 256, 256, 8, 8, 0, 0, false, false},      {1, 512, 32768, 64, 8, 0, 0, false, true},
       {1, 8192, 32769, 8, 8, 0, 0, false, false},   {2, 8192, 8192, 8, 8, 0, 256, false, false},
       {100, 4096, 4096, 8, 8, 0, 0, true, false},   {2, 4096, 4096, 8, 8, 0, 0, true, true},
       {70000, 2048, 2048, 8, 8, 0, 0, false, false}};
