@@ -12,6 +12,9 @@
  * the same part of tiles that are taken before it, and never for one that is taken later: however
  * few workers there are, the one whose tile was taken first of all that are not done can go on.
  *
+ * A chain is what waits for each other: the tiles of a head or, where its query heads are dealt
+ * out, the same of their parts.
+ *
  * A block of dQ may have several sums, so that tiles of a head which run side by side wait less.
  * Which tile adds to which is fixed, and so is the order in which the sums are added up: by the
  * last tile of all that see the block, or by a kernel of its own. The last one waits for tiles of
@@ -28,7 +31,7 @@ typedef struct {
   int tiles; /* of keys, of the longest sequence */
   int heads; /* of keys */
   int batches;
-  int rising;         /* heads, over all batches, that come first and whose tiles all go upwards */
+  int rising;         /* chains that come first and whose tiles all go upwards */
   int rising_section; /* of these that are in flight together */
   int section;        /* likewise of the others */
   int head_parts;     /* by query heads of a group */
@@ -47,6 +50,7 @@ typedef struct {
   int batch;
   int head_part; /* which query heads */
   int row_part;  /* which blocks of queries */
+  int upward;    /* how many of its chain's tiles, the first ones, go upwards */
 } fa3_key_tile;
 
 FA3_SHARED int fa3_key_tile_parts(const fa3_key_tiles *tiles) {
@@ -57,33 +61,33 @@ FA3_SHARED int fa3_key_tile_count(const fa3_key_tiles *tiles) {
   return tiles->tiles * tiles->heads * tiles->batches * fa3_key_tile_parts(tiles);
 }
 
-/* A head's first tiles that go upwards; `head` counts over all batches. */
-FA3_SHARED int fa3_upward_tiles(const fa3_key_tiles *tiles, int head) {
-  return head < tiles->rising ? tiles->tiles : tiles->upward;
+FA3_SHARED int fa3_chain_count(const fa3_key_tiles *tiles) {
+  return tiles->heads * tiles->batches * tiles->head_parts;
 }
 
-/* Section by section, the first tile of all its heads in all parts, then the second of all, and so
- * on, but the upward ones in reverse. Under a causal mask the first tiles are the longest. */
+/* Section by section, the first tile of all its chains in all parts by rows, then the second of
+ * all, and so on, but the upward ones in reverse. Under a causal mask the first tiles are the
+ * longest. */
 FA3_SHARED fa3_key_tile fa3_key_tile_at(const fa3_key_tiles *tiles, int index) {
-  const int parts = fa3_key_tile_parts(tiles);
-  const int of_head = tiles->tiles * parts;
-  const bool rises = index < tiles->rising * of_head;
+  const int of_chain = tiles->tiles * tiles->row_parts;
+  const bool rises = index < tiles->rising * of_chain;
   const int begin = rises ? 0 : tiles->rising;
-  const int end = rises ? tiles->rising : tiles->heads * tiles->batches;
+  const int end = rises ? tiles->rising : fa3_chain_count(tiles);
   const int most = rises ? tiles->rising_section : tiles->section;
-  const int first = begin + (index - begin * of_head) / (most * of_head) * most;
+  const int first = begin + (index - begin * of_chain) / (most * of_chain) * most;
   const int width = end - first < most ? end - first : most;
-  const int rest = index - first * of_head;
-  const int of_tile = rest % (width * parts);
-  const int head = first + of_tile / parts, part = of_tile % parts;
+  const int rest = index - first * of_chain;
+  const int of_tile = rest % (width * tiles->row_parts);
+  const int chain = first + of_tile / tiles->row_parts;
+  const int head = chain / tiles->head_parts; /* over all batches */
   fa3_key_tile tile;
-  tile.tile = rest / (width * parts);
-  const int upward = fa3_upward_tiles(tiles, head);
-  if (tile.tile < upward) tile.tile = upward - 1 - tile.tile;
+  tile.tile = rest / (width * tiles->row_parts);
+  tile.upward = rises ? tiles->tiles : tiles->upward;
+  if (tile.tile < tile.upward) tile.tile = tile.upward - 1 - tile.tile;
   tile.head = head % tiles->heads;
   tile.batch = head / tiles->heads;
-  tile.head_part = part / tiles->row_parts;
-  tile.row_part = part % tiles->row_parts;
+  tile.head_part = chain % tiles->head_parts;
+  tile.row_part = of_tile % tiles->row_parts;
   return tile;
 }
 

@@ -16,7 +16,7 @@ struct parts_of_tile {
 __device__ __forceinline__ parts_of_tile find_parts(const fa3_backward_params &p, const work &w,
                                                     int tile_q, int tile_k) {
   if (fa3_key_tile_parts(&p.tiles) == 1) return {0, w.steps > 0, 0};
-  const fa3_key_tile tile = {w.tile, w.head, w.batch, w.head_part, w.row_part};
+  const fa3_key_tile tile = {w.tile, w.head, w.batch, w.head_part, w.row_part, w.upward};
   const fa3_place_of_part place = fa3_find_part(&p.tiles, &tile, &w.sequence.mask, tile_q, tile_k);
   return {place.number, place.count,
           w.head * p.key_slots + w.tile +

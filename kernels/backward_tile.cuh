@@ -47,7 +47,7 @@ __device__ __forceinline__ bool find_work(const fa3_backward_params &p, int inde
   w.row_part = tile.row_part;
   w.batch = tile.batch;
   w.tile = tile.tile;
-  w.upward = fa3_upward_tiles(&p.tiles, tile.batch * p.tiles.heads + tile.head);
+  w.upward = tile.upward;
   const int head = p.queries_per_key * tile.head_part / p.tiles.head_parts;
   w.heads = p.queries_per_key * (tile.head_part + 1) / p.tiles.head_parts - head;
   w.query_head = tile.head * p.queries_per_key + head;

@@ -60,37 +60,42 @@ static int in_turn(int upward, int place) {
   return place < upward ? upward - 1 - place : place;
 }
 
+static int chain_of(const fa3_key_tiles *tiles, const fa3_key_tile *tile) {
+  return (tile->batch * tiles->heads + tile->head) * tiles->head_parts + tile->head_part;
+}
+
 /* Every part of every tile comes once, and after the same part of those that come before it. */
 static void test_tile_order(void **state) {
   (void)state;
-  enum { HEADS = 3, BATCHES = 3, PARTS = 6 };
-  for (int trial = 0; trial < 3 * 5 * HEADS * BATCHES * PARTS; trial++) {
+  enum { HEADS = 3, BATCHES = 3, HEAD_PARTS = 2, ROW_PARTS = 3 };
+  enum { CHAINS = HEADS * BATCHES * HEAD_PARTS };
+  for (int trial = 0; trial < 3 * 5 * CHAINS * ROW_PARTS; trial++) {
     fa3_key_tiles tiles = {.tiles = 1 + trial % 5,
                            .heads = 1 + trial / 5 % HEADS,
                            .batches = 1 + trial / 15 % BATCHES,
                            .head_parts = 1 + trial / 45 % 2,
                            .row_parts = 1 + trial / 90 % 3};
-    const int all = tiles.heads * tiles.batches;
+    const int all = fa3_chain_count(&tiles);
     tiles.upward = trial % 7 % (tiles.tiles + 1);
     for (tiles.section = 1; tiles.section <= all; tiles.section++) {
       tiles.rising_section = 1 + trial % 4;
       tiles.rising = trial / 270 * all / 2;
-      int next[HEADS * BATCHES][PARTS] = {{0}};
+      int next[CHAINS][ROW_PARTS] = {{0}};
       for (int index = 0; index < fa3_key_tile_count(&tiles); index++) {
         const fa3_key_tile tile = fa3_key_tile_at(&tiles, index);
         assert_in_range(tile.head, 0, tiles.heads - 1);
         assert_in_range(tile.batch, 0, tiles.batches - 1);
         assert_in_range(tile.head_part, 0, tiles.head_parts - 1);
         assert_in_range(tile.row_part, 0, tiles.row_parts - 1);
-        const int part = tile.head_part * tiles.row_parts + tile.row_part;
-        const int head = tile.batch * tiles.heads + tile.head, place = next[head][part]++;
-        const int upward = head < tiles.rising ? tiles.tiles : tiles.upward;
-        assert_int_equal(fa3_upward_tiles(&tiles, head), upward);
+        const int chain = chain_of(&tiles, &tile), place = next[chain][tile.row_part]++;
+        assert_in_range(chain, 0, all - 1);
+        const int upward = chain < tiles.rising ? tiles.tiles : tiles.upward;
+        assert_int_equal(tile.upward, upward);
         assert_int_equal(tile.tile, in_turn(upward, place));
       }
-      for (int head = 0; head < all; head++)
-        for (int part = 0; part < fa3_key_tile_parts(&tiles); part++)
-          assert_int_equal(next[head][part], tiles.tiles);
+      for (int chain = 0; chain < all; chain++)
+        for (int part = 0; part < tiles.row_parts; part++)
+          assert_int_equal(next[chain][part], tiles.tiles);
     }
   }
 }
@@ -324,31 +329,33 @@ static void test_pairs(void **state) {
 }
 
 /* Any number of workers gets through: each takes the next tile when it is done with the one that it
- * has, and a tile goes on when the one before it, of the same head and part, is done. */
+ * has, and a tile goes on when the one before it, of the same chain and part by rows, is done. */
 static void test_any_number_of_workers(void **state) {
   (void)state;
-  enum { HEADS = 3, TILES = 5, PARTS = 2, WORKERS = 7 };
-  for (int trial = 0; trial < WORKERS * HEADS * HEADS; trial++) {
-    const int workers = 1 + trial % WORKERS, section = 1 + trial / WORKERS % HEADS;
-    for (int rising = 0; rising <= HEADS; rising++) {
+  enum { HEADS = 2, HEAD_PARTS = 2, CHAINS = HEADS * HEAD_PARTS };
+  enum { TILES = 5, PARTS = 2, WORKERS = 7 };
+  for (int trial = 0; trial < WORKERS * CHAINS * CHAINS; trial++) {
+    const int workers = 1 + trial % WORKERS, section = 1 + trial / WORKERS % CHAINS;
+    for (int rising = 0; rising <= CHAINS; rising++) {
       const fa3_key_tiles tiles = {.tiles = TILES,
                                    .heads = HEADS,
                                    .batches = 1,
                                    .section = section,
                                    .rising = rising,
-                                   .rising_section = 1 + trial / (WORKERS * HEADS),
-                                   .head_parts = 1,
+                                   .rising_section = 1 + trial / (WORKERS * CHAINS),
+                                   .head_parts = HEAD_PARTS,
                                    .row_parts = PARTS};
-      int done[HEADS][PARTS] = {{0}}, in_hand[WORKERS], next = 0, left = fa3_key_tile_count(&tiles);
+      int done[CHAINS][PARTS] = {{0}}, in_hand[WORKERS], next = 0,
+          left = fa3_key_tile_count(&tiles);
       for (int w = 0; w < workers; w++) in_hand[w] = next < left ? next++ : -1;
       while (left > 0) {
         bool any = false;
         for (int w = workers - 1; w >= 0; w--) { /* the last that came first: the worst case */
           if (in_hand[w] < 0) continue;
           const fa3_key_tile tile = fa3_key_tile_at(&tiles, in_hand[w]);
-          const int upward = fa3_upward_tiles(&tiles, tile.head);
-          if (done[tile.head][tile.row_part] < in_turn(upward, tile.tile)) continue;
-          done[tile.head][tile.row_part]++;
+          const int chain = chain_of(&tiles, &tile);
+          if (done[chain][tile.row_part] < in_turn(tile.upward, tile.tile)) continue;
+          done[chain][tile.row_part]++;
           in_hand[w] = next < fa3_key_tile_count(&tiles) ? next++ : -1;
           left--;
           any = true;

@@ -371,23 +371,26 @@ static void deal_rising(const struct problem *problem, const struct visits *visi
   tiles->section = (int32_t)downward;
 }
 
-/* Where heads are few, a round of tiles goes upwards, of half of the heads at most. The shortest of
- * these are done first, and the longest tiles of the other heads follow, each some steps behind the
- * one before it: none waits, and one sum takes the place of those dealt. A block's last tile is the
- * first one of a head that rises, which is the longest, and slow; where all would wait for it, dQ
- * is finished later. Then up to two heads of a group may take a block in turn, for two rounds. */
+/* Where chains are few, a round of tiles goes upwards, of half of the chains at most, or fewer
+ * where there are not two rounds of all. The shortest of these are done first, and the longest
+ * tiles of the other chains follow, each some steps behind the one before it: none waits, and one
+ * sum takes the place of those dealt. A block's last tile is the first one of a chain that rises,
+ * the longest, and slow; where all would wait for it, dQ is finished later. Then up to two heads of
+ * a group may take a block in turn, for two rounds. */
 static void deal_half_rising(const struct problem *problem, const struct visits *visits,
                              struct backward_plan *plan) {
   fa3_key_tiles *tiles = &plan->tiles;
   if (!may_rise(problem, visits, plan) || tiles->rising > 0 || tiles->row_parts > 1) return;
-  const int64_t all = (int64_t)tiles->heads * tiles->batches;
-  const int64_t of_head = (int64_t)tiles->tiles * tiles->head_parts;
-  const int64_t rising = smaller(MULTIPROCESSORS / of_head, all / 2);
-  if (rising < 1 || rising * bytes_of_head(problem, plan->kernel) > RISING_BYTES) return;
+  const int64_t all = fa3_chain_count(tiles);
+  const double rounds = (double)(all * tiles->tiles) / MULTIPROCESSORS;
+  const bool even_rounds = rounds >= least_rounds_of_long_steps && rounds <= two_rounds;
+  const int64_t rising =
+      smaller(MULTIPROCESSORS / tiles->tiles, even_rounds ? all / 2 : 3 * all / 8);
+  const int64_t bytes_per_chain = bytes_of_head(problem, plan->kernel) / tiles->head_parts;
+  if (rising < 1 || rising * bytes_per_chain > RISING_BYTES) return;
   const int64_t group = problem->heads_q / larger(problem->heads_k, 1);
   const int64_t in_turn = divide_up(group, tiles->head_parts);
   const double longest = visits->most * (double)in_turn;
-  const double rounds = (double)(all * of_head) / MULTIPROCESSORS;
   const double even = rounds * (visits->mean * (double)in_turn + boundary_steps);
   const bool later = last_share * longest + boundary_steps > even + finish_waits;
   const bool short_steps = plan->kernel->tile_q < 128;
@@ -404,7 +407,7 @@ static void deal_half_rising(const struct problem *problem, const struct visits 
 static double tiles_side_by_side(const struct backward_plan *plan) {
   const fa3_key_tiles *tiles = &plan->tiles;
   const double workers = (double)MULTIPROCESSORS / plan->cluster;
-  const int64_t in_flight = (int64_t)tiles->section * fa3_key_tile_parts(tiles);
+  const int64_t in_flight = (int64_t)tiles->section * tiles->row_parts;
   return fmin(tiles->tiles, workers / (double)larger(in_flight, 1));
 }
 
@@ -487,7 +490,7 @@ static void deal_sums(const struct problem *problem, const struct visits *visits
       /* Of three rounds the last tiles upwards, which are the longest, would end last. */
       tiles->upward = (int32_t)(2 * beside < tiles->tiles ? 0.8 * (double)beside : (double)beside);
     }
-    tiles->section = tiles->heads * tiles->batches;
+    tiles->section = fa3_chain_count(tiles);
   }
 }
 
@@ -497,7 +500,7 @@ void deal_tiles(const struct problem *problem, int64_t workers, struct backward_
     deal_parts(problem, MULTIPROCESSORS / plan->cluster, plan);
   if (goes_by_head(problem, &plan->tiles))
     plan->kernel = find_by_head(plan->kernel, problem->softcap > 0);
-  plan->tiles.section = (int32_t)find_section(problem, plan, workers);
+  plan->tiles.section = (int32_t)find_section(problem, plan, workers) * plan->tiles.head_parts;
   const struct visits visits = count_visits(problem, plan->kernel, plan->tiles.tiles);
   plan->tiles.sums_log2 = plan->tiles.upward = plan->tiles.rising = 0;
   plan->tiles.staggered = plan->tiles.stagger_log2 = 0;

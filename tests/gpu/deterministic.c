@@ -188,7 +188,7 @@ static void test_hundred_runs(void **state) {
   many.forward.max_seqlen_q = many.forward.max_seqlen_k = 1400;
   many.grad_query_dtype = many.grad_key_dtype = many.grad_value_dtype = FA3_BFLOAT16;
   run(&many, (uint64_t)calls++);
-  /* A round of tiles that visit blocks upwards, of half of the heads. */
+  /* A round of tiles that visit blocks upwards, of half of the chains. */
   for (int64_t head_dim = 64; head_dim <= 128; head_dim += 64) {
     struct gradient_spec half = make_spec(head_dim, 1, FA3_CAUSAL);
     half.forward.heads_k = 12;

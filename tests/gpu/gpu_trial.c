@@ -79,7 +79,7 @@ static struct spec random_forward(bool backward, struct rng *rng) {
     spec.packed_q = spec.packed_k = false;
     clear_mask(&spec);
   }
-  /* A round of tiles that visit blocks upwards, of half of the heads. */
+  /* A round of tiles that visit blocks upwards, of half of the chains. */
   if (backward && rng_chance(rng, 0.04)) {
     spec.batch = rng_between(rng, 1, 2);
     spec.heads_k = rng_between(rng, 24, 32) / spec.batch;
