@@ -360,6 +360,8 @@ __device__ __forceinline__ void quantize_tiles(const fa3_quantize_params &p, sha
     const tile &now = s.tiles[turn_of], &next = s.tiles[(turn_of + 1) % 4];
     const uint32_t factors = (uint32_t)__cvta_generic_to_shared(s.factors);
     read<kAny, kAngleBytes>(p, start, x);
+    /* Where there are few tiles, the next grid would be in the way. */
+    if (!kClusters && k > 2 && k + 1 == turns) let_next_grid_launch();
     if (k + 1 < turns)
       load<kAny, kAngleBytes>(
           p, next, next.number.part == now.number.part && next.number.batch == now.number.batch,
