@@ -57,14 +57,15 @@ char *align_workspace(void *workspace) {
   return workspace ? (char *)(((uintptr_t)workspace + mask) & ~mask) : NULL;
 }
 
-/* The view of an operand's copy. */
+/* The view of an operand's copy. A single entry of a batch keeps its stride of 0: packed sequences
+ * count from the same start, whatever their number. */
 static struct operand make_copy(const struct operand *operand, enum form form, char *data) {
   struct operand copy = *operand;
   copy.data = data;
   if (form == FORM_FLOATS) copy.dtype = FA3_FLOAT32;
   copy.stride_head = copy.dim;
   copy.stride_row = copy.heads * copy.stride_head;
-  copy.stride_batch = copy.rows * copy.stride_row;
+  copy.stride_batch = copy.batch > 1 ? copy.rows * copy.stride_row : 0;
   return copy;
 }
 

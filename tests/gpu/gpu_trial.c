@@ -45,6 +45,16 @@ static struct spec random_forward(bool backward, struct rng *rng) {
     spec.max_seqlen_k = rng_between(rng, 500, 5000);
     if (rng_chance(rng, 0.3)) spec.max_seqlen_q = rng_between(rng, 500, 3000) / spec.group + 1;
   }
+  /* Chunks of prompts beside long sequences: keys dealt out, and results put together. */
+  if (!backward && rng_chance(rng, 0.04)) {
+    spec.batch = rng_between(rng, 2, 5);
+    spec.heads_k = rng_between(rng, 1, 2);
+    spec.group = rng_between(rng, 1, 4);
+    spec.max_seqlen_q = rng_between(rng, 20, 250);
+    spec.max_seqlen_k = rng_between(rng, 1100, 4500);
+    spec.packed_q = spec.seqused_k = true;
+    spec.packed_k = false;
+  }
   /* Queries enough for the backward kernel that takes more of them at a time (variants.def). */
   if (rng_chance(rng, 0.06)) {
     const bool masked = spec.flags & (FA3_CAUSAL | FA3_WINDOW);

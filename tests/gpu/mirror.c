@@ -8,6 +8,8 @@
 
 enum { PATTERN = 0xa5 };
 static const size_t guard_bytes = 4096;
+/* Behind the workspace, where copies of whole tensors lie last. */
+static const size_t workspace_guard_bytes = 1 << 20;
 
 static fa3_tensor *tensor_of(const struct mirror *mirror, const struct mirror_region *region) {
   return (fa3_tensor *)((uintptr_t)mirror + region->tensor);
@@ -39,7 +41,8 @@ static void place_workspace(struct mirror *mirror, bool aligned) {
                           ? fa3_backward_workspace(&mirror->backward_args, &mirror->workspace_size)
                           : fa3_forward_workspace(&mirror->forward_args, &mirror->workspace_size);
   if (status) fail_msg("the workspace: %s", fa3_last_error());
-  gpu_pointer start = gpu_arena_take(mirror->arena, mirror->workspace_size + 2 * guard_bytes + 64);
+  gpu_pointer start = gpu_arena_take(
+      mirror->arena, guard_bytes + mirror->workspace_size + workspace_guard_bytes + 64);
   mirror->workspace = start + guard_bytes + (aligned ? 0 : 4);
   mirror->forward_args.workspace = (void *)mirror->workspace;
   mirror->forward_args.workspace_size = mirror->workspace_size;
