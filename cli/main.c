@@ -123,6 +123,7 @@ int main(int argc, char **argv) {
       "  FA3_CPU_LEVEL         the CPU engine's level, one that fa3 info lists\n"
       "  OMP_NUM_THREADS       CPU threads by default, at most\n"
       "  FA3_CHECK_DEVICE      1: a GPU's lengths and pages are checked before use\n"
+      "  FA3_DEPENDENT_LAUNCH  0: a GPU's kernels begin when those before have ended\n"
       "  CUDA_VISIBLE_DEVICES  the GPUs that are there, as to every CUDA program",
       NULL,
       NULL,

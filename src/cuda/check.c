@@ -6,14 +6,6 @@
 #include "error.h"
 #include "integer.h"
 
-fa3_status cuda_check_wanted(bool *wanted) {
-  const char *value = getenv("FA3_CHECK_DEVICE");
-  *wanted = value && !strcmp(value, "1");
-  if (!value || *wanted || !strcmp(value, "0")) return FA3_OK;
-  return set_error(FA3_INVALID_ENVIRONMENT, "FA3_CHECK_DEVICE is \"%.40s\": expected 0 or 1",
-                   value);
-}
-
 /* Bytes of a tensor that says where others are, as far as its last element; 0 of any other. */
 static size_t bytes_to_read(const struct problem *problem, enum tensor tensor) {
   const struct tensor_row *row = &tensor_rows[tensor];

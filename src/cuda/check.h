@@ -2,12 +2,7 @@
 #ifndef FA3_SRC_CUDA_CHECK_H
 #define FA3_SRC_CUDA_CHECK_H
 
-#include <stdbool.h>
-
 #include "cuda/context.h"
-
-/* Whether the environment asks for it. */
-fa3_status cuda_check_wanted(bool *wanted);
 
 /* In scope: waits for the stream, and says of the contents of lengths, pages and positions what the
  * CPU engine does. */

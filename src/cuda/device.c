@@ -3,9 +3,9 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-#include "cuda/check.h"
 #include "error.h"
 
 enum { MAX_DEVICES = 64 };
@@ -152,12 +152,21 @@ static int find_bandwidth(const struct cuda_device *device) {
   return (int)(2e-6 * clock * width / 8);
 }
 
+/* What a variable of the environment says: 0 or 1. */
+static fa3_status read_switch(const char *name, bool otherwise, bool *on) {
+  const char *value = getenv(name);
+  *on = value ? !strcmp(value, "1") : otherwise;
+  if (!value || *on || !strcmp(value, "0")) return FA3_OK;
+  return set_error(FA3_INVALID_ENVIRONMENT, "%s is \"%.40s\": expected 0 or 1", name, value);
+}
+
 static fa3_status load_device(int32_t index, struct cuda_device *device) {
   fa3_device_info info = {0};
   TRY(find_device(index, &device->driver, &device->device));
   TRY(cuda_device_info(index, &info));
   TRY(cuda_device_check(index));
-  TRY(cuda_check_wanted(&device->checks));
+  TRY(read_switch("FA3_CHECK_DEVICE", false, &device->checks));
+  TRY(read_switch("FA3_DEPENDENT_LAUNCH", true, &device->dependent));
   device->bandwidth = find_bandwidth(device);
   device->multiprocessors = info.units;
   memcpy(device->architecture, info.level, sizeof device->architecture);

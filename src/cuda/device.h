@@ -15,6 +15,7 @@ struct cuda_device {
   int multiprocessors;
   int bandwidth;         /* of the memory, by its clock and width, in GB/s */
   bool checks;           /* lengths and pages before every call: FA3_CHECK_DEVICE */
+  bool dependent;        /* launches may begin before those ahead end: FA3_DEPENDENT_LAUNCH */
   char architecture[32]; /* as variants.def has it */
 };
 

@@ -10,7 +10,7 @@ fa3_status launch_kernel(const struct cuda_scope *scope, const struct kernel *ke
                                                                       : kernel_shared_bytes(kernel);
   struct CUlaunchAttribute attributes[2];
   unsigned count = 0;
-  if (grid->dependent)
+  if (grid->dependent && scope->device->dependent)
     attributes[count++] = (struct CUlaunchAttribute){
         .id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, .value = {1}};
   if (grid->cluster)

@@ -88,6 +88,25 @@ static void test_quantize(void **state) {
   assert_true(fake_thread_is_clean());
 }
 
+static int launches, dependent;
+
+static void count_launch(const struct fake_launch *launch) {
+  launches++;
+  dependent += launch->dependent;
+}
+
+/* The kernel of a call without copies may begin early, unless the environment forbids it. */
+static void test_dependent_launch(void **state) {
+  (void)state;
+  const char *wanted = getenv("FA3_DEPENDENT_LAUNCH");
+  const fa3_forward_args args = make_args();
+  fake_watch(count_launch);
+  assert_int_equal(fa3_forward(&args), FA3_OK);
+  fake_watch(NULL);
+  assert_true(launches > 0);
+  assert_int_equal(dependent, wanted && !strcmp(wanted, "0") ? 0 : launches);
+}
+
 int main(void) {
   const fa3_capability capability = {.struct_size = sizeof capability,
                                      .device = gpu,
@@ -106,6 +125,7 @@ int main(void) {
       cmocka_unit_test(test_prepare),
       cmocka_unit_test(test_forward),
       cmocka_unit_test(test_quantize),
+      cmocka_unit_test(test_dependent_launch),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
