@@ -24,7 +24,7 @@ static fa3_status prepare(int32_t index) {
 
 static int32_t kernel_count(void) {
   int32_t count = 0;
-  for (int32_t k = 0; k < KERNELS; k++) count += kernels[k].cubin && kernels[k].kind->phase;
+  for (int32_t k = 0; k < KERNELS; k++) count += kernels[k].fatbin && kernels[k].kind->phase;
   return count;
 }
 

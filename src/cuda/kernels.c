@@ -7,8 +7,8 @@
 
 #ifdef FA3_CUDA_KERNELS
 
-#define CUBIN(name) cubin_##name
-#define DECLARE(name, ...) extern const char CUBIN(name)[];
+#define FATBIN(name) fatbin_##name
+#define DECLARE(name, ...) extern const char FATBIN(name)[];
 FA3_KERNELS(DECLARE)
 #undef DECLARE
 
@@ -22,7 +22,7 @@ int32_t kernels_cuda_version(void) {
 
 #else
 
-#define CUBIN(name) NULL
+#define FATBIN(name) NULL
 
 bool kernels_compiled(void) {
   return false;
@@ -47,7 +47,7 @@ enum {
 
 const struct kernel kernels[KERNELS] = {
 #define ROW(name, kind_, architecture_, ...) \
-  {.kind = &kind_##_kind, .architecture = #architecture_, .cubin = CUBIN(name), __VA_ARGS__},
+  {.kind = &kind_##_kind, .architecture = #architecture_, .fatbin = FATBIN(name), __VA_ARGS__},
     FA3_KERNELS(ROW)
 #undef ROW
 };

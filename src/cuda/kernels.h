@@ -28,7 +28,7 @@ struct kernel_kind {
 struct kernel {
   const struct kernel_kind *kind;
   const char *architecture; /* "sm_90a": the level of the GPUs that it runs on */
-  const void *cubin;        /* null in a build without kernels */
+  const void *fatbin;       /* null in a build without kernels */
 #define FIELD(key) int32_t key;
   FA3_KEYS(FIELD)
 #undef FIELD

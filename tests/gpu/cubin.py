@@ -37,11 +37,11 @@ def code_hash(cubin):
 
 
 def embedded(library):
-    """{name: cubin} of a shared library, by its symbols cubin_NAME."""
+    """{name: bytes} of a shared library, by its symbols fatbin_NAME: compressed cubins."""
     with open(library, "rb") as file:
         elf = file.read()
     found = list(sections(elf))
-    cubins = {}
+    fatbins = {}
     for name, header, contents in found:
         if name != ".symtab":
             continue
@@ -49,18 +49,23 @@ def embedded(library):
         for at in range(0, len(contents), 24):
             text, _, _, section, value, size = struct.unpack_from("<IBBHQQ", contents, at)
             symbol = texts[text : texts.index(b"\0", text)].decode()
-            if not symbol.startswith("cubin_") or not section:
+            if not symbol.startswith("fatbin_") or not section:
                 continue
             address = found[section][1][3]
             start = value - address
-            cubins[symbol[len("cubin_") :]] = found[section][2][start : start + size]
-    return cubins
+            fatbins[symbol[len("fatbin_") :]] = found[section][2][start : start + size]
+    return fatbins
 
 
 def hashes(build):
-    """{name: hash} of the library in a build folder."""
-    library = pathlib.Path(build) / "libfa3.so"
-    return {name: code_hash(cubin) for name, cubin in sorted(embedded(library).items())}
+    """{name: hash} of the library in a build folder, which has the cubins that went into it."""
+    build = pathlib.Path(build)
+    found = {}
+    for name, fatbin in sorted(embedded(build / "libfa3.so").items()):
+        if (build / "kernels" / f"{name}.fatbin").read_bytes() != fatbin:
+            raise ValueError(f"{name}.fatbin is not what the library has")
+        found[name] = code_hash((build / "kernels" / f"{name}.cubin").read_bytes())
+    return found
 
 
 def kind(build, name):
