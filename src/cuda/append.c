@@ -58,13 +58,15 @@ static bool in_words(const struct operand *operand) {
 }
 
 static bool takes_words(const struct problem *problem) {
-  const struct operand *const read[] = {&problem->new_key, &problem->new_value, &problem->query,
-                                        &problem->rotary_cos, &problem->rotary_sin};
-  const struct operand *const written[] = {&problem->key, &problem->value, &problem->rotated_query};
+  static const enum tensor read[] = {TENSOR_new_key, TENSOR_new_value, TENSOR_query,
+                                     TENSOR_rotary_cos, TENSOR_rotary_sin};
+  static const enum tensor written[] = {TENSOR_key, TENSOR_value, TENSOR_rotated_query};
   for (size_t i = 0; i < sizeof read / sizeof *read; i++)
-    if (!in_words(read[i])) return false;
-  for (size_t i = 0; i < sizeof written / sizeof *written; i++)
-    if (written[i]->dtype != FA3_FLOAT8_E4M3 && !in_words(written[i])) return false;
+    if (!in_words(problem_operand(problem, read[i]))) return false;
+  for (size_t i = 0; i < sizeof written / sizeof *written; i++) {
+    const struct operand *operand = problem_operand(problem, written[i]);
+    if (operand->dtype != FA3_FLOAT8_E4M3 && !in_words(operand)) return false;
+  }
   return problem->rotary_cos.dim % 2 == 0 && problem->head_dim % 4 == 0 &&
          problem->value_head_dim % 4 == 0;
 }
