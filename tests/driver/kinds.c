@@ -9,6 +9,7 @@
 #include "fake.h"
 #include "kernels/append_params.h"
 #include "kernels/combine_params.h"
+#include "kernels/decode_params.h"
 #include "kernels/forward_fp8_params.h"
 #include "test.h"
 
@@ -21,6 +22,7 @@ static struct fake_launch launches[MOST_LAUNCHES];
 static int count, first;
 static fa3_append_params append_params;
 static fa3_combine_params combine_params;
+static fa3_decode_fp8_params decode_params;
 static fa3_forward_fp8_params fp8_params;
 static fa3_transpose_values_params transpose_params;
 
@@ -30,6 +32,7 @@ static void watch(const struct fake_launch *launch) {
   fake_keep(launch, "combine", &combine_params, sizeof combine_params);
   fake_keep(launch, "combine_rows", &combine_params, sizeof combine_params);
   fake_keep(launch, "combine_tiles", &combine_params, sizeof combine_params);
+  fake_keep(launch, "decode", &decode_params, sizeof decode_params);
   fake_keep(launch, "forward_fp8", &fp8_params, sizeof fp8_params);
   fake_keep(launch, "transpose_values", &transpose_params, sizeof transpose_params);
   launches[count++] = *launch;
@@ -231,7 +234,7 @@ static void test_append(void **state) {
 /* The two calls have to be on one stream; if not, neither is launched. */
 static void test_append_forward(void **state) {
   (void)state;
-  const fa3_append_args append = make_append(FA3_BFLOAT16);
+  fa3_append_args append = make_append(FA3_BFLOAT16);
   fa3_forward_args forward = {.struct_size = sizeof forward,
                               .device = gpu,
                               .query = tensor(6, FA3_BFLOAT16, 3, HEADS_Q, 64),
@@ -249,6 +252,33 @@ static void test_append_forward(void **state) {
   good(fa3_append_forward(&append, &forward));
   assert_true(count >= first + 2);
   assert_string_equal(launches[first].function, "append");
+}
+
+/* What attention awaits of an append: a sequence's own new keys, or those of all that may share its
+ * pages, or all keys. */
+static void test_appended_keys(void **state) {
+  (void)state;
+  fa3_append_args append = make_append(FA3_BFLOAT16);
+  fa3_forward_args forward = {.struct_size = sizeof forward,
+                              .device = gpu,
+                              .query = tensor(6, FA3_BFLOAT16, 1, HEADS_Q, 64),
+                              .key = append.key,
+                              .value = append.value,
+                              .output = tensor(7, FA3_BFLOAT16, 1, HEADS_Q, 64),
+                              .workspace = place(8)};
+  good(fa3_forward_workspace(&forward, &forward.workspace_size));
+  good(fa3_append_forward(&append, &forward));
+  assert_int_equal(decode_params.decode.appended,
+                   INT32_MAX / 2); /* how many there are is not said */
+  forward.seqused_k = fa3_vector(place(9), FA3_INT32, BATCH);
+  good(fa3_append_forward(&append, &forward));
+  assert_int_equal(decode_params.decode.appended, 3);
+  append.key = forward.key = fa3_dense(place(3), FA3_BFLOAT16, 40, 16, HEADS_K, 64);
+  append.value = forward.value = fa3_dense(place(4), FA3_BFLOAT16, 40, 16, HEADS_K, 64);
+  append.page_table = forward.page_table = matrix(5, FA3_INT32, BATCH, 10);
+  good(fa3_forward_workspace(&forward, &forward.workspace_size));
+  good(fa3_append_forward(&append, &forward));
+  assert_int_equal(decode_params.decode.appended, 3 * BATCH);
 }
 
 /* Three sets of keys: all sequences of one after all of another. */
@@ -389,10 +419,15 @@ int main(void) {
   }
   fake_watch(watch);
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_fp8_forward), cmocka_unit_test(test_transposed_values),
-      cmocka_unit_test(test_append),      cmocka_unit_test(test_append_forward),
-      cmocka_unit_test(test_combine),     cmocka_unit_test(test_combine_many_rows),
-      cmocka_unit_test(test_dealt_keys),  cmocka_unit_test(test_every_function),
+      cmocka_unit_test(test_fp8_forward),
+      cmocka_unit_test(test_transposed_values),
+      cmocka_unit_test(test_append),
+      cmocka_unit_test(test_append_forward),
+      cmocka_unit_test(test_appended_keys),
+      cmocka_unit_test(test_combine),
+      cmocka_unit_test(test_combine_many_rows),
+      cmocka_unit_test(test_dealt_keys),
+      cmocka_unit_test(test_every_function),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
