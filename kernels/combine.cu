@@ -169,7 +169,7 @@ extern "C" __global__ void __launch_bounds__(FA3_COMBINE_THREADS, 3)
   };
   const int64_t output = offset(p.output_strides);
   const parts of = find_parts(p, batch, query, head, known);
-  if (of.count == 0) return;  // the result is whole
+  if (p.parts != nullptr && of.count == 0) return;  // the result is whole
   const float sink = p.sink != nullptr ? p.sink[head] : -INFINITY;
   for (int column = lane; column - lane < p.head_dim; column += kColumns) {
     merged m;

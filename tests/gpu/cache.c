@@ -420,6 +420,22 @@ static void test_combine(void **state) {
     if (cache->lse[i] != cache->other_lse[i] &&
         !(fabs((double)cache->lse[i] - (double)cache->other_lse[i]) <= 1e-5))
       fail_msg("lse %d is %g: expected %g", i, (double)cache->lse[i], (double)cache->other_lse[i]);
+
+  /* No set at all: zeros, in rows that a thread has four columns of, and in others. */
+  args.device = cuda;
+  args.lse.data = cache->lse;
+  args.partial_output.shape[0] = args.partial_lse.shape[0] = 0;
+  for (int wide = 0; wide < 2; wide++) {
+    args.output = wide ? fa3_dense(cache->partial, FA3_FLOAT32, BATCH, 1, HEADS_Q, head_dim)
+                       : fa3_dense(cache->output, FA3_BFLOAT16, BATCH, 1, HEADS_Q, head_dim);
+    memset(args.output.data, 0xff, (size_t)(BATCH * row_q) * (wide ? 4 : 2));
+    memset(cache->lse, 0xff, sizeof(float) * BATCH * HEADS_Q);
+    if (fa3_combine(&args)) fail_msg("%s", fa3_last_error());
+    GPU(cuCtxSynchronize, );
+    for (int i = 0; i < BATCH * row_q; i++)
+      assert_true(wide ? cache->partial[i] == 0 : number(cache->output[i]) == 0);
+    for (int i = 0; i < BATCH * HEADS_Q; i++) assert_true(cache->lse[i] == -INFINITY);
+  }
 }
 
 int main(int argc, char **argv) {
