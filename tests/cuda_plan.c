@@ -295,6 +295,10 @@ static void test_long_strides(void **state) {
   problem.key.stride_head = 1; /* to be copied */
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_UNSUPPORTED);
   assert_non_null(strstr(fa3_last_error(), "key"));
+  problem = make_problem(FA3_FLOAT16, 1, 1, 1 << 25, 1, 64, 64); /* a row of 2^31 elements */
+  problem.scale = -1;
+  assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_UNSUPPORTED);
+  assert_non_null(strstr(fa3_last_error(), "query"));
 }
 
 static void test_limits(void **state) {
@@ -317,6 +321,11 @@ static void test_limits(void **state) {
   problem = make_problem(FA3_FLOAT16, 1, 1, 1, 1, 64, 64);
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
   assert_true(plan.decodes);
+  problem = make_problem(FA3_FLOAT16, 1, (int64_t)1 << 23, 128, 1, 8, 8); /* 2^30 rows of a head */
+  problem.rows_k = problem.max_seqlen_k = problem.key.rows = problem.value.rows = 64;
+  problem.output.dtype = FA3_FLOAT32;
+  assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_UNSUPPORTED);
+  problem = make_problem(FA3_FLOAT16, 1, 1, 1, 1, 64, 64);
   problem.batch_k = (int64_t)1 << 32; /* of which 32 bits are 0 */
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_UNSUPPORTED);
   problem = (struct problem){.phase = FA3_APPEND,

@@ -218,6 +218,9 @@ fa3_status plan_decode(const struct problem *problem, const struct cuda_facts *f
   TRY(check_lengths(problem));
   TRY(check_scale(problem));
   TRY(check_inputs(problem));
+  /* Kernels count the rows of a head of keys in 32 bits. */
+  if (decode_rows(problem, longest_query(problem)) > MAX_TILES)
+    return decode_too_many_tiles(problem);
   if (decode->kernel) TRY(plan_decode_splits(problem, facts, decode));
   if (decode->chunk) TRY(plan_chunk(problem, facts, decode));
   TRY(reserve_splits(problem, facts, chunk_rows(problem, facts), &decode->room,

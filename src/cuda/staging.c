@@ -78,7 +78,10 @@ fa3_status plan_staging(const struct problem *problem, const struct demand *dema
                                 ? (int64_t)sizeof(float)
                                 : (int64_t)fa3_dtype_size(operand->dtype);
     const struct operand staged = make_copy(operand, demands[d].form, NULL);
-    if (demands[d].form != FORM_FLOATS && !fits_copy_engine(&staged))
+    int64_t row; /* the kernel that copies counts its elements in 32 bits */
+    const bool long_row =
+        __builtin_mul_overflow(operand->heads, operand->dim, &row) || row > INT32_MAX;
+    if (demands[d].form != FORM_FLOATS && (long_row || !fits_copy_engine(&staged)))
       return set_error(FA3_UNSUPPORTED, "%s is too large for the copy engine, also contiguous",
                        tensor_rows[demands[d].tensor].name);
     struct reservation room;
