@@ -194,11 +194,13 @@ static fa3_status launch_gradients(const struct call *call) {
   TRY(launch_kernel(call->scope, plan->kernel, BACKWARD_MAIN, &grid, &params));
   if (!plan->finished_later) return FA3_OK;
   /* Each of these blocks has 16 KB of the workspace or more, so their number fits. */
-  const struct grid finish = {.x = (unsigned)(plan->blocks_q * problem->heads_q),
-                              .y = (unsigned)problem->batch,
-                              .z = 1,
-                              .threads = FA3_BACKWARD_FINISH_THREADS,
-                              .dependent = true};
+  const struct grid finish = {
+      .x = (unsigned)(plan->blocks_q * problem->heads_q),
+      .y = (unsigned)problem->batch,
+      .z = 1,
+      .threads = FA3_BACKWARD_FINISH_THREADS,
+      /* It waits for the main kernel, and would take what is to stay free. */
+      .dependent = problem->reserved_multiprocessors == 0};
   return launch_kernel(call->scope, plan->kernel, BACKWARD_FINISH, &finish, &params);
 }
 

@@ -390,6 +390,11 @@ static void test_reserved_multiprocessors(void **state) {
     assert_int_equal(find("forward")->grid[0], cases[c].blocks);
     size[1] = run_backward(&backward);
     assert_int_equal(find("backward")->grid[0], cases[c].blocks);
+    /* What waits for others' sums does not wait there. */
+    backward.flags = 0;
+    run_backward(&backward);
+    assert_int_equal(find("backward_finish")->dependent, cases[c].reserved == 0);
+    backward.flags = FA3_CAUSAL;
     size[2] = run_backward(&wide);
     assert_int_equal(find("backward")->grid[0], cases[c].pairs);
     if (c == 0) memcpy(sizes, size, sizeof sizes);
