@@ -148,6 +148,7 @@ __device__ __forceinline__ rows_of_sequence find_rows(const fa3_combine_params &
   rows.queries = p.used_q         ? p.used_q[batch]
                  : p.cu_seqlens_q ? p.cu_seqlens_q[batch + 1] - rows.first
                                   : p.seqlen_q;
+  rows.queries = min(rows.queries, p.seqlen_q);
   return rows;
 }
 

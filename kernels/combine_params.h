@@ -46,7 +46,7 @@ typedef struct {
   const float *sink;       /* one logit per head, or null */
   const int *cu_seqlens_q; /* batch + 1 entries, or null: where sequences are in output and lse */
   const int *used_q;       /* per-sequence lengths, or null */
-  int seqlen_q;            /* the length where the arrays are null */
+  int seqlen_q;            /* the length where the arrays are null, else the most there may be */
   int splits, heads, head_dim;
   int kind;  /* of output */
   int warps; /* that share a row: 1 or FA3_COMBINE_WARPS */

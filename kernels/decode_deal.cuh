@@ -30,7 +30,7 @@ struct sequence_units {
 __device__ __forceinline__ sequence_units count_units(const fa3_decode_params &p,
                                                       const fa3_mask &mask) {
   sequence_units s;
-  const int queries = min(max(mask.queries, 0), p.sequences.seqlen_q);
+  const int queries = max(mask.queries, 0);
   s.row_tiles = (queries * (int)p.group.divisor + kRows - 1) / kRows;
   s.units.begin = max(fa3_visible_keys(&mask, 0).begin, 0) / kUnitKeys;
   const int end = (fa3_visible_keys(&mask, mask.queries - 1).end + kUnitKeys - 1) / kUnitKeys;

@@ -68,7 +68,7 @@ __device__ __forceinline__ void find_places(const fa3_decode_params &p, const wo
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {
       const int k = key + step * j, row = w.sequence.key_row + k, page = divide(row, p.page_size);
-      const bool there = k >= w.seen.begin && k < w.seen.end && row < p.rows_k;
+      const bool there = k >= w.seen.begin && k < w.seen.end && (unsigned)row < (unsigned)p.rows_k;
       const int found = there ? __ldg(pages + page) : -1;
       places[j] = {found < p.pages ? found : -1, row - page * (int)p.page_size.divisor};
     }
@@ -76,8 +76,8 @@ __device__ __forceinline__ void find_places(const fa3_decode_params &p, const wo
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {
       const int k = key + step * j, row = w.sequence.key_row + k;
-      const bool there = k >= w.seen.begin && k < w.seen.end && row < p.rows_k;
-      places[j] = {there ? w.sequence.key_batch : -1, row};
+      const bool there = k >= w.seen.begin && k < w.seen.end && (unsigned)row < (unsigned)p.rows_k;
+      places[j] = {there && w.sequence.key_batch < p.pages ? w.sequence.key_batch : -1, row};
     }
   }
 }
@@ -97,11 +97,11 @@ __device__ __forceinline__ place load_step(const fa3_decode_params &p, const wor
   // Most steps' rows are neighbours: of one page, and all of them there.
   const int row = w.sequence.key_row + key, page = divide(row, p.page_size);
   const int first = row - page * (int)p.page_size.divisor;
-  if (key >= w.seen.begin && key + kStepKeys <= w.seen.end && row + kStepKeys <= p.rows_k &&
-      first + kStepKeys <= (int)p.page_size.divisor) {
+  if (key >= w.seen.begin && key + kStepKeys <= w.seen.end && row >= 0 &&
+      row + kStepKeys <= p.rows_k && first + kStepKeys <= (int)p.page_size.divisor) {
     const int found = p.sequences.page_table ? __ldg(fa3_find_page(&p.sequences, &w.sequence, page))
                                              : w.sequence.key_batch;
-    if (found < p.pages || !p.sequences.page_table) {
+    if (found < p.pages) {
 #pragma unroll
       for (int j = 0; j < kRowsOfLane; ++j)
         places.rows[j] = {found, first + lane_row + kRowsAtOnce * j};

@@ -45,14 +45,12 @@ struct sequence_units {
 
 __device__ __forceinline__ sequence_units count_units(const fa3_forward_params &params, int batch) {
   const fa3_mask mask = fa3_find_sequence(&params.sequences, batch).mask;
-  const int queries = min(mask.queries, params.longest_query);
-  const int most = (params.sequences.seqlen_k + kTileK - 1) / kTileK + 1;
   sequence_units s;
-  s.keys = fa3_visible_tiles(&mask, 0, queries, kTileK);
-  s.keys.end = s.keys.begin + max(min(s.keys.end - s.keys.begin, most), 1);
+  s.keys = fa3_visible_tiles(&mask, 0, mask.queries, kTileK);
+  s.keys.end = max(s.keys.end, s.keys.begin + 1);
   s.blocks = 0;
-  if (queries > params.few_queries)
-    s.blocks = (queries + params.tile_queries - 1) / params.tile_queries;
+  if (mask.queries > params.few_queries)
+    s.blocks = (mask.queries + params.tile_queries - 1) / params.tile_queries;
   s.tiles = s.blocks * params.tiles.heads / params.deal.team;
   s.of_tile = s.keys.end - s.keys.begin + FA3_FORWARD_TILE_UNITS;
   return s;

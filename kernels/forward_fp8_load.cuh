@@ -10,7 +10,7 @@ __device__ __forceinline__ void load_queries(const fa3_forward_params &params, c
   for (int i = 0; i < kWarpgroups; ++i) {
     const auto q = ring_beside(m.q, i);
     const barrier full = ring_full(q, t);
-    ring_wait_empty(q, t);
+    ring_claim(q, t);
     if (leader) {
       barrier_expect(full, step * params.tile_heads * kHeadDim);
 #pragma unroll
@@ -126,7 +126,7 @@ __device__ __forceinline__ void load(const fa3_forward_fp8_params &fp8, const la
 #if FA3_TRANSPOSED
       // All so far was the caller's; this is made by the kernel before.
       if (used == 0) wait_for_prior_grids();
-      ring_wait_empty(m.v_transposed, used);
+      ring_claim(m.v_transposed, used);
       if (leader) {
         const barrier full = ring_full(m.v_transposed, used);
         barrier_expect(full, kVBytes);
@@ -139,7 +139,7 @@ __device__ __forceinline__ void load(const fa3_forward_fp8_params &fp8, const la
 #pragma unroll
       for (int c = 0; c < kCodeChunks; ++c) {
         const uint32_t use = used * kCodeChunks + c;
-        ring_wait_empty(m.v, use);
+        ring_claim(m.v, use);
         if (leader) {
           const barrier full = ring_full(m.v, use);
           if (kTellsKeys && c == 0) set_keys(m, used, w.sequence.mask.keys - n * kTileK);
@@ -160,7 +160,7 @@ __device__ __forceinline__ void load(const fa3_forward_fp8_params &fp8, const la
   wait_for_prior_grids();  // if there was nothing to load, only now
 #else
   if (!kTellsKeys) return;
-  ring_wait_empty(m.v, used * kCodeChunks);
+  ring_claim(m.v, used * kCodeChunks);
   if (leader) {
     set_keys(m, used, kNoTile);
     barrier_arrive(ring_full(m.v, used * kCodeChunks));

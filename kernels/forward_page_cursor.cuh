@@ -21,7 +21,7 @@ struct page_cursor {
 };
 
 __device__ __forceinline__ page_cursor find_cursor(unsigned page_size, int first_row, int key) {
-  const unsigned at = first_row + key, entry = at / page_size;
+  const unsigned at = max(first_row + key, 0), entry = at / page_size;
   return {key, (int)entry, (int)(at - entry * page_size)};
 }
 

@@ -104,7 +104,7 @@ __device__ __forceinline__ void load_pages_by_rows(const fa3_forward_params &par
     ring_wait_full(m.work, t);
     const work &w = work_of(t);
     if (w.last) break;
-    const int begin = w.tiles.begin, end = w.tiles.end, keys = w.sequence.mask.keys;
+    const int begin = w.tiles.begin, end = w.tiles.end, keys = max(w.sequence.mask.keys, 0);
     const int *table = fa3_find_page(&params.sequences, &w.sequence, 0);
     const int row = (lane % kUnits * kRowLoaders + part) * kGroupRows + lane / kUnits;
     page_cursor cursor = find_cursor(page_size, w.sequence.key_row, max(end - 1, 0) * kTileK + row);

@@ -79,14 +79,15 @@ __device__ __forceinline__ void find_work(const fa3_forward_params &params, cons
 #endif
   w.head = tile.head;
   w.key_head = params.tile_heads == 1 ? tile.head / params.group : tile.head;
-  w.sequence = fa3_find_sequence(&params.sequences, tile.batch);
+  w.sequence = fa3_read_sequence(&params.sequences, tile.batch);
   fa3_mask *mask = &w.sequence.mask;
   const int step = params.queries_per_warpgroup;
   w.first = tile.block * params.tile_queries;
   // For now: a tile without rows, or of another kernel's sequence.
   w.last = w.first >= mask->queries || mask->queries <= params.few_queries;
-  // Behind the tile's own queries the sequence ends, for consumers that have none of them.
-  mask->queries = min(mask->queries, w.first + params.tile_queries);
+  // Behind the tile's own queries the sequence ends, for consumers that have none of them. The
+  // other bound is fa3_find_sequence's, for which there are no registers.
+  mask->queries = min(min(mask->queries, params.sequences.seqlen_q), w.first + params.tile_queries);
   w.tiles = fa3_visible_tiles(mask, w.first, w.first + kWarpgroups * step, kTileK);
   for (int i = 0; i < kWarpgroups; ++i) {
     const int begin = w.first + i * step;

@@ -11,7 +11,7 @@ typedef struct {
   const int *leftpad_k;                   /* keys to skip at a sequence's start, or null */
   const int *batch_index_k;  /* the batch entry of key and value of each sequence, or null */
   const int64_t *diagonal;   /* the key that query 0 stands at, or null: keys - queries */
-  int seqlen_q, seqlen_k;    /* the lengths where the arrays are null */
+  int seqlen_q, seqlen_k;    /* the lengths where the arrays are null, else the most there may be */
   const int *page_table;     /* the pages of key and value of each sequence, or null */
   int64_t page_table_stride; /* from a sequence's first page to the next one's */
   int64_t window_left, window_right; /* FA3_NO_LIMIT: none */
@@ -25,7 +25,9 @@ typedef struct {
   fa3_mask mask;
 } fa3_sequence;
 
-FA3_SHARED fa3_sequence fa3_find_sequence(const fa3_sequences *all, int b) {
+/* As its lengths say, but for keys that the host has not planned for: a length that is too large
+ * leads nowhere else. */
+FA3_SHARED fa3_sequence fa3_read_sequence(const fa3_sequences *all, int b) {
   fa3_sequence one;
   one.query_batch = all->cu_seqlens_q ? 0 : b;
   one.key_batch = all->batch_index_k ? all->batch_index_k[b] : all->cu_seqlens_k ? 0 : b;
@@ -37,14 +39,20 @@ FA3_SHARED fa3_sequence fa3_find_sequence(const fa3_sequences *all, int b) {
   int keys = all->used_k         ? all->used_k[b]
              : all->cu_seqlens_k ? all->cu_seqlens_k[b + 1] - one.key_row
                                  : all->seqlen_k;
-  /* A length that is too large reads no table beyond its end. */
-  if (all->page_table && keys > all->seqlen_k) keys = all->seqlen_k;
+  if (keys > all->seqlen_k) keys = all->seqlen_k;
   if (all->leftpad_k) {
     one.key_row += all->leftpad_k[b];
     keys -= all->leftpad_k[b];
   }
   const int64_t diagonal = all->diagonal ? all->diagonal[b] : keys - queries;
   one.mask = fa3_make_mask(queries, keys, diagonal, all->window_left, all->window_right);
+  return one;
+}
+
+/* The same of its queries. */
+FA3_SHARED fa3_sequence fa3_find_sequence(const fa3_sequences *all, int b) {
+  fa3_sequence one = fa3_read_sequence(all, b);
+  if (one.mask.queries > all->seqlen_q) one.mask.queries = all->seqlen_q;
   return one;
 }
 

@@ -12,6 +12,7 @@ extern "C" __global__ void __launch_bounds__(FA3_STRIDED_THREADS)
   const int64_t first = p.cu_seqlens ? p.cu_seqlens[batch] : 0;
   int64_t rows = p.cu_seqlens ? p.cu_seqlens[batch + 1] - first : p.rows;
   if (p.used) rows = p.used[batch];
+  rows = min(rows, p.rows);
   const uint16_t *from = p.from.data + first * p.from.stride_row;
   uint16_t *to = p.to.data + first * p.to.stride_row;
   if (!p.cu_seqlens) {

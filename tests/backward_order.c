@@ -375,10 +375,10 @@ static void test_slots(void **state) {
     int cu_seqlens[BATCH + 1] = {0};
     for (int b = 0, rest = trial; b < BATCH; b++, rest /= LENGTHS)
       cu_seqlens[b + 1] = cu_seqlens[b] + rest % LENGTHS;
-    fa3_sequences sequences = {.cu_seqlens_q = cu_seqlens};
+    fa3_sequences sequences = {.cu_seqlens_q = cu_seqlens, .seqlen_q = LONGEST};
     const fa3_query_blocks blocks = {.tile_q = TILE_Q, .blocks_q = (LONGEST + TILE_Q - 1) / TILE_Q};
     const int64_t slots = FA3_BACKWARD_SLOTS(true, BATCH, cu_seqlens[BATCH], TILE_Q);
-    const fa3_sequences keys = {.cu_seqlens_k = cu_seqlens};
+    const fa3_sequences keys = {.cu_seqlens_k = cu_seqlens, .seqlen_k = LONGEST};
     const fa3_key_tiles tiles = {.tiles = (LONGEST + TILE_Q - 1) / TILE_Q};
     int64_t end = 0;
     for (int b = 0; b < BATCH; b++) {

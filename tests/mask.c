@@ -231,11 +231,36 @@ static void test_pages(void **state) {
   assert_ptr_equal(fa3_find_page(&sequences, &sequence, 3), table + 7 + 3);
 }
 
+/* Lengths that the host has not planned for are those that it has. */
+static void test_lengths_beyond_bounds(void **state) {
+  (void)state;
+  static const int starts[] = {0, 100, 1000};
+  static const int used_q[] = {5, INT32_MAX}, used_k[] = {7, INT32_MAX};
+  fa3_sequences sequences = {.cu_seqlens_q = starts,
+                             .cu_seqlens_k = starts,
+                             .seqlen_q = 40,
+                             .seqlen_k = 50,
+                             .window_left = FA3_NO_LIMIT,
+                             .window_right = FA3_NO_LIMIT};
+  for (int b = 0; b < 2; b++) {
+    const fa3_sequence packed = fa3_find_sequence(&sequences, b);
+    assert_int_equal(packed.mask.queries, 40);
+    assert_int_equal(packed.mask.keys, 50);
+    sequences.used_q = used_q;
+    sequences.used_k = used_k;
+    const fa3_sequence used = fa3_find_sequence(&sequences, b);
+    assert_int_equal(used.mask.queries, b ? 40 : 5);
+    assert_int_equal(used.mask.keys, b ? 50 : 7);
+    sequences.used_q = sequences.used_k = NULL;
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_every_small_mask), cmocka_unit_test(test_extreme_masks),
-      cmocka_unit_test(test_dense_sequence),   cmocka_unit_test(test_every_kind_of_sequence),
-      cmocka_unit_test(test_large_bound),      cmocka_unit_test(test_pages),
+      cmocka_unit_test(test_every_small_mask),      cmocka_unit_test(test_extreme_masks),
+      cmocka_unit_test(test_dense_sequence),        cmocka_unit_test(test_every_kind_of_sequence),
+      cmocka_unit_test(test_large_bound),           cmocka_unit_test(test_pages),
+      cmocka_unit_test(test_lengths_beyond_bounds),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -29,7 +29,7 @@ static inline fa3_sequences make_sequences(const struct problem *problem) {
                          .page_table = (const int32_t *)(const void *)problem->page_table.data,
                          .page_table_stride = problem->page_table.stride_batch,
                          .seqlen_q = (int)longest_query(problem),
-                         .seqlen_k = (int)problem->max_seqlen_k,
+                         .seqlen_k = (int)smaller(problem->max_seqlen_k, INT32_MAX),
                          .window_left = problem->window_left,
                          .window_right = problem->window_right};
 }

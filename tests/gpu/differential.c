@@ -1,6 +1,7 @@
 /* fa3_forward or fa3_backward on a GPU, on random requests of every kind, against the float64
- * reference; each call is made twice and must give the same bits.
- *   FA3_TEST_SEED repeats a run, FA3_TEST_TRIAL one trial of it, FA3_GPU_TRIALS says how many. */
+ * reference; each call is made twice and must give the same bits. Some are made with lengths that
+ * are too large, too. FA3_TEST_SEED repeats a run, FA3_TEST_TRIAL one trial of it, FA3_GPU_TRIALS
+ * says how many. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,6 +43,16 @@ static void run(uint64_t number) {
   char *outputs = mirror_copy_outputs(&trial.mirror);
   mirror_repeat(&trial.mirror, outputs);
   free(outputs);
+  /* Lengths beyond the rows that dense tensors have: any result, but nothing else is written, and
+   * it ends. */
+  const struct spec *lengths = &spec.forward;
+  const bool packed =
+      (lengths->seqused_q && lengths->packed_q) || (lengths->seqused_k && lengths->packed_k);
+  if ((lengths->seqused_q || lengths->seqused_k) && !packed && rng_chance(&rng, 0.3)) {
+    mirror_set_lengths(&trial.mirror, rng_chance(&rng, 0.5) ? INT32_MAX : 5000);
+    mirror_run(&trial.mirror);
+    mirror_download(&trial.mirror);
+  }
   gpu_trial_free(&trial);
   trials_end(spec.forward.dtype, ratio);
 }

@@ -160,6 +160,23 @@ void mirror_download(struct mirror *mirror) {
   free(after);
 }
 
+void mirror_set_lengths(struct mirror *mirror, int32_t length) {
+  const fa3_tensor *const tensors[] = {
+      &mirror->forward_args.seqused_q, &mirror->forward_args.seqused_k,
+      &mirror->backward_args.seqused_q, &mirror->backward_args.seqused_k};
+  for (int i = 0; i < mirror->region_count; i++) {
+    const struct mirror_region *region = &mirror->regions[i];
+    const size_t start = region_start(mirror, region), size = region->buffer->size;
+    for (int t = 0; t < 4; t++) {
+      if (tensor_of(mirror, region) != tensors[t]) continue;
+      for (size_t at = 0; at + sizeof length <= size; at += sizeof length)
+        memcpy(mirror->before + start + at, &length, sizeof length);
+      GPU(cuMemcpyHtoDAsync, mirror->arena->base + start, mirror->before + start, size,
+          mirror->stream);
+    }
+  }
+}
+
 char *mirror_copy_outputs(const struct mirror *mirror) {
   size_t size = 1;
   for (int i = 0; i < mirror->region_count; i++)

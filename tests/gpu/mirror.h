@@ -41,6 +41,8 @@ fa3_status mirror_call(const struct mirror *mirror);
 void mirror_run(const struct mirror *mirror);
 /* Waits, copies the outputs back into the trial, and checks that nothing else has changed. */
 void mirror_download(struct mirror *mirror);
+/* Every length in seqused_q and seqused_k becomes this one, on the GPU alone. */
+void mirror_set_lengths(struct mirror *mirror, int32_t length);
 /* The outputs' bytes, to be freed. */
 char *mirror_copy_outputs(const struct mirror *mirror);
 /* The same call again: outputs as they were before it, and after it they must be those bytes. */
