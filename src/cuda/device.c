@@ -120,7 +120,8 @@ static fa3_status load_kernel(struct cuda_device *device, int32_t k) {
   const struct kernel *kernel = &kernels[k];
   CUkernel *entries = device->entries[k];
   if (!libraries[k])
-    TRY_CUDA(driver, cuLibraryLoadData, &libraries[k], kernel->fatbin, NULL, NULL, 0, NULL, NULL, 0);
+    TRY_CUDA(driver, cuLibraryLoadData, &libraries[k], kernel->fatbin, NULL, NULL, 0, NULL, NULL,
+             0);
   for (int e = 0; e < KERNEL_ENTRIES && kernel->kind->entries[e]; e++)
     TRY(get_function(driver, libraries[k], kernel->kind->entries[e], &entries[e]));
   const int shared_bytes = kernel_shared_limit(kernel);
