@@ -638,13 +638,13 @@ typedef struct fa3_append_args {
 /* Needs no workspace. Returns as fa3_forward does. No two sequences may be given the same rows. */
 FA3_API fa3_status fa3_append(const fa3_append_args *args);
 
-/* fa3_append, then fa3_forward on the same cache, in one call. On a GPU it takes less time than the
- * two where the cache is short: attention of few queries begins with older keys while the new ones
- * are on their way. The device and the stream have to be the same. Two arrays of lengths are
- * needed: append's seqused_k are the lengths before it, forward's those after it. forward may read
- * what the append writes: new rows of the cache, their scales, and rotated_query as its query. New
- * rows of other sequences, in pages or an entry of the cache that they share, have to be among a
- * sequence's newest keys, as many as the append's longest sequence writes times its batch.
+/* fa3_append, then fa3_forward on the same cache, in one call. On a GPU it takes a little less time
+ * than the two where the cache is short: attention of few queries begins with older keys while the
+ * new ones are on their way. The device and the stream have to be the same. Two arrays of lengths
+ * are needed: append's seqused_k are the lengths before it, forward's those after it. forward may
+ * read what the append writes: new rows of the cache, their scales, and rotated_query as its query.
+ * New rows of other sequences, in pages or an entry of the cache that they share, have to be among
+ * a sequence's newest keys, as many as the append's longest sequence writes times its batch.
  * FA3_INVALID_DEVICE if the devices or streams differ; else it returns as either does, and needs
  * forward's workspace alone. Nothing is queued if either's arguments are refused, but for what is
  * found in the memory of a GPU alone: FA3_INVALID_POINTER, and what FA3_CHECK_DEVICE looks at. */
