@@ -46,7 +46,7 @@ typedef struct {
   int lengths_known;       /* no array of sequences is there: a block knows what it has to do */
   fa3_sequences sequences; /* seqlen_q, seqlen_k: also bounds of the lengths in the arrays */
   fa3_divisor page_size;   /* INT32_MAX: there are no pages */
-  int pages;               /* that there are */
+  int pages;               /* or entries of the batch, that there are */
   int rows_k;              /* that a sequence, or a packed batch, has in memory: no other is read */
 
   int appended; /* newest keys of a sequence that the kernel before writes, and it alone; or 0 */

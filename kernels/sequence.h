@@ -25,7 +25,7 @@ typedef struct {
   fa3_mask mask;
 } fa3_sequence;
 
-/* As its lengths say, but for keys that the host has not planned for: a length that is too large
+/* What its lengths say, with no more keys than the host has planned for: a length that is too large
  * leads nowhere else. */
 FA3_SHARED fa3_sequence fa3_read_sequence(const fa3_sequences *all, int b) {
   fa3_sequence one;
@@ -49,7 +49,7 @@ FA3_SHARED fa3_sequence fa3_read_sequence(const fa3_sequences *all, int b) {
   return one;
 }
 
-/* The same of its queries. */
+/* The same, with no more queries either. */
 FA3_SHARED fa3_sequence fa3_find_sequence(const fa3_sequences *all, int b) {
   fa3_sequence one = fa3_read_sequence(all, b);
   if (one.mask.queries > all->seqlen_q) one.mask.queries = all->seqlen_q;

@@ -77,11 +77,14 @@ fa3_status plan_staging(const struct problem *problem, const struct demand *dema
     const int64_t element = demands[d].form == FORM_FLOATS
                                 ? (int64_t)sizeof(float)
                                 : (int64_t)fa3_dtype_size(operand->dtype);
+    int64_t elements; /* of a row, which the kernel that copies counts in 32 bits */
+    if (demands[d].form != FORM_FLOATS &&
+        (__builtin_mul_overflow(operand->heads, operand->dim, &elements) || elements > INT32_MAX))
+      return set_error(FA3_UNSUPPORTED,
+                       "%s has rows of 2^31 elements or more: too long to be copied",
+                       tensor_rows[demands[d].tensor].name);
     const struct operand staged = make_copy(operand, demands[d].form, NULL);
-    int64_t row; /* the kernel that copies counts its elements in 32 bits */
-    const bool long_row =
-        __builtin_mul_overflow(operand->heads, operand->dim, &row) || row > INT32_MAX;
-    if (demands[d].form != FORM_FLOATS && (long_row || !fits_copy_engine(&staged)))
+    if (demands[d].form != FORM_FLOATS && !fits_copy_engine(&staged))
       return set_error(FA3_UNSUPPORTED, "%s is too large for the copy engine, also contiguous",
                        tensor_rows[demands[d].tensor].name);
     struct reservation room;

@@ -231,18 +231,25 @@ static void test_append(void **state) {
   assert_int_equal(append_params.value_scale.stride_batch, HEADS_K * 16);
 }
 
+/* Attention of so many queries to the cache that the append writes. */
+static fa3_forward_args attend_behind(const fa3_append_args *append, int64_t queries) {
+  fa3_forward_args forward = {.struct_size = sizeof forward,
+                              .device = gpu,
+                              .query = tensor(6, FA3_BFLOAT16, queries, HEADS_Q, 64),
+                              .key = append->key,
+                              .value = append->value,
+                              .output = tensor(7, FA3_BFLOAT16, queries, HEADS_Q, 64),
+                              .page_table = append->page_table,
+                              .workspace = place(8)};
+  good(fa3_forward_workspace(&forward, &forward.workspace_size));
+  return forward;
+}
+
 /* The two calls have to be on one stream; if not, neither is launched. */
 static void test_append_forward(void **state) {
   (void)state;
-  fa3_append_args append = make_append(FA3_BFLOAT16);
-  fa3_forward_args forward = {.struct_size = sizeof forward,
-                              .device = gpu,
-                              .query = tensor(6, FA3_BFLOAT16, 3, HEADS_Q, 64),
-                              .key = append.key,
-                              .value = append.value,
-                              .output = tensor(7, FA3_BFLOAT16, 3, HEADS_Q, 64),
-                              .workspace = place(8)};
-  good(fa3_forward_workspace(&forward, &forward.workspace_size));
+  const fa3_append_args append = make_append(FA3_BFLOAT16);
+  fa3_forward_args forward = attend_behind(&append, 3);
   forward.stream = (void *)1; /* the legacy stream, by name */
   first = count;
   assert_int_equal(fa3_append_forward(&append, &forward), FA3_INVALID_DEVICE);
@@ -259,24 +266,18 @@ static void test_append_forward(void **state) {
 static void test_appended_keys(void **state) {
   (void)state;
   fa3_append_args append = make_append(FA3_BFLOAT16);
-  fa3_forward_args forward = {.struct_size = sizeof forward,
-                              .device = gpu,
-                              .query = tensor(6, FA3_BFLOAT16, 1, HEADS_Q, 64),
-                              .key = append.key,
-                              .value = append.value,
-                              .output = tensor(7, FA3_BFLOAT16, 1, HEADS_Q, 64),
-                              .workspace = place(8)};
-  good(fa3_forward_workspace(&forward, &forward.workspace_size));
+  fa3_forward_args forward = attend_behind(&append, 1);
   good(fa3_append_forward(&append, &forward));
-  assert_int_equal(decode_params.decode.appended,
-                   INT32_MAX / 2); /* how many there are is not said */
+  /* How many keys there are is not said. */
+  assert_int_equal(decode_params.decode.appended, INT32_MAX / 2);
   forward.seqused_k = fa3_vector(place(9), FA3_INT32, BATCH);
   good(fa3_append_forward(&append, &forward));
   assert_int_equal(decode_params.decode.appended, 3);
-  append.key = forward.key = fa3_dense(place(3), FA3_BFLOAT16, 40, 16, HEADS_K, 64);
-  append.value = forward.value = fa3_dense(place(4), FA3_BFLOAT16, 40, 16, HEADS_K, 64);
-  append.page_table = forward.page_table = matrix(5, FA3_INT32, BATCH, 10);
-  good(fa3_forward_workspace(&forward, &forward.workspace_size));
+  append.key = fa3_dense(place(3), FA3_BFLOAT16, 40, 16, HEADS_K, 64);
+  append.value = fa3_dense(place(4), FA3_BFLOAT16, 40, 16, HEADS_K, 64);
+  append.page_table = matrix(5, FA3_INT32, BATCH, 10);
+  forward = attend_behind(&append, 1);
+  forward.seqused_k = fa3_vector(place(9), FA3_INT32, BATCH);
   good(fa3_append_forward(&append, &forward));
   assert_int_equal(decode_params.decode.appended, 3 * BATCH);
 }

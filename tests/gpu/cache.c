@@ -425,15 +425,15 @@ static void test_combine(void **state) {
   args.device = cuda;
   args.lse.data = cache->lse;
   args.partial_output.shape[0] = args.partial_lse.shape[0] = 0;
-  for (int wide = 0; wide < 2; wide++) {
-    args.output = wide ? fa3_dense(cache->partial, FA3_FLOAT32, BATCH, 1, HEADS_Q, head_dim)
-                       : fa3_dense(cache->output, FA3_BFLOAT16, BATCH, 1, HEADS_Q, head_dim);
-    memset(args.output.data, 0xff, (size_t)(BATCH * row_q) * (wide ? 4 : 2));
+  for (int float32 = 0; float32 < 2; float32++) {
+    args.output = float32 ? fa3_dense(cache->partial, FA3_FLOAT32, BATCH, 1, HEADS_Q, head_dim)
+                          : fa3_dense(cache->output, FA3_BFLOAT16, BATCH, 1, HEADS_Q, head_dim);
+    memset(args.output.data, 0xff, (size_t)(BATCH * row_q) * (float32 ? 4 : 2));
     memset(cache->lse, 0xff, sizeof(float) * BATCH * HEADS_Q);
     if (fa3_combine(&args)) fail_msg("%s", fa3_last_error());
     GPU(cuCtxSynchronize, );
     for (int i = 0; i < BATCH * row_q; i++)
-      assert_true(wide ? cache->partial[i] == 0 : number(cache->output[i]) == 0);
+      assert_true(float32 ? cache->partial[i] == 0 : number(cache->output[i]) == 0);
     for (int i = 0; i < BATCH * HEADS_Q; i++) assert_true(cache->lse[i] == -INFINITY);
   }
 }
