@@ -22,6 +22,61 @@ static void clear_mask(struct spec *spec) {
   spec->window_left = spec->window_right = 0;
 }
 
+/* Values of fewer columns, now and then, for the kernel of these head dims. */
+static void set_head_dims(struct spec *spec, int64_t head_dim, struct rng *rng) {
+  spec->head_dim = head_dim;
+  spec->value_head_dim = rng_chance(rng, 0.7) ? head_dim : 8 * rng_between(rng, 1, head_dim / 8);
+}
+
+/* Rows of a call without lengths: dense, or in pages. */
+static void set_dense(struct spec *spec) {
+  spec->packed_q = spec->packed_k = false;
+  spec->seqused_q = spec->seqused_k = false;
+}
+
+/* Few queries against caches so long, or so many, that their keys are dealt out, or lie in more
+ * parts than a cluster has, that pairs of blocks fill the GPU, or that blocks have two heads
+ * (decode_splits.c). */
+static void decode_long(struct spec *spec, struct rng *rng) {
+  enum { PARTS, DEALT, PAIRS, TWO_HEADS };
+  int64_t rows = 0; /* of all heads */
+  spec->max_seqlen_q = rng_between(rng, 1, 16 / spec->group);
+  spec->head_dim = spec->value_head_dim = RNG_PICK(rng, 16, 48, 64, 64);
+  spec->num_splits = 0;
+  spec->split_keys = 0;
+  spec->batch_index = false;
+  if (spec->layout > LAYOUT_HEADS_FIRST) spec->layout = LAYOUT_HEADS_FIRST; /* it is large */
+  switch (rng_between(rng, 0, spec->codes ? TWO_HEADS : PAIRS)) {
+    case PARTS:
+      spec->batch = rng_between(rng, 1, 2);
+      spec->heads_k = rng_between(rng, 1, 2);
+      rows = rng_between(rng, 8200, 20000) * spec->batch * spec->heads_k;
+      spec->head_dim = spec->value_head_dim = RNG_PICK(rng, 64, 120, 128, 256);
+      break;
+    case DEALT:
+      spec->batch = rng_between(rng, 2, 12);
+      spec->heads_k = rng_between(rng, 1, 6);
+      rows = spec->codes ? 210000 : 110000;
+      spec->seqused_k = true;
+      if (!spec->codes && rng_chance(rng, 0.5)) spec->head_dim = spec->value_head_dim = 128;
+      break;
+    case PAIRS:
+      spec->heads_k = RNG_PICK(rng, 1, 2, 4, 8);
+      spec->batch = rng_between(rng, 60, 66) / spec->heads_k;
+      rows = 66 * (spec->codes ? rng_between(rng, 1100, 1400) : rng_between(rng, 2200, 2500));
+      set_dense(spec);
+      break;
+    default:
+      spec->batch = rng_between(rng, 10, 40);
+      spec->heads_k = 2 * rng_between(rng, 1, 4);
+      spec->group = rng_between(rng, 1, 8);
+      spec->max_seqlen_q = 1;
+      spec->head_dim = spec->value_head_dim = RNG_PICK(rng, 16, 16, 32);
+      rows = 530000;
+  }
+  if (spec->batch > 0) spec->max_seqlen_k = rows / (spec->batch * spec->heads_k) + 1;
+}
+
 static struct spec random_forward(bool backward, struct rng *rng) {
   const bool extreme = rng_chance(rng, backward ? 0.2 : 0.1);
   struct spec spec = extreme ? spec_random_extreme(rng) : spec_random(rng);
@@ -32,6 +87,7 @@ static struct spec random_forward(bool backward, struct rng *rng) {
   if (spec.softcap > 0) spec.softcap = fmaxf(spec.softcap, fmaxf(fabsf(spec.scale), 1) / 1e38f);
   spec.output_dtype = spec.dtype;
   if (spec.sink_dtype != 0 && spec.sink_dtype != FA3_FLOAT32) spec.sink_dtype = spec.dtype;
+  if (!backward && rng_chance(rng, 0.1)) spec.output_dtype = FA3_FLOAT32;
   spec.num_threads = 1; /* of the CPU's forward pass; the trials have the processors */
   /* The pairs of head dims that kernels are made for, more often than chance would. */
   if (rng_chance(rng, 0.5)) {
@@ -47,14 +103,31 @@ static struct spec random_forward(bool backward, struct rng *rng) {
   }
   /* Chunks of prompts beside long sequences: keys dealt out, and results put together. */
   if (!backward && rng_chance(rng, 0.04)) {
-    spec.batch = rng_between(rng, 2, 5);
+    const bool many = rng_chance(rng, 0.3);
+    spec.batch = rng_between(rng, 2, many ? 10 : 5);
     spec.heads_k = rng_between(rng, 1, 2);
     spec.group = rng_between(rng, 1, 4);
-    spec.max_seqlen_q = rng_between(rng, 20, 250);
+    spec.max_seqlen_q = rng_between(rng, 20, many ? 900 : 250);
     spec.max_seqlen_k = rng_between(rng, 1100, 4500);
-    spec.packed_q = spec.seqused_k = true;
+    spec.packed_q = rng_chance(rng, 0.7);
+    spec.seqused_k = true;
     spec.packed_k = false;
+    if (rng_chance(rng, 0.7)) spec.num_splits = 0;
+    if (many) spec.split_keys = 0; /* its parts would not fit the arena */
   }
+  /* The same without lengths of queries: tiles of whole chunks for several multiprocessors each. */
+  if (!backward && rng_chance(rng, 0.01)) {
+    spec.batch = rng_between(rng, 4, 7);
+    spec.heads_k = 1;
+    spec.group = rng_between(rng, 6, 12);
+    spec.max_seqlen_q = rng_between(rng, 300, 600);
+    spec.max_seqlen_k = rng_between(rng, 3000, 4500);
+    spec.packed_q = spec.packed_k = spec.seqused_q = false;
+    spec.seqused_k = true;
+    spec.num_splits = 0;
+    spec.split_keys = 0;
+  }
+  if (!backward && rng_chance(rng, 0.03)) decode_long(&spec, rng);
   /* Queries enough for the backward kernel that takes more of them at a time (variants.def). */
   if (rng_chance(rng, 0.06)) {
     const bool masked = spec.flags & (FA3_CAUSAL | FA3_WINDOW);
@@ -82,8 +155,8 @@ static struct spec random_forward(bool backward, struct rng *rng) {
   if (backward && rng_chance(rng, 0.04)) {
     spec.batch = rng_between(rng, 1, 2);
     spec.heads_k = rng_between(rng, 12, 18) / spec.batch;
-    spec.group = rng_between(rng, 1, 2);
-    spec.head_dim = spec.value_head_dim = RNG_PICK(rng, 64, 88, 128);
+    spec.group = rng_between(rng, 1, 3);
+    set_head_dims(&spec, RNG_PICK(rng, 64, 88, 128), rng);
     spec.max_seqlen_q = rng_between(rng, 1100, 1600);
     spec.max_seqlen_k = rng_between(rng, 900, 1100);
     spec.packed_q = spec.packed_k = false;
@@ -92,13 +165,56 @@ static struct spec random_forward(bool backward, struct rng *rng) {
   /* A round of tiles that visit blocks upwards, of half of the chains. */
   if (backward && rng_chance(rng, 0.04)) {
     spec.batch = rng_between(rng, 1, 2);
-    spec.heads_k = rng_between(rng, 24, 32) / spec.batch;
-    spec.group = 1;
-    spec.head_dim = spec.value_head_dim = RNG_PICK(rng, 64, 96, 128);
+    spec.group = RNG_PICK(rng, 1, 1, 1, 2, 3, 4);
+    spec.heads_k = rng_between(rng, 24, 32) / (spec.batch * spec.group);
+    set_head_dims(&spec, RNG_PICK(rng, 64, 96, 128), rng);
     spec.max_seqlen_q = spec.max_seqlen_k = rng_between(rng, 900, 1500);
     spec.packed_q = spec.packed_k = false;
     clear_mask(&spec);
     spec.flags |= FA3_CAUSAL;
+  }
+  /* So many heads that they rise section by section. */
+  if (backward && rng_chance(rng, 0.006)) {
+    set_head_dims(&spec, RNG_PICK(rng, 64, 96, 128), rng);
+    spec.max_seqlen_q = spec.max_seqlen_k = rng_between(rng, 660, 900);
+    const int64_t tiles = (spec.max_seqlen_k + 127) / 128;
+    const int64_t section = (24 << 20) / (8 * spec.head_dim * spec.max_seqlen_q);
+    const int64_t downward = 264 / tiles + 1 > section ? 264 / tiles + 1 : section;
+    spec.batch = rng_between(rng, 1, 2);
+    spec.heads_k = (section + downward + rng_between(rng, 1, 9)) / spec.batch + 1;
+    spec.group = 1;
+    spec.packed_q = spec.packed_k = false;
+    if (spec.layout > LAYOUT_HEADS_FIRST) spec.layout = LAYOUT_HEADS_FIRST; /* it is large */
+    clear_mask(&spec);
+    spec.flags |= FA3_CAUSAL;
+  }
+  /* Little more than a round of long tiles: the first of a head go upwards. */
+  if (backward && rng_chance(rng, 0.01)) {
+    spec.batch = 1;
+    spec.heads_k = rng_between(rng, 11, 14);
+    spec.group = 1;
+    set_head_dims(&spec, RNG_PICK(rng, 96, 120, 128), rng);
+    spec.max_seqlen_q = spec.max_seqlen_k = rng_between(rng, 1300, 1800);
+    spec.packed_q = spec.packed_k = false;
+    clear_mask(&spec);
+    spec.flags |= FA3_CAUSAL;
+  }
+  /* Queries enough for 80 at a time under a mask: half of the chains rise, or tiles go by head. */
+  if (backward && rng_chance(rng, 0.004)) {
+    const bool window = rng_chance(rng, 0.5);
+    spec.batch = 1;
+    set_head_dims(&spec, RNG_PICK(rng, 120, 128), rng);
+    spec.softcap = 0;
+    spec.packed_q = spec.packed_k = false;
+    if (spec.layout > LAYOUT_HEADS_FIRST) spec.layout = LAYOUT_HEADS_FIRST; /* it is large */
+    clear_mask(&spec);
+    spec.heads_k = window ? 1 : 2;
+    spec.group = window ? 20 : 4;
+    spec.max_seqlen_q = rng_between(rng, 4200, 4500);
+    spec.max_seqlen_k = window ? rng_between(rng, 300, 1500) : spec.max_seqlen_q;
+    spec.flags |= window ? FA3_WINDOW : FA3_CAUSAL;
+    if (window) spec.window_left = 2047;
+    if (window) spec.window_right = rng_between(rng, 0, 50);
   }
   /* More than 32 of them are not numbered by one look of a warp. */
   if (rng_chance(rng, 0.05)) {
