@@ -28,6 +28,8 @@ def scales_of_pages(name, scale, cache, page_table, lengths):
     """A scale for each page, (pages, heads), of one for each sequence's head. Sequences that share a
     page need the same; a GPU's are not looked at."""
     pages, page_size = cache.shape[:2]
+    if scale.shape[0] and scale.stride(0) == 0:  # all sequences have the same: kernels are faster
+        return scale[:1].expand(pages, -1)
     if lengths is not None:
         # Entries of the table past a sequence's length may be anything.
         first_row = torch.arange(page_table.shape[1], device=cache.device) * page_size

@@ -508,8 +508,11 @@ def test_scales_of_shared_pages():
     options = {"cache_seqlens": integers("cpu", [9, 12])}
     scale = torch.tensor([[0.5, 2.0], [0.5, 1.0]])
     table = integers("cpu", [[3, 1, 9], [3, 0, -1]])
-    for same in (scale[:1].expand(2, 2), scale[:1].repeat(2, 1)):
+    outputs = [
         fa3.flash_attn_with_kvcache(q, *pages, page_table=table, k_descale=same, **options)
+        for same in (scale[:1].expand(2, 2), scale[:1].repeat(2, 1))
+    ]
+    assert torch.equal(*outputs)
     with pytest.raises(ValueError, match="share a page"):
         fa3.flash_attn_with_kvcache(q, *pages, page_table=table, k_descale=scale, **options)
     table = integers("cpu", [[3, 1, 0], [2, 0, -1]])  # only what is past a length is shared
