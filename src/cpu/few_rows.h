@@ -19,7 +19,8 @@
 #include "routines.h"
 #include "widen.h"
 
-enum { STREAMS = 4, PAIR = 2 * VECTOR };
+/* SUMS: as many vectors as registers hold, beside what is added to them. */
+enum { STREAMS = 4, PAIR = 2 * VECTOR, SUMS = VECTOR == 16 ? 16 : 8 };
 
 /* Keys of a stream; only the last streams may have fewer. */
 INLINE int64_t few_stream(const struct few_rows_step *s) {
@@ -95,19 +96,22 @@ INLINE void few_scores_block(const struct few_rows_step *s, const struct few_col
     ADD_PRODUCTS(i, vec_load_as(dtype, from[k] + i * size, dim - i))
 #undef ADD_PRODUCTS
 #pragma GCC unroll 4
-  for (int r = 0; r < rows; r++) {
-    float *scores = s->scores + (row + r) * FEW_KEYS, sums[4];
-    if (keys == 4) vec_reduce_add_quad(sum[r], sums);
+  for (int n = 0; n < rows * keys; n += 4) {
+    vec four[4];
+    float sums[4];
 #pragma GCC unroll 4
-    for (int k = 0; k < keys && keys != 4; k++) sums[k] = vec_reduce_add(sum[r][k]);
+    for (int i = 0; i < 4; i++) four[i] = sum[(n + i) / keys][(n + i) % keys];
+    vec_reduce_add_quad(four, sums);
 #pragma GCC unroll 4
-    for (int k = 0; k < keys; k++) scores[columns->keys[first + k]] = sums[k];
+    for (int i = 0; i < 4; i++)
+      s->scores[(row + (n + i) / keys) * FEW_KEYS + columns->keys[first + (n + i) % keys]] =
+          sums[i];
   }
 }
 
 INLINE void few_scores_rows(const struct few_rows_step *s, const struct few_columns *columns,
                             fa3_dtype dtype, int64_t row, const int rows) {
-  const int keys = rows == 4 ? 2 : 4; /* as many sums as registers hold */
+  const int keys = rows * STREAMS <= SUMS ? STREAMS : SUMS / rows;
   few_scores_block(s, columns, dtype, row, 0, rows, keys);
   if (keys < STREAMS) few_scores_block(s, columns, dtype, row, keys, rows, keys);
 }
@@ -193,7 +197,7 @@ INLINE void few_values_block(const struct few_rows_step *s, const struct few_col
 /* Many vectors at a time, as many as registers hold, then pairs, then single vectors. */
 INLINE void few_values_rows(const struct few_rows_step *s, const struct few_columns *columns,
                             fa3_dtype dtype, int64_t row, const int rows) {
-  const int vectors = 8 / rows;
+  const int vectors = rows * 8 <= SUMS ? 8 : SUMS / rows;
   int64_t i = 0;
   for (; i + vectors * VECTOR <= s->value_head_dim; i += vectors * VECTOR)
     few_values_block(s, columns, dtype, row, i, rows, vectors);

@@ -128,8 +128,18 @@ static inline float vec_reduce_add(vec a) {
   return _mm512_reduce_add_ps(a);
 }
 
+/* Of two vectors, in each four lanes: sums of two elements of a, b, a and b. */
+static inline vec vec_add_pairs(vec a, vec b) {
+  return vec_add(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+}
+
 static inline void vec_reduce_add_quad(const vec a[4], float sums[4]) {
-  for (int i = 0; i < 4; i++) sums[i] = vec_reduce_add(a[i]);
+  const vec first = vec_add_pairs(a[0], a[1]), second = vec_add_pairs(a[2], a[3]);
+  const vec quads =
+      vec_add(_mm512_shuffle_ps(first, second, 0x44), _mm512_shuffle_ps(first, second, 0xee));
+  const __m256 halves =
+      _mm256_add_ps(_mm512_castps512_ps256(quads), _mm512_extractf32x8_ps(quads, 1));
+  _mm_storeu_ps(sums, _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1)));
 }
 
 /* First the 4x4 blocks inside the 128-bit lanes, then the lanes. */

@@ -11,7 +11,18 @@
 
 /* `width` is a multiple of 16. */
 static inline void widen_codes(const char *codes, int64_t width, uint16_t *halves) {
-  for (int64_t i = 0; i < width; i += 16) {
+  int64_t i = 0;
+#ifdef __AVX512BW__
+  for (; i + 32 <= width; i += 32) {
+    const __m256i bytes = _mm256_loadu_si256((const __m256i *)(codes + i));
+    const __m512i moved = _mm512_slli_epi16(_mm512_cvtepi8_epi16(bytes), 7);
+    const __m512i magnitude = _mm512_and_si512(moved, _mm512_set1_epi16(0x3f80));
+    const __mmask32 nan = _mm512_cmpeq_epi16_mask(magnitude, _mm512_set1_epi16(0x3f80));
+    const __m512i half = _mm512_and_si512(moved, _mm512_set1_epi16((int16_t)0xbfff));
+    _mm512_store_si512(halves + i, _mm512_mask_mov_epi16(half, nan, _mm512_set1_epi16(-1)));
+  }
+#endif
+  for (; i < width; i += 16) {
     const __m128i bytes = _mm_loadu_si128((const __m128i *)(codes + i));
     /* The sign is in the two highest bits. */
     const __m256i moved = _mm256_slli_epi16(_mm256_cvtepi8_epi16(bytes), 7);
