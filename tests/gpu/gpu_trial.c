@@ -128,6 +128,19 @@ static struct spec random_forward(bool backward, struct rng *rng) {
     spec.split_keys = 0;
   }
   if (!backward && rng_chance(rng, 0.03)) decode_long(&spec, rng);
+  /* Chunks of prompts on caches of codes: tiles whose keys have one scale, and others. */
+  if (!backward && spec.codes && rng_chance(rng, 0.15)) {
+    spec.batch = rng_between(rng, 1, 3);
+    spec.heads_k = rng_between(rng, 1, 2);
+    spec.group = rng_between(rng, 1, 4);
+    spec.max_seqlen_q = rng_between(rng, 100, 300) / spec.group + 1;
+    spec.max_seqlen_k = rng_between(rng, 6000, 9000) / (spec.batch * spec.heads_k);
+    spec.page_size = rng_chance(rng, 0.7) ? RNG_PICK(rng, 64, 128, 192, 256) : 0;
+    spec.packed_k = false;
+    if (rng_chance(rng, 0.5)) spec.scale_rows = RNG_PICK(rng, 64, 128);
+    if (rng_chance(rng, 0.7)) spec.softcap = 0;
+    if (rng_chance(rng, 0.7)) spec.leftpad_k = false;
+  }
   /* Queries enough for the backward kernel that takes more of them at a time (variants.def). */
   if (rng_chance(rng, 0.06)) {
     const bool masked = spec.flags & (FA3_CAUSAL | FA3_WINDOW);
