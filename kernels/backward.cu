@@ -347,23 +347,22 @@ __device__ __forceinline__ bool join_parts(const fa3_backward_params &p, const w
   constexpr int kApart = kTileK * kHeadDim / 4;  // vectors from dV to dK
   const parts_of_tile parts = find_parts(p, w, kTileQ, kTileK);
   if (parts.count == 1) return true;
-  const auto place = [&](int part) {
-    return place_of_part<kTileK, kHeadDim>(p, parts.slot, part, warp);
-  };
   int *arrivals = p.arrivals + parts.slot * FA3_BACKWARD_PART_WARPS + warp;
-  int arrived = find_arrivals(arrivals);
 #pragma unroll 1
   for (int level = 0; 1 << level < parts.count; ++level) {
-    const fa3_pair pair = fa3_find_pair(parts.number, level);
-    if (pair.other >= parts.count) continue;
-    if (!(arrived & pair.bit)) {
-      float4 *to = place(pair.mine);
+    const fa3_pair pair = fa3_find_pair(parts.count, parts.number, level);
+    if (pair.alone) continue;
+    const int before = arrive(arrivals, pair);
+    if (!(before & pair.arrived)) {
+      float4 *to = find_place<kTileK, kHeadDim>(p, parts.slot, pair.mine, warp);
       store_part(dv, to);
       store_part(dk, to + kApart);
-      arrived = arrive(arrivals, pair.bit);
-      if (!(arrived & pair.bit)) return false;
+      set_bit(arrivals, pair.left);
+      return false;
     }
-    add_parts(dv, dk, place(pair.other), kApart);
+    // Always so; but where the compiler knows that, it spills a register.
+    if (before & pair.left)
+      add_parts(dv, dk, find_place<kTileK, kHeadDim>(p, parts.slot, pair.other, warp), kApart);
   }
   return true;
 }

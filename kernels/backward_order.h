@@ -142,23 +142,34 @@ FA3_SHARED fa3_place_of_part fa3_find_part(const fa3_key_tiles *tiles, const fa3
   return place;
 }
 
-/* A pair of sides, of 2^level neighbouring parts each, one of which has part `number`. The side
- * that arrives first leaves its sum and goes; the other adds it to its own, and goes on to the next
- * level. Both orders give the same bits. */
-typedef struct {
-  int mine;  /* the first part of this side, whose place its sum is left in */
-  int other; /* of the other side; if there is no such part, that side is empty */
-  int bit;   /* set if one side has arrived */
-} fa3_pair;
-
 #define FA3_MOST_PARTS 16 /* of a tile, where they are added up in pairs */
 
-FA3_SHARED fa3_pair fa3_find_pair(int number, int level) {
+/* A pair of sides, of 2^level neighbouring parts each, one of which has part `number`. The side
+ * that arrives first leaves its sum and goes; the other adds it to its own, and goes on to the next
+ * level. Both orders give the same bits. Two neighbouring parts have one place, since only one of
+ * them leaves something. */
+typedef struct {
+  int mine;    /* the place that this side leaves its sum in */
+  int other;   /* that of the other side */
+  bool alone;  /* there is no other side */
+  int arrived; /* a bit that the first side sets when it arrives, */
+  int left;    /* and when it has left its sum */
+} fa3_pair;
+
+/* Of a tile's parts. */
+FA3_SHARED int fa3_part_places(int parts) {
+  return (parts + 1) / 2;
+}
+
+FA3_SHARED fa3_pair fa3_find_pair(int count, int number, int level) {
+  const int mine = number >> level << level, other = mine ^ 1 << level;
   fa3_pair pair;
-  pair.mine = number >> level << level;
-  pair.other = pair.mine ^ 1 << level;
+  pair.mine = mine / 2;
+  pair.other = other / 2;
+  pair.alone = other >= count;
   /* Behind those of the levels below, each of which has half as many as the one before it. */
-  pair.bit = 1 << (FA3_MOST_PARTS - (FA3_MOST_PARTS >> level) + (number >> (level + 1)));
+  pair.arrived = 1 << (FA3_MOST_PARTS - (FA3_MOST_PARTS >> level) + (number >> (level + 1)));
+  pair.left = pair.arrived << FA3_MOST_PARTS;
   return pair;
 }
 

@@ -26,14 +26,14 @@
  *                   lse beyond FA3_LARGE_LSE, in which case all of its lse are as they were given
  *   partial   float [sums][heads_q][slots][tile_q * head_dim of the variant], laid out as the
  *                   kernel likes
- *   parts     float [heads_k][key_slots][parts][tile_k * (head_dim + head_dim_v) of the variant],
- *                   where tiles are dealt out in parts (backward_order.h): dV and dK of each, or
- *                   of several, in the place of the first; tiles are numbered as blocks of rows
- *                   are. Of
- *                   backward_wide [batch][heads_k][parts][seqlen_k][head_dim], then the same with
- *                   head_dim_v: grad_key and grad_value of the second launch
+ *   parts     float [heads_k][key_slots][places][tile_k * (head_dim + head_dim_v) of the variant],
+ *                   where tiles are dealt out in parts (backward_order.h): dV and dK of one or
+ *                   several; fa3_part_places of each tile, which are numbered as blocks of rows
+ *                   are. Of backward_wide [batch][heads_k][parts][seqlen_k][head_dim], then the
+ *                   same with head_dim_v: grad_key and grad_value of the second launch
  *   arrivals  int   [heads_k][key_slots][FA3_BACKWARD_PART_WARPS], likewise: of each warp's keys,
- *                   the bits of pairs of which one side has arrived
+ *                   the bits of pairs of which one side has arrived, and of those of which it has
+ *                   left its sum
  *   sinks     float [heads_q][slots], if the sink's gradient is wanted
  *   next_tile one int
  *

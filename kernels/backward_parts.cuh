@@ -23,12 +23,13 @@ __device__ __forceinline__ parts_of_tile find_parts(const fa3_backward_params &p
               fa3_backward_key_slot(&p.sequences, &p.tiles, w.batch, w.sequence.key_row, tile_k)};
 }
 
-// Where a thread's share of a part's dV lies, behind all of which dK begins: for each eight columns
-// one vector a thread, as wgmma has them. `warp`: of those that have 16 of the tile's keys each.
+// Where a thread's share of the dV that is left in a place lies, behind all of which dK begins: for
+// each eight columns one vector a thread, as wgmma has them. `warp`: of those that have 16 of the
+// tile's keys each.
 template <int kTileKeys, int kColumns>
-__device__ __forceinline__ float4 *place_of_part(const fa3_backward_params &p, int slot, int part,
-                                                 int warp) {
-  const int64_t buffer = (int64_t)slot * fa3_key_tile_parts(&p.tiles) + part;
+__device__ __forceinline__ float4 *find_place(const fa3_backward_params &p, int slot, int place,
+                                              int warp) {
+  const int64_t buffer = (int64_t)slot * fa3_part_places(fa3_key_tile_parts(&p.tiles)) + place;
   return (float4 *)(p.parts + buffer * (2 * kTileKeys * kColumns) + 16 * kColumns * warp) +
          (thread_again() & 31);
 }
@@ -40,22 +41,25 @@ __device__ __forceinline__ void store_part(const float (&x)[kCount], float4 *to)
     to[32 * j] = make_float4(x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]);
 }
 
-// What lane 0 has read, for all lanes, which may then read what it tells of.
-__device__ __forceinline__ int tell_warp(int x) {
-  x = __shfl_sync(0xffffffff, x, 0);
+// What a warp has read and written comes before it sets a bit; and all its lanes may then read what
+// the bits that were set tell of.
+__device__ __forceinline__ int set_bit(int *arrivals, int bit) {
   __syncwarp();
-  return x;
+  int before = (thread_again() & 31) == 0 ? fetch_or(arrivals, bit) : 0;
+  before = __shfl_sync(0xffffffff, before, 0);
+  __syncwarp();
+  return before;
 }
 
-// The pairs of the same keys of which one side has arrived.
-__device__ __forceinline__ int find_arrivals(const int *arrivals) {
-  return tell_warp((thread_again() & 31) == 0 ? load_acquire(arrivals) : 0);
-}
-
-// The same before this side arrived, which has stored its sum.
-__device__ __forceinline__ int arrive(int *arrivals, int pair) {
-  __syncwarp();
-  return tell_warp((thread_again() & 31) == 0 ? fetch_or(arrivals, pair) : 0);
+// Tells that this side of a pair has arrived; returns which bits were set before. If the other was
+// first, it has left its sum by now, which is waited for: it does so as soon as it has arrived.
+__device__ __forceinline__ int arrive(int *arrivals, const fa3_pair &pair) {
+  int before;
+#pragma unroll 1
+  do {
+    before = set_bit(arrivals, pair.arrived);
+  } while ((before & (pair.arrived | pair.left)) == pair.arrived);
+  return before;
 }
 
 // Adds to both gradients what the other side has of them, dK `apart` vectors behind dV. The loads

@@ -263,35 +263,40 @@ static struct sum add(struct sum a, struct sum b) {
 
 /* A part on its way from pair to pair. Between any two steps others may go on. */
 struct part {
-  enum { LOOKS, STORES, ARRIVES, ADDS, GONE, HAS_ALL } next;
-  int number, level, arrived;
+  enum { ARRIVES, STORES, LEAVES, ADDS, GONE, HAS_ALL } next;
+  int number, level;
   struct sum sum;
 };
 
 static void go_on(struct part *part, int count, struct sum *left, int *arrivals) {
-  const fa3_pair at = fa3_find_pair(part->number, part->level);
+  const fa3_pair at = fa3_find_pair(count, part->number, part->level);
+  const int before = *arrivals;
   switch (part->next) {
-    case LOOKS:
-      if (1 << part->level >= count)
+    case ARRIVES:
+      if (1 << part->level >= count) {
         part->next = HAS_ALL;
-      else if (at.other >= count)
+      } else if (at.alone) {
         part->level++;
-      else
-        part->next = part->arrived & at.bit ? ADDS : STORES;
+      } else { /* the second to arrive comes back here until it finds something */
+        *arrivals |= at.arrived;
+        part->next = !(before & at.arrived) ? STORES : before & at.left ? ADDS : ARRIVES;
+      }
       break;
     case STORES:
+      assert_in_range(at.mine, 0, fa3_part_places(count) - 1);
+      assert_int_equal(left[at.mine].parts, 0);
       left[at.mine] = part->sum;
-      part->next = ARRIVES;
+      part->next = LEAVES;
       break;
-    case ARRIVES:
-      part->arrived = *arrivals;
-      *arrivals |= at.bit;
-      part->next = part->arrived & at.bit ? ADDS : GONE;
+    case LEAVES:
+      *arrivals |= at.left;
+      part->next = GONE;
       break;
     case ADDS:
       part->sum = add(part->sum, left[at.other]);
+      left[at.other].parts = 0; /* the place is free */
       part->level++;
-      part->next = LOOKS;
+      part->next = ARRIVES;
       break;
     case GONE:
     case HAS_ALL:
@@ -311,11 +316,10 @@ static void test_pairs(void **state) {
       struct sum left[FA3_MOST_PARTS] = {{0, 0}};
       int arrivals = 0, under_way = count;
       for (int i = 0; i < count; i++)
-        parts[i] = (struct part){.number = i, .sum = {1U << i, (uint64_t)i + 1}, .arrived = -1};
+        parts[i] = (struct part){.number = i, .sum = {1U << i, (uint64_t)i + 1}};
       while (under_way > 0) {
         struct part *part = &parts[rng_between(&rng, 0, count - 1)];
         if (part->next == GONE || part->next == HAS_ALL) continue;
-        if (part->arrived < 0) part->arrived = arrivals;
         go_on(part, count, left, &arrivals);
         if (part->next == GONE) under_way--;
         if (part->next != HAS_ALL) continue;

@@ -204,7 +204,8 @@ static bool takes_more_sums(const struct problem *problem) {
 static int64_t bytes_of_all_parts(const struct problem *problem, const struct backward_plan *plan,
                                   int64_t parts) {
   if (plan->cluster == 1)
-    return parts * problem->heads_k * plan->key_slots * bytes_of_part(plan->kernel);
+    return fa3_part_places((int)parts) * problem->heads_k * plan->key_slots *
+           bytes_of_part(plan->kernel);
   const int64_t rows = problem->batch_k * problem->rows_k * problem->heads_k;
   return (int64_t)sizeof(float) * parts * rows * (problem->head_dim + problem->value_head_dim);
 }
