@@ -152,9 +152,25 @@ static void test_backward_parts(void **state) {
   check_parts(deal(2, 4096, 77, 8, 8, 64, false), 1, 8);
   check_parts(deal(1, 2048, 2048, 16, 16, 128, false), 1, 1);
   check_parts(deal(4, 4096, 4096, 16, 16, 128, true), 1, 1);
-  check_parts(deal(4, 4096, 4096, 16, 1, 128, true), 4, 1);
   check_parts(deal(1, 5000, 5000, 20, 5, 128, false), 1, 3);
   check_parts(deal(3, 700, 700, 20, 4, 128, true), 5, 1);
+}
+
+/* Large groups under a causal mask: few heads take a block in turn, each with 32 queries of a step
+ * at most, in parts of 32 steps at least, if these do not take half as much as dQ's sum. */
+static void test_parts_of_groups(void **state) {
+  (void)state;
+  check_parts(deal(5, 2558, 2558, 64, 8, 128, true), 4, 1); /* two heads in turn */
+  check_parts(deal(4, 4096, 4096, 16, 1, 128, true), 8, 1);
+  check_parts(deal(2, 8192, 8192, 32, 8, 128, true), 2, 1);
+  check_parts(deal(4, 4096, 4096, 64, 8, 64, true), 2, 1);  /* four, of half the size */
+  check_parts(deal(8, 1024, 1024, 64, 8, 128, true), 2, 1); /* short ones */
+  check_parts(deal(16, 512, 512, 64, 8, 128, true), 1, 1);
+  check_parts(deal(3, 6000, 6000, 48, 8, 128, true), 2, 1);  /* for three there is no room */
+  check_parts(deal(2, 8192, 8192, 24, 8, 128, true), 1, 1);  /* small ones */
+  check_parts(deal(4, 4096, 4096, 64, 8, 128, false), 1, 1); /* no mask */
+  check_parts(deal(4, 1024, 8192, 64, 8, 128, true), 1, 1);  /* nearly all is seen */
+  check_parts(deal(4, 4096, 4096, 64, 8, 256, true), 1, 1);  /* the wide kernel goes by head */
 }
 
 static struct backward_plan deal_packed(int64_t batch, int64_t rows, int64_t longest,
@@ -180,6 +196,9 @@ static struct backward_plan deal_packed(int64_t batch, int64_t rows, int64_t lon
 static void test_packed_sequences(void **state) {
   (void)state;
   check_parts(deal_packed(4, 8133, 7000, 8, 1, 128), 4, 1);
+  check_parts(deal_packed(17, 108436, 16000, 8, 1, 128), 4, 1);
+  check_parts(deal_packed(40, 44697, 5401, 8, 1, 64), 2, 1);
+  check_parts(deal_packed(160, 44697, 5401, 8, 1, 64), 1, 1); /* most are short */
   for (int64_t longest = 100; longest < 10000; longest += 700)
     for (int64_t heads = 1; heads <= 16; heads *= 2)
       for (int64_t head_dim = 64; head_dim <= 256; head_dim *= 2) {
@@ -297,7 +316,19 @@ static void test_backward_section(void **state) {
   assert_int_equal(deal(1, 131072, 131072, 16, 16, 128, true).tiles.section, 4);
   assert_int_equal(deal(1, 32768, 65536, 16, 16, 128, true).tiles.section, 8);
   assert_int_equal(deal(2, 8192, 8192, 8, 8, 256, true).tiles.section, 8);
-  assert_int_equal(deal(2, 4096, 4096, 48, 6, 128, true).tiles.section, 6); /* groups of eight */
+  /* Large groups: those that fit the cache, or as many as it takes, in two, four or eight parts. */
+  assert_int_equal(deal(2, 4096, 4096, 48, 6, 128, true).tiles.section, 4 * 4);
+  assert_int_equal(deal(5, 5787, 5787, 40, 8, 128, true).tiles.section, 2 * 4);
+  assert_int_equal(deal(1, 16384, 16384, 64, 8, 128, true).tiles.section, 4 * 1);
+  assert_int_equal(deal(4, 2048, 2048, 40, 8, 128, true).tiles.section, 2 * 8);  /* equal, not 7 */
+  assert_int_equal(deal(16, 1024, 1024, 64, 8, 64, true).tiles.section, 1 * 11); /* not a round */
+  assert_int_equal(deal(2, 8192, 1024, 32, 4, 128, true).tiles.section, 4 * 2);  /* likewise */
+  /* tests/gpu/deterministic.c: of 32 */
+  assert_int_equal(deal(1, 1100, 1300, 64, 8, 128, true).tiles.section, 4 * 4);
+  /* Packed, of whole sequences, or equal ones of each. */
+  assert_int_equal(deal_packed(17, 32768, 8036, 32, 8, 128).tiles.section, 2 * 4);
+  assert_int_equal(deal_packed(40, 44697, 5401, 8, 1, 64).tiles.section, 2 * 12);
+  assert_int_equal(deal_packed(17, 32768, 3799, 32, 4, 64).tiles.section, 2 * 8);
 }
 
 static void check_rising(const fa3_key_tiles tiles, int32_t rising, int32_t together) {
@@ -356,6 +387,7 @@ int main(void) {
       cmocka_unit_test(test_backward_kernel_by_length),
       cmocka_unit_test(test_backward_kernel_by_head),
       cmocka_unit_test(test_backward_parts),
+      cmocka_unit_test(test_parts_of_groups),
       cmocka_unit_test(test_packed_sequences),
       cmocka_unit_test(test_finished_later),
       cmocka_unit_test(test_sums),

@@ -31,8 +31,13 @@ enum { CACHE_BYTES = 24 << 20, RISING_BYTES = 44 << 20, LEAST_HEADS = 4 };
 /* Between two tiles of a window that come to the same block of queries. */
 enum { BETWEEN_BYTES = 30 << 20 };
 
-/* What a section has at most under a causal mask. Measured: docs/notes/hopper-backward-tiles.md. */
-enum { TOGETHER_BYTES = 512 << 20 };
+/* What a section has at most under a causal mask, and of large groups. Measured:
+ * docs/notes/hopper-backward-tiles.md. */
+enum { TOGETHER_BYTES = 512 << 20, GROUPS_BYTES = 128 << 20 };
+
+/* Of large groups: queries of a step for each head that takes a block in turn, at most, and steps
+ * of a part in the mean, at least. Measured: likewise. */
+enum { QUERIES_PER_HEAD = 32, LEAST_STEPS = 32 };
 
 /* Sums of a block of dQ; bytes of all sums that stay in the L2 cache, and of those beyond the first
  * in the workspace. */
@@ -49,6 +54,9 @@ enum { FEW_ROUNDS = 3 };
  * of a tile, at most, if dQ is finished later. Measured: docs/notes/hopper-backward-tiles.md. */
 static const double least_rounds = 1.4, least_rounds_of_long_steps = 1.6, two_rounds = 2.05;
 enum { FARTHEST_RISE = 72 };
+
+/* Less than a round of tiles, of a section of large groups. */
+static const double least_part_of_round = 0.67;
 
 /* In steps. Measured: docs/notes/hopper-backward-tiles.md. */
 static const double BYTES_OF_STEP = 8.3e6; /* that a kernel reads or writes in the time of one */
@@ -77,13 +85,36 @@ int64_t count_key_slots(const struct problem *problem) {
       TILE_K);
 }
 
-int64_t most_parted_tiles(const struct problem *problem) {
-  return smaller(multiply(count_key_slots(problem), problem->heads_k), MOST_TILE_PARTS);
+static int64_t count_key_tiles(const struct problem *problem) {
+  return multiply(count_key_slots(problem), problem->heads_k);
 }
 
-int64_t bytes_of_parts(const struct problem *problem, const struct kernel *kernel) {
-  const int64_t parts = smaller(FA3_MOST_PARTS * most_parted_tiles(problem), MOST_TILE_PARTS);
-  return parts * bytes_of_part(kernel);
+static int64_t query_heads_of_key_head(const struct problem *problem) {
+  return problem->heads_q / larger(problem->heads_k, 1);
+}
+
+static bool is_causal(const struct problem *problem) {
+  return problem->window_left >= FA3_NO_LIMIT && problem->window_right < FA3_NO_LIMIT;
+}
+
+/* How many heads of a group take a block in turn at least, where it is dealt out to fit the L2
+ * cache: a tile follows the one before it by a step or two, and that is not to be much of what the
+ * heads take for 128 queries. */
+static int64_t least_in_turn(const struct kernel *kernel) {
+  return kernel->tile_q / QUERIES_PER_HEAD;
+}
+
+int64_t count_arrivals(const struct problem *problem) {
+  return multiply(count_key_tiles(problem), FA3_BACKWARD_PART_WARPS);
+}
+
+int64_t bytes_of_parts(const struct problem *problem, const struct backward_plan *plan,
+                       int64_t bytes_of_sum) {
+  const int64_t tiles = count_key_tiles(problem), bytes = bytes_of_part(plan->kernel);
+  const int64_t few = bytes * smaller(multiply(FA3_MOST_PARTS, tiles), MOST_TILE_PARTS);
+  if (!is_causal(problem) || plan->cluster > 1) return few;
+  const int64_t places = query_heads_of_key_head(problem) / (2 * least_in_turn(plan->kernel));
+  return larger(few, smaller(multiply(multiply(tiles, places), bytes), bytes_of_sum / 2));
 }
 
 /* Blocks of queries that a tile visits for a query head: in the mean, at most, and of some tiles,
@@ -216,7 +247,7 @@ static void deal_parts(const struct problem *problem, int64_t workers, struct ba
   const struct deal deal = {.visits = count_visits(problem, kernel, tiles->tiles),
                             .tiles = count_tiles(problem, tiles),
                             .heads = tiles->heads * count_sequences(problem),
-                            .group = problem->heads_q / larger(problem->heads_k, 1),
+                            .group = query_heads_of_key_head(problem),
                             .blocks = divide_up(longest_query(problem), kernel->tile_q),
                             .workers = workers,
                             .bytes = bytes_of_part(kernel),
@@ -233,7 +264,7 @@ static void deal_parts(const struct problem *problem, int64_t workers, struct ba
     const int64_t most_row_parts = narrow ? 1 : smaller(parts, deal.blocks);
     if (parts * taken > MOST_TAKEN ||
         parts * deal.tiles > smaller(MOST_PER_WORKER * workers, MOST_TILE_PARTS) ||
-        bytes_of_all_parts(problem, plan, parts) > bytes_of_parts(problem, kernel))
+        bytes_of_all_parts(problem, plan, parts) > plan->part_bytes)
       break;
     for (int64_t rows = 1; rows <= most_row_parts; rows++) {
       if (parts % rows || parts / rows > deal.group) continue;
@@ -244,6 +275,40 @@ static void deal_parts(const struct problem *problem, int64_t workers, struct ba
       tiles->row_parts = (int32_t)rows;
     }
   }
+}
+
+/* Whether the tiles of a head, which see from all queries down to few, have so many query heads
+ * that these are dealt out to fit the L2 cache. */
+static bool has_large_groups(const struct problem *problem, const struct visits *visits,
+                             const struct backward_plan *plan) {
+  return is_causal(problem) && visits->mean <= 0.75 * visits->most && plan->cluster == 1 &&
+         plan->tiles.row_parts == 1 && fa3_key_tile_count(&plan->tiles) > 0 &&
+         query_heads_of_key_head(problem) >= 2 * least_in_turn(plan->kernel);
+}
+
+/* What most tiles have of the longest sequence's length. Of packed lengths only their mean is
+ * known, and most tiles are those of longer ones. */
+static double find_typical_share(const struct problem *problem, const fa3_key_tiles *tiles) {
+  const double all = (double)tiles->tiles * tiles->heads * tiles->batches;
+  return fmin(1, 2 * (double)count_tiles(problem, tiles) / all);
+}
+
+/* All heads of a group take a block in turn, and of a large group, what its tiles have in flight,
+ * beside those of other heads of keys, is beyond the L2 cache. So few heads do, each such part of a
+ * group by itself. Not too few, or tiles wait for each other; and a part is to be long enough that
+ * it does not matter where it begins and ends. */
+static void deal_groups(const struct problem *problem, const struct visits *visits,
+                        struct backward_plan *plan) {
+  fa3_key_tiles *tiles = &plan->tiles;
+  if (!has_large_groups(problem, visits, plan)) return;
+  const int64_t group = query_heads_of_key_head(problem);
+  const double steps = visits->mean * find_typical_share(problem, tiles) * (double)group;
+  int64_t parts =
+      smaller(divide_up(group, least_in_turn(plan->kernel)), (int64_t)(steps / LEAST_STEPS));
+  parts = smaller(parts, FA3_MOST_PARTS);
+  while (parts > tiles->head_parts && bytes_of_all_parts(problem, plan, parts) > plan->part_bytes)
+    parts--;
+  if (parts > tiles->head_parts) tiles->head_parts = (int32_t)parts;
 }
 
 /* Whether a tile of keys should be done with a query head before it takes the next. Under a window
@@ -279,10 +344,62 @@ static const struct kernel *find_by_head(const struct kernel *kernel, bool softc
 
 /* Q, dO and dQ of a head of keys, which each of its tiles reads and adds to. */
 static int64_t bytes_of_head(const struct problem *problem, const struct kernel *kernel) {
-  const int64_t group = problem->heads_q / larger(problem->heads_k, 1);
+  const int64_t group = query_heads_of_key_head(problem);
   const int64_t queries = larger(longest_query(problem), 1);
   return queries * group *
          (2 * (problem->head_dim + problem->value_head_dim) + 4 * (int64_t)kernel->head_dim);
+}
+
+/* Under a causal mask: chains in flight together that are enough for a tile not to wait for the one
+ * before it; fewer where a block of queries is a step for each of the heads that take it in turn.
+ */
+static int64_t enough_chains(const struct backward_plan *plan, int64_t in_turn, int64_t workers) {
+  const struct kernel *kernel = plan->kernel;
+  const int64_t tiles_in_chain = plan->cluster > 1 ? 12 : 8;
+  return (int64_t)(3.0 * (double)(workers * kernel->tile_q) /
+                   ((double)(tiles_in_chain * kernel->tile_k) * sqrt((double)in_turn)));
+}
+
+/* In how many sections: of `size` heads, or up to a third more or less of what fits, if that makes
+ * them equal. */
+static int64_t count_sections(int64_t heads, int64_t size, int64_t fitting) {
+  const int64_t wanted = divide_up(heads, size);
+  if (heads % wanted == 0) return wanted;
+  for (int64_t n = divide_up(heads, smaller(4 * size / 3, fitting)); 3 * n <= 4 * wanted; n++)
+    if (heads % n == 0) return n;
+  return wanted;
+}
+
+/* Of large groups: as many heads of keys as are enough, but no more than fit, in equal sections.
+ * These are not to be nearly a round of tiles: after such a section the longest tiles of the next
+ * one begin one by one, as its shortest ones end, and are at all blocks at a time. Where lengths
+ * are packed, sections are of whole sequences, or each sequence has its own: few of the heads of a
+ * long one in a section of short ones would wait for each other. */
+static int64_t find_section_of_groups(const struct problem *problem, const struct visits *visits,
+                                      const struct backward_plan *plan, int64_t workers) {
+  const fa3_key_tiles *tiles = &plan->tiles;
+  const int64_t all = (int64_t)tiles->heads * tiles->batches;
+  const int64_t in_turn = divide_up(query_heads_of_key_head(problem), tiles->head_parts);
+  const double share = find_typical_share(problem, tiles);
+  const double longest = (double)larger(longest_query(problem), 1);
+  const double seen = fmin(visits->most * plan->kernel->tile_q / longest, 1);
+  const int64_t bytes_per_head = bytes_of_head(problem, plan->kernel);
+  const int64_t fitting =
+      larger((int64_t)(GROUPS_BYTES / (share * seen * (double)bytes_per_head)), 1);
+  const int64_t enough = larger(enough_chains(plan, in_turn, workers) / tiles->head_parts, 1);
+  const int64_t size = smaller(larger(CACHE_BYTES / bytes_per_head, enough), fitting);
+  if (is_packed(problem)) {
+    const int64_t heads = tiles->heads;
+    return size >= heads ? smaller(size / heads * heads, all)
+                         : divide_up(heads, count_sections(heads, size, fitting));
+  }
+  int64_t sections = count_sections(all, size, fitting);
+  for (; sections < all; sections++) {
+    const int64_t of_section = divide_up(all, sections) * tiles->tiles * tiles->head_parts;
+    const double rounds = (double)of_section / (double)workers;
+    if (rounds <= least_part_of_round || rounds > 1) break;
+  }
+  return divide_up(all, sections);
 }
 
 /* How many heads of keys are in flight together. Without a mask few enough that their queries and
@@ -293,22 +410,22 @@ static int64_t bytes_of_head(const struct problem *problem, const struct kernel 
  * group; and fewer where heads are long, for on a long way tiles drift apart, and what one of them
  * reads is no longer in the L2 cache when the others come. Sections are equal, or the last one
  * would have too few. */
-static int64_t find_section(const struct problem *problem, const struct backward_plan *plan,
-                            int64_t workers) {
+static int64_t find_section(const struct problem *problem, const struct visits *visits,
+                            const struct backward_plan *plan, int64_t workers) {
   const struct kernel *kernel = plan->kernel;
   const int64_t all = (int64_t)plan->tiles.heads * plan->tiles.batches;
-  const int64_t group = problem->heads_q / larger(problem->heads_k, 1);
   const int64_t queries = larger(longest_query(problem), 1);
   const int64_t bytes_per_head = bytes_of_head(problem, kernel);
   int64_t most = CACHE_BYTES / bytes_per_head;
+  if (has_large_groups(problem, visits, plan))
+    return find_section_of_groups(problem, visits, plan, workers);
   if (problem->window_right < FA3_NO_LIMIT) {
     /* Some kernels are done with a query head before they take the next. */
     const bool by_head = plan->cluster > 1 || kernel->by_head;
+    const int64_t group = query_heads_of_key_head(problem);
     const int64_t in_turn = by_head ? 1 : divide_up(group, plan->tiles.head_parts);
-    const int64_t tiles_in_chain = plan->cluster > 1 ? 12 : 8;
-    const double chain = 3.0 * (double)(workers * kernel->tile_q) /
-                         ((double)(tiles_in_chain * kernel->tile_k) * sqrt((double)in_turn));
-    most = larger(most, (int64_t)chain / fa3_key_tile_parts(&plan->tiles));
+    const int64_t enough = enough_chains(plan, in_turn, workers);
+    most = larger(most, enough / fa3_key_tile_parts(&plan->tiles));
     /* More keys are more rounds of tiles; a window's tiles have a short way. */
     const int64_t keys = smaller(problem->max_seqlen_k, problem->rows_k);
     const int64_t length = larger(queries, smaller(keys, 4 * queries));
@@ -330,7 +447,7 @@ static int64_t find_section(const struct problem *problem, const struct backward
  * the last of a chain, always gain by that. */
 static bool finish_later(const struct problem *problem, const struct backward_plan *plan) {
   const fa3_key_tiles *tiles = &plan->tiles;
-  const int64_t group = problem->heads_q / larger(problem->heads_k, 1);
+  const int64_t group = query_heads_of_key_head(problem);
   const int64_t steps = plan->blocks_q * group / fa3_key_tile_parts(tiles);
   const bool masked = problem->window_left < FA3_NO_LIMIT || problem->window_right < FA3_NO_LIMIT;
   if (masked) return false;
@@ -389,7 +506,7 @@ static void deal_half_rising(const struct problem *problem, const struct visits 
       smaller(MULTIPROCESSORS / tiles->tiles, even_rounds ? all / 2 : 3 * all / 8);
   const int64_t bytes_per_chain = bytes_of_head(problem, plan->kernel) / tiles->head_parts;
   if (rising < 1 || rising * bytes_per_chain > RISING_BYTES) return;
-  const int64_t group = problem->heads_q / larger(problem->heads_k, 1);
+  const int64_t group = query_heads_of_key_head(problem);
   const int64_t in_turn = divide_up(group, tiles->head_parts);
   const double longest = visits->most * (double)in_turn;
   const double even = rounds * (visits->mean * (double)in_turn + boundary_steps);
@@ -453,7 +570,7 @@ static void deal_sums(const struct problem *problem, const struct visits *visits
                       struct backward_plan *plan) {
   fa3_key_tiles *tiles = &plan->tiles;
   const int parts = fa3_key_tile_parts(tiles);
-  const int64_t group = problem->heads_q / larger(problem->heads_k, 1);
+  const int64_t group = query_heads_of_key_head(problem);
   const int64_t all = larger(tiles->heads * count_sequences(problem), 1) * parts;
   const double bytes = bytes_of_sum(problem, plan);
   const double steps_of_sum = bytes / BYTES_OF_STEP;
@@ -496,13 +613,16 @@ static void deal_sums(const struct problem *problem, const struct visits *visits
 }
 
 void deal_tiles(const struct problem *problem, int64_t workers, struct backward_plan *plan) {
+  const struct visits visits = count_visits(problem, plan->kernel, plan->tiles.tiles);
   plan->tiles.head_parts = plan->tiles.row_parts = 1;
-  if (fa3_key_tile_count(&plan->tiles) > 0)
+  if (fa3_key_tile_count(&plan->tiles) > 0) {
     deal_parts(problem, MULTIPROCESSORS / plan->cluster, plan);
+    deal_groups(problem, &visits, plan);
+  }
   if (goes_by_head(problem, &plan->tiles))
     plan->kernel = find_by_head(plan->kernel, problem->softcap > 0);
-  plan->tiles.section = (int32_t)find_section(problem, plan, workers) * plan->tiles.head_parts;
-  const struct visits visits = count_visits(problem, plan->kernel, plan->tiles.tiles);
+  plan->tiles.section =
+      (int32_t)find_section(problem, &visits, plan, workers) * plan->tiles.head_parts;
   plan->tiles.sums_log2 = plan->tiles.upward = plan->tiles.rising = 0;
   plan->tiles.staggered = plan->tiles.stagger_log2 = 0;
   plan->finished_later = false;

@@ -8,10 +8,11 @@
 /* Numbers that the tiles of a head of keys may have, of all sequences: as blocks of queries. */
 int64_t count_key_slots(const struct problem *problem);
 
-/* The most tiles that may be dealt out in parts, and room for what these leave each other, in
- * bytes: never less where a dimension grows. */
-int64_t most_parted_tiles(const struct problem *problem);
-int64_t bytes_of_parts(const struct problem *problem, const struct kernel *kernel);
+/* Room for what parts of tiles leave each other, and words in which they tell that they have: never
+ * less where a dimension grows. `bytes_of_sum`: of dQ, in float32. */
+int64_t bytes_of_parts(const struct problem *problem, const struct backward_plan *plan,
+                       int64_t bytes_of_sum);
+int64_t count_arrivals(const struct problem *problem);
 
 /* Room for the sums of dQ beyond the first. */
 int64_t bytes_of_more_sums(int64_t bytes_of_sum);

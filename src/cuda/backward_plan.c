@@ -131,10 +131,10 @@ static fa3_status plan_workspace(const struct problem *problem, struct cuda_plan
   TRY(reserve(size, &plan->partial, "grad_query in float32", heads, rows, row_bytes));
   TRY(reserve(size, &more, "grad_query in more sums", 1, 1,
               bytes_of_more_sums(heads * rows * row_bytes)));
-  TRY(reserve(size, &plan->parts, "grad_key and grad_value in parts", 1, 1,
-              bytes_of_parts(problem, kernel)));
-  TRY(reserve(size, &plan->arrivals, "arrivals of parts", FA3_BACKWARD_PART_WARPS,
-              most_parted_tiles(problem), sizeof(int32_t)));
+  plan->part_bytes = bytes_of_parts(problem, plan, heads * rows * row_bytes);
+  TRY(reserve(size, &plan->parts, "grad_key and grad_value in parts", 1, 1, plan->part_bytes));
+  TRY(reserve(size, &plan->arrivals, "arrivals of parts", 1, count_arrivals(problem),
+              sizeof(int32_t)));
   const struct demand demands[] = {{TENSOR_query, FORM_TMA},
                                    {TENSOR_key, FORM_TMA},
                                    {TENSOR_value, FORM_TMA},

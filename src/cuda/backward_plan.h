@@ -25,6 +25,7 @@ struct backward_plan {
   int32_t slots;
   int32_t key_slots;     /* of a head of keys */
   int32_t arrival_words; /* 0 where no parts are added up within the kernel */
+  int64_t part_bytes;    /* room for what parts leave each other */
   bool summed_later;     /* parts of dK and dV are added up by a kernel of its own */
   /* The kernels' own arrays, see kernels/backward_params.h. */
   struct reservation counters;

@@ -195,6 +195,12 @@ static void test_hundred_runs(void **state) {
     half.forward.max_seqlen_q = half.forward.max_seqlen_k = 1400;
     run(&half, (uint64_t)calls++);
   }
+  /* A large group's parts, in several sections. */
+  struct gradient_spec groups = make_spec(128, 8, FA3_CAUSAL);
+  groups.forward.batch = 1;
+  groups.forward.heads_k = 8;
+  groups.forward.packed_q = groups.forward.packed_k = false;
+  run(&groups, (uint64_t)calls++);
   /* Tiles that go by head, one query head after the other (backward_deal.c). */
   struct gradient_spec window = make_spec(128, 4, FA3_CAUSAL | FA3_WINDOW);
   window.forward.batch = 1;
