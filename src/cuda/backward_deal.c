@@ -3,6 +3,7 @@
 #include <math.h>
 
 #include "cuda/kernels.h"
+#include "cuda/limits.h"
 #include "cuda/sequences.h"
 #include "integer.h"
 
@@ -301,6 +302,9 @@ static void deal_groups(const struct problem *problem, const struct visits *visi
                         struct backward_plan *plan) {
   fa3_key_tiles *tiles = &plan->tiles;
   if (!has_large_groups(problem, visits, plan)) return;
+  if (multiply(fa3_key_tile_count(tiles), FA3_MOST_PARTS) > MAX_TILES ||
+      count_arrivals(problem) > MAX_TILES)
+    return;
   const int64_t group = query_heads_of_key_head(problem);
   const double steps = visits->mean * find_typical_share(problem, tiles) * (double)group;
   int64_t parts =
