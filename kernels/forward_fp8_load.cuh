@@ -3,6 +3,9 @@
 #define FA3_FORWARD_FP8_LOAD_CUH
 
 #include "forward_fp8_work.cuh"
+#if FA3_PAGES
+#include "forward_page_cursor.cuh"
+#endif
 
 __device__ __forceinline__ void load_queries(const fa3_forward_params &params, const layout &m,
                                              uint32_t t, const work &w, bool leader) {
@@ -76,9 +79,80 @@ __device__ __forceinline__ int keys_of(const layout &m, uint32_t tile) {
   return __float_as_int(load_shared_float(m.v_keys + tile % kStages * 4));
 }
 
+// Where a tile of keys is.
+#if FA3_PAGES
+// In boxes of rows that are in one page, as many rows as divide both a page and a tile: lane i
+// knows of the i-th. What lies beyond the sequence's end, or in a page that is not there, counts as
+// zeros.
+struct key_tile {
+  page_cursor cursor;
+  int page;  // or -1
+};
+
+__device__ __forceinline__ void find_page(const fa3_forward_params &params, const work &w,
+                                          key_tile &tile) {
+  tile.page = look_up(fa3_find_page(&params.sequences, &w.sequence, 0),
+                      max(w.sequence.mask.keys, 0), tile.cursor);
+}
+
+__device__ __forceinline__ key_tile find_key_tile(const fa3_forward_params &params, const work &w,
+                                                  int n) {
+  const int key = n * kTileK + (threadIdx.x & 31) * params.box;
+  key_tile tile = {find_cursor(params.page_size, w.sequence.key_row, key), -1};
+  find_page(params, w, tile);
+  return tile;
+}
+
+// To the tile before, while this one is on its way: the page table is far away.
+__device__ __forceinline__ void move_back(const fa3_forward_params &params, const work &w,
+                                          const page_step &step, key_tile &tile) {
+  move_back(tile.cursor, kTileK, step, params.page_size);
+  find_page(params, w, tile);
+}
+
+// A chunk of its columns, of K or V.
+__device__ __forceinline__ void load_chunk(const fa3_forward_params &params,
+                                           const fa3_tensor_map &map, const work &w,
+                                           const key_tile &tile, int n, int head, int column,
+                                           uint32_t to, barrier full, bool leader) {
+#pragma unroll 1
+  for (int i = 0; i < kTileK / params.box; ++i) {
+    const int page = __shfl_sync(0xffffffff, tile.page, i);
+    const int row = __shfl_sync(0xffffffff, tile.cursor.row, i);
+    if (leader) tma_load_4d(to, &map, full.address, column, row, head, page);
+    to += params.box * kCodes;
+  }
+}
+#else
+struct page_step {};
+struct key_tile {};
+
+__device__ __forceinline__ page_step make_page_step(int, unsigned) {
+  return {};
+}
+
+__device__ __forceinline__ key_tile find_key_tile(const fa3_forward_params &, const work &, int) {
+  return {};
+}
+
+__device__ __forceinline__ void move_back(const fa3_forward_params &, const work &,
+                                          const page_step &, key_tile &) {
+}
+
+__device__ __forceinline__ void load_chunk(const fa3_forward_params &params,
+                                           const fa3_tensor_map &map, const work &w,
+                                           const key_tile &, int n, int head, int column,
+                                           uint32_t to, barrier full, bool leader) {
+  if (leader)
+    tma_load_4d(to, &map, full.address, column, w.sequence.key_row + n * kTileK, head,
+                w.sequence.key_batch);
+}
+#endif
+
 __device__ __forceinline__ void load(const fa3_forward_fp8_params &fp8, const layout &m) {
   const fa3_forward_params &params = fp8.forward;
   const bool leader = elect_one();
+  const page_step tile_step = make_page_step(kTileK, params.page_size);
   uint32_t used = 0;
   for (uint32_t t = 0;; ++t) {
     ring_wait_full(m.work, t);
@@ -94,6 +168,7 @@ __device__ __forceinline__ void load(const fa3_forward_fp8_params &fp8, const la
     const int first =
         fa3_first_transposed(&fp8.transposed, params.sequences.cu_seqlens_k, w.batch, kTileK);
 #endif
+    key_tile tile = find_key_tile(params, w, max(end - 1, 0));
     const bool mixed = mixed_scales(fp8, w);
     float2 scales = {};  // of the tile in hand or, where it may be so, of the next
     if (!kHeadScales && kScalesAhead && !mixed && begin < end)
@@ -102,7 +177,6 @@ __device__ __forceinline__ void load(const fa3_forward_fp8_params &fp8, const la
       // Almost the last keys: what the scheduling warp does now is done when they are used.
       if (n == min(begin + 1, end - 1) && params.next_tile != nullptr && leader)
         barrier_arrive(m.work_wanted);
-      const int row = w.sequence.key_row + n * kTileK;
       ring_wait_empty(m.k, used);
       const uint32_t to = m.scales + used % kScaleSlots * kScaleBytes;
       if (mixed) {
@@ -112,14 +186,11 @@ __device__ __forceinline__ void load(const fa3_forward_fp8_params &fp8, const la
         if ((threadIdx.x & 31) == 0) store_shared_pair(to, scales.x, scales.y);
       }
       __syncwarp();
-      if (leader) {
-        const barrier full = ring_full(m.k, used);
-        barrier_expect(full, kKBytes);
+      if (leader) barrier_expect(ring_full(m.k, used), kKBytes);
 #pragma unroll
-        for (int c = 0; c < kCodeChunks; ++c)
-          tma_load_4d(ring_tile(m.k, used) + c * kTileK * kCodes, &params.key, full.address,
-                      c * kCodes, row, head, w.sequence.key_batch);
-      }
+      for (int c = 0; c < kCodeChunks; ++c)
+        load_chunk(params, params.key, w, tile, n, head, c * kCodes,
+                   ring_tile(m.k, used) + c * kTileK * kCodes, ring_full(m.k, used), leader);
       __syncwarp();
       if (!kHeadScales && kScalesAhead && !mixed && n > begin)
         scales = tile_scales(fp8, w, head, n - 1);
@@ -141,15 +212,15 @@ __device__ __forceinline__ void load(const fa3_forward_fp8_params &fp8, const la
         const uint32_t use = used * kCodeChunks + c;
         ring_claim(m.v, use);
         if (leader) {
-          const barrier full = ring_full(m.v, use);
           if (kTellsKeys && c == 0) set_keys(m, used, w.sequence.mask.keys - n * kTileK);
-          barrier_expect(full, kVChunkBytes);
-          tma_load_4d(ring_tile(m.v, use), &params.value, full.address, c * kCodes, row, head,
-                      w.sequence.key_batch);
+          barrier_expect(ring_full(m.v, use), kVChunkBytes);
         }
+        load_chunk(params, params.value, w, tile, n, head, c * kCodes, ring_tile(m.v, use),
+                   ring_full(m.v, use), leader);
         __syncwarp();
       }
 #endif
+      move_back(params, w, tile_step, tile);
       ++used;
       // Q of the tile before is in use for longer than its last K.
       if (n == end - 1) load_queries(params, m, t, w, leader);

@@ -4,6 +4,14 @@
 
 #include "forward_work.cuh"
 
+template <bool kValues>
+__device__ __forceinline__ auto key_ring(const layout &m) {
+  if constexpr (kValues)
+    return m.v;
+  else
+    return m.k;
+}
+
 template <int kChunksOfTile>
 __device__ __forceinline__ void load_tile(uint32_t to, const fa3_tensor_map &map, barrier full,
                                           int row, int head, int batch) {

@@ -1,9 +1,9 @@
-// Where rows of a sequence are in a cache in pages: for the forward kernel's loading warps, whose
+// Where rows of a sequence are in a cache in pages: for the forward kernels' loading warps, whose
 // every instruction is one less for the consumers beside them.
 #ifndef FA3_FORWARD_PAGE_CURSOR_CUH
 #define FA3_FORWARD_PAGE_CURSOR_CUH
 
-#include "forward_work.cuh"
+#include <stdint.h>
 
 // A number of rows as whole pages and rows beyond them.
 struct page_step {
@@ -50,14 +50,6 @@ __device__ __forceinline__ void move_back(page_cursor &cursor, int keys, const p
 // Its page, or -1 beside the sequence's keys. To be called early: the table is far away.
 __device__ __forceinline__ int look_up(const int *table, int keys, const page_cursor &cursor) {
   return (unsigned)cursor.key < (unsigned)keys ? __ldg(table + cursor.entry) : -1;
-}
-
-template <bool kValues>
-__device__ __forceinline__ auto key_ring(const layout &m) {
-  if constexpr (kValues)
-    return m.v;
-  else
-    return m.k;
 }
 
 #endif

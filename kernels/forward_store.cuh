@@ -23,7 +23,7 @@ struct results {
 
 // Whether a result is no part of one. Of parts the sink is counted where they are put together.
 __device__ __forceinline__ bool is_whole(const work &w) {
-#if FA3_PAGES
+#if FA3_SPLITS
   return w.part == kWhole;
 #else
   return true;
@@ -167,7 +167,7 @@ __device__ __forceinline__ void store_lse(const fa3_forward_params &params, cons
   }
 }
 
-#if FA3_PAGES
+#if FA3_SPLITS
 // A part of a tile's keys: averages and log-sum-exps as they are, for combine.cu. Of a row that
 // sees none of them there is no average.
 __device__ __forceinline__ void store_part(const fa3_forward_params &params, const work &w,

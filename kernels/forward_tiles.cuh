@@ -9,6 +9,9 @@
 #include "registers.cuh"
 #include "ring.cuh"
 
+// Kernels of 16 bits with code for pages can share keys out too.
+#define FA3_SPLITS (FA3_PAGES && !FA3_E4M3)
+
 extern __shared__ __align__(1024) unsigned char shared[];
 
 // For the host to give out: each is zero whenever nobody uses it.
@@ -39,7 +42,7 @@ struct __align__(16) work {
 #if FA3_E4M3
   int batch;  // the sequence's number, for its scales
   work_scales scales;
-#elif FA3_PAGES
+#elif FA3_SPLITS
   int part;  // the place of its results, less query * part_stride + head of each row; or kWhole
 #endif
   int head;         // of queries; of keys, if the queries of its whole group share tiles
@@ -101,7 +104,7 @@ __device__ __forceinline__ void find_work(const fa3_forward_params &params, cons
   }
 }
 
-#if FA3_PAGES
+#if FA3_SPLITS
 // Of a tile's keys, these alone.
 __device__ __forceinline__ void limit_tiles(work &w, fa3_range tiles) {
   w.tiles = fa3_common_range(w.tiles, tiles);
@@ -196,7 +199,7 @@ template <typename Find>
 __device__ __forceinline__ void schedule(const fa3_forward_params &params, const layout &m,
                                          const Find &find_scales) {
   const int workers = gridDim.x;
-#if FA3_PAGES
+#if FA3_SPLITS
   const int splits = params.splits;
 #else
   constexpr int splits = 1;
@@ -254,7 +257,7 @@ __device__ __forceinline__ void schedule(const fa3_forward_params &params, const
         w.last = true;
 #if FA3_E4M3
       w.scales = scales;
-#elif FA3_PAGES
+#elif FA3_SPLITS
       if (!last) take_share(params, work_of(done), index % splits);
 #endif
       barrier_arrive(ring_full(m.work, done));

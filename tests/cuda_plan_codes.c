@@ -3,7 +3,7 @@
 #include "cuda_facts.h"
 #include "cuda_problem.h"
 
-/* The FP8 forward kernel reads no pages, and for one query its tiles are large: the decode kernel
+/* For one query the FP8 forward kernel's tiles are large, and for few in pages: the decode kernel
  * for codes takes both. */
 static void test_codes(void **state) {
   (void)state;
@@ -70,6 +70,51 @@ static void test_chunks(void **state) {
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
   assert_true(plan.decode.kernel && plan.decode.chunk && plan.decode.most_queries == 4);
   assert_int_equal(plan.decode.chunk_splits, 1);
+}
+
+/* Many queries of codes on pages of codes: the forward kernel, if it takes such pages and scales.
+ * Of a packed batch decode_fp8 has sequences with few queries. */
+static void test_chunks_of_codes(void **state) {
+  (void)state;
+  static float scale;
+  static const int32_t starts[3];
+  static const struct {
+    int64_t queries, keys, head_dim, page_size, stride_batch, scale_rows;
+    int32_t box; /* 0: chunk_fp8 has them */
+  } cases[] = {{512, 8192, 128, 64, 0, 0, 64},  {512, 8192, 128, 16, 0, 0, 16},
+               {512, 40000, 128, 64, 0, 0, 64}, {512, 8192, 64, 256, 0, 0, 128},
+               {512, 8192, 256, 64, 0, 0, 64},  {512, 8192, 128, 8, 0, 0, 0},
+               {512, 8192, 128, 64, 8, 0, 0},   {512, 8192, 128, 64, 0, 64, 0},
+               {100, 8192, 128, 64, 0, 0, 0}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+    for (int packed = 0; packed < 2; packed++) {
+      struct cuda_plan plan;
+      struct problem problem = make_problem(FA3_BFLOAT16, 1 + packed, cases[i].queries, 32, 8,
+                                            cases[i].head_dim, cases[i].head_dim);
+      problem.query.dtype = problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;
+      problem.features |= FA3_FEATURE_PAGE_TABLE;
+      problem.rows_k = problem.max_seqlen_k = cases[i].keys;
+      problem.key.rows = problem.value.rows = cases[i].page_size;
+      problem.key_scale = problem.value_scale =
+          (struct operand){.data = (char *)&scale,
+                           .dtype = FA3_FLOAT32,
+                           .batch = 100,
+                           .stride_batch = cases[i].stride_batch};
+      problem.value_scale_rows = cases[i].scale_rows;
+      if (packed) problem.cu_seqlens_q = starts;
+      if (packed) problem.rows_q = cases[i].queries + 1;
+      assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+      assert_int_equal(plan.decodes, cases[i].box == 0);
+      if (plan.decodes) continue;
+      assert_int_equal(plan.forward.box, cases[i].box);
+      assert_true(plan.forward.kernel->pages);
+      assert_int_equal(plan.forward.kernel->head_scales, cases[i].keys < 40000);
+      assert_int_equal(plan.forward.few.kernel != NULL, packed);
+      const size_t size = plan.workspace_size;
+      problem.scale = -1;
+      assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+      assert_true(plan.decodes && plan.workspace_size <= size);
+    }
 }
 
 /* The kernel for scales of heads is for them alone, and for as many keys as its codes have room
@@ -159,7 +204,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_codes),           cmocka_unit_test(test_chunks),
       cmocka_unit_test(test_scales_of_heads), cmocka_unit_test(test_transposed_values),
-      cmocka_unit_test(test_small_tiles),
+      cmocka_unit_test(test_small_tiles),     cmocka_unit_test(test_chunks_of_codes),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

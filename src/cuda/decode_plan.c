@@ -87,18 +87,21 @@ static double count_tile_keys(const struct problem *problem) {
          (double)problem->heads_k * (double)problem->max_seqlen_k;
 }
 
-bool decode_takes(const struct problem *problem) {
-  const int64_t tiles = decode_row_tiles(problem, longest_query(problem));
-  const bool paged = problem->features & FA3_FEATURE_PAGE_TABLE;
-  /* There is no forward kernel for codes in pages, nor for codes under wider queries. */
-  if (problem->query.dtype == FA3_FLOAT8_E4M3) return paged || problem->split_keys || tiles <= 1;
-  if (problem->key.dtype == FA3_FLOAT8_E4M3) return true;
-  if (problem->split_keys || problem->output.dtype != problem->query.dtype) return true;
-  if (tiles <= 1) return true;
-  return tiles * FA3_DECODE_ROWS <= DECODE_FEW_ROWS &&
-         tiles * problem->batch <= 2 * (int64_t)DECODE_FULL_GRID &&
-         tiles * problem->batch * problem->heads_k <= 2 * (int64_t)DECODE_FULL_GRID &&
-         count_tile_keys(problem) <= (double)few_tile_keys;
+/* Whether the forward kernel for codes would take a cache in pages: of one scale for all of a head,
+ * and in pages whose boxes of rows the copy engine takes. It can't split keys, so there have to be
+ * tiles for most multiprocessors. */
+static bool forward_may_take_pages(const struct problem *problem) {
+  static const enum tensor tensors[] = {TENSOR_query, TENSOR_key, TENSOR_value, TENSOR_output};
+  enum { LEAST_BOX = 16, LEAST_TILES = 66 };
+  const double queries = problem->cu_seqlens_q
+                             ? (double)problem->rows_q
+                             : (double)problem->batch * (double)problem->max_seqlen_q;
+  for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++)
+    if (!fits_copy_engine(problem_operand(problem, tensors[i]))) return false;
+  return queries * (double)problem->heads_q >= LEAST_TILES * FA3_CHUNK_FP8_ROWS &&
+         problem->key.rows % LEAST_BOX == 0 && !problem->leftpad_k && problem->scale >= 0 &&
+         problem->key_scale_rows == 0 && problem->key_scale.stride_batch == 0 &&
+         problem->value_scale_rows == 0 && problem->value_scale.stride_batch == 0;
 }
 
 /* Whether a call has chunks: more rows of codes than a block of decode_fp8 takes, and much to read
@@ -107,6 +110,22 @@ static bool has_chunks(const struct problem *problem) {
   return decode_has_codes(problem) && !problem->split_keys &&
          decode_row_tiles(problem, longest_query(problem)) > 1 &&
          count_tile_keys(problem) > (double)few_tile_keys_of_codes;
+}
+
+bool decode_takes(const struct problem *problem) {
+  const int64_t tiles = decode_row_tiles(problem, longest_query(problem));
+  const bool paged = problem->features & FA3_FEATURE_PAGE_TABLE;
+  if (problem->query.dtype == FA3_FLOAT8_E4M3)
+    return paged ? !has_chunks(problem) || !forward_may_take_pages(problem)
+                 : problem->split_keys || tiles <= 1;
+  /* There is no forward kernel for codes under wider queries. */
+  if (problem->key.dtype == FA3_FLOAT8_E4M3) return true;
+  if (problem->split_keys || problem->output.dtype != problem->query.dtype) return true;
+  if (tiles <= 1) return true;
+  return tiles * FA3_DECODE_ROWS <= DECODE_FEW_ROWS &&
+         tiles * problem->batch <= 2 * (int64_t)DECODE_FULL_GRID &&
+         tiles * problem->batch * problem->heads_k <= 2 * (int64_t)DECODE_FULL_GRID &&
+         count_tile_keys(problem) <= (double)few_tile_keys;
 }
 
 static const struct kernel *find_chunk_kernel(const struct problem *problem,
@@ -123,8 +142,7 @@ static const struct kernel *find_chunk_kernel(const struct problem *problem,
                                            .softcap = problem->softcap > 0});
 }
 
-/* Room for partial results, also where this head dim needs none. */
-static int64_t chunk_rows(const struct problem *problem, const struct cuda_facts *facts) {
+int64_t chunk_rows(const struct problem *problem, const struct cuda_facts *facts) {
   if (!has_chunks(problem)) return 0;
   return chunk_blocks * (int64_t)facts->most_multiprocessors * FA3_CHUNK_FP8_ROWS;
 }

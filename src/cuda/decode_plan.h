@@ -46,6 +46,10 @@ int32_t decode_threads(const struct kernel *kernel);
 /* Whether the decode kernel is for this call. */
 bool decode_takes(const struct problem *problem);
 
+/* Rows of a call's workspace for partial results of chunks of codes, also where this head dim needs
+ * none, or the forward kernel takes the call. */
+int64_t chunk_rows(const struct problem *problem, const struct cuda_facts *facts);
+
 /* For the sequences with few queries of a call of the forward kernel, whose others may be prompts:
  * their number is known on the device alone. `decode` gets no kernel where this is no such call. */
 fa3_status plan_few_queries(const struct problem *problem, const struct cuda_facts *facts,

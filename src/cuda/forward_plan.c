@@ -22,6 +22,10 @@ static const double cache_bytes = 10e6;
 /* And what stays there until the call is done, where there is no more than that. */
 static const double whole_bytes = 32 << 20;
 
+static bool has_pages(const struct problem *problem) {
+  return problem->features & FA3_FEATURE_PAGE_TABLE;
+}
+
 static int32_t shared_bytes(const struct kernel *kernel) {
   return FA3_FORWARD_SHARED_BYTES(kernel->head_dim, kernel->value_head_dim, kernel->tile_q,
                                   kernel->tile_k);
@@ -159,7 +163,8 @@ static void take_small_tiles(const struct problem *problem, const struct cuda_fa
                                         .value_head_dim = kernel->head_dim,
                                         .softcap = kernel->softcap,
                                         .head_scales = true,
-                                        .small_tiles = true});
+                                        .small_tiles = true,
+                                        .pages = has_pages(problem)});
   if (!small || small->head_dim != kernel->head_dim) return;
   plan->kernel = small;
   plan->tile_queries = (int32_t)(2 * rows);
@@ -254,7 +259,7 @@ fa3_status make_paged_tensor(const struct operand *operand, const char *name,
 static fa3_status plan_pages(const struct problem *problem, struct forward_plan *plan) {
   enum { LEAST_BOX = 8 };
   int64_t box = problem->key.rows, rest = plan->kernel->tile_k;
-  if (!(problem->features & FA3_FEATURE_PAGE_TABLE)) return FA3_OK;
+  if (!has_pages(problem)) return FA3_OK;
   while (rest > 0) {
     const int64_t divisor = rest;
     rest = box % rest;
@@ -300,7 +305,7 @@ static bool scales_of_heads(const struct problem *problem) {
 /* What transposes values ahead of an FP8 kernel; null: there is none for its head dim. */
 static const struct kernel *find_transposing(const struct problem *problem,
                                              const struct kernel *forward) {
-  if (!scales_of_heads(problem)) return NULL;
+  if (!scales_of_heads(problem) || has_pages(problem)) return NULL;
   const struct kernel *kernel =
       find_kernel(&(struct kernel_need){.kind = &transpose_values_kind,
                                         .architecture = forward->architecture,
@@ -326,7 +331,8 @@ static fa3_status check_fp8_operands(const struct problem *problem) {
                    (double)problem->scale);
 }
 
-/* `kernel` has the largest tiles: calls with fewer queries, which take others, need no more room.
+/* `kernel` has the largest tiles: calls with fewer queries, which take others, need no more room,
+ * nor do those that the decode kernels take.
  */
 static fa3_status plan_fp8_workspace(const struct problem *problem, const struct cuda_facts *facts,
                                      const struct kernel *kernel, struct cuda_plan *plan) {
@@ -335,7 +341,8 @@ static fa3_status plan_fp8_workspace(const struct problem *problem, const struct
   size_t *size = &plan->workspace_size;
   TRY(reserve_counter(problem, forward, size));
   const int64_t sums = FA3_FORWARD_FP8_SUMS(kernel->head_dim, kernel->tile_q);
-  TRY(reserve_splits(problem, facts, 0, &forward->room, size));
+  TRY(reserve_splits(problem, facts, has_pages(problem) ? chunk_rows(problem, facts) : 0,
+                     &forward->room, size));
   if (sums && problem->max_seqlen_k > FA3_FORWARD_FP8_PERIOD)
     TRY(reserve(size, &forward->sums, "sums", MOST_MULTIPROCESSORS, sums, sizeof(float)));
   const struct kernel *transposing = find_transposing(problem, kernel);
@@ -420,11 +427,12 @@ fa3_status plan_forward(const struct problem *problem, const struct cuda_facts *
   TRY(check_scale(problem));
   const struct kernel *largest = forward->kernel;
   TRY(plan_tiles(problem, facts, forward));
+  TRY(plan_pages(problem, forward));
   if (fp8) {
     TRY(check_fp8_operands(problem));
+    if (has_pages(problem)) TRY(plan_few_queries(problem, facts, &forward->few));
     TRY(plan_fp8_workspace(problem, facts, largest, plan));
   } else {
-    TRY(plan_pages(problem, forward));
     TRY(plan_few_queries(problem, facts, &forward->few));
     TRY(plan_splits(problem, facts, forward));
     TRY(plan_workspace(problem, facts, plan));

@@ -17,7 +17,14 @@
 #include "rng.h"
 #include "test.h"
 
-enum { MOST_SCALES = 1 << 17, LARGEST_V = 8, MOST_BATCH = 300, MANY = 32, SHORT = 100 };
+enum {
+  MOST_SCALES = 1 << 17,
+  LARGEST_V = 8,
+  MOST_BATCH = 300,
+  MOST_PAGES = 1000,
+  MANY = 32,
+  SHORT = 100
+};
 
 /* What is out of the ordinary: nothing; a key in the first third of a sequence with scores hundreds
  * of standard deviations from the others'; scores that are all alike; the same beyond 2^22. */
@@ -28,6 +35,7 @@ struct shape {
   bool causal, packed, padded, capped;
   enum scores scores;
   int rows_per_scale[3]; /* of query, key, value; -1: none */
+  int page_size;         /* of the GPU's key and value, a divisor of rows_k; 0: they are dense */
   fa3_dtype output;
   int nan_in; /* -1: none; a NaN in query, key or value, in the first head of this row */
   int nan_row;
@@ -74,7 +82,41 @@ static fa3_tensor make_scale(int which, const struct shape *shape, int64_t rows)
     stride *= scale.shape[d];
   }
   assert_in_range(stride, 1, MOST_SCALES);
+  if (shape->page_size && which) scale.strides[0] = 0; /* all pages have the same */
   return scale;
+}
+
+static void shuffle(struct rng *rng, int32_t *numbers, int count) {
+  for (int i = 0; i < count; i++) {
+    const int64_t j = rng_between(rng, 0, i);
+    numbers[i] = numbers[j];
+    numbers[j] = i;
+  }
+}
+
+/* Keys or values of dense sequences as pages on the GPU, the i-th at place table[i]. Rows that are
+ * not used are NaN. */
+static fa3_tensor to_pages(const struct shape *shape, const uint8_t *codes, int dim,
+                           const int32_t *table, const int32_t *used) {
+  const int each = shape->rows_k / shape->page_size;
+  const size_t row = (size_t)shape->heads_k * (size_t)dim, page = row * (size_t)shape->page_size;
+  const size_t size = page * (size_t)(shape->batch * each);
+  uint8_t *pages = malloc(size);
+  assert_non_null(pages);
+  for (int b = 0; b < shape->batch; b++)
+    for (int r = 0; r < shape->rows_k; r++) {
+      uint8_t *to = pages + page * (size_t)table[b * each + r / shape->page_size] +
+                    row * (size_t)(r % shape->page_size);
+      if (!shape->padded || r < used[b])
+        memcpy(to, codes + row * (size_t)(b * shape->rows_k + r), row);
+      else
+        memset(to, 0x7f, row);
+    }
+  void *there = to_gpu(pages, size);
+  GPU(cuCtxSynchronize, );
+  free(pages);
+  return fa3_dense(there, FA3_FLOAT8_E4M3, shape->batch * each, shape->page_size, shape->heads_k,
+                   dim);
 }
 
 static void run(fa3_forward_args *args) {
@@ -203,6 +245,8 @@ static void compare(const struct shape *shape, uint64_t number) {
     args.cu_seqlens_k = fa3_vector(starts_k, FA3_INT32, batch + 1);
     args.max_seqlen_q = shape->rows_q;
     args.max_seqlen_k = shape->rows_k;
+  } else if (shape->padded && shape->page_size) {
+    args.seqused_k = fa3_vector(used, FA3_INT32, batch);
   } else if (shape->padded) {
     args.leftpad_k = fa3_vector(padding, FA3_INT32, batch);
     args.seqused_k = fa3_vector(used, FA3_INT32, batch);
@@ -228,6 +272,24 @@ static void compare(const struct shape *shape, uint64_t number) {
     fa3_tensor *scale =
         (fa3_tensor *[]){&there.query_scale, &there.key_scale, &there.value_scale}[i];
     if (scale->data) scale->data = to_gpu(scale->data, sizeof scales[i]);
+  }
+  if (shape->page_size) {
+    const int each = shape->rows_k / shape->page_size;
+    int32_t table[MOST_PAGES];
+    assert_in_range(batch * each, 1, MOST_PAGES);
+    shuffle(&rng, table, batch * each);
+    there.key = to_pages(shape, codes[1], shape->head_dim, table, used);
+    there.value = to_pages(shape, codes[2], shape->value_head_dim, table, used);
+    there.page_table = (fa3_tensor){.data = to_gpu(table, sizeof table),
+                                    .dtype = FA3_INT32,
+                                    .rank = 2,
+                                    .shape = {batch, each},
+                                    .strides = {each, 1}};
+    GPU(cuCtxSynchronize, );
+    for (int i = 1; i < 3; i++) {
+      fa3_tensor *scale = i == 1 ? &there.key_scale : &there.value_scale;
+      if (scale->data) scale->shape[0] = batch * each;
+    }
   }
   const size_t output_size = (size_t)counts[3] * fa3_dtype_size(shape->output);
   there.output.dtype = shape->output;
@@ -384,6 +446,30 @@ static void test_against_the_cpu(void **state) {
                             .output = FA3_FLOAT32,
                             .nan_in = -1},
             ++number);
+  /* Pages, of calls with queries enough for the forward kernel; and more keys than its codes have
+   * room for where a head has one scale. */
+  static const int page_sizes[] = {16, 48, 64, 256, 128};
+  for (int i = 0; i < (most < 60 ? 3 : 15); i++) {
+    const bool many_keys = i / 3 == 4;
+    const int page_size = page_sizes[i / 3], heads_k = many_keys ? 2 : 3 + i % 2;
+    compare(&(struct shape){.head_dim = i == 1 ? 96 : dims[i % 3],
+                            .value_head_dim = i == 1 ? 64 : dims[i % 3],
+                            .batch = many_keys ? 1 : 2,
+                            .rows_q = (int)rng_between(&rng, 280, 400),
+                            .rows_k =
+                                page_size *
+                                (many_keys ? 260 : (int)rng_between(&rng, 2, 9) + 600 / page_size),
+                            .heads_q = heads_k * (many_keys ? 16 : (int)rng_between(&rng, 6, 8)),
+                            .heads_k = heads_k,
+                            .causal = rng_chance(&rng, 0.5),
+                            .padded = rng_chance(&rng, 0.7),
+                            .capped = rng_chance(&rng, 0.2),
+                            .page_size = page_size,
+                            .rows_per_scale = {0, i % 4 ? 0 : -1, i % 5 ? 0 : -1},
+                            .output = i % 2 ? FA3_FLOAT32 : FA3_BFLOAT16,
+                            .nan_in = -1},
+            ++number);
+  }
   /* More sequences than a warp looks at together, short but for one. */
   for (int d = 0; d < 3; d++)
     for (int causal = 0; causal < 2; causal++)
