@@ -12,6 +12,8 @@
 //     a thread keeps for itself in memory.
 //   - There is room for a third consumer at head dims up to 128.
 //
+// Keys and values may lie in pages (FA3_PAGES).
+//
 // The consumers have one of two loops: forward_fp8_heads.cuh where keys and values have no scale of
 // fewer rows than a sequence's, forward_fp8_turns.cuh for any scales.
 #include "forward_fp8_load.cuh"

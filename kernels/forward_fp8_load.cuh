@@ -115,7 +115,7 @@ __device__ __forceinline__ void load_chunk(const fa3_forward_params &params,
                                            const fa3_tensor_map &map, const work &w,
                                            const key_tile &tile, int n, int head, int column,
                                            uint32_t to, barrier full, bool leader) {
-#pragma unroll 1
+#pragma unroll 4
   for (int i = 0; i < kTileK / params.box; ++i) {
     const int page = __shfl_sync(0xffffffff, tile.page, i);
     const int row = __shfl_sync(0xffffffff, tile.cursor.row, i);
