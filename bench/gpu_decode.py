@@ -7,6 +7,7 @@ import random
 
 import torch
 
+import gpu_float8
 import gpu_problem
 
 try:
@@ -29,7 +30,9 @@ class Decode:
     page_size: int = 0  # 0: a dense cache
     queries: int = 1
     head_dim: int = 128
-    codes: str = ""  # E4M3 keys and values, and what has a scale of its own: "head" or "token"
+    # E4M3 keys and values, and what has a scale of its own: "head" (of a page, where there are
+    # pages) or "token"; "all": queries too, and a head of the whole cache has one
+    codes: str = ""
     skewed: bool = False  # lengths from 1 to `keys`, few of them long
     chunks: int = 0  # the last so many sequences have 512 queries, packed with the others' one
     appended: bool = False  # the last key and value are put there first, turned by rotary embedding
@@ -101,6 +104,11 @@ SHAPES = [
     ],
     Decode(32, 8, 32, 32768, codes="head", page_size=64, skewed=True, chunks=2),
     *[
+        Decode(32, 8, 1, 8192, codes="all", page_size=size, queries=queries)
+        for queries in (512, 2048)
+        for size in (16, 64)
+    ],
+    *[
         Decode(32, 8, *batch, page_size=64, appended=True)
         for batch in ((1, 1024), (1, 8192), (32, 8192))
     ],
@@ -166,9 +174,14 @@ def one_cache(library, shape, with_fa3):
         cache["seqused_k"] = torch.tensor(shape.lengths(), dtype=torch.int32, device="cuda")
     if shape.codes:  # scales of 1, in memory like any
         blocks = (rows,) if shape.codes == "token" else ()
-        ones = torch.ones(entries, shape.heads_k, *blocks, device="cuda")
-        cache["scales"] = (None, ones, ones.clone())
+        shapes = (entries, shape.heads_k, *blocks)
+        scales = [torch.ones(shapes, device="cuda") for _ in range(2)]
+        if shape.codes == "all":
+            scales = [scale[:1].expand(entries, -1) for scale in scales]
+        cache["scales"] = (None, *scales)
     output = gpu_problem.unwritten(query)
+    if shape.codes == "all":
+        query = query.to(torch.float8_e4m3fn)
     ours = library.forward_gpu(
         query,
         cache["key"],
@@ -209,11 +222,12 @@ def one_cache(library, shape, with_fa3):
             tensors = (rows_of(cache, cache[name], b, length) for name in ("key", "value"))
             k, v = (tensor[:, kv_head].double() for tensor in tensors)
             some = slice(starts[b], starts[b + 1]) if shape.chunks else b
-            queries = query[some][:, head]
+            queries = query[some][:, head].double()
             rows = torch.arange(len(queries), device="cuda")
             scores = gpu_problem.scores_of(queries, k, rows, causal)
             expected = torch.softmax(scores, dim=1).nan_to_num(0.0) @ v
-            gpu_problem.compare(kernel, result()[some][:, head], expected)
+            bounds = [gpu_float8.LARGEST_ERROR] if shape.codes == "all" else []
+            gpu_problem.compare(kernel, result()[some][:, head], expected, *bounds)
     return {name: call for name, (call, _) in found.items()}
 
 

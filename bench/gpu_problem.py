@@ -32,11 +32,11 @@ def refuse(what):
     raise SystemExit(f"{what}: nothing was timed")
 
 
-def compare(name, result, expected):
+def compare(name, result, expected, largest_error=LARGEST_ERROR):
     if not torch.isfinite(result).all():
         refuse(f"{name}: not every element was written")
     error = (result.double() - expected).norm() / expected.norm()
-    if not error <= LARGEST_ERROR:
+    if not error <= largest_error:
         refuse(f"{name} is {error:.2g} off")
 
 
