@@ -36,6 +36,16 @@ constexpr bool kLazyRescale = kWarpgroups < 3;
 // reads a third less of shared memory, and issues in half the instructions.
 constexpr bool kQueriesInRegisters = kWarpgroups < 3 && kTileK == 128;
 
+// How many keys of a sequence's last tile are computed. Where they are not all, the variant is for
+// calls without a mask, all of whose sequences have as many keys: the last tile is the only one
+// that has some to hide.
+#if FA3_LAST_KEYS
+constexpr int kLastKeys = FA3_LAST_KEYS;
+#else
+constexpr int kLastKeys = kTileK;
+#endif
+constexpr bool kShortTile = kLastKeys < kTileK;
+
 #if FA3_BF16
 constexpr bool kBf16 = true;
 #else
@@ -77,18 +87,25 @@ __device__ __forceinline__ void pass_turn(int warpgroup) {
     named_barrier_arrive(kBarrierTurn + (warpgroup + 1 == kWarpgroups ? 0 : warpgroup + 1), 256);
 }
 
-// S = Q K^T.
-template <bool kFromRegisters>
+// The scores of a tile's first keys.
+template <int kKeys>
+__device__ __forceinline__ float (&scores_of(consumer &c))[kKeys / 2] {
+  return *(float(*)[kKeys / 2]) c.s;
+}
+
+// S = Q K^T, of so many keys of a tile.
+template <int kKeys, bool kFromRegisters>
 __device__ __forceinline__ void issue_scores(consumer &c, uint32_t k_at) {
 #pragma unroll
   for (int k = 0; k < kHeadDim; k += 16) {
     const int chunk = k / kChunk, inside = k % kChunk * 2;
     const uint32_t from = k_at + ((chunk * kTileK * kRowBytes + inside) >> 4);
     if constexpr (kFromRegisters)
-      wgmma_registers<kTileK, false>(c.s, c.queries + k / 4, from, kDescriptorHigh, k > 0);
+      wgmma_registers<kKeys, false>(scores_of<kKeys>(c), c.queries + k / 4, from, kDescriptorHigh,
+                                    k > 0);
     else
-      wgmma_shared<kTileK>(c.s, c.q_at + ((chunk * kRows * kRowBytes + inside) >> 4), from,
-                           kDescriptorHigh, k > 0);
+      wgmma_shared<kKeys>(scores_of<kKeys>(c), c.q_at + ((chunk * kRows * kRowBytes + inside) >> 4),
+                          from, kDescriptorHigh, k > 0);
   }
   wgmma_commit();
 }
@@ -109,20 +126,21 @@ __device__ __forceinline__ void take_queries(consumer &c, uint32_t t) {
   ring_release(c.q, t);
 }
 
-// O += P V, or O = P V.
+// O += P V, or O = P V, of so many keys of a tile. To be committed.
+template <int kKeys>
 __device__ __forceinline__ void issue_output(consumer &c, uint32_t v_at) {
 #pragma unroll
-  for (int k = 0; k < kTileK; k += 16)
+  for (int k = 0; k < kKeys; k += 16)
     wgmma_registers<kHeadDimV>(c.out.o, c.p + k / 4, v_at + ((k * kRowBytes) >> 4), kDescriptorHigh,
                                k > 0 || c.accumulate);
-  wgmma_commit();
 }
 
 // Two accumulators of the score layout, side by side in a row, make one operand
 // pair of the layout that the second product takes.
+template <int kKeys>
 __device__ __forceinline__ void pack_probabilities(consumer &c) {
 #pragma unroll
-  for (int i = 0; i < kTileK / 4; ++i) c.p[i] = pack_pair(c.s[2 * i], c.s[2 * i + 1]);
+  for (int i = 0; i < kKeys / 4; ++i) c.p[i] = pack_pair(c.s[2 * i], c.s[2 * i + 1]);
 }
 
 __device__ __forceinline__ void rescale_output(consumer &c) {
@@ -154,9 +172,11 @@ __device__ __forceinline__ void take_scores(const layout &m, consumer &c, uint32
 }
 
 // Cap and mask, where they are needed.
+template <int kKeys>
 __device__ __forceinline__ void adjust_scores(const fa3_forward_params &params, const work &w,
                                               consumer &c, int n) {
-  if (FA3_SOFTCAP && params.softcap_log2 != 0.0f) cap_scores(c.s, params.softcap_log2);
+  if (FA3_SOFTCAP && params.softcap_log2 != 0.0f)
+    cap_scores(scores_of<kKeys>(c), params.softcap_log2);
   const fa3_range whole = w.warpgroup[c.warpgroup].whole;
   if (n >= whole.begin && n < whole.end) return;
   fa3_range seen[2];
@@ -164,7 +184,7 @@ __device__ __forceinline__ void adjust_scores(const fa3_forward_params &params, 
   for (int r = 0; r < 2; ++r)
     seen[r] = fa3_visible_keys(&w.sequence.mask,
                                find_row(params, w, c.warpgroup, r, thread_again()).query);
-  mask_scores(c.s, seen, n * kTileK + 2 * (thread_again() & 3));
+  mask_scores(scores_of<kKeys>(c), seen, n * kTileK + 2 * (thread_again() & 3));
 }
 
 // A tile of keys that only other consumers' rows see: hand it back, and keep the turns in step.
@@ -198,15 +218,15 @@ __device__ __forceinline__ void begin_tile(const fa3_forward_params &params, con
   take_turn(c.warpgroup);
   registers_touch(c.s);
   wgmma_fence();
-  issue_scores<false>(c, uniform(c.next_k));
+  issue_scores<kLastKeys, false>(c, uniform(c.next_k));
   if (c.pending) store_tile(params, m, t - 1, c.warpgroup, c.out);
   count_step(m, c);
   wgmma_wait<0>();
   take_scores(m, c, t, n);
-  adjust_scores(params, w, c, n);
-  softmax_begin(c.s, c.rows, params.scale);
+  adjust_scores<kLastKeys>(params, w, c, n);
+  softmax_begin(scores_of<kLastKeys>(c), c.rows, params.scale);
   if (!kLazyRescale) softmax_take_bases(c.rows, c.bases, params.scale);
-  pack_probabilities(c);
+  pack_probabilities<kLastKeys>(c);
   if constexpr (kQueriesInRegisters) take_queries(c, t);
 }
 
@@ -256,7 +276,8 @@ __device__ __forceinline__ void softmax_always(const layout &m, consumer &c,
 }
 
 // The scores of tile n of keys, and the product with the values of the tile before. Leaves P.
-template <bool kAdjust>
+// `kPlain`: no mask, no cap, and the tile before is no short one.
+template <bool kPlain>
 __device__ __forceinline__ void step(const fa3_forward_params &params, const layout &m,
                                      const work &w, consumer &c, uint32_t t, int n) {
   const uint32_t k_at = uniform(c.next_k), v_at = uniform(c.next_v);
@@ -265,25 +286,26 @@ __device__ __forceinline__ void step(const fa3_forward_params &params, const lay
   registers_touch(c.s);
   registers_touch(c.out.o);
   wgmma_fence();
-  issue_scores<kQueriesInRegisters>(c, k_at);
+  issue_scores<kTileK, kQueriesInRegisters>(c, k_at);
   ring_wait_full(m.v, c.used - 1);
   if (kLazyRescale) {
     if (c.grown) rescale_output(c);
     registers_touch(c.out.o);
   }
   wgmma_fence();
-  issue_output(c, v_at);
+  issue_output<kPlain ? kTileK : kLastKeys>(c, v_at);
+  wgmma_commit();
   c.accumulate = true;
   if (kLazyRescale) softmax_set_bounds(c.rows, params.scale);
   count_step(m, c);
   wgmma_wait<1>();
   take_scores(m, c, t, n);
-  if (kAdjust) adjust_scores(params, w, c, n);
+  if (!kPlain && !kShortTile) adjust_scores<kTileK>(params, w, c, n);
   if (kLazyRescale)
     softmax_lazily(m, c, params.scale);
   else
     softmax_always(m, c, params.scale);
-  pack_probabilities(c);
+  pack_probabilities<kTileK>(c);
 }
 
 // The last product is issued. It runs while the next tile is looked up, and O leaves while that
@@ -293,8 +315,17 @@ __device__ __forceinline__ void end_tile(const fa3_forward_params &params, const
   ring_wait_full(m.v, c.used - 1);
   if (kLazyRescale && c.grown) rescale_output(c);
   registers_touch(c.out.o);
-  wgmma_fence();
-  issue_output(c, uniform(c.next_v));
+  // Two ways to the commit: ptxas serialises the products unless a fence begins each, and stands
+  // where they meet.
+  if (kShortTile && uniform(c.tiles.end - c.tiles.begin) == 1) {
+    wgmma_fence();
+    issue_output<kLastKeys>(c, uniform(c.next_v));
+  } else {
+    wgmma_fence();
+    issue_output<kTileK>(c, uniform(c.next_v));
+  }
+  if (kShortTile) wgmma_fence();
+  wgmma_commit();
   if (!kLazyRescale) softmax_leave_bases(c.rows, c.bases);
   finish_rows(params, w, c.warpgroup, c.rows, params.scale, c.out, thread_again());
   c.pending = true;
@@ -364,17 +395,18 @@ __device__ __forceinline__ void attend(const fa3_forward_params &params, const l
     c.left_over = c.tiles.begin - tiles_begin;
 
     begin_tile(params, m, w, c, t, n);
-    // Most tiles need neither mask nor cap: a loop of their own, without the question.
+    // Most tiles need neither mask nor cap: a loop of their own, without the question. Nor do the
+    // others of a variant with a short tile, but one follows it.
     const fa3_range whole = w.warpgroup[warpgroup].whole;
     const bool capped = FA3_SOFTCAP && params.softcap_log2 != 0.0f;
     const int plain_begin = max(whole.begin, c.tiles.begin);
-    const int plain_end = capped ? plain_begin : min(whole.end, n);
+    const int plain_end = capped ? plain_begin : min(whole.end, kShortTile ? n - 1 : n);
     for (--n; n >= c.tiles.begin; --n) {
       if (n >= plain_begin && n < plain_end) {
-        for (; n >= plain_begin; --n) step<false>(params, m, w, c, t, n);
+        for (; n >= plain_begin; --n) step<true>(params, m, w, c, t, n);
         if (n < c.tiles.begin) break;
       }
-      step<true>(params, m, w, c, t, n);
+      step<false>(params, m, w, c, t, n);
     }
     end_tile(params, m, w, c);
   }

@@ -62,9 +62,8 @@ __device__ constexpr uint32_t wgmma_descriptor_high(void) {
 #define WGMMA_OUT48(d, i) WGMMA_OUT32(d, i), WGMMA_OUT8(d, i + 32), WGMMA_OUT8(d, i + 40)
 #define WGMMA_OUT64(d, i) WGMMA_OUT32(d, i), WGMMA_OUT32(d, i + 32)
 
-#define WGMMA_LIST32                                       \
-  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15," \
-  "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define WGMMA_LIST16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define WGMMA_LIST32 WGMMA_LIST16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define WGMMA_LIST40 WGMMA_LIST32 ",%32,%33,%34,%35,%36,%37,%38,%39"
 #define WGMMA_LIST48 WGMMA_LIST40 ",%40,%41,%42,%43,%44,%45,%46,%47"
 #define WGMMA_LIST56 WGMMA_LIST48 ",%48,%49,%50,%51,%52,%53,%54,%55"
@@ -93,7 +92,9 @@ __device__ constexpr uint32_t wgmma_descriptor_high(void) {
 template <int kColumns>
 __device__ __forceinline__ void wgmma_shared(float (&d)[kColumns / 2], uint32_t a_tile,
                                              uint32_t b_tile, uint32_t high, int accumulate) {
-  if constexpr (kColumns == 64)
+  if constexpr (kColumns == 32)
+    WGMMA_SHARED(32, WGMMA_LIST16, "%16,%18", "%17,%18", "%19", WGMMA_OUT8(d, 0), WGMMA_OUT8(d, 8));
+  else if constexpr (kColumns == 64)
     WGMMA_SHARED(64, WGMMA_LIST32, "%32,%34", "%33,%34", "%35", WGMMA_OUT32(d, 0));
   else if constexpr (kColumns == 80)
     WGMMA_SHARED(80, WGMMA_LIST40, "%40,%42", "%41,%42", "%43", WGMMA_OUT32(d, 0),

@@ -77,6 +77,42 @@ static void test_pages(void **state) {
   }
 }
 
+/* The kernels that leave out what the last tile of keys lacks are for calls whose sequences all
+ * have as many keys, and see them all. */
+static void test_few_last_keys(void **state) {
+  (void)state;
+  static const struct {
+    int64_t keys, head_dim;
+    int32_t last_keys;
+  } cases[] = {{523, 128, 32}, {257, 64, 32},  {544, 128, 32},  {545, 128, 64}, {577, 64, 96},
+               {20, 64, 32},   {77, 128, 96},  {2144, 128, 96}, {609, 128, 0},  {512, 64, 0},
+               {523, 96, 0},   {523, 120, 32}, {523, 40, 32},   {523, 256, 0},  {523, 80, 0}};
+  static int32_t lengths[65];
+  struct cuda_plan plan;
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    const int64_t dim = cases[i].head_dim;
+    struct problem problem = make_problem(FA3_FLOAT16, 64, cases[i].keys, 8, 8, dim, dim);
+    assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+    assert_int_equal(plan.forward.kernel->last_keys, cases[i].last_keys);
+    problem.window_right = 0;
+    assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+    assert_int_equal(plan.forward.kernel->last_keys, 0);
+    problem.window_right = FA3_NO_LIMIT;
+    problem.seqused_k = lengths;
+    assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+    assert_int_equal(plan.forward.kernel->last_keys, 0);
+    problem.seqused_k = NULL;
+    problem.features |= FA3_FEATURE_SOFTCAP;
+    assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+    assert_int_equal(plan.forward.kernel->last_keys, 0);
+  }
+  /* Keys that are shared out to several blocks. */
+  struct problem problem = make_problem(FA3_BFLOAT16, 1, 4100, 1, 1, 128, 128);
+  assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+  assert_true(plan.forward.splits > 1);
+  assert_int_equal(plan.forward.kernel->last_keys, 0);
+}
+
 /* Threads that copy rows count in 32 bits. */
 static void test_far_rows(void **state) {
   (void)state;
@@ -389,19 +425,13 @@ static void test_scales(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_every_head_dim),
-      cmocka_unit_test(test_kernels_fit),
-      cmocka_unit_test(test_tile_sizes),
-      cmocka_unit_test(test_tiles_of_groups),
-      cmocka_unit_test(test_short_sequences),
-      cmocka_unit_test(test_long_sequences),
-      cmocka_unit_test(test_pages),
-      cmocka_unit_test(test_far_rows),
-      cmocka_unit_test(test_packed_lengths),
-      cmocka_unit_test(test_staging),
-      cmocka_unit_test(test_long_strides),
-      cmocka_unit_test(test_limits),
-      cmocka_unit_test(test_a_feature_that_is_lacking),
+      cmocka_unit_test(test_every_head_dim),  cmocka_unit_test(test_kernels_fit),
+      cmocka_unit_test(test_tile_sizes),      cmocka_unit_test(test_tiles_of_groups),
+      cmocka_unit_test(test_short_sequences), cmocka_unit_test(test_long_sequences),
+      cmocka_unit_test(test_pages),           cmocka_unit_test(test_few_last_keys),
+      cmocka_unit_test(test_far_rows),        cmocka_unit_test(test_packed_lengths),
+      cmocka_unit_test(test_staging),         cmocka_unit_test(test_long_strides),
+      cmocka_unit_test(test_limits),          cmocka_unit_test(test_a_feature_that_is_lacking),
       cmocka_unit_test(test_scales),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

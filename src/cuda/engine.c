@@ -38,6 +38,7 @@ static void name_kernel(const struct kernel *kernel, char *name, size_t size) {
                   {"small_tiles", kernel->small_tiles},
                   {"transposed", kernel->transposed},
                   {"by_head", kernel->by_head},
+                  {"last_keys", kernel->last_keys},
                   {"heads", kernel->heads},
                   {"warps", kernel->warps}};
   int at =

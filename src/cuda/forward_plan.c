@@ -362,6 +362,26 @@ static fa3_status plan_splits(const struct problem *problem, const struct cuda_f
                              false, &plan->kernel);
 }
 
+/* Where no mask hides any key, and all sequences have as many, their last tile may have few. */
+static void take_short_tile(const struct problem *problem, const struct cuda_facts *facts,
+                            struct forward_plan *plan) {
+  const struct kernel *kernel = plan->kernel;
+  const int64_t keys = problem->max_seqlen_k, last = keys % kernel->tile_k;
+  if (problem->window_left < MASK_UNBOUNDED || problem->window_right < MASK_UNBOUNDED ||
+      keys_vary(problem) || problem->leftpad_k || plan->combine || last == 0)
+    return;
+  const struct kernel *other =
+      find_kernel(&(struct kernel_need){.kind = kernel->kind,
+                                        .architecture = facts->architecture,
+                                        .dtype = problem->query.dtype,
+                                        .head_dim = kernel->head_dim,
+                                        .value_head_dim = kernel->value_head_dim,
+                                        .softcap = problem->features & FA3_FEATURE_SOFTCAP,
+                                        .pages = problem->features & FA3_FEATURE_PAGE_TABLE,
+                                        .last_keys = last});
+  if (other && other->head_dim == kernel->head_dim) plan->kernel = other;
+}
+
 /* Blocks stay until the work is done, as many as run at the same time: their shared memory leaves
  * room for one on each multiprocessor. With one tile for each there is nothing to hand out. */
 static void plan_grid(const struct cuda_facts *facts, struct forward_plan *plan) {
@@ -435,6 +455,7 @@ fa3_status plan_forward(const struct problem *problem, const struct cuda_facts *
   } else {
     TRY(plan_few_queries(problem, facts, &forward->few));
     TRY(plan_splits(problem, facts, forward));
+    take_short_tile(problem, facts, forward);
     TRY(plan_workspace(problem, facts, plan));
   }
   plan_grid(facts, forward);

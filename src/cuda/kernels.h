@@ -63,14 +63,15 @@ struct kernel_need {
   int64_t value_head_dim;
   bool softcap;
   bool pages;
-  bool head_scales; /* keys and values have no scale of fewer rows than a sequence's */
-  bool small_tiles; /* exactly */
-  bool transposed;  /* exactly: values come transposed */
-  bool by_head;     /* exactly: a kernel with it is no better in general */
-  int64_t heads;    /* of keys, that a block has at once: exactly; 0: one */
-  int64_t warps;    /* of a block: exactly; 0: as usual */
-  int64_t queries;  /* of a head, that a tile of keys meets */
-  int64_t tile_q;   /* at least */
+  bool head_scales;  /* keys and values have no scale of fewer rows than a sequence's */
+  bool small_tiles;  /* exactly */
+  bool transposed;   /* exactly: values come transposed */
+  bool by_head;      /* exactly: a kernel with it is no better in general */
+  int64_t last_keys; /* of the last tile of keys, for a kernel that relies on it; 0: none does */
+  int64_t heads;     /* of keys, that a block has at once: exactly; 0: one */
+  int64_t warps;     /* of a block: exactly; 0: as usual */
+  int64_t queries;   /* of a head, that a tile of keys meets */
+  int64_t tile_q;    /* at least */
 };
 
 /* The first that does; null if there is none. */
