@@ -7,7 +7,8 @@
  *                                                       box (C, tile_heads, 64 / tile_heads, 1, 1)
  *   key     4-d (head_dim, seqlen_k, heads_k, batch)    box (C, tile_k, 1, 1)
  *   value   4-d (head_dim_v, seqlen_k, heads_k, batch)  box (C, tile_k, 1, 1)
- *   output  4-d (head_dim_v, seqlen_q, heads_q, batch)  box (C, 16, 1, 1)
+ *   output  5-d (head_dim_v, tile_heads, seqlen_q, heads, batch)
+ *                                                       box (C, tile_heads, 16 / tile_heads, 1, 1)
  * `tile_heads` is how many query heads of one key head share a tile: 1, or heads_q / heads_k
  * (<= 64); then `heads` counts key heads, and query head h sits at (h % tile_heads,
  * h / tile_heads). With cumulative lengths seqlen is the total and the batch dimension is 1. Of a
@@ -60,6 +61,7 @@ typedef struct {
   int tile_heads;            /* those of them that share a tile: 1, or all */
   int tile_heads_inverse;    /* 65536 / tile_heads + 1: row / tile_heads is row * this >> 16 */
   int queries_per_warpgroup; /* 64 / tile_heads */
+  int queries_per_warp;      /* 16 / tile_heads, where that is a whole number */
   int tile_queries;          /* those of all warpgroups, or of the first ones */
   int head_dim_v;            /* what is stored, a multiple of 8 */
 

@@ -63,10 +63,10 @@ __device__ __forceinline__ void put_chunk(const float *o, const float (&average)
   }
 }
 
-// The warp's rows leave by the copy engine. `row` is the first of them in its tile.
+// The warp's rows leave by the copy engine. `query` is the first of them in its tile.
 template <bool kToBf16>
 __device__ __forceinline__ void store_by_tma(const fa3_forward_params &params, const work &w,
-                                             const results &x, uint32_t staged, int row) {
+                                             const results &x, uint32_t staged, int query) {
   // Chunks that leave together: all, if there is room for them.
   constexpr int kTogether = kChunksV <= kOChunks ? kChunksV : 1;
 #pragma unroll
@@ -82,14 +82,15 @@ __device__ __forceinline__ void store_by_tma(const fa3_forward_params &params, c
     if (elect_one()) {
 #pragma unroll
       for (int leaving = c + 1 - kTogether; leaving <= c; ++leaving)
-        tma_store_4d(&params.output, staged + leaving % kOChunks * kOChunkBytes, leaving * kChunk,
-                     w.sequence.query_row + w.first + row, w.head, w.sequence.query_batch);
+        tma_store_5d(&params.output, staged + leaving % kOChunks * kOChunkBytes, leaving * kChunk,
+                     0, w.sequence.query_row + w.first + query, w.head, w.sequence.query_batch);
     }
     tma_store_commit();
   }
 }
 
-// The warp's rows leave one by one: not all are of this sequence, or they are of several heads.
+// The warp's rows leave one by one: not all are of this sequence, or the queries of a warp are no
+// whole number.
 template <bool kToBf16>
 __device__ __forceinline__ void store_by_threads(const fa3_forward_params &params, const work &w,
                                                  int warpgroup, const results &x, uint32_t staged,
@@ -143,13 +144,14 @@ __device__ __forceinline__ void store_output(const fa3_forward_params &params, c
                                              const work &w, int warpgroup, const results &x,
                                              int thread) {
   const int warp = (thread & 127) / 32, lane = thread & 31;
-  const int row = warpgroup * params.queries_per_warpgroup + warp * 16;
+  const int query = warpgroup * params.queries_per_warpgroup + warp * params.queries_per_warp;
   const uint32_t staged = m.o + (warpgroup * 4 + warp) * kOBytes;
   tma_store_wait_read<0>();  // by the tile before
   __syncwarp();
   // The copy engine clips at the tensor's end, not at the sequence's or the tile's.
-  if (params.store_by_tma && (!params.clip_output || w.first + row + 16 <= w.sequence.mask.queries))
-    store_by_tma<kToBf16>(params, w, x, staged, row);
+  if (params.store_by_tma &&
+      (!params.clip_output || w.first + query + params.queries_per_warp <= w.sequence.mask.queries))
+    store_by_tma<kToBf16>(params, w, x, staged, query);
   else
     store_by_threads<kToBf16>(params, w, warpgroup, x, staged, warp * 16, lane);
 }

@@ -49,14 +49,14 @@ __device__ __forceinline__ void bulk_store(void *to, uint32_t from, uint32_t byt
                : "memory");
 }
 
-// PTX ISA, "cp.async.bulk.tensor", shared to global, four dimensions. What lies
+// PTX ISA, "cp.async.bulk.tensor", shared to global, five dimensions. What lies
 // outside the tensor is not written.
-__device__ __forceinline__ void tma_store_4d(const void *map, uint32_t from, int c0, int c1, int c2,
-                                             int c3) {
+__device__ __forceinline__ void tma_store_5d(const void *map, uint32_t from, int c0, int c1, int c2,
+                                             int c3, int c4) {
   asm volatile(
-      "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group "
-      "[%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
-      "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      "cp.async.bulk.tensor.5d.global.shared::cta.bulk_group "
+      "[%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(map),
+      "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
       : "memory");
 }
 

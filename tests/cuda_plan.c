@@ -320,10 +320,15 @@ static void test_staging(void **state) {
 static void test_long_strides(void **state) {
   (void)state;
   struct cuda_plan plan;
-  struct problem problem = make_problem(FA3_FLOAT16, 1, 40, 8, 1, 64, 64);
+  const struct problem few = make_problem(FA3_FLOAT16, 1, 40, 8, 1, 64, 64);
+  struct problem problem = few;
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
   assert_true(!plan.decodes && plan.forward.tile_heads == 8);
   problem.query.stride_head = (int64_t)1 << 36; /* times 8, and 2 bytes: 2^40 */
+  assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+  assert_int_equal(plan.forward.tile_heads, 1);
+  problem = few;
+  problem.output.stride_head = (int64_t)1 << 36;
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
   assert_int_equal(plan.forward.tile_heads, 1);
   problem = make_problem(FA3_FLOAT16, 2, 1 << 20, 1, 1, 128, 128);

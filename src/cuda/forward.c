@@ -36,14 +36,16 @@ static fa3_status set_tensor_maps(const struct call *call, fa3_forward_params *p
       {query->rows, query->stride_row, 64 / tile_heads},
       {query->heads / tile_heads, query->stride_head * tile_heads, 1},
       {query->batch, query->stride_batch, 1}};
-  const struct map_dimension output_map[] = {{output->dim, 1, output_chunk},
-                                             {output->rows, output->stride_row, 16},
-                                             {output->heads, output->stride_head, 1},
-                                             {output->batch, output->stride_batch, 1}};
+  const struct map_dimension output_map[] = {
+      {output->dim, 1, output_chunk},
+      {tile_heads, output->stride_head, tile_heads},
+      {output->rows, output->stride_row, larger(16 / tile_heads, 1)},
+      {output->heads / tile_heads, output->stride_head * tile_heads, 1},
+      {output->batch, output->stride_batch, 1}};
   TRY(make_tensor_map(driver, kernel->dtype, chunk, "query", query->data, 5, query_map,
                       &params->query));
   if (output->dtype != FA3_FLOAT32)
-    TRY(make_tensor_map(driver, output->dtype, output_chunk, "output", output->data, 4, output_map,
+    TRY(make_tensor_map(driver, output->dtype, output_chunk, "output", output->data, 5, output_map,
                         &params->output));
 
   /* Without keys nothing is read; the maps only have to be valid. */
@@ -110,7 +112,8 @@ static fa3_status launch_attention(const struct call *call) {
   params.queries_per_warpgroup = 64 / plan->tile_heads;
   params.tile_queries = plan->tile_queries;
   params.head_dim_v = (int)problem->value_head_dim;
-  params.store_by_tma = plan->tile_heads == 1;
+  params.queries_per_warp = 16 / plan->tile_heads;
+  params.store_by_tma = 16 % plan->tile_heads == 0;
   params.clear_value = queries_vary(problem) || keys_vary(problem) || problem->page_table.dtype;
   params.clip_output = params.clear_value || plan->tile_queries < plan->kernel->tile_q / 64 *
                                                                       params.queries_per_warpgroup;

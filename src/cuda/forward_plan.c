@@ -177,12 +177,17 @@ static bool lengths_differ(const struct problem *problem, int64_t longest, int64
          (double)problem->rows_q < 0.75 * (double)longest * (double)problem->batch;
 }
 
+/* Whether the copy engine can step over all heads of a group: less than 2^40 bytes. */
+static bool may_step(const struct operand *operand, int64_t group) {
+  return operand->stride_head <
+         (INT64_C(1) << 40) / (int64_t)fa3_dtype_size(operand->dtype) / group;
+}
+
 /* Whether the query heads of a group can. */
 static bool may_share_tiles(const struct problem *problem) {
   const int64_t group = problem->heads_q / problem->heads_k;
-  /* From group to group the copy engine steps by all of its heads, less than 2^40 bytes. */
-  const int64_t step = (INT64_C(1) << 40) / (int64_t)fa3_dtype_size(problem->query.dtype) / group;
-  return group > 1 && group <= ROWS && problem->query.stride_head < step;
+  return group > 1 && group <= ROWS && may_step(&problem->query, group) &&
+         may_step(&problem->output, group);
 }
 
 /* Whether query heads share tiles, and the grid. */
@@ -196,7 +201,7 @@ static fa3_status plan_tiles(const struct problem *problem, const struct cuda_fa
   plan->tile_heads = 1;
   if (may_share_tiles(problem)) {
     int64_t group_blocks = divide_up(longest, blocks_of * (ROWS / group));
-    /* Their rows of O leave one by one, so that it pays where tiles are many fewer. */
+    /* Such a tile takes longer, so that it pays where tiles are many fewer. */
     if (2 * group_blocks * problem->heads_k <= blocks * heads) {
       plan->tile_heads = (int32_t)group;
       blocks = group_blocks;
