@@ -259,8 +259,7 @@ static void test_tiles_of_groups(void **state) {
     assert_int_equal(plan.forward.tiles.heads, 2);
     assert_int_equal(plan.forward.tiles.blocks, 1);
   }
-  /* More heads than a tile has rows, queries that fill tiles better than half, or one head each: as
-   * they are. */
+  /* More heads than a tile has rows, or one head each: as they are. */
   struct problem problem = make_problem(FA3_FLOAT16, 3, 1, 128, 1, 128, 128);
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
   assert_int_equal(plan.forward.tile_heads, 1);
@@ -268,15 +267,28 @@ static void test_tiles_of_groups(void **state) {
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
   assert_int_equal(plan.forward.tile_heads, 1);
   assert_int_equal(plan.forward.tiles.heads, 32);
-  problem = make_problem(FA3_FLOAT16, 3, 65, 32, 8, 128, 128);
-  assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
-  assert_int_equal(plan.forward.tile_heads, 1);
-  problem = make_problem(FA3_FLOAT16, 3, 64, 32, 8, 128, 128);
-  assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
-  assert_int_equal(plan.forward.tile_heads, 4);
   problem = make_problem(FA3_FLOAT16, 3, 200, 8, 8, 128, 128);
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
   assert_int_equal(plan.forward.tile_heads, 1);
+  /* Fewer tiles, or shorter ones, and many fewer where O leaves row by row. */
+  static const struct {
+    int64_t batch, queries, keys, heads, heads_k, head_dim;
+    bool causal, shared;
+  } cases[] = {{60, 139, 139, 24, 6, 128, true, true},  {60, 100, 100, 24, 6, 128, true, false},
+               {40, 200, 200, 24, 6, 128, true, true},  {64, 70, 70, 32, 8, 128, false, true},
+               {1, 64, 64, 32, 8, 128, false, true},    {32, 150, 1024, 32, 8, 128, true, true},
+               {40, 300, 300, 16, 8, 128, false, true}, {40, 300, 300, 24, 8, 128, false, false},
+               {60, 139, 139, 24, 4, 128, true, true},  {24, 250, 1024, 24, 4, 128, true, false},
+               {60, 250, 250, 32, 8, 64, false, true},  {60, 139, 139, 12, 4, 64, true, false},
+               {60, 139, 139, 16, 4, 256, true, true},  {40, 100, 100, 16, 2, 256, false, false}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    problem = make_problem(FA3_BFLOAT16, cases[i].batch, cases[i].queries, cases[i].heads,
+                           cases[i].heads_k, cases[i].head_dim, cases[i].head_dim);
+    problem.key.rows = problem.value.rows = problem.rows_k = problem.max_seqlen_k = cases[i].keys;
+    if (cases[i].causal) problem.window_right = 0;
+    assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+    assert_int_equal(plan.forward.tile_heads > 1, cases[i].shared);
+  }
 }
 
 static bool is_staged(const struct cuda_plan *plan, enum tensor tensor) {

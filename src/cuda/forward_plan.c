@@ -190,6 +190,41 @@ static bool may_share_tiles(const struct problem *problem) {
          may_step(&problem->output, group);
 }
 
+/* What the tiles of a group take if so many of its query heads share one, in steps: a tile of keys
+ * for all of a tile's warpgroups (docs/notes/hopper-forward.md). */
+static double count_steps(const struct problem *problem, const struct kernel *kernel,
+                          int64_t tile_heads) {
+  /* Of a tile beside its keys; and more where heads share it: O leaves by the copy engine if a
+   * warp's 16 rows are whole queries, else row by row. */
+  const double beside = 2.4, shared_by_rows = 2;
+  const double shared =
+      kernel->dtype == FA3_FLOAT8_E4M3 ? 0.7 : 0.35 / 128 * kernel->value_head_dim;
+  double extra = beside;
+  if (tile_heads > 1) extra += 16 % tile_heads == 0 ? shared : shared_by_rows;
+  const int64_t queries = longest_query(problem), keys = problem->max_seqlen_k;
+  const int64_t rows = ROWS / tile_heads, step = kernel->tile_q / ROWS * rows;
+  const fa3_mask mask = fa3_make_mask((int)queries, (int)keys, keys - queries, problem->window_left,
+                                      problem->window_right);
+  double steps = 0;
+  for (int64_t first = 0; first < queries; first += step) {
+    const int64_t last = smaller(first + step, queries);
+    const fa3_range seen = fa3_visible_tiles(&mask, (int)first, (int)last, kernel->tile_k);
+    steps +=
+        forward_tile_time(kernel, divide_up(last - first, rows)) * (seen.end - seen.begin + extra);
+  }
+  return steps * (double)(problem->heads_q / problem->heads_k / tile_heads);
+}
+
+/* Whether the query heads of a group are to share tiles: where queries are few, that fills tiles
+ * better, and tiles see fewer keys that only some of their rows see. */
+static bool sharing_pays(const struct problem *problem, const struct kernel *kernel) {
+  enum { MOST_QUERIES = 1024 };
+  const double gain = 0.97; /* or better */
+  const int64_t group = problem->heads_q / problem->heads_k;
+  return longest_query(problem) <= MOST_QUERIES &&
+         count_steps(problem, kernel, group) <= gain * count_steps(problem, kernel, 1);
+}
+
 /* Whether query heads share tiles, and the grid. */
 static fa3_status plan_tiles(const struct problem *problem, const struct cuda_facts *facts,
                              struct forward_plan *plan) {
@@ -199,14 +234,10 @@ static fa3_status plan_tiles(const struct problem *problem, const struct cuda_fa
   int64_t blocks = divide_up(longest, blocks_of * ROWS);
   int64_t heads = problem->heads_q;
   plan->tile_heads = 1;
-  if (may_share_tiles(problem)) {
-    int64_t group_blocks = divide_up(longest, blocks_of * (ROWS / group));
-    /* Such a tile takes longer, so that it pays where tiles are many fewer. */
-    if (2 * group_blocks * problem->heads_k <= blocks * heads) {
-      plan->tile_heads = (int32_t)group;
-      blocks = group_blocks;
-      heads = problem->heads_k;
-    }
+  if (may_share_tiles(problem) && sharing_pays(problem, plan->kernel)) {
+    plan->tile_heads = (int32_t)group;
+    blocks = divide_up(longest, blocks_of * (ROWS / group));
+    heads = problem->heads_k;
   }
   int64_t all_heads, tiles;
   if (__builtin_mul_overflow(heads, problem->batch, &all_heads) ||
