@@ -152,6 +152,25 @@ static struct spec random_forward(bool backward, struct rng *rng) {
     spec.max_seqlen_q = rng_between(rng, 2048, 2300) * (masked ? 4 : 1);
     spec.max_seqlen_k = rng_between(rng, 1, 600);
   }
+  /* No mask, and as many keys in all sequences: kernels that leave out what the last tile lacks. */
+  if (!backward && rng_chance(rng, 0.04)) {
+    spec.batch = rng_between(rng, 3, 8);
+    spec.heads_k = rng_between(rng, 1, 3);
+    set_head_dims(&spec, RNG_PICK(rng, 64, 64, 104, 128, 128), rng);
+    spec.softcap = 0;
+    spec.max_seqlen_q = rng_between(rng, 60, 300);
+    spec.max_seqlen_k = rng_between(rng, 1, 600);
+    set_dense(&spec);
+    spec.leftpad_k = spec.codes = false;
+    spec.page_size = 0;
+    clear_mask(&spec);
+  }
+  /* Few queries of grouped heads, which share tiles. */
+  if (!backward && rng_chance(rng, 0.04)) {
+    spec.group = rng_between(rng, 2, 8);
+    spec.max_seqlen_q = rng_between(rng, 20, 250);
+    spec.max_seqlen_k = rng_between(rng, 20, 500);
+  }
   /* Grouped heads under a window, and more queries than the L2 cache holds: kernels that go by
    * head. */
   if (backward && rng_chance(rng, 0.04)) {
