@@ -440,7 +440,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     if (warp == 2 && keys_are_dealt(params))
       schedule_deal(params, m);
     else if (warp == 2)
-      schedule(params, m, [](const work &) { return work_scales{}; });
+      schedule(
+          params, m, [] {}, [](uint32_t, bool) {});
     else if (paged)
       load_pages(params, m, warp);
     else if (warp == 0)

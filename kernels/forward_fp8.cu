@@ -28,6 +28,8 @@
 #include "forward_fp8_turns.cuh"
 #endif
 
+constexpr int kSchedulingWarp = 1;
+
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     forward_fp8(const __grid_constant__ fa3_forward_fp8_params params) {
   // Opaque, so that the compiler keeps it in a register instead of finding out
@@ -44,18 +46,22 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     if (params.output != FA3_OUTPUT_FP32) tma_prefetch_map(&params.forward.output);
     init_barriers(params, m);
   }
-  __syncthreads();
-  // And never tells the next to begin early: it may use the same counter of tiles. The kernel that
-  // transposes values lets this one begin when all before has ended: only the warp that loads V^T
-  // waits for it.
-  if (!kTransposed) wait_for_prior_grids();
+  const auto begin = [] {
+    __syncthreads();
+    // And never tells the next to begin early: it may use the same counter of tiles. The kernel
+    // that transposes values lets this one begin when all before has ended: only the warp that
+    // loads V^T waits for it.
+    if (!kTransposed) wait_for_prior_grids();
+  };
+  if (warp != kSchedulingWarp) begin();  // which finds the number of its first tile meanwhile
 
   if (warp < 4) {
     registers_give_back<kProducerRegisters>();
     if (warp == 0)
       load(params, m);
-    else if (warp == 1)
-      schedule(params.forward, m, [&](const work &w) { return find_work_scales(params, w); });
+    else if (warp == kSchedulingWarp)
+      schedule(params.forward, m, begin,
+               [&](uint32_t tile, bool last) { add_work_scales(params, m, tile, last); });
 #if !FA3_TRANSPOSED
     else
       transpose_values(m, warp - 2);

@@ -300,7 +300,7 @@ __device__ __forceinline__ void attend(const fa3_forward_fp8_params &fp8, const 
   if (kTurns && warpgroup == 0) named_barrier_arrive(turn_of(thread_again() / 32), 64);
   c.accumulate = true;  // O begins as zeros: the loop then has no question
   for (uint32_t t = 0;; ++t) {
-    ring_wait_full(m.work, t);
+    wait_for_scales(m, t);
     const work &w = work_of(t);
     if (uniform(w.last)) break;
     int n = uniform(w.tiles.end) - 1;

@@ -158,7 +158,7 @@ __device__ __forceinline__ void load(const fa3_forward_fp8_params &fp8, const la
     ring_wait_full(m.work, t);
     const work &w = work_of(t);
     if (w.last) break;
-    const int head = params.tile_heads == 1 ? w.head / params.group : w.head;
+    const int head = w.key_head;
     const int begin = w.tiles.begin, end = w.tiles.end;
     if (begin >= end) {
       if (params.next_tile != nullptr && leader) barrier_arrive(m.work_wanted);

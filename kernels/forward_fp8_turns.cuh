@@ -178,7 +178,7 @@ __device__ __forceinline__ void attend(const fa3_forward_fp8_params &fp8, const 
   if (warpgroup == 0) named_barrier_arrive(kBarrierTurn, 256);
 
   for (uint32_t t = 0;; ++t) {
-    ring_wait_full(m.work, t);
+    wait_for_scales(m, t);
     const work &w = work_of(t);
     if (uniform(w.last)) break;
     int n = uniform(w.tiles.end) - 1;

@@ -88,6 +88,7 @@ struct layout {
   uint32_t row_scales;  // kRowScaleBytes for each consumer
   uint32_t scales;
   ring<kWorkSlots, kWorkBytes> work;
+  barrier scaled;  // and one for each slot of work: its scales are there too
   barrier work_wanted;
   uint32_t v_keys;  // an integer for each tile of V under way (set_keys)
   uint32_t end;
@@ -114,7 +115,8 @@ __host__ __device__ constexpr layout lay_out(uint32_t base) {
   m.v = make_ring<kStages, kVChunkBytes>(v, v_barriers);
   m.v_transposed = make_ring<kTransposedStages, kVBytes>(v_transposed, transposed_barriers);
   m.work = make_ring<kWorkSlots, kWorkBytes>(work, work_barriers);
-  m.work_wanted = {work_barriers + kRingBarrierBytes<kWorkSlots>};
+  m.scaled = {work_barriers + kRingBarrierBytes<kWorkSlots>};
+  m.work_wanted = {m.scaled.address + 8 * kWorkSlots};
   m.v_keys = m.work_wanted.address + 8;
   m.end = m.v_keys + 4 * kStages;
   return m;
@@ -141,6 +143,7 @@ __device__ __forceinline__ void init_barriers(const fa3_forward_fp8_params &fp8,
   ring_init(m.v, 1, kTransposers);
   ring_init(m.v_transposed, kTransposed ? 1 : kTransposers, kConsumerWarps);
   ring_init(m.work, 1, 32 * (kConsumerWarps + 1 + (kTellsKeys ? 0 : kTransposers)));
+  for (int i = 0; i < kWorkSlots; ++i) mbarrier_init(m.scaled.address + 8 * i, 1);
   barrier_init(m.work_wanted, 1);
   mbarrier_init_fence();
 }
@@ -188,17 +191,29 @@ __device__ __forceinline__ float positive_scale(float scale) {
   return max_nan(scale, 1e-37f);
 }
 
-// The scheduling warp finds a tile's scales: the consumers would wait for memory. Its first lanes
-// have those of each warpgroup's queries, the next ones the keys' and the values'.
-__device__ __forceinline__ work_scales find_work_scales(const fa3_forward_fp8_params &fp8,
-                                                        const work &w) {
+// A tile is there, with its scales.
+__device__ __forceinline__ barrier scaled(const layout &m, uint32_t tile) {
+  return {m.scaled.address + 8 * (tile % kWorkSlots)};
+}
+
+__device__ __forceinline__ void wait_for_scales(const layout &m, uint32_t tile) {
+  barrier_wait(scaled(m, tile), tile / kWorkSlots);
+}
+
+// The scheduling warp finds a tile's scales: the consumers would wait for memory. Who loads does
+// not wait for them. Its first lanes have those of each warpgroup's queries, the next ones the
+// keys' and the values'.
+__device__ __forceinline__ void add_work_scales(const fa3_forward_fp8_params &fp8, const layout &m,
+                                                uint32_t tile, bool last) {
+  work &w = work_of(tile);
   const int lane = threadIdx.x & 31;
   const bool of_queries = lane < kWarpgroups;
   const fa3_scales &scales = of_queries            ? fp8.query_scale
                              : lane == kWarpgroups ? fp8.key_scale
                                                    : fp8.value_scale;
   float scale = 1.0f;
-  if (of_queries ? fp8.warpgroups_have_scales != 0 : kHeadScales && lane < kWarpgroups + 2) {
+  if (!last &&
+      (of_queries ? fp8.warpgroups_have_scales != 0 : kHeadScales && lane < kWarpgroups + 2)) {
     const bool of_sequence = of_queries || fp8.forward.sequences.cu_seqlens_k != nullptr;
     // Behind the last row there is no scale.
     const int row =
@@ -209,14 +224,18 @@ __device__ __forceinline__ work_scales find_work_scales(const fa3_forward_fp8_pa
   }
   const float of_keys = __shfl_sync(0xffffffff, scale, kWarpgroups);
   const float score = positive_scale(fp8.forward.scale.log2 * scale * of_keys);
-  work_scales found;
+  work_scales found = {};
 #pragma unroll
   for (int i = 0; i < kWarpgroups; ++i) {
     found.score[i] = __shfl_sync(0xffffffff, score, i);
     if (!fp8.warpgroups_have_scales) found.score[i] = 0.0f;
   }
   found.value = __shfl_sync(0xffffffff, scale, kWarpgroups + 1);
-  return found;
+  if (lane == 0) {
+    w.scales = found;
+    barrier_arrive(scaled(m, tile));
+  }
+  __syncwarp();
 }
 
 #endif

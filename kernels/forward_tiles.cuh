@@ -194,10 +194,12 @@ __device__ __forceinline__ bool walk_to_tile(const fa3_forward_params &params, t
   return true;
 }
 
-// `find_scales` has what work_scales says; the whole warp calls it. Only codes have any.
-template <typename Find>
+// `begin` waits until barriers are there, and memory may be read: of codes, the first tile's number
+// is found before. `add_scales` adds a tile's scales, which only codes have, or none if it is no
+// tile. The whole warp calls both.
+template <typename Begin, typename Add>
 __device__ __forceinline__ void schedule(const fa3_forward_params &params, const layout &m,
-                                         const Find &find_scales) {
+                                         const Begin &begin, const Add &add_scales) {
   const int workers = gridDim.x;
 #if FA3_SPLITS
   const int splits = params.splits;
@@ -228,18 +230,18 @@ __device__ __forceinline__ void schedule(const fa3_forward_params &params, const
       last = index >= total;
     }
     work in_registers;
-    work_scales scales = {};
+    if (kWorkInPlace && !last) tile = fa3_tile_at(&params.tiles, index);
+    if (round == 0) begin();
     if (kWorkInPlace) ring_wait_empty(m.work, done);
     work &w = kWorkInPlace ? work_of(done) : in_registers;
     if (!last) {
-      if (!packed) tile = fa3_tile_at(&params.tiles, index / splits);
+      if (!kWorkInPlace && !packed) tile = fa3_tile_at(&params.tiles, index / splits);
       if (!kWorkInPlace || (threadIdx.x & 31) == 0) find_work(params, tile, w);
       if (kWorkInPlace) __syncwarp();
       if (w.last) {
         if (kWorkInPlace) __syncwarp();
         continue;
       }
-      scales = find_scales(w);
     } else if (params.next_tile != nullptr && index == workers + total - 1 &&
                (threadIdx.x & 31) == 0) {
       // Who has a tile asks for another one, in the end in vain: `total` questions. The last leaves
@@ -255,14 +257,13 @@ __device__ __forceinline__ void schedule(const fa3_forward_params &params, const
         work_of(done) = w;
       else if (last)
         w.last = true;
-#if FA3_E4M3
-      w.scales = scales;
-#elif FA3_SPLITS
+#if FA3_SPLITS
       if (!last) take_share(params, work_of(done), index % splits);
 #endif
       barrier_arrive(ring_full(m.work, done));
     }
     __syncwarp();
+    add_scales(done, last);
     ++done;
     if (last) break;
   }
