@@ -11,12 +11,17 @@ static_assert(kCodeChunks == 1, "a tile of V is a chunk");
 __device__ __forceinline__ void transpose_chunk(uint32_t to, uint32_t from, int part, int keys) {
   const chunk_part p = part_of_chunk(to, from, part, threadIdx.x);
   if (keys < kTileK) {
+    if constexpr (kUnitSteps > 3) {
 #pragma unroll 1
-    for (int i = 0; i < kPartUnits; ++i) {
-      uint32_t x[4];
-      load_unit(p, i, x);
-      clear_unit(i, keys, x);
-      store_unit(p, i, x);
+      for (int step = 0; step < kUnitSteps; ++step) transpose_end_step(p, step, keys);
+    } else {  // too few registers for that
+#pragma unroll 1
+      for (int i = 0; i < kPartUnits; ++i) {
+        uint32_t x[4];
+        load_unit(p, i, x);
+        clear_unit(i, keys, x);
+        store_unit(p, i, x);
+      }
     }
     return;
   }

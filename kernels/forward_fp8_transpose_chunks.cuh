@@ -35,14 +35,11 @@ __device__ __forceinline__ void transpose_end(const layout &m, const chunk_part 
                                               int keys) {
   ring_wait_empty(m.v_transposed, tile);
 #pragma unroll 1
-  for (int i = 0; i < kTileUnits; ++i) {
-    const int chunk = i / kPartUnits, unit = i % kPartUnits;
-    if (chunk > 0 && unit == 0) wait_for_chunk(m, tile, chunk);
-    uint32_t x[4];
-    load_unit(p, unit, x, unit_from(m, tile, i));
-    clear_unit(unit, keys, x);
-    store_unit(p, unit, x, unit_to(m, tile, i));
-    if (unit == kPartUnits - 1) release_chunk(m, tile, chunk);
+  for (int i = 0; i < kCodeChunks * kUnitSteps; ++i) {
+    const int chunk = i / kUnitSteps, step = i % kUnitSteps, unit = chunk * kPartUnits;
+    if (chunk > 0 && step == 0) wait_for_chunk(m, tile, chunk);
+    transpose_end_step(p, step, keys, unit_from(m, tile, unit), unit_to(m, tile, unit));
+    if (step == kUnitSteps - 1) release_chunk(m, tile, chunk);
   }
 }
 

@@ -66,4 +66,34 @@ __device__ __forceinline__ void store_unit(const chunk_part &p, int i, const uin
                  pick_bytes(x[2], x[3], p.first_column), pick_bytes(x[2], x[3], p.second_column));
 }
 
+// The 32 keys number `step` of a chunk that the sequence ends in, `keys` in all: as any others, or
+// one unit after the other, of which some keys are cleared, or zeros.
+__device__ __forceinline__ void transpose_end_step(chunk_part p, int step, int keys,
+                                                   uint32_t from = 0, uint32_t to = 0) {
+  constexpr int kStepUnits = kPartUnits / kUnitSteps;
+  const int first = step * 32, left = keys - first;
+  from += first * kCodes;
+  p.write ^= first % kKeys;
+  to += first / kKeys * kHeadDimV * kKeys;
+  uint32_t x[2][4];
+  if (left >= 32) {
+#pragma unroll
+    for (int i = 0; i <= kStepUnits; ++i) {
+      if (i < kStepUnits) load_unit(p, i * kUnitSteps, x[i % 2], from);
+      if (i > 0) store_unit(p, (i - 1) * kUnitSteps, x[(i - 1) % 2], to);
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int i = 0; i < kStepUnits; ++i) {
+    if (left > 0) {
+      load_unit(p, i * kUnitSteps, x[0], from);
+      clear_unit(0, left, x[0]);
+    } else {
+      x[0][0] = x[0][1] = x[0][2] = x[0][3] = 0;
+    }
+    store_unit(p, i * kUnitSteps, x[0], to);
+  }
+}
+
 #endif
