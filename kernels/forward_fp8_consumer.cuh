@@ -48,17 +48,25 @@ __device__ __forceinline__ uint32_t descriptor_of(const ring<kDepth, kBytes> &r,
   return (r.data >> 4) + use % kDepth * (kBytes >> 4);
 }
 
-// S = Q K^T, of codes.
+// The scores in hand, of all keys of a tile or of its first ones.
+template <int kCount>
+__device__ __forceinline__ float (&scores_of(consumer &c))[kCount / 2] {
+  return reinterpret_cast<float(&)[kCount / 2]>(c.s);
+}
+
+// S = Q K^T, of codes, for so many keys of a tile.
+template <int kCount = kTileK>
 __device__ __forceinline__ void issue_scores(consumer &c, uint32_t q_at, uint32_t k_at) {
 #pragma unroll
   for (int k = 0; k < kHeadDim; k += 32) {
     const int chunk = k / kCodes, inside = k % kCodes;
     const uint32_t part = k_at + ((chunk * kTileK * kCodes + inside) >> 4);
     if (k < kQInRegisters)
-      wgmma_fp8_registers<kTileK>(c.s, c.q + k / 8, part, kCodesHigh, k > 0);
+      wgmma_fp8_registers<kCount>(scores_of<kCount>(c), c.q + k / 8, part, kCodesHigh, k > 0);
     else
-      wgmma_fp8_shared<kTileK>(c.s, q_at + ((chunk * kRows * kCodes + inside) >> 4), part,
-                               kCodesHigh, k > 0);
+      wgmma_fp8_shared<kCount>(scores_of<kCount>(c),
+                               q_at + ((chunk * kRows * kCodes + inside) >> 4), part, kCodesHigh,
+                               k > 0);
   }
   wgmma_commit();
 }
@@ -205,6 +213,7 @@ __device__ __forceinline__ void find_row_scales(const fa3_forward_fp8_params &fp
 }
 
 // Cap and mask, where they are needed. `scale` is that of the scores, before and after.
+template <int kCount = kTileK>
 __device__ __forceinline__ void cap_and_mask(const fa3_forward_params &params, const work &w,
                                              consumer &c, int n, float (&scale)[2]) {
   if (params.softcap_log2 != 0.0f) {
@@ -213,7 +222,7 @@ __device__ __forceinline__ void cap_and_mask(const fa3_forward_params &params, c
     // registers for all at once.
     constexpr int kPart = kTileK > 128 ? 8 : kTileK / (kHeadScales ? 16 : 8);
 #pragma unroll
-    for (int i = 0; i < kTileK / 2; i += kPart) {
+    for (int i = 0; i < kCount / 2; i += kPart) {
       if (thread_again() < 128) continue;
 #pragma unroll
       for (int j = i; j < i + kPart; ++j) c.s[j] *= scale[j / 2 % 2] * inverse;
@@ -228,9 +237,9 @@ __device__ __forceinline__ void cap_and_mask(const fa3_forward_params &params, c
   for (int r = 0; r < 2; ++r)
     seen[r] = fa3_visible_keys(&w.sequence.mask,
                                find_row(params, w, c.warpgroup, r, thread_again()).query);
-  constexpr int kMask = kTileK <= 128 ? kTileK : kTileK / 2;  // keys that a call can take
+  constexpr int kMask = kCount <= 128 ? kCount : kCount / 2;  // keys that a call can take
 #pragma unroll
-  for (int k = 0; k < kTileK; k += kMask)
+  for (int k = 0; k < kCount; k += kMask)
     mask_scores(reinterpret_cast<float(&)[kMask / 2]>(c.s[k / 2]), seen,
                 n * kTileK + k + 2 * (thread_again() & 3));
 }

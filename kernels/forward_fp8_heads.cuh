@@ -186,18 +186,20 @@ __device__ __forceinline__ void follow(const layout &m, consumer &c, float (&sum
 
 // The scores of tile n of keys and, behind the first, O of the tile before. Then P of this one, and
 // its sums. Says whether the references have to follow (then the tile of K is yet to be released).
-template <bool kFirst, bool kAsk>
+// With a smaller kCount no row sees more of the tile's keys than those.
+template <bool kFirst, bool kAsk, int kCount = kTileK>
 __device__ __forceinline__ bool begin_step(const fa3_forward_fp8_params &fp8, const layout &m,
                                            consumer &c, uint32_t t, int n, float (&sum)[2]) {
+  float(&s)[kCount / 2] = scores_of<kCount>(c);
   asm volatile("" : "+r"(c.used));
   const uint32_t q_at = descriptor_of(ring_beside(m.q, c.warpgroup), 0);
   const uint32_t k_at = uniform(descriptor_of(m.k, c.used));
   ring_wait_full(m.k, c.used);
 #pragma unroll
-  for (int i = 0; i < kTileK / 2; ++i) asm volatile("" : "=f"(c.s[i]));  // what was there is dead
+  for (int i = 0; i < kCount / 2; ++i) asm volatile("" : "=f"(s[i]));  // what was there is dead
   if (!kFirst) registers_touch(c.out.o);
   wgmma_fence();
-  issue_scores(c, q_at, k_at);
+  issue_scores<kCount>(c, q_at, k_at);
   if (!kFirst) {  // the scores need not wait for V
     ring_wait_full(m.v_transposed, c.used - 1);
     wgmma_fence();
@@ -211,7 +213,7 @@ __device__ __forceinline__ bool begin_step(const fa3_forward_fp8_params &fp8, co
   // At head dim 256 there are no registers for a mask beside two products.
   constexpr bool kBeside = !kFirst && !(kAsk && kHeadDim > 128);
   wgmma_wait<kBeside ? 1 : 0>();
-  registers_touch(c.s);
+  registers_touch(s);
   if (!kFirst && !kBeside) finish_output(m, c);
 
   float scale[2] = {of_rows.x, of_rows.y};
@@ -219,34 +221,36 @@ __device__ __forceinline__ bool begin_step(const fa3_forward_fp8_params &fp8, co
   bool grown = false;
   if (kAsk) {
     release(m.k, c.used);
-    cap_and_mask(fp8.forward, work_again(t), c, n, scale);
+    cap_and_mask<kCount>(fp8.forward, work_again(t), c, n, scale);
     float top[2];
     softmax_set_code_bounds(c.rows);
-    thread_maxima_by_integers(c.s, top);
+    thread_maxima_by_integers(s, top);
     if (softmax_outgrown_codes(top, c.rows, scale)) {
-      correct_maxima(c.s, top);
+      correct_maxima(s, top);
       grown = softmax_follow_codes(top, c.rows, scale, factor);
       shift[0] = c.rows.reference[0];
       shift[1] = c.rows.reference[1];
-      softmax_subtract_large_codes(c.s, c.rows, scale, shift);
+      softmax_subtract_large_codes(s, c.rows, scale, shift);
     }
   }
   take_turn();
-  softmax_exponents_of_codes(c.s, shift, scale);
+  softmax_exponents_of_codes(s, shift, scale);
   sum[0] = sum[1] = -0.0f;  // adding to 0 would be an instruction
 #pragma unroll
-  for (int i = 0; i < kTileK / 2; ++i) {
-    c.s[i] = exp2_unit(c.s[i]);
-    sum[i / 2 % 2] += c.s[i];
-    if (i == kPassTurn) pass_turn(sum[0] + sum[1]);
+  for (int i = 0; i < kCount / 2; ++i) {
+    s[i] = exp2_unit(s[i]);
+    sum[i / 2 % 2] += s[i];
+    if (i == kPassTurn * kCount / kTileK) pass_turn(sum[0] + sum[1]);
   }
+#pragma unroll
+  for (int i = kCount / 2; i < kTileK / 2; ++i) c.s[i] = 0.0f;
   if (!kAsk) grown = __any_sync(0xffffffff, !(sum[0] <= largest[0]) | !(sum[1] <= largest[1]));
   if (!kAsk && !grown) release(m.k, c.used);
   if (kBeside) {
     // As in forward.cu: without a branch, whose wait is over, the assembler would move the next one
     // above the exponentials, which are to run beside the product.
     registers_touch(sum);
-    registers_touch(c.s);
+    registers_touch(s);
     if (grown) ring_wait_full(m.v_transposed, c.used - 1);
     finish_output(m, c);
   }
@@ -256,6 +260,16 @@ __device__ __forceinline__ bool begin_step(const fa3_forward_fp8_params &fp8, co
   }
   if (kAsk) set_largest_sum(c);
   return !kAsk && grown;
+}
+
+// Whether no row of a warpgroup sees more than kNarrow keys of its last tile.
+__device__ __forceinline__ bool sees_few_keys(const fa3_forward_fp8_params &fp8, const work &w,
+                                              int warpgroup) {
+  const fa3_mask *mask = &w.sequence.mask;
+  const int step = fp8.forward.queries_per_warpgroup;
+  const int last = min(w.first + (warpgroup + 1) * step, mask->queries) - 1;
+  const int end = fa3_visible_keys(mask, last).end;
+  return uniform((end - 1) % kTileK < kNarrow);
 }
 
 // P's codes take the place of those of the tile before.
@@ -310,6 +324,7 @@ __device__ __forceinline__ void attend(const fa3_forward_fp8_params &fp8, const 
     ring_wait_full(ring_beside(m.q, warpgroup), t);
     if constexpr (kQInRegisters > 0) read_queries(m, c);
     const int end = uniform(w.warpgroup[warpgroup].tiles.end);
+    const bool narrow = kNarrows && sees_few_keys(fp8, w, warpgroup);
     const bool empty = uniform(w.warpgroup[warpgroup].tiles.begin) >= end;
     const int stop = max(end, uniform(w.tiles.begin));
     for (; n >= stop; --n) pass_over(m, c);
@@ -317,8 +332,13 @@ __device__ __forceinline__ void attend(const fa3_forward_fp8_params &fp8, const 
       skip_tile(m, c, t);
     } else {
       float sum[2];
-      begin_step<true, true>(fp8, m, c, t, n, sum);
-      finish_step(c, sum);
+      if (narrow) {  // each way packs P by itself, as below
+        begin_step<true, true, kNarrow>(fp8, m, c, t, n, sum);
+        finish_step(c, sum);
+      } else {
+        begin_step<true, true>(fp8, m, c, t, n, sum);
+        finish_step(c, sum);
+      }
       clear_output(c);
       --n;
       while (n >= uniform(work_again(t).warpgroup[warpgroup].tiles.begin)) {

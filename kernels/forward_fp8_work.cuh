@@ -24,6 +24,10 @@ constexpr int kStages = FA3_FORWARD_STAGES;      // depth of the rings: of K's t
 constexpr int kTransposedStages =
     FA3_FORWARD_FP8_TRANSPOSED_STAGES(kHeadDim, kTileK, FA3_TRANSPOSED);  // of V transposed
 constexpr int kWorkSlots = 2;  // the tile that is computed, and the next
+// Where no row of a warpgroup sees more keys of its last tile, it computes no more scores. At head
+// dim 256 that gains nothing.
+constexpr int kNarrow = kTileK / 2;
+constexpr bool kNarrows = kHeadDim <= 128;
 // Tiles of keys whose products the matrix unit sums.
 constexpr int kPeriod = FA3_FORWARD_FP8_PERIOD / kTileK;
 

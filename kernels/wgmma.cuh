@@ -57,13 +57,15 @@ __device__ constexpr uint32_t wgmma_descriptor_high(void) {
 #define WGMMA_OUT8(d, i)                                                                      \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7])
+#define WGMMA_OUT24(d, i) WGMMA_OUT8(d, i), WGMMA_OUT8(d, i + 8), WGMMA_OUT8(d, i + 16)
 #define WGMMA_OUT32(d, i) \
   WGMMA_OUT8(d, i), WGMMA_OUT8(d, i + 8), WGMMA_OUT8(d, i + 16), WGMMA_OUT8(d, i + 24)
 #define WGMMA_OUT48(d, i) WGMMA_OUT32(d, i), WGMMA_OUT8(d, i + 32), WGMMA_OUT8(d, i + 40)
 #define WGMMA_OUT64(d, i) WGMMA_OUT32(d, i), WGMMA_OUT32(d, i + 32)
 
 #define WGMMA_LIST16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
-#define WGMMA_LIST32 WGMMA_LIST16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define WGMMA_LIST24 WGMMA_LIST16 ",%16,%17,%18,%19,%20,%21,%22,%23"
+#define WGMMA_LIST32 WGMMA_LIST24 ",%24,%25,%26,%27,%28,%29,%30,%31"
 #define WGMMA_LIST40 WGMMA_LIST32 ",%32,%33,%34,%35,%36,%37,%38,%39"
 #define WGMMA_LIST48 WGMMA_LIST40 ",%40,%41,%42,%43,%44,%45,%46,%47"
 #define WGMMA_LIST56 WGMMA_LIST48 ",%48,%49,%50,%51,%52,%53,%54,%55"

@@ -20,7 +20,11 @@
 template <int kColumns>
 __device__ __forceinline__ void wgmma_fp8_shared(float (&d)[kColumns / 2], uint32_t a_tile,
                                                  uint32_t b_tile, uint32_t high, int accumulate) {
-  if constexpr (kColumns == 96)
+  if constexpr (kColumns == 48)
+    WGMMA_FP8_SHARED(48, WGMMA_LIST24, "%24,%26", "%25,%26", "%27", WGMMA_OUT24(d, 0));
+  else if constexpr (kColumns == 64)
+    WGMMA_FP8_SHARED(64, WGMMA_LIST32, "%32,%34", "%33,%34", "%35", WGMMA_OUT32(d, 0));
+  else if constexpr (kColumns == 96)
     WGMMA_FP8_SHARED(96, WGMMA_LIST48, "%48,%50", "%49,%50", "%51", WGMMA_OUT48(d, 0));
   else if constexpr (kColumns == 128)
     WGMMA_FP8_SHARED(128, WGMMA_LIST64, "%64,%66", "%65,%66", "%67", WGMMA_OUT64(d, 0));
@@ -48,7 +52,9 @@ template <int kColumns>
 __device__ __forceinline__ void wgmma_fp8_registers(float (&d)[kColumns / 2],
                                                     const uint32_t *a_tile, uint32_t b_tile,
                                                     uint32_t high, int accumulate) {
-  if constexpr (kColumns == 64)
+  if constexpr (kColumns == 48)
+    WGMMA_FP8_REGISTERS(48, WGMMA_LIST24, "%24,%25,%26,%27", "%28,%29", "%30", WGMMA_OUT24(d, 0));
+  else if constexpr (kColumns == 64)
     WGMMA_FP8_REGISTERS(64, WGMMA_LIST32, "%32,%33,%34,%35", "%36,%37", "%38", WGMMA_OUT32(d, 0));
   else if constexpr (kColumns == 96)
     WGMMA_FP8_REGISTERS(96, WGMMA_LIST48, "%48,%49,%50,%51", "%52,%53", "%54", WGMMA_OUT48(d, 0));
