@@ -200,11 +200,37 @@ static void test_small_tiles(void **state) {
   }
 }
 
+/* Tiles of three warpgroups or fewer, by the steps of keys that they have, and by what they cost
+ * beside them: under a mask the longest is soon done, and smaller ones are more of them. */
+static void test_steps(void **state) {
+  (void)state;
+  static const struct {
+    int64_t batch, queries, keys, heads, head_dim;
+    bool causal;
+    int32_t rows;
+  } cases[] = {{22, 512, 97, 24, 128, false, 192},   {22, 512, 178, 24, 128, false, 128},
+               {2, 1024, 1024, 16, 128, false, 128}, {2, 604, 604, 16, 128, true, 192},
+               {1, 1500, 1500, 12, 128, true, 128},  {2, 938, 938, 16, 64, true, 192},
+               {2, 515, 515, 12, 64, false, 128}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    const int64_t d = cases[i].head_dim, heads = cases[i].heads;
+    struct cuda_plan plan;
+    struct problem problem =
+        make_problem(FA3_BFLOAT16, cases[i].batch, cases[i].queries, heads, heads, d, d);
+    problem.query.dtype = problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;
+    problem.rows_k = problem.key.rows = problem.value.rows = problem.max_seqlen_k = cases[i].keys;
+    if (cases[i].causal) problem.window_right = 0;
+    assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+    assert_int_equal(plan.forward.tile_queries, cases[i].rows);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_codes),           cmocka_unit_test(test_chunks),
       cmocka_unit_test(test_scales_of_heads), cmocka_unit_test(test_transposed_values),
       cmocka_unit_test(test_small_tiles),     cmocka_unit_test(test_chunks_of_codes),
+      cmocka_unit_test(test_steps),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

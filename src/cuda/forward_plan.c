@@ -98,15 +98,12 @@ static void plan_groups(double head_bytes, const struct cuda_facts *facts, fa3_t
   tiles->grouped = (heads - last) / tiles->group * tiles->group;
 }
 
-/* The time of a tile of so many warpgroups by that of one of all. For scales of heads, as measured
- * (docs/notes/hopper-fp8.md); of the kernel for small tiles, what a tile costs beside its keys is
- * more of the time where they are few. */
-static double tile_time(const struct problem *problem, const struct kernel *kernel,
-                        int64_t warpgroups) {
-  if (!kernel->head_scales || warpgroups == kernel->tile_q / ROWS)
-    return forward_tile_time(kernel, warpgroups);
-  if (warpgroups == 1) return 0.66;
-  return kernel->head_dim == 64 ? 0.84 : 0.71 + 150 / (double)larger(problem->max_seqlen_k, 1);
+/* The keys that a query sees, in the mean. */
+static double keys_seen(const struct problem *problem, double queries, double keys) {
+  double seen = keys;
+  if (problem->window_right < MASK_UNBOUNDED) seen -= (queries < keys ? queries : keys) / 2;
+  const double window = (double)problem->window_left + (double)problem->window_right + 1;
+  return seen < window ? seen : window;
 }
 
 /* How many tiles of so many warpgroups one multiprocessor has after the other, about, by the time
@@ -122,7 +119,43 @@ static double grid_time(const struct problem *problem, const struct cuda_facts *
     if (problem->window_left >= MASK_UNBOUNDED) rounds *= 1 - (share < 1 ? share : 1) / 2;
     if (rounds < 1) rounds = 1;
   }
-  return rounds * tile_time(problem, kernel, warpgroups);
+  return rounds * forward_tile_time(kernel, warpgroups);
+}
+
+/* The steps that a tile of scales of heads has for so many keys, of `width` each. Where the last
+ * one's keys are in its first half it computes no others. */
+static double steps_of(double keys, double width) {
+  const double steps = fmax(ceil(keys / width), 1);
+  return keys - (steps - 1) * width <= width / 2 ? steps - 0.4 : steps;
+}
+
+/* The same for scales of heads, of three warpgroups or fewer, in steps of keys of a tile of three
+ * (docs/notes/hopper-fp8.md). What a tile costs beside its keys counts for several of them. Two of
+ * head dim 128 are the kernel for small tiles, whose steps are of twice as many keys. */
+static double grid_steps(const struct problem *problem, const struct cuda_facts *facts,
+                         const struct kernel *kernel, int64_t warpgroups, int64_t tile_queries,
+                         int64_t tiles) {
+  static const struct cost {
+    double tile, step;
+    double single; /* less, where there is but one step, and nothing waits for another */
+    double uneven; /* more, where a mask ends in the midst of steps */
+  } of_64[] = {{2.5, 0.6, 0.65, 0}, {2.65, 0.8, 0.65, 0}, {2.7, 1, 0.65, 0}},
+    of_128[] = {{2.85, 0.64, 0.85, 0}, {3.65, 1.42, 1.1, 0.5}, {3.75, 1, 0.85, 0}};
+  const struct cost *cost = (kernel->head_dim > 64 ? of_128 : of_64) + warpgroups - 1;
+  const double width = (double)kernel->tile_k * (kernel->head_dim > 64 && warpgroups == 2 ? 2 : 1);
+  const double rounds = (double)tiles / facts->multiprocessors;
+  const double queries = (double)problem->max_seqlen_q, keys = (double)problem->max_seqlen_k;
+  const bool uneven = problem->window_right < MASK_UNBOUNDED;
+  /* A tile's last row sees the most. */
+  const double rows = uneven ? (double)tile_queries / 2 : 0;
+  const double seen = fmin(keys_seen(problem, queries, keys) + rows, keys);
+  const double mean =
+      cost->tile + cost->step * steps_of(seen, width) - (seen <= width ? cost->single : 0);
+  if (!uneven) return ceil(rounds) * mean;
+  /* They are given out, longest first. */
+  const double longest =
+      cost->tile + cost->step * steps_of(fmin(keys, (double)problem->window_left + rows), width);
+  return fmax(longest, rounds * (mean + cost->uneven) + (rounds > 1 ? mean / 3 : 0));
 }
 
 /* Where tiles are fewer than multiprocessors, or leave many without work at the end, smaller ones
@@ -134,7 +167,11 @@ static void plan_tile_size(const struct problem *problem, const struct cuda_fact
   double best = 0;
   for (int64_t warpgroups = all; warpgroups > 0; warpgroups--) {
     const int64_t blocks = divide_up(longest, warpgroups * rows);
-    const double time = grid_time(problem, facts, plan->kernel, warpgroups, blocks * all_heads);
+    const double time =
+        plan->kernel->head_scales && all == 3
+            ? grid_steps(problem, facts, plan->kernel, warpgroups, warpgroups * rows,
+                         blocks * all_heads)
+            : grid_time(problem, facts, plan->kernel, warpgroups, blocks * all_heads);
     /* As many tiles: a gain only where they run side by side, and the last was the shorter one. */
     const bool even = blocks > 1 && blocks * all_heads <= facts->multiprocessors;
     if (warpgroups < all && ((blocks == plan->tiles.blocks && !even) || time > gain * best))
@@ -425,14 +462,6 @@ static void plan_grid(const struct cuda_facts *facts, struct forward_plan *plan)
   plan->workers = tiles < facts->multiprocessors ? tiles : facts->multiprocessors;
   if (plan->shares) plan->workers = plan->shares;
   plan->counted = plan->next_tile.used && tiles > plan->workers && !plan->shares;
-}
-
-/* The keys that a query sees, in the mean. */
-static double keys_seen(const struct problem *problem, double queries, double keys) {
-  double seen = keys;
-  if (problem->window_right < MASK_UNBOUNDED) seen -= (queries < keys ? queries : keys) / 2;
-  const double window = (double)problem->window_left + (double)problem->window_right + 1;
-  return seen < window ? seen : window;
 }
 
 /* Whether V^T is made before the kernel of head dim 256, which then takes some 6% less time than
