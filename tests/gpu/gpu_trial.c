@@ -137,6 +137,7 @@ static struct spec random_forward(bool backward, struct rng *rng) {
     spec.max_seqlen_k = rng_between(rng, 6000, 9000) / (spec.batch * spec.heads_k);
     spec.page_size = rng_chance(rng, 0.7) ? RNG_PICK(rng, 64, 128, 192, 256) : 0;
     spec.packed_k = false;
+    spec.batch_index = false;
     if (rng_chance(rng, 0.5)) spec.scale_rows = RNG_PICK(rng, 64, 128);
     if (rng_chance(rng, 0.7)) spec.softcap = 0;
     if (rng_chance(rng, 0.7)) spec.leftpad_k = false;
