@@ -39,7 +39,7 @@ static fa3_status set_tensor_maps(const struct call *call, fa3_forward_params *p
   const struct map_dimension output_map[] = {
       {output->dim, 1, output_chunk},
       {tile_heads, output->stride_head, tile_heads},
-      {output->rows, output->stride_row, larger(16 / tile_heads, 1)},
+      {output->rows, output->stride_row, tile_heads < 16 ? 16 / tile_heads : 1},
       {output->heads / tile_heads, output->stride_head * tile_heads, 1},
       {output->batch, output->stride_batch, 1}};
   TRY(make_tensor_map(driver, kernel->dtype, chunk, "query", query->data, 5, query_map,

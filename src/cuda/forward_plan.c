@@ -249,7 +249,8 @@ static double count_steps(const struct problem *problem, const struct kernel *ke
     steps +=
         forward_tile_time(kernel, divide_up(last - first, rows)) * (seen.end - seen.begin + extra);
   }
-  return steps * (double)(problem->heads_q / problem->heads_k / tile_heads);
+  const int64_t tiles_of_group = problem->heads_q / problem->heads_k / tile_heads;
+  return steps * (double)tiles_of_group;
 }
 
 /* Whether the query heads of a group are to share tiles: where queries are few, that fills tiles

@@ -115,8 +115,8 @@ static fa3_tensor to_pages(const struct shape *shape, const uint8_t *codes, int 
   void *there = to_gpu(pages, size);
   GPU(cuCtxSynchronize, );
   free(pages);
-  return fa3_dense(there, FA3_FLOAT8_E4M3, shape->batch * each, shape->page_size, shape->heads_k,
-                   dim);
+  return fa3_dense(there, FA3_FLOAT8_E4M3, (int64_t)shape->batch * each, shape->page_size,
+                   shape->heads_k, dim);
 }
 
 static void run(fa3_forward_args *args) {
@@ -288,7 +288,7 @@ static void compare(const struct shape *shape, uint64_t number) {
     GPU(cuCtxSynchronize, );
     for (int i = 1; i < 3; i++) {
       fa3_tensor *scale = i == 1 ? &there.key_scale : &there.value_scale;
-      if (scale->data) scale->shape[0] = batch * each;
+      if (scale->data) scale->shape[0] = (int64_t)batch * each;
     }
   }
   const size_t output_size = (size_t)counts[3] * fa3_dtype_size(shape->output);
