@@ -19,7 +19,8 @@
 #include "routines.h"
 #include "widen.h"
 
-/* SUMS: as many vectors as registers hold, beside what is added to them. */
+/* SUMS vectors are half of the registers (AVX-512 has 32, AVX2 has 16); the rest hold what is added
+ * to them. */
 enum { STREAMS = 4, PAIR = 2 * VECTOR, SUMS = VECTOR == 16 ? 16 : 8 };
 
 /* Keys of a stream; only the last streams may have fewer. */
@@ -194,7 +195,7 @@ INLINE void few_values_block(const struct few_rows_step *s, const struct few_col
     for (int v = 0; v < vectors; v++) vec_store(output + r * stride + v * VECTOR, sum[r][v]);
 }
 
-/* Many vectors at a time, as many as registers hold, then pairs, then single vectors. */
+/* Many vectors at a time, as many as SUMS allows, then pairs, then single vectors. */
 INLINE void few_values_rows(const struct few_rows_step *s, const struct few_columns *columns,
                             fa3_dtype dtype, int64_t row, const int rows) {
   const int vectors = rows * 8 <= SUMS ? 8 : SUMS / rows;

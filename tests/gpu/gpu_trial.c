@@ -22,6 +22,14 @@ static void clear_mask(struct spec *spec) {
   spec->window_left = spec->window_right = 0;
 }
 
+/* As many queries as keys, not packed, under a causal mask alone. */
+static void set_causal_square(struct spec *spec, int64_t length) {
+  spec->max_seqlen_q = spec->max_seqlen_k = length;
+  spec->packed_q = spec->packed_k = false;
+  clear_mask(spec);
+  spec->flags |= FA3_CAUSAL;
+}
+
 /* Values of fewer columns, now and then, for the kernel of these head dims. */
 static void set_head_dims(struct spec *spec, int64_t head_dim, struct rng *rng) {
   spec->head_dim = head_dim;
@@ -201,25 +209,19 @@ static struct spec random_forward(bool backward, struct rng *rng) {
     spec.group = RNG_PICK(rng, 1, 1, 1, 2, 3, 4);
     spec.heads_k = rng_between(rng, 24, 32) / (spec.batch * spec.group);
     set_head_dims(&spec, RNG_PICK(rng, 64, 96, 128), rng);
-    spec.max_seqlen_q = spec.max_seqlen_k = rng_between(rng, 900, 1500);
-    spec.packed_q = spec.packed_k = false;
-    clear_mask(&spec);
-    spec.flags |= FA3_CAUSAL;
+    set_causal_square(&spec, rng_between(rng, 900, 1500));
   }
   /* So many heads that they rise section by section. */
   if (backward && rng_chance(rng, 0.006)) {
     set_head_dims(&spec, RNG_PICK(rng, 64, 96, 128), rng);
-    spec.max_seqlen_q = spec.max_seqlen_k = rng_between(rng, 660, 900);
+    set_causal_square(&spec, rng_between(rng, 660, 900));
     const int64_t tiles = (spec.max_seqlen_k + 127) / 128;
     const int64_t section = (24 << 20) / (8 * spec.head_dim * spec.max_seqlen_q);
     const int64_t downward = 264 / tiles + 1 > section ? 264 / tiles + 1 : section;
     spec.batch = rng_between(rng, 1, 2);
     spec.heads_k = (section + downward + rng_between(rng, 1, 9)) / spec.batch + 1;
     spec.group = 1;
-    spec.packed_q = spec.packed_k = false;
     if (spec.layout > LAYOUT_HEADS_FIRST) spec.layout = LAYOUT_HEADS_FIRST; /* it is large */
-    clear_mask(&spec);
-    spec.flags |= FA3_CAUSAL;
   }
   /* Little more than a round of long tiles: the first of a head go upwards. */
   if (backward && rng_chance(rng, 0.01)) {
@@ -227,10 +229,7 @@ static struct spec random_forward(bool backward, struct rng *rng) {
     spec.heads_k = rng_between(rng, 11, 14);
     spec.group = 1;
     set_head_dims(&spec, RNG_PICK(rng, 96, 120, 128), rng);
-    spec.max_seqlen_q = spec.max_seqlen_k = rng_between(rng, 1300, 1800);
-    spec.packed_q = spec.packed_k = false;
-    clear_mask(&spec);
-    spec.flags |= FA3_CAUSAL;
+    set_causal_square(&spec, rng_between(rng, 1300, 1800));
   }
   /* Queries enough for 80 at a time under a mask: half of the chains rise, or tiles go by head. */
   if (backward && rng_chance(rng, 0.004)) {
