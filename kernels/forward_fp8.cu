@@ -46,14 +46,20 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     if (params.output != FA3_OUTPUT_FP32) tma_prefetch_map(&params.forward.output);
     init_barriers(params, m);
   }
-  const auto begin = [] {
-    __syncthreads();
+  // The scheduling warp finds the number of its first tile while barriers are made.
+  const auto begin = [=] {
+    if (warp == kSchedulingWarp) {
+      named_barrier_sync(kBarrierSchedule, 64);
+    } else {
+      if (warp == 0) named_barrier_arrive(kBarrierSchedule, 64);
+      named_barrier_sync(kBarrierBegin, kThreads - 32);
+    }
     // And never tells the next to begin early: it may use the same counter of tiles. The kernel
     // that transposes values lets this one begin when all before has ended: only the warp that
     // loads V^T waits for it.
     if (!kTransposed) wait_for_prior_grids();
   };
-  if (warp != kSchedulingWarp) begin();  // which finds the number of its first tile meanwhile
+  if (warp != kSchedulingWarp) begin();
 
   if (warp < 4) {
     registers_give_back<kProducerRegisters>();

@@ -152,8 +152,15 @@ __device__ __forceinline__ void init_barriers(const fa3_forward_fp8_params &fp8,
   mbarrier_init_fence();
 }
 
-// Named barriers kBarrierTurn + warpgroup, and one for each consumer warp; 0 is __syncthreads.
-enum { kBarrierTurn = 1, kBarrierWarp = kBarrierTurn + kWarpgroups };
+// Named barriers: kBarrierTurn + warpgroup; one for each consumer warp, where two warpgroups take
+// turns; and those that tell the scheduling warp, and the others, that barriers are there.
+enum {
+  kBarrierTurn = 1,
+  kBarrierWarp = kBarrierTurn + kWarpgroups,
+  kBarrierSchedule = 14,
+  kBarrierBegin
+};
+static_assert(kWarpgroups > 2 || kBarrierWarp + kConsumerWarps <= kBarrierSchedule, "barriers");
 
 #include "forward_tiles.cuh"
 
