@@ -225,12 +225,37 @@ static void test_steps(void **state) {
   }
 }
 
+/* Few tiles: query heads share them where that leaves fewer multiprocessors without work. */
+static void test_few_shared_tiles(void **state) {
+  (void)state;
+  static const struct {
+    int64_t batch, queries, keys, heads_q, heads_k, head_dim;
+    bool causal;
+    int32_t heads, rows; /* of a tile */
+  } cases[] = {{3, 309, 5188, 16, 8, 128, false, 2, 64},  {3, 309, 5188, 16, 8, 64, false, 2, 64},
+               {4, 256, 4096, 16, 8, 128, false, 1, 128}, {1, 1024, 1024, 32, 8, 128, true, 4, 48},
+               {2, 265, 368, 40, 8, 128, true, 5, 36},    {6, 450, 1000, 12, 4, 64, true, 1, 192},
+               {1, 1024, 1024, 8, 8, 128, true, 1, 64}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    struct cuda_plan plan;
+    struct problem problem =
+        make_problem(FA3_BFLOAT16, cases[i].batch, cases[i].queries, cases[i].heads_q,
+                     cases[i].heads_k, cases[i].head_dim, cases[i].head_dim);
+    problem.query.dtype = problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;
+    problem.rows_k = problem.key.rows = problem.value.rows = problem.max_seqlen_k = cases[i].keys;
+    if (cases[i].causal) problem.window_right = 0;
+    assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+    assert_int_equal(plan.forward.tile_heads, cases[i].heads);
+    assert_int_equal(plan.forward.tile_queries, cases[i].rows);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_codes),           cmocka_unit_test(test_chunks),
       cmocka_unit_test(test_scales_of_heads), cmocka_unit_test(test_transposed_values),
       cmocka_unit_test(test_small_tiles),     cmocka_unit_test(test_chunks_of_codes),
-      cmocka_unit_test(test_steps),
+      cmocka_unit_test(test_steps),           cmocka_unit_test(test_few_shared_tiles),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -129,12 +129,19 @@ static double steps_of(double keys, double width) {
   return keys - (steps - 1) * width <= width / 2 ? steps - 0.4 : steps;
 }
 
+/* What a tile costs more where so many query heads share it, in steps: O leaves by the copy engine
+ * if a warp's 16 rows are whole queries, else row by row. */
+static double sharing_cost(const struct kernel *kernel, int64_t tile_heads) {
+  if (tile_heads == 1) return 0;
+  if (16 % tile_heads != 0) return 2;
+  return kernel->dtype == FA3_FLOAT8_E4M3 ? 0.7 : 0.35 / 128 * kernel->value_head_dim;
+}
+
 /* The same for scales of heads, of three warpgroups or fewer, in steps of keys of a tile of three
  * (docs/notes/hopper-fp8.md). What a tile costs beside its keys counts for several of them. Two of
  * head dim 128 are the kernel for small tiles, whose steps are of twice as many keys. */
 static double grid_steps(const struct problem *problem, const struct cuda_facts *facts,
-                         const struct kernel *kernel, int64_t warpgroups, int64_t tile_queries,
-                         int64_t tiles) {
+                         const struct kernel *kernel, int64_t warpgroups, int64_t tile_heads) {
   static const struct cost {
     double tile, step;
     double single; /* less, where there is but one step, and nothing waits for another */
@@ -143,19 +150,36 @@ static double grid_steps(const struct problem *problem, const struct cuda_facts 
     of_128[] = {{2.85, 0.64, 0.85, 0}, {3.65, 1.42, 1.1, 0.5}, {3.75, 1, 0.85, 0}};
   const struct cost *cost = (kernel->head_dim > 64 ? of_128 : of_64) + warpgroups - 1;
   const double width = (double)kernel->tile_k * (kernel->head_dim > 64 && warpgroups == 2 ? 2 : 1);
-  const double rounds = (double)tiles / facts->multiprocessors;
+  const int64_t tile_queries = warpgroups * (ROWS / tile_heads);
+  const int64_t heads = problem->batch * problem->heads_q / tile_heads;
+  const double tiles = (double)(divide_up(longest_query(problem), tile_queries) * heads);
+  const double rounds = tiles / facts->multiprocessors;
+  const double beside = cost->tile + sharing_cost(kernel, tile_heads);
   const double queries = (double)problem->max_seqlen_q, keys = (double)problem->max_seqlen_k;
   const bool uneven = problem->window_right < MASK_UNBOUNDED;
   /* A tile's last row sees the most. */
   const double rows = uneven ? (double)tile_queries / 2 : 0;
   const double seen = fmin(keys_seen(problem, queries, keys) + rows, keys);
   const double mean =
-      cost->tile + cost->step * steps_of(seen, width) - (seen <= width ? cost->single : 0);
+      beside + cost->step * steps_of(seen, width) - (seen <= width ? cost->single : 0);
   if (!uneven) return ceil(rounds) * mean;
   /* They are given out, longest first. */
   const double longest =
-      cost->tile + cost->step * steps_of(fmin(keys, (double)problem->window_left + rows), width);
+      beside + cost->step * steps_of(fmin(keys, (double)problem->window_left + rows), width);
   return fmax(longest, rounds * (mean + cost->uneven) + (rounds > 1 ? mean / 3 : 0));
+}
+
+static bool has_grid_steps(const struct kernel *kernel) {
+  return kernel->head_scales && kernel->tile_q == 3 * ROWS;
+}
+
+/* Of the tile sizes, the best. */
+static double least_grid_steps(const struct problem *problem, const struct cuda_facts *facts,
+                               const struct kernel *kernel, int64_t tile_heads) {
+  double least = grid_steps(problem, facts, kernel, 1, tile_heads);
+  for (int64_t warpgroups = 2; warpgroups <= kernel->tile_q / ROWS; warpgroups++)
+    least = fmin(least, grid_steps(problem, facts, kernel, warpgroups, tile_heads));
+  return least;
 }
 
 /* Where tiles are fewer than multiprocessors, or leave many without work at the end, smaller ones
@@ -168,9 +192,8 @@ static void plan_tile_size(const struct problem *problem, const struct cuda_fact
   for (int64_t warpgroups = all; warpgroups > 0; warpgroups--) {
     const int64_t blocks = divide_up(longest, warpgroups * rows);
     const double time =
-        plan->kernel->head_scales && all == 3
-            ? grid_steps(problem, facts, plan->kernel, warpgroups, warpgroups * rows,
-                         blocks * all_heads)
+        has_grid_steps(plan->kernel)
+            ? grid_steps(problem, facts, plan->kernel, warpgroups, plan->tile_heads)
             : grid_time(problem, facts, plan->kernel, warpgroups, blocks * all_heads);
     /* As many tiles: a gain only where they run side by side, and the last was the shorter one. */
     const bool even = blocks > 1 && blocks * all_heads <= facts->multiprocessors;
@@ -231,13 +254,7 @@ static bool may_share_tiles(const struct problem *problem) {
  * for all of a tile's warpgroups (docs/notes/hopper-forward.md). */
 static double count_steps(const struct problem *problem, const struct kernel *kernel,
                           int64_t tile_heads) {
-  /* Of a tile beside its keys; and more where heads share it: O leaves by the copy engine if a
-   * warp's 16 rows are whole queries, else row by row. */
-  const double beside = 2.4, shared_by_rows = 2;
-  const double shared =
-      kernel->dtype == FA3_FLOAT8_E4M3 ? 0.7 : 0.35 / 128 * kernel->value_head_dim;
-  double extra = beside;
-  if (tile_heads > 1) extra += 16 % tile_heads == 0 ? shared : shared_by_rows;
+  const double beside = 2.4 + sharing_cost(kernel, tile_heads); /* a tile's keys */
   const int64_t queries = longest_query(problem), keys = problem->max_seqlen_k;
   const int64_t rows = ROWS / tile_heads, step = kernel->tile_q / ROWS * rows;
   const fa3_mask mask = fa3_make_mask((int)queries, (int)keys, keys - queries, problem->window_left,
@@ -247,7 +264,7 @@ static double count_steps(const struct problem *problem, const struct kernel *ke
     const int64_t last = smaller(first + step, queries);
     const fa3_range seen = fa3_visible_tiles(&mask, (int)first, (int)last, kernel->tile_k);
     steps +=
-        forward_tile_time(kernel, divide_up(last - first, rows)) * (seen.end - seen.begin + extra);
+        forward_tile_time(kernel, divide_up(last - first, rows)) * (seen.end - seen.begin + beside);
   }
   const int64_t tiles_of_group = problem->heads_q / problem->heads_k / tile_heads;
   return steps * (double)tiles_of_group;
@@ -255,12 +272,17 @@ static double count_steps(const struct problem *problem, const struct kernel *ke
 
 /* Whether the query heads of a group are to share tiles: where queries are few, that fills tiles
  * better, and tiles see fewer keys that only some of their rows see. */
-static bool sharing_pays(const struct problem *problem, const struct kernel *kernel) {
+static bool sharing_pays(const struct problem *problem, const struct cuda_facts *facts,
+                         const struct kernel *kernel) {
   enum { MOST_QUERIES = 1024 };
   const double gain = 0.97; /* or better */
-  const int64_t group = problem->heads_q / problem->heads_k;
-  return longest_query(problem) <= MOST_QUERIES &&
-         count_steps(problem, kernel, group) <= gain * count_steps(problem, kernel, 1);
+  const int64_t group = problem->heads_q / problem->heads_k, queries = longest_query(problem);
+  if (queries > MOST_QUERIES) return false;
+  const double tiles = (double)divide_up(queries, kernel->tile_q) * (double)problem->heads_q;
+  if (has_grid_steps(kernel) && tiles * (double)problem->batch <= 2 * facts->multiprocessors)
+    return least_grid_steps(problem, facts, kernel, group) <=
+           gain * least_grid_steps(problem, facts, kernel, 1);
+  return count_steps(problem, kernel, group) <= gain * count_steps(problem, kernel, 1);
 }
 
 /* Whether query heads share tiles, and the grid. */
@@ -272,7 +294,7 @@ static fa3_status plan_tiles(const struct problem *problem, const struct cuda_fa
   int64_t blocks = divide_up(longest, blocks_of * ROWS);
   int64_t heads = problem->heads_q;
   plan->tile_heads = 1;
-  if (may_share_tiles(problem) && sharing_pays(problem, plan->kernel)) {
+  if (may_share_tiles(problem) && sharing_pays(problem, facts, plan->kernel)) {
     plan->tile_heads = (int32_t)group;
     blocks = divide_up(longest, blocks_of * (ROWS / group));
     heads = problem->heads_k;
