@@ -337,9 +337,9 @@ enum {
  * Numerics. Both products and the softmax accumulate in float32. On 16-bit inputs the
  * probabilities may be rounded to the input's dtype before the second product, as every
  * FlashAttention does. On E4M3 inputs a GPU rounds the probabilities to E4M3 too, and sums a few
- * thousand keys at a time with about 13 bits; but not where queries are few or have 16
- * bits, or keys lie in pages: it then rounds probabilities, times the values' scales, to float16,
- * in units of a row's greatest. The CPU computes in float32 throughout. Float32
+ * thousand keys at a time with about 13 bits; but not where queries are few or have 16 bits, nor
+ * always where keys lie in pages (docs/fp8.md): it then rounds probabilities, times the values'
+ * scales, to float16, in units of a row's greatest. The CPU computes in float32 throughout. Float32
  * queries are taken on the CPU alone so far.
  *
  * Edges. A query that sees no key gives output 0 and lse -infinity (without a sink).

@@ -4,8 +4,8 @@
  * A tile is a range of keys of one head. Its work is the blocks of queries that see them, of all
  * query heads that share the keys. Where there are few tiles, that work is dealt out in parts: each
  * has some of the query heads, and some of the blocks. No block of dQ belongs to two parts of a
- * tile. Parts never wait for each other: what they have of dK and dV is added up pair by pair, by
- * whoever of a pair arrives last.
+ * tile. What parts have of dK and dV is added up pair by pair, by whoever of a pair arrives last;
+ * it waits for the other only while that one stores its sum.
  *
  * Tiles add to a sum of dQ in the order in which they are taken, always: that of their numbers,
  * but for some of a head's first tiles, or all, which may come in reverse. So a tile waits only for

@@ -52,7 +52,7 @@ __device__ __forceinline__ int set_bit(int *arrivals, int bit) {
 }
 
 // Tells that this side of a pair has arrived; returns which bits were set before. If the other was
-// first, it has left its sum by now, which is waited for: it does so as soon as it has arrived.
+// first, its sum is waited for, which it leaves as soon as it has arrived.
 __device__ __forceinline__ int arrive(int *arrivals, const fa3_pair &pair) {
   int before;
 #pragma unroll 1

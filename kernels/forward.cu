@@ -315,8 +315,8 @@ __device__ __forceinline__ void end_tile(const fa3_forward_params &params, const
   ring_wait_full(m.v, c.used - 1);
   if (kLazyRescale && c.grown) rescale_output(c);
   registers_touch(c.out.o);
-  // Two ways to the commit: ptxas serialises the products unless a fence begins each, and stands
-  // where they meet.
+  // Two ways to the commit: ptxas serialises the products unless each way begins with a fence, and
+  // another fence stands where they meet.
   if (kShortTile && uniform(c.tiles.end - c.tiles.begin) == 1) {
     wgmma_fence();
     issue_output<kLastKeys>(c, uniform(c.next_v));
@@ -395,8 +395,8 @@ __device__ __forceinline__ void attend(const fa3_forward_params &params, const l
     c.left_over = c.tiles.begin - tiles_begin;
 
     begin_tile(params, m, w, c, t, n);
-    // Most tiles need neither mask nor cap: a loop of their own, without the question. Nor do the
-    // others of a variant with a short tile, but one follows it.
+    // Most tiles need neither mask nor cap: a loop of their own, without the question. In a variant
+    // with a short tile all others are such tiles, but those behind that one.
     const fa3_range whole = w.warpgroup[warpgroup].whole;
     const bool capped = FA3_SOFTCAP && params.softcap_log2 != 0.0f;
     const int plain_begin = max(whole.begin, c.tiles.begin);

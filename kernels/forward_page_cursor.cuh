@@ -3,8 +3,6 @@
 #ifndef FA3_FORWARD_PAGE_CURSOR_CUH
 #define FA3_FORWARD_PAGE_CURSOR_CUH
 
-#include <stdint.h>
-
 // A number of rows as whole pages and rows beyond them.
 struct page_step {
   int entries, rows;

@@ -87,8 +87,8 @@ __device__ __forceinline__ uint32_t swizzled_row(int row) {
                          << 4);
 }
 
-// Zeros in a tile that the copy engine has filled, from row `first` on, where rows follow the
-// sequence's end: what they are multiplied by is 0, but 0 * NaN would be NaN. For one warp.
+// Zeros in a tile from row `first` on, where the copy engine has left rows behind the sequence's
+// end, or none: what they are multiplied by is 0, but 0 * NaN would be NaN. For one warp.
 template <int kChunks, int kRows, int kRowBytes>
 __device__ __forceinline__ void clear_rows(uint32_t tile, int first) {
   constexpr int kUnits = kRowBytes / 16;

@@ -171,6 +171,7 @@ static void test_parts_of_groups(void **state) {
   check_parts(deal(4, 4096, 4096, 64, 8, 128, false), 1, 1); /* no mask */
   check_parts(deal(4, 1024, 8192, 64, 8, 128, true), 1, 1);  /* nearly all is seen */
   check_parts(deal(4, 4096, 4096, 64, 8, 256, true), 1, 1);  /* the wide kernel goes by head */
+  check_parts(deal(2, 0, 1000, 8, 1, 128, true), 1, 1);      /* no queries */
 }
 
 static struct backward_plan deal_packed(int64_t batch, int64_t rows, int64_t longest,
@@ -323,7 +324,7 @@ static void test_backward_section(void **state) {
   assert_int_equal(deal(4, 2048, 2048, 40, 8, 128, true).tiles.section, 2 * 8);  /* equal, not 7 */
   assert_int_equal(deal(16, 1024, 1024, 64, 8, 64, true).tiles.section, 1 * 11); /* not a round */
   assert_int_equal(deal(2, 8192, 1024, 32, 4, 128, true).tiles.section, 4 * 2);  /* likewise */
-  /* tests/gpu/deterministic.c: of 32 */
+  /* As in tests/gpu/deterministic.c, which is to have several sections: two of them. */
   assert_int_equal(deal(1, 1100, 1300, 64, 8, 128, true).tiles.section, 4 * 4);
   /* Packed, of whole sequences, or equal ones of each. */
   assert_int_equal(deal_packed(17, 32768, 8036, 32, 8, 128).tiles.section, 2 * 4);

@@ -110,12 +110,13 @@ int64_t count_arrivals(const struct problem *problem) {
 }
 
 int64_t bytes_of_parts(const struct problem *problem, const struct backward_plan *plan,
-                       int64_t bytes_of_sum) {
+                       int64_t sum_bytes) {
   const int64_t tiles = count_key_tiles(problem), bytes = bytes_of_part(plan->kernel);
   const int64_t few = bytes * smaller(multiply(FA3_MOST_PARTS, tiles), MOST_TILE_PARTS);
   if (!is_causal(problem) || plan->cluster > 1) return few;
   const int64_t places = query_heads_of_key_head(problem) / (2 * least_in_turn(plan->kernel));
-  return larger(few, smaller(multiply(multiply(tiles, places), bytes), bytes_of_sum / 2));
+  /* Half as much as a sum of dQ needs, at most. */
+  return larger(few, smaller(multiply(multiply(tiles, places), bytes), sum_bytes / 2));
 }
 
 /* Blocks of queries that a tile visits for a query head: in the mean, at most, and of some tiles,
@@ -282,8 +283,8 @@ static void deal_parts(const struct problem *problem, int64_t workers, struct ba
  * that these are dealt out to fit the L2 cache. */
 static bool has_large_groups(const struct problem *problem, const struct visits *visits,
                              const struct backward_plan *plan) {
-  return is_causal(problem) && visits->mean <= 0.75 * visits->most && plan->cluster == 1 &&
-         plan->tiles.row_parts == 1 && fa3_key_tile_count(&plan->tiles) > 0 &&
+  return is_causal(problem) && visits->most > 0 && visits->mean <= 0.75 * visits->most &&
+         plan->cluster == 1 && plan->tiles.row_parts == 1 && fa3_key_tile_count(&plan->tiles) > 0 &&
          query_heads_of_key_head(problem) >= 2 * least_in_turn(plan->kernel);
 }
 
@@ -364,8 +365,8 @@ static int64_t enough_chains(const struct backward_plan *plan, int64_t in_turn, 
                    ((double)(tiles_in_chain * kernel->tile_k) * sqrt((double)in_turn)));
 }
 
-/* In how many sections: of `size` heads, or up to a third more or less of what fits, if that makes
- * them equal. */
+/* In how many sections: of `size` heads each or, if that makes them equal, of up to a third more or
+ * fewer, as far as they fit. */
 static int64_t count_sections(int64_t heads, int64_t size, int64_t fitting) {
   const int64_t wanted = divide_up(heads, size);
   if (heads % wanted == 0) return wanted;

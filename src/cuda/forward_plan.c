@@ -137,9 +137,9 @@ static double sharing_cost(const struct kernel *kernel, int64_t tile_heads) {
   return kernel->dtype == FA3_FLOAT8_E4M3 ? 0.7 : 0.35 / 128 * kernel->value_head_dim;
 }
 
-/* The same for scales of heads, of three warpgroups or fewer, in steps of keys of a tile of three
- * (docs/notes/hopper-fp8.md). What a tile costs beside its keys counts for several of them. Two of
- * head dim 128 are the kernel for small tiles, whose steps are of twice as many keys. */
+/* As grid_time, for scales of heads, of three warpgroups or fewer, in steps of keys of a tile of
+ * three (docs/notes/hopper-fp8.md). What a tile costs beside its keys counts for several of them.
+ * Two of head dim 128 are the kernel for small tiles, whose steps are of twice as many keys. */
 static double grid_steps(const struct problem *problem, const struct cuda_facts *facts,
                          const struct kernel *kernel, int64_t warpgroups, int64_t tile_heads) {
   static const struct cost {
@@ -164,8 +164,8 @@ static double grid_steps(const struct problem *problem, const struct cuda_facts 
       beside + cost->step * steps_of(seen, width) - (seen <= width ? cost->single : 0);
   if (!uneven) return ceil(rounds) * mean;
   /* They are given out, longest first. */
-  const double longest =
-      beside + cost->step * steps_of(fmin(keys, (double)problem->window_left + rows), width);
+  const double most = (double)problem->window_left + (double)problem->window_right + rows;
+  const double longest = beside + cost->step * steps_of(fmin(keys, most), width);
   return fmax(longest, rounds * (mean + cost->uneven) + (rounds > 1 ? mean / 3 : 0));
 }
 
@@ -473,7 +473,7 @@ static void take_short_tile(const struct problem *problem, const struct cuda_fac
                                         .head_dim = kernel->head_dim,
                                         .value_head_dim = kernel->value_head_dim,
                                         .softcap = problem->features & FA3_FEATURE_SOFTCAP,
-                                        .pages = problem->features & FA3_FEATURE_PAGE_TABLE,
+                                        .pages = has_pages(problem),
                                         .last_keys = last});
   if (other && other->head_dim == kernel->head_dim) plan->kernel = other;
 }
@@ -538,7 +538,6 @@ fa3_status plan_forward(const struct problem *problem, const struct cuda_facts *
   TRY(plan_pages(problem, forward));
   if (fp8) {
     TRY(check_fp8_operands(problem));
-    if (has_pages(problem)) TRY(plan_few_queries(problem, facts, &forward->few));
     TRY(plan_fp8_workspace(problem, facts, largest, plan));
   } else {
     TRY(plan_few_queries(problem, facts, &forward->few));
