@@ -9,13 +9,13 @@
 int64_t count_key_slots(const struct problem *problem);
 
 /* Room for what parts of tiles leave each other, and words in which they tell that they have: never
- * less where a dimension grows. `bytes_of_sum`: of dQ, in float32. */
+ * less where a dimension grows. `sum_bytes`: of dQ, in float32. */
 int64_t bytes_of_parts(const struct problem *problem, const struct backward_plan *plan,
-                       int64_t bytes_of_sum);
+                       int64_t sum_bytes);
 int64_t count_arrivals(const struct problem *problem);
 
 /* Room for the sums of dQ beyond the first. */
-int64_t bytes_of_more_sums(int64_t bytes_of_sum);
+int64_t bytes_of_more_sums(int64_t sum_bytes);
 
 /* Sets parts, sections, sums and order of the plan's tiles, each of which one of `workers` blocks,
  * or pairs of blocks, takes at a time; and who stores dQ. */
