@@ -461,8 +461,8 @@ static bool finish_later(const struct problem *problem, const struct backward_pl
          (plan->kernel->tile_q == 80 || fa3_key_tile_count(tiles) <= FEW_TILES);
 }
 
-int64_t bytes_of_more_sums(int64_t bytes_of_sum) {
-  return smaller((FA3_MOST_SUMS - 1) * bytes_of_sum, MORE_SUMS_BYTES);
+int64_t bytes_of_more_sums(int64_t sum_bytes) {
+  return smaller((FA3_MOST_SUMS - 1) * sum_bytes, MORE_SUMS_BYTES);
 }
 
 /* Whether tiles that go upwards, all of a head, would begin at blocks of their own: under a causal

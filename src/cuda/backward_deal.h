@@ -15,7 +15,7 @@ int64_t bytes_of_parts(const struct problem *problem, const struct backward_plan
 int64_t count_arrivals(const struct problem *problem);
 
 /* Room for the sums of dQ beyond the first. */
-int64_t bytes_of_more_sums(int64_t bytes_of_sum);
+int64_t bytes_of_more_sums(int64_t sum_bytes);
 
 /* Sets parts, sections, sums and order of the plan's tiles, each of which one of `workers` blocks,
  * or pairs of blocks, takes at a time; and who stores dQ. */
