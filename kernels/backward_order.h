@@ -169,7 +169,7 @@ FA3_SHARED fa3_pair fa3_find_pair(int count, int number, int level) {
   pair.alone = other >= count;
   /* Behind those of the levels below, each of which has half as many as the one before it. */
   pair.arrived = 1 << (FA3_MOST_PARTS - (FA3_MOST_PARTS >> level) + (number >> (level + 1)));
-  pair.left = pair.arrived << FA3_MOST_PARTS;
+  pair.left = (int)((unsigned)pair.arrived << FA3_MOST_PARTS);
   return pair;
 }
 
