@@ -200,6 +200,18 @@ static void test_small_tiles(void **state) {
   }
 }
 
+static struct forward_plan plan_codes(int64_t batch, int64_t queries, int64_t keys, int64_t heads_q,
+                                      int64_t heads_k, int64_t head_dim, bool causal) {
+  struct cuda_plan plan;
+  struct problem problem =
+      make_problem(FA3_BFLOAT16, batch, queries, heads_q, heads_k, head_dim, head_dim);
+  problem.query.dtype = problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;
+  problem.rows_k = problem.key.rows = problem.value.rows = problem.max_seqlen_k = keys;
+  if (causal) problem.window_right = 0;
+  assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+  return plan.forward;
+}
+
 /* Tiles of three warpgroups or fewer, by the steps of keys that they have, and by what they cost
  * beside them: under a mask the longest is soon done, and smaller ones are more of them. */
 static void test_steps(void **state) {
@@ -213,15 +225,10 @@ static void test_steps(void **state) {
                {1, 1500, 1500, 12, 128, true, 128},  {2, 938, 938, 16, 64, true, 192},
                {2, 515, 515, 12, 64, false, 128}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    const int64_t d = cases[i].head_dim, heads = cases[i].heads;
-    struct cuda_plan plan;
-    struct problem problem =
-        make_problem(FA3_BFLOAT16, cases[i].batch, cases[i].queries, heads, heads, d, d);
-    problem.query.dtype = problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;
-    problem.rows_k = problem.key.rows = problem.value.rows = problem.max_seqlen_k = cases[i].keys;
-    if (cases[i].causal) problem.window_right = 0;
-    assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
-    assert_int_equal(plan.forward.tile_queries, cases[i].rows);
+    const struct forward_plan plan =
+        plan_codes(cases[i].batch, cases[i].queries, cases[i].keys, cases[i].heads, cases[i].heads,
+                   cases[i].head_dim, cases[i].causal);
+    assert_int_equal(plan.tile_queries, cases[i].rows);
   }
 }
 
@@ -237,16 +244,11 @@ static void test_few_shared_tiles(void **state) {
                {2, 265, 368, 40, 8, 128, true, 5, 36},    {6, 450, 1000, 12, 4, 64, true, 1, 192},
                {1, 1024, 1024, 8, 8, 128, true, 1, 64}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    struct cuda_plan plan;
-    struct problem problem =
-        make_problem(FA3_BFLOAT16, cases[i].batch, cases[i].queries, cases[i].heads_q,
-                     cases[i].heads_k, cases[i].head_dim, cases[i].head_dim);
-    problem.query.dtype = problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;
-    problem.rows_k = problem.key.rows = problem.value.rows = problem.max_seqlen_k = cases[i].keys;
-    if (cases[i].causal) problem.window_right = 0;
-    assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
-    assert_int_equal(plan.forward.tile_heads, cases[i].heads);
-    assert_int_equal(plan.forward.tile_queries, cases[i].rows);
+    const struct forward_plan plan =
+        plan_codes(cases[i].batch, cases[i].queries, cases[i].keys, cases[i].heads_q,
+                   cases[i].heads_k, cases[i].head_dim, cases[i].causal);
+    assert_int_equal(plan.tile_heads, cases[i].heads);
+    assert_int_equal(plan.tile_queries, cases[i].rows);
   }
 }
 
