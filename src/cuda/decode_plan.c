@@ -89,16 +89,16 @@ static double count_tile_keys(const struct problem *problem) {
 
 /* Whether the forward kernel for codes would take a cache in pages: of one scale for all of a head,
  * and in pages whose boxes of rows the copy engine takes. It can't split keys, so there have to be
- * tiles for half of the multiprocessors. Queries whose number varies are shared by decode_fp8 and
- * chunk_fp8. */
+ * tiles for half of the multiprocessors. */
 static bool forward_may_take_pages(const struct problem *problem) {
   static const enum tensor tensors[] = {TENSOR_query, TENSOR_key, TENSOR_value, TENSOR_output};
   enum { LEAST_BOX = 16, LEAST_TILES = 66 };
-  const double queries = (double)problem->batch * (double)problem->max_seqlen_q;
+  const double queries = problem->cu_seqlens_q
+                             ? (double)problem->rows_q
+                             : (double)problem->batch * (double)problem->max_seqlen_q;
   for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++)
     if (!fits_copy_engine(problem_operand(problem, tensors[i]))) return false;
-  return !queries_vary(problem) &&
-         queries * (double)problem->heads_q >= LEAST_TILES * FA3_CHUNK_FP8_ROWS &&
+  return queries * (double)problem->heads_q >= LEAST_TILES * FA3_CHUNK_FP8_ROWS &&
          problem->key.rows % LEAST_BOX == 0 && !problem->leftpad_k && problem->scale >= 0 &&
          problem->key_scale_rows == 0 && problem->key_scale.stride_batch == 0 &&
          problem->value_scale_rows == 0 && problem->value_scale.stride_batch == 0;

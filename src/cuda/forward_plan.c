@@ -538,6 +538,7 @@ fa3_status plan_forward(const struct problem *problem, const struct cuda_facts *
   TRY(plan_pages(problem, forward));
   if (fp8) {
     TRY(check_fp8_operands(problem));
+    if (has_pages(problem)) TRY(plan_few_queries(problem, facts, &forward->few));
     TRY(plan_fp8_workspace(problem, facts, largest, plan));
   } else {
     TRY(plan_few_queries(problem, facts, &forward->few));

@@ -33,6 +33,7 @@ enum scores { ORDINARY, ONE_FAR, ALIKE, ALIKE_AND_LARGE };
 struct shape {
   int head_dim, value_head_dim, batch, rows_q, rows_k, heads_q, heads_k;
   bool causal, packed, padded, capped;
+  bool mixed; /* queries alone are packed: many of a sequence, one of the next, and so on */
   enum scores scores;
   int rows_per_scale[3]; /* of query, key, value; -1: none */
   int page_size;         /* of the GPU's key and value, a divisor of rows_k; 0: they are dense */
@@ -201,17 +202,22 @@ static void compare(const struct shape *shape, uint64_t number) {
   int32_t padding[MOST_BATCH], used[MOST_BATCH];
   for (int b = 0; b < shape->batch; b++) {
     const bool short_one = shape->batch > MANY && b != shape->batch / 2; /* of many all but one */
+    const int most_queries = short_one ? SHORT : shape->rows_q;
     starts_q[b + 1] =
-        starts_q[b] + (int32_t)rng_between(&rng, 1, short_one ? SHORT : shape->rows_q);
+        starts_q[b] + (int32_t)(shape->mixed && b % 2 ? 1
+                                : shape->mixed
+                                    ? rng_between(&rng, most_queries * 3 / 4, most_queries)
+                                    : rng_between(&rng, 1, most_queries));
     starts_k[b + 1] =
         starts_k[b] + (int32_t)rng_between(&rng, 1, short_one ? SHORT : shape->rows_k);
     padding[b] = (int32_t)rng_between(&rng, 0, 9);
     used[b] = (int32_t)rng_between(&rng, 10, shape->rows_k);
   }
   const int batch = shape->batch;
-  const int64_t rows_q = shape->packed ? starts_q[batch] : shape->rows_q;
+  const bool packs_queries = shape->packed || shape->mixed;
+  const int64_t rows_q = packs_queries ? starts_q[batch] : shape->rows_q;
   const int64_t rows_k = shape->packed ? starts_k[batch] : shape->rows_k;
-  const int64_t all_q = shape->packed ? rows_q : batch * rows_q;
+  const int64_t all_q = packs_queries ? rows_q : batch * rows_q;
   const int64_t all_k = shape->packed ? rows_k : batch * rows_k;
   const int64_t counts[] = {all_q * shape->heads_q * shape->head_dim,
                             all_k * shape->heads_k * shape->head_dim,
@@ -233,17 +239,20 @@ static void compare(const struct shape *shape, uint64_t number) {
     const int64_t dim = i < 2 ? shape->head_dim : shape->value_head_dim;
     const fa3_dtype dtype = i < 3 ? FA3_FLOAT8_E4M3 : FA3_FLOAT32;
     void *data = i < 3 ? (void *)codes[i] : outputs[0];
-    *tensors[i] = shape->packed ? fa3_packed(data, dtype, rows, heads, dim)
-                                : fa3_dense(data, dtype, batch, rows, heads, dim);
+    const bool packs = i == 1 || i == 2 ? shape->packed : packs_queries;
+    *tensors[i] = packs ? fa3_packed(data, dtype, rows, heads, dim)
+                        : fa3_dense(data, dtype, batch, rows, heads, dim);
   }
-  args.lse = shape->packed ? fa3_packed_lse(lse, shape->heads_q, rows_q)
+  args.lse = packs_queries ? fa3_packed_lse(lse, shape->heads_q, rows_q)
                            : fa3_lse(lse, batch, shape->heads_q, rows_q);
   args.sink = fa3_vector(sinks, FA3_FLOAT32, shape->heads_q);
   args.softcap = shape->capped ? 3 : 0;
-  if (shape->packed) {
+  if (packs_queries) {
     args.cu_seqlens_q = fa3_vector(starts_q, FA3_INT32, batch + 1);
-    args.cu_seqlens_k = fa3_vector(starts_k, FA3_INT32, batch + 1);
     args.max_seqlen_q = shape->rows_q;
+  }
+  if (shape->packed) {
+    args.cu_seqlens_k = fa3_vector(starts_k, FA3_INT32, batch + 1);
     args.max_seqlen_k = shape->rows_k;
   } else if (shape->padded && shape->page_size) {
     args.seqused_k = fa3_vector(used, FA3_INT32, batch);
@@ -340,7 +349,7 @@ static void compare(const struct shape *shape, uint64_t number) {
   }
   for (int64_t i = 0; i < counts[4]; i++) {
     const int64_t row =
-        shape->packed ? i % rows_q : i / rows_q / shape->heads_q * rows_q + i % rows_q;
+        packs_queries ? i % rows_q : i / rows_q / shape->heads_q * rows_q + i % rows_q;
     const int64_t head = i / rows_q % shape->heads_q;
     /* Values have no part in it, but their scales go with the probabilities. */
     const bool of_values = shape->nan_in == 2 && !shape->nan_scale;
@@ -449,20 +458,22 @@ static void test_against_the_cpu(void **state) {
   /* Pages, of calls with queries enough for the forward kernel; and more keys than its codes have
    * room for where a head has one scale. */
   static const int page_sizes[] = {16, 48, 64, 256, 128};
-  for (int i = 0; i < (most < 60 ? 3 : 15); i++) {
-    const bool many_keys = i / 3 == 4;
-    const int page_size = page_sizes[i / 3], heads_k = many_keys ? 2 : 3 + i % 2;
+  for (int i = 0; i < (most < 60 ? 6 : 30); i++) {
+    const bool many_keys = i / 6 == 4, mixed = i / 3 % 2;
+    const int page_size = page_sizes[i / 6], heads_k = many_keys ? 2 : 3 + i % 2;
     compare(&(struct shape){.head_dim = i == 1 ? 96 : dims[i % 3],
                             .value_head_dim = i == 1 ? 64 : dims[i % 3],
-                            .batch = many_keys ? 1 : 2,
+                            .batch = many_keys ? 1 + mixed : 2 + 2 * mixed,
                             .rows_q = (int)rng_between(&rng, 280, 400),
-                            .rows_k =
-                                page_size *
-                                (many_keys ? 260 : (int)rng_between(&rng, 2, 9) + 600 / page_size),
+                            .rows_k = page_size *
+                                      (many_keys ? 260
+                                       : mixed   ? (int)rng_between(&rng, 2, 9) + 1300 / page_size
+                                                 : (int)rng_between(&rng, 2, 9) + 600 / page_size),
                             .heads_q = heads_k * (many_keys ? 16 : (int)rng_between(&rng, 6, 8)),
                             .heads_k = heads_k,
                             .causal = rng_chance(&rng, 0.5),
                             .padded = rng_chance(&rng, 0.7),
+                            .mixed = mixed,
                             .capped = rng_chance(&rng, 0.2),
                             .page_size = page_size,
                             .rows_per_scale = {0, i % 4 ? 0 : -1, i % 5 ? 0 : -1},
