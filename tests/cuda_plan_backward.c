@@ -153,6 +153,9 @@ static void test_backward_parts(void **state) {
   check_parts(deal(1, 2048, 2048, 16, 16, 128, false), 1, 1);
   check_parts(deal(4, 4096, 4096, 16, 16, 128, true), 1, 1);
   check_parts(deal(1, 5000, 5000, 20, 5, 128, false), 1, 3);
+  check_parts(deal(3, 14981, 1513, 32, 8, 128, false), 4, 1); /* nine rounds, not five */
+  check_parts(deal(1, 9000, 9000, 16, 2, 128, false), 8, 1);
+  check_parts(deal(3, 8701, 8701, 12, 3, 128, false), 1, 1); /* for four there is no room */
   check_parts(deal(3, 700, 700, 20, 4, 128, true), 5, 1);
 }
 
@@ -174,8 +177,9 @@ static void test_parts_of_groups(void **state) {
   check_parts(deal(2, 0, 1000, 8, 1, 128, true), 1, 1);      /* no queries */
 }
 
-static struct backward_plan deal_packed(int64_t batch, int64_t rows, int64_t longest,
-                                        int64_t heads_q, int64_t heads_k, int64_t head_dim) {
+static struct backward_plan deal_lengths(int64_t batch, int64_t rows, int64_t longest,
+                                         int64_t heads_q, int64_t heads_k, int64_t head_dim,
+                                         bool causal) {
   static const int32_t cu_seqlens[2]; /* where it is does not matter */
   struct problem problem = make_backward_problem(rows, rows, head_dim, head_dim);
   struct cuda_plan plan;
@@ -185,9 +189,19 @@ static struct backward_plan deal_packed(int64_t batch, int64_t rows, int64_t lon
   problem.heads_k = heads_k;
   problem.max_seqlen_q = problem.max_seqlen_k = longest;
   problem.cu_seqlens_q = problem.cu_seqlens_k = cu_seqlens;
-  problem.window_right = 0;
+  if (causal) problem.window_right = 0;
   assert_int_equal(plan_backward(&problem, &facts, &plan), FA3_OK);
   return plan.backward;
+}
+
+static struct backward_plan deal_packed(int64_t batch, int64_t rows, int64_t longest,
+                                        int64_t heads_q, int64_t heads_k, int64_t head_dim) {
+  return deal_lengths(batch, rows, longest, heads_q, heads_k, head_dim, true);
+}
+
+static struct backward_plan deal_packed_full(int64_t batch, int64_t rows, int64_t longest,
+                                             int64_t heads, int64_t head_dim) {
+  return deal_lengths(batch, rows, longest, heads, heads, head_dim, false);
 }
 
 /* Packed sequences have no more tiles than their rows allow, and are as many long ones as there are
@@ -228,10 +242,18 @@ static void test_finished_later(void **state) {
   assert_true(deal(1, 2048, 2048, 16, 16, 128, false).finished_later);
   assert_true(deal(2, 4096, 4096, 10, 10, 64, false).finished_later);
   assert_true(deal(2, 8192, 8192, 16, 16, 128, false).finished_later);
-  assert_false(deal(2, 8192, 8192, 32, 32, 64, false).finished_later); /* many tiles */
+  assert_true(deal(2, 8192, 8192, 32, 32, 64, false).finished_later);
+  assert_true(deal(6, 1500, 1500, 16, 16, 64, false).finished_later);   /* twelve steps */
+  assert_false(deal(16, 1024, 1024, 32, 32, 64, false).finished_later); /* many tiles */
   assert_false(deal(32, 512, 512, 16, 16, 128, false).finished_later);
   assert_true(deal(3, 512, 512, 16, 16, 128, false).finished_later);
   assert_false(deal(3, 448, 512, 16, 16, 128, false).finished_later); /* short ones */
+  assert_true(deal(6, 600, 600, 8, 8, 64, false).finished_later);
+  assert_false(deal(3, 512, 512, 16, 16, 64, false).finished_later);
+  assert_false(deal(18, 588, 108, 20, 20, 96, false).finished_later);  /* one tile */
+  assert_true(deal(1, 5752, 102, 24, 3, 128, false).finished_later);   /* few of them */
+  assert_false(deal(42, 2048, 206, 16, 16, 64, false).finished_later); /* two, and many */
+  assert_true(deal(49, 2594, 321, 6, 6, 64, false).finished_later);
   assert_false(deal(8, 2048, 2048, 16, 16, 128, true).finished_later);
   assert_true(deal(16, 512, 512, 8, 8, 256, false).finished_later); /* pairs of blocks */
   assert_false(deal(8, 2048, 2048, 8, 8, 256, true).finished_later);
@@ -267,7 +289,7 @@ static void test_sums(void **state) {
   check_sums(deal(1, 2048, 32768, 8, 1, 128, true), 0, 4); /* nearly all is seen */
   check_sums(deal(4, 128, 4096, 16, 16, 128, false), 0, 2);
   check_sums(deal(2, 0, 4096, 3, 3, 64, true), 0, 1);       /* no query */
-  check_sums(deal(2, 4096, 4096, 10, 10, 64, false), 0, 1); /* beyond the cache */
+  check_sums(deal(3, 5000, 5000, 12, 12, 64, false), 0, 1); /* beyond the workspace */
   check_sums(deal(1, 16384, 16384, 2, 2, 256, false), 0, 1);
   check_sums(deal(1, 4096, 4096, 4, 1, 256, false), 0, 2); /* pairs of blocks */
   check_sums(deal(1, 4096, 4096, 1, 1, 256, false), 0, 4);
@@ -285,7 +307,8 @@ static void check_stagger(const struct backward_plan plan, int32_t staggered, in
 /* Tiles that begin at blocks of their own, where none of them has a mask. */
 static void test_stagger(void **state) {
   (void)state;
-  check_stagger(deal(16, 1792, 1792, 1, 1, 128, false), 1, 1); /* places for all */
+  check_stagger(deal(5, 1599, 1599, 6, 6, 64, false), 1, 0);
+  check_stagger(deal(16, 1792, 1792, 1, 1, 96, false), 1, 1); /* places for all */
   check_stagger(deal(1, 2048, 2048, 16, 16, 128, false), 1, 0);
   check_stagger(deal(1, 8192, 8192, 4, 4, 128, false), 1, 0);
   check_stagger(deal(1, 700, 700, 20, 4, 128, false), 1, 1);   /* parts by heads */
@@ -296,12 +319,18 @@ static void test_stagger(void **state) {
   check_stagger(deal(2, 2100, 2000, 8, 8, 96, false), 1, 1);
   check_stagger(deal(2, 2100, 2000, 8, 8, 128, false), 1, 0);
   check_stagger(deal(1, 16384, 16384, 2, 2, 64, true), 0, 0);
-  check_stagger(deal(2, 4096, 4096, 10, 10, 64, false), 0, 0);  /* beyond the cache */
+  check_stagger(deal(2, 4096, 4096, 10, 10, 64, false), 1, 0);  /* five heads of 20 in flight */
+  check_stagger(deal(3, 8192, 6479, 6, 6, 64, false), 1, 0);    /* likewise */
+  check_stagger(deal(3, 5000, 5000, 12, 12, 64, false), 0, 0);  /* beyond the workspace */
+  check_stagger(deal(2, 3000, 3000, 16, 16, 64, false), 0, 0);  /* would take longer to add up */
   check_stagger(deal(1, 2048, 32768, 8, 1, 128, false), 0, 0);  /* too few places */
   check_stagger(deal(4, 128, 4096, 16, 16, 128, false), 0, 0);  /* two side by side */
   check_stagger(deal(1, 3000, 3000, 7, 7, 128, false), 0, 0);   /* parts by rows */
   check_stagger(deal(1, 16384, 16384, 2, 2, 256, false), 0, 0); /* pairs of blocks */
   check_stagger(deal(2, 0, 4096, 3, 3, 64, false), 0, 0);       /* no query */
+  check_stagger(deal_packed_full(2, 8000, 5000, 8, 128), 1, 0);
+  check_stagger(deal_packed_full(4, 10000, 4000, 8, 64), 1, 0);
+  check_stagger(deal_packed_full(20, 14000, 700, 16, 96), 0, 0); /* beyond the workspace */
 }
 
 /* As many heads as the cache holds, or as it takes that none waits for another; in equal parts. */
@@ -310,6 +339,11 @@ static void test_backward_section(void **state) {
   assert_int_equal(deal(32, 512, 512, 16, 16, 128, false).tiles.section,
                    47); /* of 512, by elevens */
   assert_int_equal(deal(1, 2048, 2048, 16, 16, 128, false).tiles.section, 8);
+  /* Short ones, beside what tiles have of their own. */
+  assert_int_equal(deal(33, 128, 1879, 10, 10, 128, false).tiles.section, 83);
+  assert_int_equal(deal(8, 384, 3000, 16, 16, 128, false).tiles.section, 43);
+  assert_int_equal(deal(24, 128, 1500, 12, 12, 256, false).tiles.section, 48);
+  assert_int_equal(deal(6, 350, 2500, 20, 20, 64, false).tiles.section, 120); /* half would wait */
   assert_int_equal(deal(1, 1500, 1500, 16, 16, 128, false).tiles.section, 16);
   assert_int_equal(deal(1, 16384, 16384, 16, 16, 128, false).tiles.section, 4);
   assert_int_equal(deal(1, 16384, 16384, 24, 8, 128, true).tiles.section, 8); /* 14 at most */
@@ -330,6 +364,9 @@ static void test_backward_section(void **state) {
   assert_int_equal(deal_packed(17, 32768, 8036, 32, 8, 128).tiles.section, 2 * 4);
   assert_int_equal(deal_packed(40, 44697, 5401, 8, 1, 64).tiles.section, 2 * 12);
   assert_int_equal(deal_packed(17, 32768, 3799, 32, 4, 64).tiles.section, 2 * 8);
+  assert_int_equal(deal_packed_full(4, 10000, 4000, 8, 64).tiles.section, 16);
+  assert_int_equal(deal_packed_full(8, 8464, 2000, 16, 64).tiles.section, 32);
+  assert_int_equal(deal_packed_full(8, 8464, 2000, 64, 64).tiles.section, 24); /* less than half */
 }
 
 static void check_rising(const fa3_key_tiles tiles, int32_t rising, int32_t together) {

@@ -7,7 +7,8 @@
 #include "cuda/sequences.h"
 #include "integer.h"
 
-/* The most tiles in all their parts, for each worker and in all. */
+/* The most tiles in all their parts, for each worker and in all; and twice as many where they are
+ * nearly alike. */
 enum { MOST_PER_WORKER = 5, MOST_TILE_PARTS = 660 };
 
 /* And with those that turn out to be beyond a packed sequence's end. */
@@ -18,9 +19,11 @@ enum { TILE_K = 128 }; /* of all kernels */
  * in which order must not depend on how many multiprocessors are free. */
 enum { MULTIPROCESSORS = 132 };
 
-/* Where dQ is stored by a kernel of its own: at least so many steps of a tile, and at most so many
- * tiles in all their parts, but for the kernel with 80 queries, which gains with any number. */
-enum { LONG_TILE = 8, FEW_TILES = 6 * MULTIPROCESSORS };
+/* Where dQ is stored by a kernel of its own: at least so many steps of a tile, and more where tiles
+ * are more than these, in all their parts; fewer of 128 queries. With 80 queries it gains with any
+ * number of tiles. */
+enum { LONG_TILE = 8, LONGER_TILE = 16, LONG_TILE_OF_128 = 5, LONGER_TILE_OF_128 = 12 };
+enum { FEW_TILES = 6 * MULTIPROCESSORS };
 
 /* Tiles that are looked at, to know what all do. */
 enum { SAMPLES = 64 };
@@ -28,6 +31,9 @@ enum { SAMPLES = 64 };
 /* What a section of heads keeps in the L2 cache, or the half of all heads that rises; and heads
  * that a section without a mask has whatever their size. */
 enum { CACHE_BYTES = 24 << 20, RISING_BYTES = 44 << 20, LEAST_HEADS = 4 };
+
+/* A head is short where its tiles share so many times what one has of its own, at most. */
+enum { MOST_SHARED = 3 };
 
 /* Between two tiles of a window that come to the same block of queries. */
 enum { BETWEEN_BYTES = 30 << 20 };
@@ -56,6 +62,10 @@ enum { FEW_ROUNDS = 3 };
 static const double least_rounds = 1.4, least_rounds_of_long_steps = 1.6, two_rounds = 2.05;
 enum { FARTHEST_RISE = 72 };
 
+/* Steps between short tiles of a head, over the workers that take turns at them. Measured:
+ * likewise. */
+static const double short_tiles_apart = 1.9;
+
 /* Less than a round of tiles, of a section of large groups. */
 static const double least_part_of_round = 0.67;
 
@@ -64,7 +74,8 @@ static const double BYTES_OF_STEP = 8.3e6; /* that a kernel reads or writes in t
 static const double finish_steps = 1.5;    /* the kernel that stores dQ, beside its bytes */
 static const double boundary_steps = 2.5;  /* where a tile begins and ends */
 static const double sum_steps = 2.0;       /* the kernel that sums over parts, */
-static const double chain_steps = 1.3;     /* that tiles of a head begin after each other */
+static const double chain_steps = 1.3;     /* that tiles of a head begin after each other, */
+static const double wait_steps = 1.2;      /* and without a mask */
 static const double part_share = 0.8;      /* and its share for each tile in each part */
 static const double last_share = 1.4;      /* of a step that takes the sum and stores dQ */
 static const double finish_waits = 3.0; /* that such steps may cost before dQ is finished later */
@@ -209,6 +220,12 @@ static bool is_packed(const struct problem *problem) {
   return problem->cu_seqlens_q || problem->cu_seqlens_k;
 }
 
+/* Whether each packed sequence has as many queries as keys, as far as the plan knows. */
+static bool is_packed_self(const struct problem *problem) {
+  return problem->cu_seqlens_q && problem->cu_seqlens_k &&
+         problem->max_seqlen_q == problem->max_seqlen_k && problem->rows_q == problem->rows_k;
+}
+
 /* Sequences as long as the longest that there are rows for, where lengths are packed. */
 static int64_t count_sequences(const struct problem *problem) {
   const int64_t longest = smaller(problem->max_seqlen_k, problem->rows_k);
@@ -257,15 +274,15 @@ static void deal_parts(const struct problem *problem, int64_t workers, struct ba
                             .sums = takes_more_sums(problem) && plan->cluster == 1 &&
                                     bytes_of_sum(problem, plan) <= MORE_SUMS_BYTES,
                             .taken = kernel->tile_q == 128};
-  if (2 * deal.tiles > smaller(MOST_PER_WORKER * workers, MOST_TILE_PARTS)) return;
+  int64_t most = smaller(MOST_PER_WORKER * workers, MOST_TILE_PARTS);
+  if (plan->cluster == 1 && deal.visits.mean > 0.75 * deal.visits.most) most *= 2;
   const int64_t taken = fa3_key_tile_count(tiles);
   double best = estimate(&deal, 1, 1);
   /* What a tile sees through a window lies in few of the parts by rows. */
   const bool narrow = deal.visits.most < 0.75 * (double)deal.blocks;
   for (int64_t parts = 2; parts <= FA3_MOST_PARTS; parts++) {
     const int64_t most_row_parts = narrow ? 1 : smaller(parts, deal.blocks);
-    if (parts * taken > MOST_TAKEN ||
-        parts * deal.tiles > smaller(MOST_PER_WORKER * workers, MOST_TILE_PARTS) ||
+    if (parts * taken > MOST_TAKEN || parts * deal.tiles > most ||
         bytes_of_all_parts(problem, plan, parts) > plan->part_bytes)
       break;
     for (int64_t rows = 1; rows <= most_row_parts; rows++) {
@@ -407,6 +424,24 @@ static int64_t find_section_of_groups(const struct problem *problem, const struc
   return divide_up(all, sections);
 }
 
+/* Heads of a section, without a mask, where they are short: what a tile reads and writes of its
+ * own, K, V, dK and dV, is then as much as what it shares, and has to pass through the L2 cache
+ * beside it before the next tile of the head comes. 0: as many as fit, if heads are longer, or if
+ * with fewer tiles between two of a head these would wait. The order of sums may depend on it. */
+static int64_t find_short_section(const struct problem *problem, const struct visits *visits,
+                                  const struct backward_plan *plan) {
+  const int64_t all = (int64_t)plan->tiles.heads * plan->tiles.batches;
+  const int64_t shared = bytes_of_head(problem, plan->kernel);
+  const int64_t own = (int64_t)4 * TILE_K * (problem->head_dim + problem->value_head_dim);
+  if (shared > MOST_SHARED * own || all < 1) return 0;
+  const int64_t size = divide_up(all, divide_up(all, larger(CACHE_BYTES / (shared + own), 1)));
+  /* The beginning and the end of a tile take the time of some steps. */
+  const double steps = visits->mean * (double)query_heads_of_key_head(problem) +
+                       (plan->kernel->tile_q == 128 ? 0.6 : 2);
+  const double workers = (double)MULTIPROCESSORS / plan->cluster;
+  return (double)size * steps >= short_tiles_apart * workers ? size : 0;
+}
+
 /* How many heads of keys are in flight together. Without a mask few enough that their queries and
  * dQ, which every tile of keys reads and adds to, stay in the L2 cache: the tiles of a head run at
  * any distance from each other, so all of it is in use at a time. Under a causal mask they all
@@ -441,15 +476,22 @@ static int64_t find_section(const struct problem *problem, const struct visits *
     most = smaller(most, larger(TOGETHER_BYTES / (way * (bytes_per_head / queries)), 1));
   } else {
     most = larger(most, LEAST_HEADS);
+    const int64_t fewer = find_short_section(problem, visits, plan);
+    if (fewer > 0) most = smaller(most, fewer);
+    /* Whole sequences, where lengths are packed: most are shorter than the longest. */
+    if (is_packed(problem) && plan->cluster == 1 && 2 * most >= plan->tiles.heads)
+      return smaller(round_up(most, plan->tiles.heads), all);
   }
   return larger(divide_up(all, larger(divide_up(all, larger(most, 1)), 1)), 1);
 }
 
 /* The last tile of a head is slow: in each step it reads what others have summed, and stores dQ.
  * Under a causal mask each tile is the last of a few blocks; without one the last tile is that of
- * all, and where tiles are few all others wait for it. Then a kernel of its own stores dQ, on
- * multiprocessors that have no tile left. The tiles of the wide kernel, whose warpgroup for dQ is
- * the last of a chain, always gain by that. */
+ * all, and the others wait for it where tiles are few or long. Then a kernel of its own stores dQ,
+ * on multiprocessors that have no tile left. But not where a head has one tile, which finds no sum
+ * and is not waited for, unless half of the multiprocessors have nothing to do; nor two, if tiles
+ * are many: all of dQ is then much beside what they read. The tiles of the wide kernel, whose
+ * warpgroup for dQ is the last of a chain, always gain by that. */
 static bool finish_later(const struct problem *problem, const struct backward_plan *plan) {
   const fa3_key_tiles *tiles = &plan->tiles;
   const int64_t group = query_heads_of_key_head(problem);
@@ -457,8 +499,13 @@ static bool finish_later(const struct problem *problem, const struct backward_pl
   const bool masked = problem->window_left < FA3_NO_LIMIT || problem->window_right < FA3_NO_LIMIT;
   if (masked) return false;
   if (plan->cluster > 1) return tiles->tiles > 2 && plan->blocks_q > 0;
-  return steps >= LONG_TILE &&
-         (plan->kernel->tile_q == 80 || fa3_key_tile_count(tiles) <= FEW_TILES);
+  const int tile_q = plan->kernel->tile_q;
+  const int64_t count = fa3_key_tile_count(tiles);
+  const bool many = count > FEW_TILES && tile_q != 80;
+  if (tiles->tiles == 1 && 2 * count > MULTIPROCESSORS) return false;
+  if (tiles->tiles == 2 && many) return false;
+  if (tile_q == 128) return steps >= (many ? LONGER_TILE_OF_128 : LONG_TILE_OF_128);
+  return steps >= (many ? LONGER_TILE : LONG_TILE);
 }
 
 int64_t bytes_of_more_sums(int64_t sum_bytes) {
@@ -534,6 +581,20 @@ static double tiles_side_by_side(const struct backward_plan *plan) {
   return fmin(tiles->tiles, workers / (double)larger(in_flight, 1));
 }
 
+/* Whether two sums of each block stay in the L2 cache. Those of the heads in flight are enough,
+ * where adding up all takes less than tiles would wait for each other. */
+static bool has_two_sums(const struct problem *problem, const struct backward_plan *plan,
+                         double beside) {
+  const double bytes = bytes_of_sum(problem, plan);
+  const double chains = MULTIPROCESSORS / beside; /* in flight */
+  const double share = fmin(1, chains / fa3_chain_count(&plan->tiles));
+  if (2 * bytes <= CACHED_SUMS_BYTES) return true;
+  /* Tiles of packed lengths, which end at different times, wait more than once. */
+  const double waits = wait_steps * beside * (is_packed(problem) ? 2 : 1);
+  return 2 * share * bytes <= CACHED_SUMS_BYTES && bytes <= MORE_SUMS_BYTES &&
+         waits > 3 * bytes / BYTES_OF_STEP + finish_steps;
+}
+
 /* Without a mask, tiles of a head that run side by side may each begin at a block of their own
  * (backward_order.h); the more blocks are between two of them the better. There are to be places
  * for all tiles of the head, since one that begins where another did waits until those between them
@@ -541,18 +602,20 @@ static double tiles_side_by_side(const struct backward_plan *plan) {
  * a round then end before the next one begins. */
 static void stagger_tiles(const struct problem *problem, struct backward_plan *plan) {
   fa3_key_tiles *tiles = &plan->tiles;
-  if (plan->cluster > 1 || is_packed(problem) || problem->window_left < FA3_NO_LIMIT ||
-      problem->window_right < FA3_NO_LIMIT || tiles->row_parts > 1 ||
-      2 * bytes_of_sum(problem, plan) > CACHED_SUMS_BYTES)
+  if (plan->cluster > 1 || (is_packed(problem) && !is_packed_self(problem)) ||
+      problem->window_left < FA3_NO_LIMIT || problem->window_right < FA3_NO_LIMIT ||
+      tiles->row_parts > 1)
     return;
   const double beside = tiles_side_by_side(plan);
-  if (beside < LEAST_STAGGERED) return;
+  if (beside < LEAST_STAGGERED || !has_two_sums(problem, plan, beside)) return;
   const int64_t rounds = (int64_t)ceil(tiles->tiles / beside);
+  const bool together = tiles->section >= fa3_chain_count(tiles); /* or there are no rounds */
   int best = -1;
   for (int log2 = 0; log2 <= MOST_STAGGER_LOG2; log2++) {
     const int64_t places = divide_up(plan->blocks_q, 1 << log2);
     const bool for_all = places >= tiles->tiles;
-    const bool for_a_round = (double)places <= beside && divide_up(tiles->tiles, places) <= rounds;
+    const bool for_a_round =
+        together && (double)places <= beside && divide_up(tiles->tiles, places) <= rounds;
     /* Neighbours a block apart wait for each other now and then: rather places for a round. */
     if (for_all || (for_a_round && best < 1)) best = log2;
   }
@@ -593,7 +656,7 @@ static void deal_sums(const struct problem *problem, const struct visits *visits
     for (int log2 = 1; (1 << log2) <= FA3_MOST_SUMS && (1 << log2) < 2 * beside; log2++) {
       const double sums = 1 << log2;
       if (sums * bytes > CACHED_SUMS_BYTES) break;
-      const double gain = 1.2 * beside * (1 - 1 / sums) * rounds;
+      const double gain = wait_steps * beside * (1 - 1 / sums) * rounds;
       const double cost = 3 * (sums - 1) * steps_of_sum + finish_steps;
       if (gain <= cost || (log2 > 1 && 0.6 * gain - cost <= best)) continue;
       best = 0.6 * gain - cost;
