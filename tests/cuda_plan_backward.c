@@ -84,7 +84,7 @@ static void test_backward_kernel_by_length(void **state) {
   assert_int_equal(queries_of_step(128, 300, 0, 0), 64);
   assert_int_equal(queries_of_step(128, 141, 0, 1), 64);
   assert_int_equal(queries_of_step(128, 141, FA3_CAUSAL, 0), 64);
-  assert_int_equal(queries_of_step(128, 2047, 0, 0), 64);
+  assert_int_equal(queries_of_step(128, 2047, 0, 0), 64); /* few tiles */
   assert_int_equal(queries_of_step(128, 2048, 0, 0), 80);
   assert_int_equal(queries_of_step(104, 2048, 0, 0), 80);
   assert_int_equal(queries_of_step(96, 2048, 0, 0), 64);
@@ -134,6 +134,20 @@ static struct backward_plan deal(int64_t batch, int64_t seqlen_q, int64_t seqlen
   if (causal) problem.window_right = 0;
   assert_int_equal(plan_backward(&problem, &facts, &plan), FA3_OK);
   return plan.backward;
+}
+
+/* Without a mask shorter ones have steps of 80 queries, too, if tiles are not few. */
+static void test_backward_steps_without_mask(void **state) {
+  (void)state;
+  assert_int_equal(deal(4, 640, 640, 16, 16, 128, false).kernel->tile_q, 80);
+  assert_int_equal(deal(4, 639, 640, 16, 16, 128, false).kernel->tile_q, 64);
+  assert_int_equal(deal(2, 1300, 1300, 12, 12, 128, false).kernel->tile_q, 80);
+  assert_int_equal(deal(4, 832, 832, 16, 16, 128, false).kernel->tile_q, 64); /* empty rows */
+  assert_int_equal(deal(4, 1300, 385, 16, 16, 128, false).kernel->tile_q, 80);
+  assert_int_equal(deal(4, 1300, 384, 16, 16, 128, false).kernel->tile_q, 64); /* three tiles */
+  assert_int_equal(deal(1, 1300, 1300, 6, 6, 128, false).kernel->tile_q, 80);
+  assert_int_equal(deal(1, 1300, 1300, 10, 5, 128, false).kernel->tile_q, 64); /* few in all */
+  assert_int_equal(deal(4, 1300, 1300, 16, 16, 128, true).kernel->tile_q, 64);
 }
 
 static void check_parts(struct backward_plan plan, int32_t head_parts, int32_t row_parts) {
@@ -424,6 +438,7 @@ int main(void) {
       cmocka_unit_test(test_backward_plans),
       cmocka_unit_test(test_backward_kernel_by_length),
       cmocka_unit_test(test_backward_kernel_by_head),
+      cmocka_unit_test(test_backward_steps_without_mask),
       cmocka_unit_test(test_backward_parts),
       cmocka_unit_test(test_parts_of_groups),
       cmocka_unit_test(test_packed_sequences),

@@ -14,6 +14,10 @@
  * a kernel with another tile. */
 enum { SMALLEST_TILE_Q = 64, MIDDLE_TILE_Q = 80, LARGEST_TILE_Q = 128 };
 
+/* Where steps of 80 queries are taken without a mask: queries, tiles of a head, and in all; and
+ * keys of a tile of all kernels. Measured: docs/notes/hopper-backward-tiles.md. */
+enum { LONG_STEPS_FROM = 640, SOME_TILES = 4, HALF_A_ROUND = 66, TILE_K = 128 };
+
 static int32_t shared_bytes(const struct kernel *kernel) {
   return FA3_BACKWARD_SHARED_BYTES(kernel->head_dim, kernel->value_head_dim, kernel->tile_q,
                                    kernel->tile_k);
@@ -101,17 +105,29 @@ static int64_t padded_rows(const struct problem *problem) {
                                  round_up(problem->rows_q, MIDDLE_TILE_Q));
 }
 
+/* Whether steps of 80 queries are faster than those of 64, without a mask: they have fewer empty
+ * rows, or not many more, and heads have some tiles, so that it pays to store dQ later; and tiles
+ * are not so few that they are dealt out by rows, in blocks of 80. */
+static bool gains_by_long_steps(const struct problem *problem) {
+  const int64_t queries = longest_query(problem);
+  const int64_t middle = round_up(queries, MIDDLE_TILE_Q);
+  const int64_t smallest = round_up(queries, SMALLEST_TILE_Q);
+  const int64_t blocks = divide_up(smaller(problem->max_seqlen_k, problem->rows_k), TILE_K);
+  if (queries_vary(problem)) return false;
+  return middle < smallest ||
+         (queries >= LONG_STEPS_FROM && 20 * middle <= 21 * smallest && blocks >= SOME_TILES &&
+          (double)blocks * (double)problem->heads_k * (double)problem->batch >= HALF_A_ROUND);
+}
+
 /* How many queries of a head a tile of keys meets, for the choice of a kernel; as many as any
- * kernel asks for, where steps of more queries have fewer empty rows. With a mask on both sides no
- * more than its width; on one side half of all in the mean, which count for a little less where few
- * heads share keys, as measured (docs/notes/hopper-backward.md). */
+ * kernel asks for, where longer steps are faster. With a mask on both sides no more than its width;
+ * on one side half of all in the mean, which count for a little less where few heads share keys, as
+ * measured (docs/notes/hopper-backward.md). */
 static int64_t queries_of_tile(const struct problem *problem) {
   const int64_t left = problem->window_left, right = problem->window_right;
   const int64_t longest = longest_query(problem);
-  if (left >= MASK_UNBOUNDED && right >= MASK_UNBOUNDED) {
-    const bool fuller = round_up(longest, MIDDLE_TILE_Q) < round_up(longest, SMALLEST_TILE_Q);
-    return fuller && !queries_vary(problem) ? INT64_MAX : longest;
-  }
+  if (left >= MASK_UNBOUNDED && right >= MASK_UNBOUNDED)
+    return gains_by_long_steps(problem) ? INT64_MAX : longest;
   const bool grouped = problem->heads_q >= 4 * problem->heads_k;
   return smaller(longest * (grouped ? 6 : 5) / 12, left + right + 1);
 }
