@@ -163,7 +163,7 @@ static void test_short_sequences(void **state) {
     int64_t seqlen, batch;
     bool grouped;
   } cases[] = {{128, 128, false}, {256, 64, true}, {512, 32, true}, {1000, 16, true},
-               {512, 1, true},    {1024, 1, true}, {2048, 8, false}};
+               {512, 2, true},    {1024, 1, true}, {2048, 8, false}};
   struct cuda_plan plan;
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     struct problem problem =
@@ -212,7 +212,8 @@ static void test_tile_sizes(void **state) {
       {1, 2048, 16, 128, false, 128}, {8, 2048, 16, 128, false, 128}, {8, 2048, 16, 128, true, 128},
       {1, 16384, 2, 64, false, 128},  {1, 2048, 12, 64, true, 128},   {1, 1024, 1, 64, false, 64},
       {2, 8192, 32, 64, true, 192},   {1, 1024, 4, 256, true, 64},    {1, 16384, 8, 256, true, 128},
-      {64, 197, 12, 64, false, 192},  {32, 77, 16, 64, true, 192},    {2, 250, 32, 64, false, 128}};
+      {64, 197, 12, 64, false, 192},  {32, 77, 16, 64, true, 192},    {2, 250, 32, 64, false, 128},
+      {3, 512, 12, 128, true, 128},   {1, 2048, 10, 128, true, 128},  {1, 4096, 5, 128, true, 128}};
   struct cuda_plan plan;
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     struct problem problem =

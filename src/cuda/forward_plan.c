@@ -106,20 +106,29 @@ static double keys_seen(const struct problem *problem, double queries, double ke
   return seen < window ? seen : window;
 }
 
-/* How many tiles of so many warpgroups one multiprocessor has after the other, about, by the time
- * that it takes for one of all warpgroups. */
+/* What a tile takes beside its keys, in tiles of keys. */
+static const double tile_steps = 2.4;
+
+/* About what a call takes with tiles of so many warpgroups, by the time of one of all: of a tile,
+ * or under a causal mask, where they are given out longest first, of a tile of keys. */
 static double grid_time(const struct problem *problem, const struct cuda_facts *facts,
-                        const struct kernel *kernel, int64_t warpgroups, int64_t tiles) {
-  double rounds = (double)tiles / facts->multiprocessors;
-  if (problem->window_right >= MASK_UNBOUNDED) {
-    rounds = ceil(rounds);
-  } else {
-    /* They are given out, longest first: the longest one, or the mean of all. */
-    const double share = (double)problem->max_seqlen_q / (double)larger(problem->max_seqlen_k, 1);
-    if (problem->window_left >= MASK_UNBOUNDED) rounds *= 1 - (share < 1 ? share : 1) / 2;
-    if (rounds < 1) rounds = 1;
-  }
-  return rounds * forward_tile_time(kernel, warpgroups);
+                        const struct kernel *kernel, int64_t warpgroups, int64_t tile_queries,
+                        int64_t tiles) {
+  const double time = forward_tile_time(kernel, warpgroups);
+  const double queries = (double)problem->max_seqlen_q, keys = (double)problem->max_seqlen_k;
+  const double rounds = (double)tiles / facts->multiprocessors, width = kernel->tile_k;
+  if (problem->window_right >= MASK_UNBOUNDED) return ceil(rounds) * time;
+  /* The mask ends in the midst of a tile of queries, or of keys. */
+  const double rows = (double)tile_queries, ends = problem->window_left < MASK_UNBOUNDED ? 2 : 1;
+  const double seen = keys_seen(problem, queries, keys) + ends * fmax(rows, width) / 2;
+  const double most = (double)problem->window_left + (double)problem->window_right + rows;
+  const double longest = ceil(fmin(keys, most) / width) + tile_steps;
+  const double mean = fmin(fmin(keys, seen) / width + tile_steps, longest);
+  /* Where some are left when all have had as many, one multiprocessor has one more of those, or of
+   * longer ones. */
+  const double full = fmax(ceil(rounds) - 1, 0);
+  const double next = longest - 2 * (longest - mean) * full / fmax(rounds, 1);
+  return time * fmax(fmax(longest, rounds * mean), (full + 1) * next);
 }
 
 /* The steps that a tile of scales of heads has for so many keys, of `width` each. Where the last
@@ -191,10 +200,10 @@ static void plan_tile_size(const struct problem *problem, const struct cuda_fact
   double best = 0;
   for (int64_t warpgroups = all; warpgroups > 0; warpgroups--) {
     const int64_t blocks = divide_up(longest, warpgroups * rows);
-    const double time =
-        has_grid_steps(plan->kernel)
-            ? grid_steps(problem, facts, plan->kernel, warpgroups, plan->tile_heads)
-            : grid_time(problem, facts, plan->kernel, warpgroups, blocks * all_heads);
+    const double time = has_grid_steps(plan->kernel)
+                            ? grid_steps(problem, facts, plan->kernel, warpgroups, plan->tile_heads)
+                            : grid_time(problem, facts, plan->kernel, warpgroups, warpgroups * rows,
+                                        blocks * all_heads);
     /* As many tiles: a gain only where they run side by side, and the last was the shorter one. */
     const bool even = blocks > 1 && blocks * all_heads <= facts->multiprocessors;
     if (warpgroups < all && ((blocks == plan->tiles.blocks && !even) || time > gain * best))
@@ -254,7 +263,7 @@ static bool may_share_tiles(const struct problem *problem) {
  * for all of a tile's warpgroups (docs/notes/hopper-forward.md). */
 static double count_steps(const struct problem *problem, const struct kernel *kernel,
                           int64_t tile_heads) {
-  const double beside = 2.4 + sharing_cost(kernel, tile_heads); /* a tile's keys */
+  const double beside = tile_steps + sharing_cost(kernel, tile_heads);
   const int64_t queries = longest_query(problem), keys = problem->max_seqlen_k;
   const int64_t rows = ROWS / tile_heads, step = kernel->tile_q / ROWS * rows;
   const fa3_mask mask = fa3_make_mask((int)queries, (int)keys, keys - queries, problem->window_left,
