@@ -181,14 +181,16 @@ static void test_short_sequences(void **state) {
   }
 }
 
-/* Causal and long: all heads are under way together where the cache holds their keys and values. */
+/* Causal and long: all heads are under way together where the cache holds their keys and values, or
+ * where they are few and each is more than a section. */
 static void test_long_sequences(void **state) {
   (void)state;
   static const struct {
     int64_t seqlen, batch, heads, heads_k;
     int32_t group;
-  } cases[] = {{2048, 1, 32, 32, 32}, {2048, 2, 16, 16, 32}, {2048, 3, 16, 16, 0},
-               {8192, 1, 8, 8, 8},    {8192, 1, 64, 8, 64},  {8192, 1, 16, 16, 0}};
+  } cases[] = {{2048, 1, 32, 32, 32},  {2048, 2, 16, 16, 32}, {2048, 3, 16, 16, 0},
+               {8192, 1, 8, 8, 8},     {8192, 1, 64, 8, 64},  {8192, 1, 16, 16, 0},
+               {16384, 1, 16, 16, 16}, {16384, 1, 17, 17, 0}};
   struct cuda_plan plan;
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     struct problem problem = make_problem(FA3_BFLOAT16, cases[i].batch, cases[i].seqlen,

@@ -79,13 +79,18 @@ fa3_status supports_forward(const fa3_capability *capability) {
 
 /* Of short sequences the heads of as many groups as they have row blocks are under way together.
  * The last heads, a tile for each multiprocessor, stand outside, for the end to be even. Long ones
- * whose keys and values fit into the cache are under way all together, longest tiles first. */
-static void plan_groups(double head_bytes, const struct cuda_facts *facts, fa3_tile_space *tiles) {
-  enum { MOST_BLOCKS = 8 };
+ * whose keys and values fit into the cache are under way all together, longest tiles first; so are
+ * those so long that a section is one head, if each has several tiles under way, which read the
+ * same keys. */
+static void plan_groups(double head_bytes, bool codes, const struct cuda_facts *facts,
+                        fa3_tile_space *tiles) {
+  enum { MOST_BLOCKS = 8, LEAST_TILES = 8 };
   if (!tiles->uneven || tiles->blocks < 2 || tiles->packed) return;
   const int32_t heads = tiles->heads * tiles->batches;
   if (tiles->blocks > MOST_BLOCKS) {
-    if (head_bytes * heads <= whole_bytes) tiles->group = heads;
+    const bool few = heads <= facts->multiprocessors / LEAST_TILES;
+    if (head_bytes * heads <= whole_bytes || (tiles->section == 1 && few && !codes))
+      tiles->group = heads;
     return;
   }
   const int32_t last = facts->multiprocessors / tiles->blocks;
@@ -330,7 +335,7 @@ static fa3_status plan_tiles(const struct problem *problem, const struct cuda_fa
                                  .packed = lengths_differ(problem, longest, blocks)};
   plan_tile_size(problem, facts, longest, all_heads, plan);
   take_small_tiles(problem, facts, longest, plan);
-  plan_groups(head_bytes, facts, &plan->tiles);
+  plan_groups(head_bytes, problem->query.dtype == FA3_FLOAT8_E4M3, facts, &plan->tiles);
   return FA3_OK;
 }
 
