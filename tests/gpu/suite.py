@@ -8,12 +8,16 @@ each of its tools had nothing to say.
 BUILD is a folder that the library and its tests were built in, by the reference compiler (the one
 of receipt.json); RECEIPT is the file to write, receipt.json itself or one to put in its place.
 
+What has passed is also kept beside RECEIPT, in a file that ends in .part: should it be cut off, a
+run of the same library on the same kind of GPU goes on from there. It is gone once there is a receipt.
+
 FA3_GPU_TEST_SECONDS and FA3_GPU_SANITIZER_SECONDS limit the two halves. FA3_GPU_SANITIZED, a list
 with commas, names the programs that run under compute-sanitizer (UNDER_A_TOOL): where time is
 short, those whose kernels have changed. The receipt tells of no others then."""
 
 import contextlib
 import datetime
+import hashlib
 import json
 import os
 import pathlib
@@ -122,16 +126,16 @@ def finish(name, started, seconds):
     return None if process.returncode else output
 
 
-def run(commands):
-    """Of each, how much it says has passed; 0 if it fails or skips."""
+def run(commands, passed, keep):
+    """Adds to `passed` how much each says has passed, if it does not fail or skip."""
     running = {name: start(command) for name, command in commands.items()}
     end = time.monotonic() + SECONDS_OF_TESTS
-    counts = {}
     for name, started in running.items():
         output = finish(name, started, end - time.monotonic())
-        passed = output and re.search(r"^passed: (\d+)", output, re.MULTILINE)
-        counts[name] = int(passed[1]) if passed else 0
-    return counts
+        count = output and re.search(r"^passed: (\d+)", output, re.MULTILINE)
+        if count:
+            passed[name] = int(count[1])
+        keep()
 
 
 def sanitize(programs):
@@ -154,6 +158,17 @@ def sanitize(programs):
     }
 
 
+def resume(part, library, content):
+    """`content`, or what is kept of an earlier run of the same library."""
+    with contextlib.suppress(FileNotFoundError):
+        kept = json.loads(part.read_text())
+        before = kept["content"]
+        if kept["library"] == library and all(before[x] == content[x] for x in ("gpu", "driver")):
+            print(f"passed before: {before['passed']}")
+            return before
+    return content
+
+
 def main(build, receipt):
     kernels = cubin.hashes(build)
     if not kernels:
@@ -161,39 +176,51 @@ def main(build, receipt):
         return 1
     build = pathlib.Path(build).resolve()
     programs = build / "tests/gpu"
-    with tempfile.NamedTemporaryFile(suffix=".json") as errors:
-        commands = {name: [programs / test[0], *test[1:]] for name, test in TESTS.items()}
-        commands["accuracy"] = [sys.executable, ACCURACY, build / "libfa3.so", errors.name]
-        counts = run({name: commands[name] for name in commands if name not in ALONE})
-        for name in ALONE:
-            counts |= run({name: commands[name]})
-        failed = [name for name, count in counts.items() if not count]
-        if failed:
-            print(f"no receipt: {counts}; failed: {', '.join(failed)}")
-            return 1
-        cases = json.load(errors)
+    part = pathlib.Path(f"{receipt}.part")
+    library = hashlib.sha256((build / "libfa3.so").read_bytes()).hexdigest()
     name, driver = gpu()
     content = {
         "compiler": cubin.compiler(build),
         "gpu": name,
         "driver": driver,
         "date": datetime.date.today().isoformat(),
-        "passed": counts,
+        "passed": {},
         "sanitizers": None,
-        "largest_error_over_fa2": {
-            of: max(case[of]["ratio"] for case in cases)
-            for of in ("output", "grad_query", "grad_key", "grad_value")
-        },
+        "largest_error_over_fa2": None,
         "kernels": kernels,
     }
+    content = resume(part, library, content)
+    passed = content["passed"]
+    with tempfile.NamedTemporaryFile(suffix=".json") as errors:
+        commands = {name: [programs / test[0], *test[1:]] for name, test in TESTS.items()}
+        commands["accuracy"] = [sys.executable, ACCURACY, build / "libfa3.so", errors.name]
+
+        def keep():
+            if "accuracy" in passed and not content["largest_error_over_fa2"]:
+                cases = json.load(errors)
+                content["largest_error_over_fa2"] = {
+                    of: max(case[of]["ratio"] for case in cases)
+                    for of in ("output", "grad_query", "grad_key", "grad_value")
+                }
+            part.write_text(json.dumps({"library": library, "content": content}))
+
+        left = [name for name in commands if name not in passed]
+        together = [name for name in left if name not in ALONE]
+        for names in [together, *([name] for name in left if name in ALONE)]:
+            run({name: commands[name] for name in names}, passed, keep)
+        failed = [name for name in commands if name not in passed]
+        if failed:
+            print(f"no receipt: {passed}; failed: {', '.join(failed)}")
+            return 1
 
     def write():
         pathlib.Path(receipt).write_text(json.dumps(content, indent=2) + "\n")
 
     write()
+    part.unlink()
     tools = content["sanitizers"] = sanitize(programs)
     write()
-    print(f"passed: {counts}; under compute-sanitizer: {tools}")
+    print(f"passed: {passed}; under compute-sanitizer: {tools}")
     return 0 if all(tools.values()) else 1
 
 
