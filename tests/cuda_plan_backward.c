@@ -262,6 +262,8 @@ static void test_finished_later(void **state) {
   assert_false(deal(32, 512, 512, 16, 16, 128, false).finished_later);
   assert_true(deal(3, 512, 512, 16, 16, 128, false).finished_later);
   assert_false(deal(3, 448, 512, 16, 16, 128, false).finished_later); /* short ones */
+  assert_true(deal_packed_full(16, 48000, 8192, 16, 64).finished_later);
+  assert_false(deal_packed_full(64, 19200, 8192, 16, 64).finished_later); /* nearly all short */
   assert_true(deal(6, 600, 600, 8, 8, 64, false).finished_later);
   assert_false(deal(3, 512, 512, 16, 16, 64, false).finished_later);
   assert_false(deal(18, 588, 108, 20, 20, 96, false).finished_later);  /* one tile */

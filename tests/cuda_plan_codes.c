@@ -111,9 +111,20 @@ static void test_chunks_of_codes(void **state) {
       assert_int_equal(plan.forward.kernel->head_scales, cases[i].keys < 40000);
       assert_int_equal(plan.forward.few.kernel != NULL, packed);
       const size_t size = plan.workspace_size;
+      if (packed) { /* many sequences, nearly all short: too many tiles that are not there */
+        struct problem sparse = problem;
+        sparse.batch = 64;
+        assert_int_equal(plan_forward(&sparse, &facts, &plan), FA3_OK);
+        assert_true(plan.decodes && plan.workspace_size >= size);
+      }
       problem.scale = -1;
       assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
       assert_true(plan.decodes && plan.workspace_size <= size);
+      problem.scale = 1;
+      problem.cu_seqlens_q = NULL;
+      problem.seqused_q = starts; /* lengths of queries that the device alone knows */
+      assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+      assert_true(plan.decodes);
     }
 }
 

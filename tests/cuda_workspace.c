@@ -21,6 +21,7 @@ static const struct {
 /* Of a call what is no dimension. */
 struct call {
   bool backward, causal, packed, lengths;
+  int64_t packed_queries; /* at least so many in all, on pages; 0: they are not packed */
   fa3_dtype query, key;
   int64_t window, scale_rows, split_keys;
   int64_t page_size; /* 0: no pages */
@@ -84,6 +85,11 @@ static fa3_status find_size(const struct call *call, const int64_t *size, size_t
         divide_up(size[KEYS], call->page_size) * call->page_size;
     problem.key.rows = problem.value.rows = call->page_size;
   }
+  if (call->packed_queries) {
+    problem.cu_seqlens_q = lengths;
+    problem.rows_q = problem.query.rows = problem.output.rows =
+        larger(call->packed_queries, size[QUERIES]);
+  }
   if (call->packed) {
     problem.cu_seqlens_q = problem.cu_seqlens_k = lengths;
     problem.rows_q = size[BATCH] * size[QUERIES];
@@ -99,16 +105,18 @@ static fa3_status find_size(const struct call *call, const int64_t *size, size_t
 static struct call random_call(struct rng *rng) {
   const fa3_dtype half = (fa3_dtype)RNG_PICK(rng, FA3_FLOAT16, FA3_BFLOAT16);
   const bool codes = rng_chance(rng, 0.4), paged = rng_chance(rng, 0.3);
-  return (struct call){.backward = !codes && !paged && rng_chance(rng, 0.5),
-                       .causal = rng_chance(rng, 0.5),
-                       .packed = !paged && rng_chance(rng, 0.3),
-                       .lengths = rng_chance(rng, 0.3),
-                       .query = codes && rng_chance(rng, 0.7) ? FA3_FLOAT8_E4M3 : half,
-                       .key = codes ? FA3_FLOAT8_E4M3 : half,
-                       .window = rng_chance(rng, 0.2) ? rng_between(rng, 1, 5000) : 0,
-                       .scale_rows = RNG_PICK(rng, 0, 0, 1, 128),
-                       .split_keys = codes ? 0 : RNG_PICK(rng, 0, 0, 0, 512),
-                       .page_size = paged ? RNG_PICK(rng, 1, 16, 64, 256) : 0};
+  return (struct call){
+      .backward = !codes && !paged && rng_chance(rng, 0.5),
+      .causal = rng_chance(rng, 0.5),
+      .packed = !paged && rng_chance(rng, 0.3),
+      .packed_queries = paged && rng_chance(rng, 0.5) ? rng_between(rng, 1, 20000) : 0,
+      .lengths = rng_chance(rng, 0.3),
+      .query = codes && rng_chance(rng, 0.7) ? FA3_FLOAT8_E4M3 : half,
+      .key = codes ? FA3_FLOAT8_E4M3 : half,
+      .window = rng_chance(rng, 0.2) ? rng_between(rng, 1, 5000) : 0,
+      .scale_rows = RNG_PICK(rng, 0, 0, 1, 128),
+      .split_keys = codes ? 0 : RNG_PICK(rng, 0, 0, 0, 512),
+      .page_size = paged ? RNG_PICK(rng, 1, 16, 64, 256) : 0};
 }
 
 static void test_size_never_falls(void **state) {

@@ -25,6 +25,10 @@ enum { MULTIPROCESSORS = 132 };
 enum { LONG_TILE = 8, LONGER_TILE = 16, LONG_TILE_OF_128 = 5, LONGER_TILE_OF_128 = 12 };
 enum { FEW_TILES = 6 * MULTIPROCESSORS };
 
+/* The least share of a packed batch's rows, of what its longest sequence would make, for that
+ * kernel where tiles are many: it has blocks for all of the rest too. */
+static const double least_filled = 0.25;
+
 /* Tiles that are looked at, to know what all do. */
 enum { SAMPLES = 64 };
 
@@ -276,6 +280,7 @@ static void deal_parts(const struct problem *problem, int64_t workers, struct ba
                             .taken = kernel->tile_q == 128};
   int64_t most = smaller(MOST_PER_WORKER * workers, MOST_TILE_PARTS);
   if (plan->cluster == 1 && deal.visits.mean > 0.75 * deal.visits.most) most *= 2;
+  if (2 * deal.tiles > most) return;
   const int64_t taken = fa3_key_tile_count(tiles);
   double best = estimate(&deal, 1, 1);
   /* What a tile sees through a window lies in few of the parts by rows. */
@@ -502,8 +507,10 @@ static bool finish_later(const struct problem *problem, const struct backward_pl
   const int tile_q = plan->kernel->tile_q;
   const int64_t count = fa3_key_tile_count(tiles);
   const bool many = count > FEW_TILES && tile_q != 80;
+  const double rows = (double)longest_query(problem) * (double)problem->batch;
   if (tiles->tiles == 1 && 2 * count > MULTIPROCESSORS) return false;
   if (tiles->tiles == 2 && many) return false;
+  if (problem->cu_seqlens_q && many && (double)problem->rows_q < least_filled * rows) return false;
   if (tile_q == 128) return steps >= (many ? LONGER_TILE_OF_128 : LONG_TILE_OF_128);
   return steps >= (many ? LONGER_TILE : LONG_TILE);
 }

@@ -89,7 +89,8 @@ static double count_tile_keys(const struct problem *problem) {
 
 /* Whether the forward kernel for codes would take a cache in pages: of one scale for all of a head,
  * and in pages whose boxes of rows the copy engine takes. It can't split keys, so there have to be
- * tiles for half of the multiprocessors. */
+ * tiles for half of the multiprocessors. Lengths of queries on the device alone have no test on a
+ * GPU there. */
 static bool forward_may_take_pages(const struct problem *problem) {
   static const enum tensor tensors[] = {TENSOR_query, TENSOR_key, TENSOR_value, TENSOR_output};
   enum { LEAST_BOX = 16, LEAST_TILES = 66 };
@@ -98,10 +99,18 @@ static bool forward_may_take_pages(const struct problem *problem) {
                              : (double)problem->batch * (double)problem->max_seqlen_q;
   for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++)
     if (!fits_copy_engine(problem_operand(problem, tensors[i]))) return false;
-  return queries * (double)problem->heads_q >= LEAST_TILES * FA3_CHUNK_FP8_ROWS &&
+  return !problem->seqused_q &&
+         queries * (double)problem->heads_q >= LEAST_TILES * FA3_CHUNK_FP8_ROWS &&
          problem->key.rows % LEAST_BOX == 0 && !problem->leftpad_k && problem->scale >= 0 &&
          problem->key_scale_rows == 0 && problem->key_scale.stride_batch == 0 &&
          problem->value_scale_rows == 0 && problem->value_scale.stride_batch == 0;
+}
+
+bool decode_passes_over_less(const struct problem *problem) {
+  enum { MOST_MISSING = 16 };
+  const double longest = (double)problem->batch * (double)problem->max_seqlen_q;
+  return problem->cu_seqlens_q && (problem->features & FA3_FEATURE_PAGE_TABLE) &&
+         MOST_MISSING * (double)problem->rows_q < longest;
 }
 
 /* Whether a call has chunks: more rows of codes than a block of decode_fp8 takes, and much to read

@@ -554,6 +554,12 @@ fa3_status plan_forward(const struct problem *problem, const struct cuda_facts *
     TRY(check_fp8_operands(problem));
     if (has_pages(problem)) TRY(plan_few_queries(problem, facts, &forward->few));
     TRY(plan_fp8_workspace(problem, facts, largest, plan));
+    if (decode_passes_over_less(problem)) {
+      const size_t size = plan->workspace_size; /* it never falls when a dimension grows */
+      TRY(plan_decode(problem, facts, plan));
+      if (plan->workspace_size < size) plan->workspace_size = size;
+      return FA3_OK;
+    }
   } else {
     TRY(plan_few_queries(problem, facts, &forward->few));
     TRY(plan_splits(problem, facts, forward));

@@ -464,7 +464,7 @@ static void test_against_the_cpu(void **state) {
     compare(&(struct shape){.head_dim = i == 1 ? 96 : dims[i % 3],
                             .value_head_dim = i == 1 ? 64 : dims[i % 3],
                             .batch = many_keys ? 1 + mixed : 2 + 2 * mixed,
-                            .rows_q = (int)rng_between(&rng, 280, 400),
+                            .rows_q = (int)rng_between(&rng, 280, 400) + 100 * mixed,
                             .rows_k = page_size *
                                       (many_keys ? 260
                                        : mixed   ? (int)rng_between(&rng, 2, 9) + 1300 / page_size

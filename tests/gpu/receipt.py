@@ -10,6 +10,7 @@ import pathlib
 import sys
 
 import cubin
+import suite
 
 SKIPPED = 77
 RECEIPT = pathlib.Path(__file__).with_name("receipt.json")
@@ -61,9 +62,13 @@ def main(build):
         print(f"the receipt has no passing {test}: run tests/gpu/suite.py on a machine with a GPU")
     if missing or unknown or untested:
         return 1
-    objecting = [tool for tool, trials in (receipt.get("sanitizers") or {}).items() if not trials]
+    sanitizers = receipt.get("sanitizers") or {}
+    objecting = [tool for tool, trials in sanitizers.items() if not trials]
     if objecting:
         print(f"compute-sanitizer objected there or did not end in its time: {', '.join(objecting)}")
+    absent = {f"{tool}_{name}" for tool in suite.TOOLS for name in suite.UNDER_A_TOOL} - set(sanitizers)
+    if absent:
+        print(f"not run under compute-sanitizer there: {', '.join(sorted(absent))}")
     print(f"{len(kernels)} kernels passed on {receipt['gpu']}, {receipt['date']}")
     return 0
 

@@ -63,6 +63,8 @@ UNDER_A_TOOL = {
     "quantize": ["test_gpu_quantize"],
 }
 SANITIZED = os.environ.get("FA3_GPU_SANITIZED", ",".join(UNDER_A_TOOL)).split(",")
+if not set(SANITIZED) <= set(UNDER_A_TOOL):
+    sys.exit(f"FA3_GPU_SANITIZED takes {', '.join(UNDER_A_TOOL)}")
 SECONDS_TO_END = 2
 SECONDS_UNDER_A_TOOL = int(os.environ.get("FA3_GPU_SANITIZER_SECONDS", 300))
 TRIALS_UNDER_A_TOOL = 15  # fewer than it has processes: one process alone
