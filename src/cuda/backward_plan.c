@@ -3,6 +3,8 @@
 #include <inttypes.h>
 
 #include "cuda/backward_deal.h"
+#include "cuda/backward_parts.h"
+#include "cuda/backward_sums.h"
 #include "cuda/kernels.h"
 #include "cuda/limits.h"
 #include "cuda/plan.h"
@@ -14,9 +16,9 @@
  * a kernel with another tile. */
 enum { SMALLEST_TILE_Q = 64, MIDDLE_TILE_Q = 80, LARGEST_TILE_Q = 128 };
 
-/* Where steps of 80 queries are taken without a mask: queries, tiles of a head, and in all; and
- * keys of a tile of all kernels. Measured: docs/notes/hopper-backward-tiles.md. */
-enum { LONG_STEPS_FROM = 640, SOME_TILES = 4, HALF_A_ROUND = 66, TILE_K = 128 };
+/* Where steps of 80 queries are taken without a mask: queries, and tiles of a head. Measured:
+ * docs/notes/hopper-backward-tiles.md. */
+enum { LONG_STEPS_FROM = 640, LEAST_TILES_OF_HEAD = 4 };
 
 static int32_t shared_bytes(const struct kernel *kernel) {
   return FA3_BACKWARD_SHARED_BYTES(kernel->head_dim, kernel->value_head_dim, kernel->tile_q,
@@ -106,8 +108,9 @@ static int64_t padded_rows(const struct problem *problem) {
 }
 
 /* Whether steps of 80 queries are faster than those of 64, without a mask: they have fewer empty
- * rows, or not many more, and heads have some tiles, so that it pays to store dQ later; and tiles
- * are not so few that they are dealt out by rows, in blocks of 80. */
+ * rows, or not many more, and heads have some tiles, so that it pays to store dQ later; and half of
+ * the multiprocessors have a tile, or tiles would be dealt out by rows, of which blocks of 80 make
+ * fewer parts. */
 static bool gains_by_long_steps(const struct problem *problem) {
   const int64_t queries = longest_query(problem);
   const int64_t middle = round_up(queries, MIDDLE_TILE_Q);
@@ -115,8 +118,10 @@ static bool gains_by_long_steps(const struct problem *problem) {
   const int64_t blocks = divide_up(smaller(problem->max_seqlen_k, problem->rows_k), TILE_K);
   if (queries_vary(problem)) return false;
   return middle < smallest ||
-         (queries >= LONG_STEPS_FROM && 20 * middle <= 21 * smallest && blocks >= SOME_TILES &&
-          (double)blocks * (double)problem->heads_k * (double)problem->batch >= HALF_A_ROUND);
+         (queries >= LONG_STEPS_FROM && 20 * middle <= 21 * smallest &&
+          blocks >= LEAST_TILES_OF_HEAD &&
+          2 * (double)blocks * (double)problem->heads_k * (double)problem->batch >=
+              MULTIPROCESSORS);
 }
 
 /* How many queries of a head a tile of keys meets, for the choice of a kernel; as many as any

@@ -167,7 +167,7 @@ static void test_hundred_runs(void **state) {
   struct gradient_spec longer = make_spec(128, 1, 0);
   longer.forward.max_seqlen_q = 2100;
   run(&longer, (uint64_t)calls++);
-  /* So few tiles that half of them visit blocks upwards (backward_deal.c). */
+  /* So few tiles that half of them visit blocks upwards (backward_sums.c). */
   struct gradient_spec few = make_spec(128, 1, FA3_CAUSAL);
   few.forward.heads_k = 8;
   few.forward.max_seqlen_q = few.forward.max_seqlen_k = 1400;

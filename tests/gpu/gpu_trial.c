@@ -192,7 +192,7 @@ static struct spec random_forward(bool backward, struct rng *rng) {
     spec.window_left = rng_between(rng, 0, 800);
     spec.window_right = rng_between(rng, 0, 200);
   }
-  /* Tiles that each begin at a block of their own (backward_deal.c). */
+  /* Tiles that each begin at a block of their own (backward_sums.c). */
   if (backward && rng_chance(rng, 0.04)) {
     spec.batch = rng_between(rng, 1, 2);
     spec.heads_k = rng_between(rng, 12, 18) / spec.batch;

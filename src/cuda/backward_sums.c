@@ -1,0 +1,211 @@
+#include "cuda/backward_sums.h"
+
+#include <math.h>
+
+#include "cuda/kernels.h"
+#include "cuda/sequences.h"
+#include "integer.h"
+
+/* Where dQ is stored by a kernel of its own: at least so many steps of a tile, and more where tiles
+ * are more than these, in all their parts; fewer of 128 queries. With 80 queries it gains with any
+ * number of tiles. */
+enum { LONG_TILE = 8, LONGER_TILE = 16, LONG_TILE_OF_128 = 5, LONGER_TILE_OF_128 = 12 };
+enum { FEW_TILES = 6 * MULTIPROCESSORS };
+
+/* The least share of a packed batch's rows, of what its longest sequence would make, for that
+ * kernel where tiles are many: it has blocks for all of the rest too. */
+static const double least_filled = 0.25;
+
+/* Bytes of all sums of dQ that stay in the L2 cache. */
+enum { CACHED_SUMS_BYTES = 34 << 20 };
+
+/* Tiles are staggered where at least so many of a head run side by side; and they begin at most
+ * 2^this blocks apart. */
+enum { LEAST_STAGGERED = 4, MOST_STAGGER_LOG2 = 3 };
+
+/* Where half of the heads rise: rounds of tiles, at least, or up to which more is gained; and steps
+ * of a tile, at most, if dQ is finished later. Measured: docs/notes/hopper-backward-tiles.md. */
+static const double least_rounds = 1.4, least_rounds_of_long_steps = 1.6, two_rounds = 2.05;
+enum { FARTHEST_RISE = 72 };
+
+/* What the half of all heads that rises keeps in the L2 cache. */
+enum { RISING_BYTES = 44 << 20 };
+
+/* In steps. Measured: likewise. */
+static const double finish_steps = 1.5; /* the kernel that stores dQ, beside its bytes */
+static const double wait_steps = 1.2;   /* that tiles begin after each other, without a mask */
+static const double last_share = 1.4;   /* of a step that takes the sum and stores dQ */
+static const double finish_waits = 3.0; /* that such steps may cost before dQ is finished later */
+
+/* Whether each packed sequence has as many queries as keys, as far as the plan knows. */
+static bool is_packed_self(const struct problem *problem) {
+  return problem->cu_seqlens_q && problem->cu_seqlens_k &&
+         problem->max_seqlen_q == problem->max_seqlen_k && problem->rows_q == problem->rows_k;
+}
+
+bool finish_later(const struct problem *problem, const struct backward_plan *plan) {
+  const fa3_key_tiles *tiles = &plan->tiles;
+  const int64_t group = query_heads_of_key_head(problem);
+  const int64_t steps = plan->blocks_q * group / fa3_key_tile_parts(tiles);
+  const bool masked = problem->window_left < FA3_NO_LIMIT || problem->window_right < FA3_NO_LIMIT;
+  if (masked) return false;
+  if (plan->cluster > 1) return tiles->tiles > 2 && plan->blocks_q > 0;
+  const int tile_q = plan->kernel->tile_q;
+  const int64_t count = fa3_key_tile_count(tiles);
+  const bool many = count > FEW_TILES && tile_q != 80;
+  const double rows = (double)longest_query(problem) * (double)problem->batch;
+  if (tiles->tiles == 1 && 2 * count > MULTIPROCESSORS) return false;
+  if (tiles->tiles == 2 && many) return false;
+  if (problem->cu_seqlens_q && many && (double)problem->rows_q < least_filled * rows) return false;
+  if (tile_q == 128) return steps >= (many ? LONGER_TILE_OF_128 : LONG_TILE_OF_128);
+  return steps >= (many ? LONGER_TILE : LONG_TILE);
+}
+
+int64_t bytes_of_more_sums(int64_t sum_bytes) {
+  return smaller((FA3_MOST_SUMS - 1) * sum_bytes, MORE_SUMS_BYTES);
+}
+
+/* Whether tiles that go upwards, all of a head, would begin at blocks of their own: under a causal
+ * mask, if the plan knows how long sequences are. Pairs of blocks cannot go upwards. */
+static bool may_rise(const struct problem *problem, const struct visits *visits,
+                     const struct backward_plan *plan) {
+  return plan->cluster == 1 && !is_packed(problem) && takes_more_sums(problem) &&
+         visits->mean <= 0.6 * visits->most;
+}
+
+void deal_rising(const struct problem *problem, const struct visits *visits,
+                 struct backward_plan *plan) {
+  fa3_key_tiles *tiles = &plan->tiles;
+  if (!may_rise(problem, visits, plan) || problem->heads_q > problem->heads_k ||
+      fa3_key_tile_parts(tiles) > 1 || fa3_sum_count(tiles) > 1)
+    return;
+  const int64_t all = (int64_t)tiles->heads * tiles->batches;
+  const int64_t section = CACHE_BYTES / bytes_of_head(problem, plan->kernel);
+  const int64_t downward = larger(divide_up((int64_t)2 * MULTIPROCESSORS, tiles->tiles), section);
+  if (section < 1 || all < section + downward) return;
+  tiles->rising_section = (int32_t)section;
+  tiles->rising = (int32_t)(all - downward);
+  tiles->section = (int32_t)downward;
+}
+
+void deal_half_rising(const struct problem *problem, const struct visits *visits,
+                      struct backward_plan *plan) {
+  fa3_key_tiles *tiles = &plan->tiles;
+  if (!may_rise(problem, visits, plan) || tiles->rising > 0 || tiles->row_parts > 1) return;
+  const int64_t all = fa3_chain_count(tiles);
+  const double rounds = (double)(all * tiles->tiles) / MULTIPROCESSORS;
+  const bool even_rounds = rounds >= least_rounds_of_long_steps && rounds <= two_rounds;
+  const int64_t rising =
+      smaller(MULTIPROCESSORS / tiles->tiles, even_rounds ? all / 2 : 3 * all / 8);
+  const int64_t bytes_per_chain = bytes_of_head(problem, plan->kernel) / tiles->head_parts;
+  if (rising < 1 || rising * bytes_per_chain > RISING_BYTES) return;
+  const int64_t group = query_heads_of_key_head(problem);
+  const int64_t in_turn = divide_up(group, tiles->head_parts);
+  const double longest = visits->most * (double)in_turn;
+  const double even = rounds * (visits->mean * (double)in_turn + boundary_steps);
+  const bool later = last_share * longest + boundary_steps > even + finish_waits;
+  const bool short_steps = plan->kernel->tile_q < 128;
+  const double least = later && short_steps ? least_rounds : least_rounds_of_long_steps;
+  if (rounds < least || in_turn > 2 || (later && longest > FARTHEST_RISE)) return;
+  if (rounds > two_rounds && (in_turn > 1 || (later && !short_steps))) return;
+  tiles->rising = tiles->rising_section = (int32_t)rising;
+  tiles->section = (int32_t)(all - rising);
+  tiles->sums_log2 = tiles->upward = 0;
+  plan->finished_later = later;
+}
+
+/* Of a head, in the mean. */
+static double tiles_side_by_side(const struct backward_plan *plan) {
+  const fa3_key_tiles *tiles = &plan->tiles;
+  const double workers = (double)MULTIPROCESSORS / plan->cluster;
+  const int64_t in_flight = (int64_t)tiles->section * tiles->row_parts;
+  return fmin(tiles->tiles, workers / (double)larger(in_flight, 1));
+}
+
+/* Whether two sums of each block stay in the L2 cache. Those of the heads in flight are enough,
+ * where adding up all takes less than tiles would wait for each other. */
+static bool has_two_sums(const struct problem *problem, const struct backward_plan *plan,
+                         double beside) {
+  const double bytes = bytes_of_sum(problem, plan);
+  const double chains = MULTIPROCESSORS / beside; /* in flight */
+  const double share = fmin(1, chains / fa3_chain_count(&plan->tiles));
+  if (2 * bytes <= CACHED_SUMS_BYTES) return true;
+  /* Tiles of packed lengths, which end at different times, wait more than once. */
+  const double waits = wait_steps * beside * (is_packed(problem) ? 2 : 1);
+  return 2 * share * bytes <= CACHED_SUMS_BYTES && bytes <= MORE_SUMS_BYTES &&
+         waits > 3 * bytes / bytes_of_step + finish_steps;
+}
+
+/* Without a mask, tiles of a head that run side by side may each begin at a block of their own
+ * (backward_order.h); the more blocks are between two of them the better. There are to be places
+ * for all tiles of the head, since one that begins where another did waits until those between them
+ * have gone by. Or, where that takes no more rounds, no more places than run side by side: those of
+ * a round then end before the next one begins. */
+static void stagger_tiles(const struct problem *problem, struct backward_plan *plan) {
+  fa3_key_tiles *tiles = &plan->tiles;
+  if (plan->cluster > 1 || (is_packed(problem) && !is_packed_self(problem)) ||
+      problem->window_left < FA3_NO_LIMIT || problem->window_right < FA3_NO_LIMIT ||
+      tiles->row_parts > 1)
+    return;
+  const double beside = tiles_side_by_side(plan);
+  if (beside < LEAST_STAGGERED || !has_two_sums(problem, plan, beside)) return;
+  const int64_t rounds = (int64_t)ceil(tiles->tiles / beside);
+  const bool together = tiles->section >= fa3_chain_count(tiles); /* or there are no rounds */
+  int best = -1;
+  for (int log2 = 0; log2 <= MOST_STAGGER_LOG2; log2++) {
+    const int64_t places = divide_up(plan->blocks_q, 1 << log2);
+    const bool for_all = places >= tiles->tiles;
+    const bool for_a_round =
+        together && (double)places <= beside && divide_up(tiles->tiles, places) <= rounds;
+    /* Neighbours a block apart wait for each other now and then: rather places for a round. */
+    if (for_all || (for_a_round && best < 1)) best = log2;
+  }
+  tiles->staggered = best >= 0;
+  tiles->stagger_log2 = best > 0 ? best : 0;
+}
+
+void deal_sums(const struct problem *problem, const struct visits *visits,
+               struct backward_plan *plan) {
+  fa3_key_tiles *tiles = &plan->tiles;
+  const int parts = fa3_key_tile_parts(tiles);
+  const int64_t group = query_heads_of_key_head(problem);
+  const int64_t all = larger(tiles->heads * count_sequences(problem), 1) * parts;
+  const double bytes = bytes_of_sum(problem, plan);
+  const double steps_of_sum = bytes / bytes_of_step;
+  const int64_t workers = MULTIPROCESSORS / plan->cluster;
+  if (!takes_more_sums(problem)) return;
+  stagger_tiles(problem, plan);
+  if (tiles->staggered) return;
+  if (alike(visits)) {
+    const double beside = floor(tiles_side_by_side(plan));
+    const double steps = visits->most * (double)group / parts;
+    const double rounds =
+        steps < 1.75 * beside ? (double)divide_up(all * tiles->tiles, workers) : 1;
+    double best = 0;
+    /* More sums than tiles side by side are of no use. */
+    for (int log2 = 1; (1 << log2) <= FA3_MOST_SUMS && (1 << log2) < 2 * beside; log2++) {
+      const double sums = 1 << log2;
+      if (sums * bytes > CACHED_SUMS_BYTES) break;
+      const double gain = wait_steps * beside * (1 - 1 / sums) * rounds;
+      const double cost = 3 * (sums - 1) * steps_of_sum + finish_steps;
+      if (gain <= cost || (log2 > 1 && 0.6 * gain - cost <= best)) continue;
+      best = 0.6 * gain - cost;
+      tiles->sums_log2 = log2;
+    }
+  } else if (plan->cluster == 1 && bytes <= MORE_SUMS_BYTES) {
+    const int64_t beside = workers / all;
+    if (plan->kernel->tile_q == 128) { /* the last tile takes both sums */
+      if (beside <= 1 || group > tiles->head_parts || all * tiles->tiles > FEW_ROUNDS * workers)
+        return;
+      tiles->sums_log2 = 1;
+    } else {
+      const double gain = 0.95 * (double)beside;
+      if (is_packed(problem) || tiles->row_parts > 1 || 3 * beside < tiles->tiles ||
+          beside >= tiles->tiles || gain < 1.1 * (finish_steps + 2.5 * steps_of_sum))
+        return;
+      /* Of three rounds the last tiles upwards, which are the longest, would end last. */
+      tiles->upward = (int32_t)(2 * beside < tiles->tiles ? 0.8 * (double)beside : (double)beside);
+    }
+    tiles->section = fa3_chain_count(tiles);
+  }
+}

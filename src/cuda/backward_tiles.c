@@ -1,0 +1,90 @@
+#include "cuda/backward_tiles.h"
+
+#include <math.h>
+
+#include "cuda/kernels.h"
+#include "cuda/sequences.h"
+#include "integer.h"
+
+int64_t multiply(int64_t a, int64_t b) {
+  int64_t product;
+  return __builtin_mul_overflow(a, b, &product) ? INT64_MAX / 1024 : product;
+}
+
+int64_t count_key_slots(const struct problem *problem) {
+  return FA3_BACKWARD_SLOTS(
+      problem->cu_seqlens_k, problem->batch,
+      problem->cu_seqlens_k ? problem->rows_k : smaller(problem->max_seqlen_k, problem->rows_k),
+      TILE_K);
+}
+
+int64_t count_key_tiles(const struct problem *problem) {
+  return multiply(count_key_slots(problem), problem->heads_k);
+}
+
+int64_t query_heads_of_key_head(const struct problem *problem) {
+  return problem->heads_q / larger(problem->heads_k, 1);
+}
+
+bool is_causal(const struct problem *problem) {
+  return problem->window_left >= FA3_NO_LIMIT && problem->window_right < FA3_NO_LIMIT;
+}
+
+bool is_packed(const struct problem *problem) {
+  return problem->cu_seqlens_q || problem->cu_seqlens_k;
+}
+
+int64_t count_sequences(const struct problem *problem) {
+  const int64_t longest = smaller(problem->max_seqlen_k, problem->rows_k);
+  if (!problem->cu_seqlens_k || longest < 1) return problem->batch;
+  return smaller(larger((problem->rows_k + longest / 2) / longest, 1), problem->batch);
+}
+
+int64_t count_tiles(const struct problem *problem, const fa3_key_tiles *tiles) {
+  int64_t of_head = (int64_t)tiles->tiles * tiles->batches;
+  if (problem->cu_seqlens_k) of_head = smaller(of_head, problem->rows_k / TILE_K + tiles->batches);
+  return of_head * tiles->heads;
+}
+
+double find_typical_share(const struct problem *problem, const fa3_key_tiles *tiles) {
+  const double all = (double)tiles->tiles * tiles->heads * tiles->batches;
+  return fmin(1, 2 * (double)count_tiles(problem, tiles) / all);
+}
+
+int64_t bytes_of_head(const struct problem *problem, const struct kernel *kernel) {
+  const int64_t group = query_heads_of_key_head(problem);
+  const int64_t queries = larger(longest_query(problem), 1);
+  return queries * group *
+         (2 * (problem->head_dim + problem->value_head_dim) + 4 * (int64_t)kernel->head_dim);
+}
+
+double bytes_of_sum(const struct problem *problem, const struct backward_plan *plan) {
+  return (double)sizeof(float) * (double)problem->heads_q * plan->slots * plan->kernel->tile_q *
+         plan->kernel->head_dim;
+}
+
+bool takes_more_sums(const struct problem *problem) {
+  return problem->window_left >= FA3_NO_LIMIT;
+}
+
+struct visits count_visits(const struct problem *problem, const struct kernel *kernel, int tiles) {
+  const int queries = (int)longest_query(problem);
+  const int keys = (int)smaller(problem->max_seqlen_k, problem->rows_k);
+  const fa3_mask mask =
+      fa3_make_mask(queries, keys, keys - queries, problem->window_left, problem->window_right);
+  const int samples = tiles < SAMPLES ? tiles : SAMPLES;
+  struct visits visits = {.samples = samples};
+  for (int i = 0; i < samples; i++) {
+    const int first = (int)((int64_t)i * tiles / samples) * kernel->tile_k;
+    const fa3_range seen = fa3_seeing_tiles(&mask, first, first + kernel->tile_k, kernel->tile_q);
+    const double blocks = seen.end > seen.begin ? seen.end - seen.begin : 0;
+    visits.of[i] = blocks;
+    visits.mean += blocks / samples;
+    if (blocks > visits.most) visits.most = blocks;
+  }
+  return visits;
+}
+
+bool alike(const struct visits *visits) {
+  return visits->mean > 0.75 * visits->most;
+}
