@@ -25,6 +25,8 @@ PARTS = {
 
 
 def main():
+    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
+        raise SystemExit(__doc__)
     program, *options = sys.argv[1:]
     reports = {}
     for name, part in PARTS.items():

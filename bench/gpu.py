@@ -373,6 +373,8 @@ def run(options):
 
 def main():
     options = arguments()
+    if not torch.cuda.is_available():
+        raise SystemExit("bench/gpu.py needs a Hopper GPU")
     # Graphs are not captured on the default stream.
     with torch.cuda.stream(torch.cuda.Stream()):
         run(options)
