@@ -12,6 +12,12 @@ static inline int64_t larger(int64_t a, int64_t b) {
   return a > b ? a : b;
 }
 
+/* The product; much, if it is too large, and yet so little that some such can be added up. */
+static inline int64_t multiply(int64_t a, int64_t b) {
+  int64_t product;
+  return __builtin_mul_overflow(a, b, &product) ? INT64_MAX / 1024 : product;
+}
+
 static inline int64_t round_down(int64_t value, int64_t step) {
   return value / step * step;
 }

@@ -47,7 +47,7 @@ void deal_tiles(const struct problem *problem, int64_t workers, struct backward_
   const struct visits visits = count_visits(problem, plan->kernel, plan->tiles.tiles);
   plan->tiles.head_parts = plan->tiles.row_parts = 1;
   if (fa3_key_tile_count(&plan->tiles) > 0) {
-    deal_parts(problem, MULTIPROCESSORS / plan->cluster, plan);
+    deal_parts(problem, &visits, MULTIPROCESSORS / plan->cluster, plan);
     deal_groups(problem, &visits, plan);
   }
   if (goes_by_head(problem, &plan->tiles))

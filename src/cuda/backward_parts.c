@@ -15,10 +15,10 @@ enum { MOST_PER_WORKER = 5, MOST_TILE_PARTS = 660 };
 enum { MOST_TAKEN = 4096 };
 
 /* Of large groups: queries of a step for each head that takes a block in turn, at most, and steps
- * of a part in the mean, at least. Measured: likewise. */
+ * of a part in the mean, at least. Measured: docs/notes/hopper-backward-tiles.md. */
 enum { QUERIES_PER_HEAD = 32, LEAST_STEPS = 32 };
 
-/* In steps. Measured: docs/notes/hopper-backward-tiles.md. */
+/* In steps. Measured: likewise. */
 static const double sum_steps = 2.0;   /* the kernel that sums over parts, */
 static const double part_share = 0.8;  /* and its share for each tile in each part */
 static const double chain_steps = 1.3; /* that tiles of a head begin after each other */
@@ -51,7 +51,7 @@ int64_t bytes_of_parts(const struct problem *problem, const struct backward_plan
 
 /* What is dealt out. */
 struct deal {
-  struct visits visits;
+  const struct visits *visits;
   int64_t tiles;   /* of keys, in all */
   int64_t heads;   /* of keys, of all sequences */
   int64_t group;   /* query heads that share keys */
@@ -70,8 +70,8 @@ static double longest_rounds(const struct deal *deal, int64_t parts, double head
   const int64_t tiles = deal->tiles * parts;
   double steps = 0;
   for (int64_t round = 0; round * deal->workers < tiles; round++) {
-    const int64_t sample = round * deal->workers * deal->visits.samples / tiles;
-    const double all = (double)(round + 1) * (deal->visits.of[sample] * heads + boundary_steps);
+    const int64_t sample = round * deal->workers * deal->visits->samples / tiles;
+    const double all = (double)(round + 1) * (deal->visits->of[sample] * heads + boundary_steps);
     if (all > steps) steps = all;
   }
   return steps;
@@ -81,13 +81,13 @@ static double longest_rounds(const struct deal *deal, int64_t parts, double head
 static double estimate(const struct deal *deal, int64_t head_parts, int64_t row_parts) {
   const int64_t parts = head_parts * row_parts, tiles = deal->tiles * parts;
   const double blocks = (double)divide_up(deal->blocks, row_parts);
-  const double rows = deal->visits.most < blocks ? deal->visits.most : blocks;
+  const double rows = deal->visits->most < blocks ? deal->visits->most : blocks;
   const double heads = (double)divide_up(deal->group, head_parts);
   const double longest = rows * heads + boundary_steps;
-  const double mean = deal->visits.mean * (double)deal->group / (double)parts + boundary_steps;
+  const double mean = deal->visits->mean * (double)deal->group / (double)parts + boundary_steps;
   const double even = (double)tiles * mean / (double)deal->workers;
   double steps = row_parts == 1 ? longest_rounds(deal, parts, heads) : 0;
-  if (alike(&deal->visits)) { /* nearly alike: rounds */
+  if (alike(deal->visits)) { /* nearly alike: rounds */
     if (row_parts > 1) steps = (double)divide_up(tiles, deal->workers) * longest;
     if (even > steps) steps = even;
   } else { /* the long ones first, and the short ones fill the gaps */
@@ -117,10 +117,11 @@ static int64_t bytes_of_all_parts(const struct problem *problem, const struct ba
   return (int64_t)sizeof(float) * parts * rows * (problem->head_dim + problem->value_head_dim);
 }
 
-void deal_parts(const struct problem *problem, int64_t workers, struct backward_plan *plan) {
+void deal_parts(const struct problem *problem, const struct visits *visits, int64_t workers,
+                struct backward_plan *plan) {
   const struct kernel *kernel = plan->kernel;
   fa3_key_tiles *tiles = &plan->tiles;
-  const struct deal deal = {.visits = count_visits(problem, kernel, tiles->tiles),
+  const struct deal deal = {.visits = visits,
                             .tiles = count_tiles(problem, tiles),
                             .heads = tiles->heads * count_sequences(problem),
                             .group = query_heads_of_key_head(problem),
@@ -132,12 +133,12 @@ void deal_parts(const struct problem *problem, int64_t workers, struct backward_
                                     bytes_of_sum(problem, plan) <= MORE_SUMS_BYTES,
                             .taken = kernel->tile_q == 128};
   int64_t most = smaller(MOST_PER_WORKER * workers, MOST_TILE_PARTS);
-  if (plan->cluster == 1 && alike(&deal.visits)) most *= 2;
+  if (plan->cluster == 1 && alike(deal.visits)) most *= 2;
   if (2 * deal.tiles > most) return;
   const int64_t taken = fa3_key_tile_count(tiles);
   double best = estimate(&deal, 1, 1);
   /* What a tile sees through a window lies in few of the parts by rows. */
-  const bool narrow = deal.visits.most < 0.75 * (double)deal.blocks;
+  const bool narrow = deal.visits->most < 0.75 * (double)deal.blocks;
   for (int64_t parts = 2; parts <= FA3_MOST_PARTS; parts++) {
     const int64_t most_row_parts = narrow ? 1 : smaller(parts, deal.blocks);
     if (parts * taken > MOST_TAKEN || parts * deal.tiles > most ||

@@ -11,7 +11,8 @@ int64_t bytes_of_parts(const struct problem *problem, const struct backward_plan
 int64_t count_arrivals(const struct problem *problem);
 
 /* Few tiles, so that all of `workers` have a part. */
-void deal_parts(const struct problem *problem, int64_t workers, struct backward_plan *plan);
+void deal_parts(const struct problem *problem, const struct visits *visits, int64_t workers,
+                struct backward_plan *plan);
 
 /* Whether the tiles of a head, which see from all queries down to few, have so many query heads
  * that these are dealt out to fit the L2 cache. */

@@ -12,8 +12,8 @@
 enum { LONG_TILE = 8, LONGER_TILE = 16, LONG_TILE_OF_128 = 5, LONGER_TILE_OF_128 = 12 };
 enum { FEW_TILES = 6 * MULTIPROCESSORS };
 
-/* The least share of a packed batch's rows, of what its longest sequence would make, for that
- * kernel where tiles are many: it has blocks for all of the rest too. */
+/* The least share of a packed batch's rows (filled_share) for that kernel where tiles are many: it
+ * has blocks for all of the rest too. */
 static const double least_filled = 0.25;
 
 /* Bytes of all sums of dQ that stay in the L2 cache. */
@@ -47,16 +47,14 @@ bool finish_later(const struct problem *problem, const struct backward_plan *pla
   const fa3_key_tiles *tiles = &plan->tiles;
   const int64_t group = query_heads_of_key_head(problem);
   const int64_t steps = plan->blocks_q * group / fa3_key_tile_parts(tiles);
-  const bool masked = problem->window_left < FA3_NO_LIMIT || problem->window_right < FA3_NO_LIMIT;
-  if (masked) return false;
+  if (is_masked(problem)) return false;
   if (plan->cluster > 1) return tiles->tiles > 2 && plan->blocks_q > 0;
   const int tile_q = plan->kernel->tile_q;
   const int64_t count = fa3_key_tile_count(tiles);
   const bool many = count > FEW_TILES && tile_q != 80;
-  const double rows = (double)longest_query(problem) * (double)problem->batch;
   if (tiles->tiles == 1 && 2 * count > MULTIPROCESSORS) return false;
   if (tiles->tiles == 2 && many) return false;
-  if (problem->cu_seqlens_q && many && (double)problem->rows_q < least_filled * rows) return false;
+  if (many && filled_share(problem) < least_filled) return false;
   if (tile_q == 128) return steps >= (many ? LONGER_TILE_OF_128 : LONG_TILE_OF_128);
   return steps >= (many ? LONGER_TILE : LONG_TILE);
 }
@@ -143,8 +141,7 @@ static bool has_two_sums(const struct problem *problem, const struct backward_pl
  * a round then end before the next one begins. */
 static void stagger_tiles(const struct problem *problem, struct backward_plan *plan) {
   fa3_key_tiles *tiles = &plan->tiles;
-  if (plan->cluster > 1 || (is_packed(problem) && !is_packed_self(problem)) ||
-      problem->window_left < FA3_NO_LIMIT || problem->window_right < FA3_NO_LIMIT ||
+  if (plan->cluster > 1 || (is_packed(problem) && !is_packed_self(problem)) || is_masked(problem) ||
       tiles->row_parts > 1)
     return;
   const double beside = tiles_side_by_side(plan);

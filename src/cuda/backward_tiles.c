@@ -6,11 +6,6 @@
 #include "cuda/sequences.h"
 #include "integer.h"
 
-int64_t multiply(int64_t a, int64_t b) {
-  int64_t product;
-  return __builtin_mul_overflow(a, b, &product) ? INT64_MAX / 1024 : product;
-}
-
 int64_t count_key_slots(const struct problem *problem) {
   return FA3_BACKWARD_SLOTS(
       problem->cu_seqlens_k, problem->batch,
@@ -28,6 +23,10 @@ int64_t query_heads_of_key_head(const struct problem *problem) {
 
 bool is_causal(const struct problem *problem) {
   return problem->window_left >= FA3_NO_LIMIT && problem->window_right < FA3_NO_LIMIT;
+}
+
+bool is_masked(const struct problem *problem) {
+  return problem->window_left < FA3_NO_LIMIT || problem->window_right < FA3_NO_LIMIT;
 }
 
 bool is_packed(const struct problem *problem) {

@@ -25,12 +25,10 @@ static const double boundary_steps = 2.5;  /* where a tile begins and ends */
 /* Numbers that the tiles of a head of keys may have, of all sequences: as blocks of queries. */
 int64_t count_key_slots(const struct problem *problem);
 
-/* The product, or much where it is too large for an integer. */
-int64_t multiply(int64_t a, int64_t b);
-
 int64_t count_key_tiles(const struct problem *problem); /* of all heads */
 int64_t query_heads_of_key_head(const struct problem *problem);
-bool is_causal(const struct problem *problem);
+bool is_causal(const struct problem *problem); /* without a window */
+bool is_masked(const struct problem *problem); /* by either */
 bool is_packed(const struct problem *problem);
 
 /* Sequences as long as the longest that there are rows for, where lengths are packed. */

@@ -106,13 +106,6 @@ static bool forward_may_take_pages(const struct problem *problem) {
          problem->value_scale_rows == 0 && problem->value_scale.stride_batch == 0;
 }
 
-bool decode_passes_over_less(const struct problem *problem) {
-  enum { MOST_MISSING = 16 };
-  const double longest = (double)problem->batch * (double)problem->max_seqlen_q;
-  return problem->cu_seqlens_q && (problem->features & FA3_FEATURE_PAGE_TABLE) &&
-         MOST_MISSING * (double)problem->rows_q < longest;
-}
-
 /* Whether a call has chunks: more rows of codes than a block of decode_fp8 takes, and much to read
  * again for each block. Splits by a fixed number of keys are decode_fp8's, for all queries. */
 static bool has_chunks(const struct problem *problem) {

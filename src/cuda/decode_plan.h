@@ -46,11 +46,6 @@ int32_t decode_threads(const struct kernel *kernel);
 /* Whether the decode kernel is for this call. */
 bool decode_takes(const struct problem *problem);
 
-/* Whether a packed batch on pages lacks so many of the tiles that its longest sequence has, that
- * the forward kernel for codes, which passes over each, would take longer than the kernels for
- * caches. It has been measured where 15 of 16 lack, and is the faster one there. */
-bool decode_passes_over_less(const struct problem *problem);
-
 /* Rows of a call's workspace for partial results of chunks of codes, also where this head dim needs
  * none, or the forward kernel takes the call. */
 int64_t chunk_rows(const struct problem *problem, const struct cuda_facts *facts);

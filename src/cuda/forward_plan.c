@@ -81,7 +81,7 @@ fa3_status supports_forward(const fa3_capability *capability) {
  * The last heads, a tile for each multiprocessor, stand outside, for the end to be even. Long ones
  * whose keys and values fit into the cache are under way all together, longest tiles first; so are
  * those so long that a section is one head, if each has several tiles under way, which read the
- * same keys. */
+ * same keys. That has not been tried with codes. */
 static void plan_groups(double head_bytes, bool codes, const struct cuda_facts *facts,
                         fa3_tile_space *tiles) {
   enum { MOST_BLOCKS = 8, LEAST_TILES = 8 };
@@ -246,9 +246,15 @@ static void take_small_tiles(const struct problem *problem, const struct cuda_fa
 
 /* Whether a packed batch has so many fewer rows than its longest sequence would make that tiles
  * that are not there would cost more to pass over than to leave out. */
-static bool lengths_differ(const struct problem *problem, int64_t longest, int64_t blocks) {
-  return problem->cu_seqlens_q && problem->query.dtype != FA3_FLOAT8_E4M3 && blocks > 2 &&
-         (double)problem->rows_q < 0.75 * (double)longest * (double)problem->batch;
+static bool lengths_differ(const struct problem *problem, int64_t blocks) {
+  return problem->query.dtype != FA3_FLOAT8_E4M3 && blocks > 2 && filled_share(problem) < 0.75;
+}
+
+/* Whether a packed batch of codes lacks so many tiles that the kernels for caches, which pass over
+ * none, are faster: the forward kernel for codes numbers them all. It is the faster one where 15 of
+ * 16 lack, as measured. */
+static bool lacks_most_tiles(const struct problem *problem) {
+  return filled_share(problem) < 1.0 / 16;
 }
 
 /* Whether the copy engine can step over all heads of a group: less than 2^40 bytes. */
@@ -332,7 +338,7 @@ static fa3_status plan_tiles(const struct problem *problem, const struct cuda_fa
                                                 ? (int32_t)larger(all_heads, 1)
                                                 : (int32_t)larger((int64_t)section, 1),
                                  .uneven = problem->window_right < MASK_UNBOUNDED,
-                                 .packed = lengths_differ(problem, longest, blocks)};
+                                 .packed = lengths_differ(problem, blocks)};
   plan_tile_size(problem, facts, longest, all_heads, plan);
   take_small_tiles(problem, facts, longest, plan);
   plan_groups(head_bytes, problem->query.dtype == FA3_FLOAT8_E4M3, facts, &plan->tiles);
@@ -554,7 +560,7 @@ fa3_status plan_forward(const struct problem *problem, const struct cuda_facts *
     TRY(check_fp8_operands(problem));
     if (has_pages(problem)) TRY(plan_few_queries(problem, facts, &forward->few));
     TRY(plan_fp8_workspace(problem, facts, largest, plan));
-    if (decode_passes_over_less(problem)) {
+    if (has_pages(problem) && lacks_most_tiles(problem)) {
       const size_t size = plan->workspace_size; /* it never falls when a dimension grows */
       TRY(plan_decode(problem, facts, plan));
       if (plan->workspace_size < size) plan->workspace_size = size;

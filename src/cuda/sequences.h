@@ -43,4 +43,11 @@ static inline bool keys_vary(const struct problem *problem) {
   return problem->cu_seqlens_k || problem->seqused_k;
 }
 
+/* Rows of queries, as a share of what sequences as long as the longest would have: less than 1
+ * where lengths are packed. */
+static inline double filled_share(const struct problem *problem) {
+  const double all = (double)longest_query(problem) * (double)problem->batch;
+  return problem->cu_seqlens_q && all > 0 ? (double)problem->rows_q / all : 1;
+}
+
 #endif

@@ -203,11 +203,10 @@ static void compare(const struct shape *shape, uint64_t number) {
   for (int b = 0; b < shape->batch; b++) {
     const bool short_one = shape->batch > MANY && b != shape->batch / 2; /* of many all but one */
     const int most_queries = short_one ? SHORT : shape->rows_q;
+    const int least_queries = shape->mixed ? most_queries * 3 / 4 : 1;
+    const bool one_query = shape->mixed && b % 2;
     starts_q[b + 1] =
-        starts_q[b] + (int32_t)(shape->mixed && b % 2 ? 1
-                                : shape->mixed
-                                    ? rng_between(&rng, most_queries * 3 / 4, most_queries)
-                                    : rng_between(&rng, 1, most_queries));
+        starts_q[b] + (one_query ? 1 : (int32_t)rng_between(&rng, least_queries, most_queries));
     starts_k[b + 1] =
         starts_k[b] + (int32_t)rng_between(&rng, 1, short_one ? SHORT : shape->rows_k);
     padding[b] = (int32_t)rng_between(&rng, 0, 9);

@@ -8,8 +8,9 @@ each of its tools had nothing to say.
 BUILD is a folder that the library and its tests were built in, by the reference compiler (the one
 of receipt.json); RECEIPT is the file to write, receipt.json itself or one to put in its place.
 
-What has passed is also kept beside RECEIPT, in a file that ends in .part: should it be cut off, a
-run of the same library on the same kind of GPU goes on from there. It is gone once there is a receipt.
+What has passed is also kept beside RECEIPT, in a file that ends in .part: should the suite be cut
+off, a run of the same library and tests on the same kind of GPU goes on from there. But where a test
+has failed, all are run again: another try may not hide what fails now and then.
 
 FA3_GPU_TEST_SECONDS and FA3_GPU_SANITIZER_SECONDS limit the two halves. FA3_GPU_SANITIZED, a list
 with commas, names the programs that run under compute-sanitizer (UNDER_A_TOOL): where time is
@@ -63,8 +64,6 @@ UNDER_A_TOOL = {
     "quantize": ["test_gpu_quantize"],
 }
 SANITIZED = os.environ.get("FA3_GPU_SANITIZED", ",".join(UNDER_A_TOOL)).split(",")
-if not set(SANITIZED) <= set(UNDER_A_TOOL):
-    sys.exit(f"FA3_GPU_SANITIZED takes {', '.join(UNDER_A_TOOL)}")
 SECONDS_TO_END = 2
 SECONDS_UNDER_A_TOOL = int(os.environ.get("FA3_GPU_SANITIZER_SECONDS", 300))
 TRIALS_UNDER_A_TOOL = 15  # fewer than it has processes: one process alone
@@ -129,14 +128,13 @@ def finish(name, started, seconds):
 
 
 def run(commands, passed, keep):
-    """Adds to `passed` how much each says has passed, if it does not fail or skip."""
+    """Puts into `passed` how much each says has passed; 0 if it fails or skips."""
     running = {name: start(command) for name, command in commands.items()}
     end = time.monotonic() + SECONDS_OF_TESTS
     for name, started in running.items():
         output = finish(name, started, end - time.monotonic())
         count = output and re.search(r"^passed: (\d+)", output, re.MULTILINE)
-        if count:
-            passed[name] = int(count[1])
+        passed[name] = int(count[1]) if count else 0
         keep()
 
 
@@ -160,18 +158,29 @@ def sanitize(programs):
     }
 
 
-def resume(part, library, content):
-    """`content`, or what is kept of an earlier run of the same library."""
+def hash_files(files):
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def resume(part, tested, content):
+    """`content`, or what is kept of an earlier run of the same files, in which nothing failed."""
     with contextlib.suppress(FileNotFoundError):
         kept = json.loads(part.read_text())
         before = kept["content"]
-        if kept["library"] == library and all(before[x] == content[x] for x in ("gpu", "driver")):
+        same = kept["tested"] == tested and all(before[x] == content[x] for x in ("gpu", "driver"))
+        if same and all(before["passed"].values()):
             print(f"passed before: {before['passed']}")
             return before
     return content
 
 
 def main(build, receipt):
+    if not set(SANITIZED) <= set(UNDER_A_TOOL):
+        print(f"FA3_GPU_SANITIZED takes {', '.join(UNDER_A_TOOL)}")
+        return 1
     kernels = cubin.hashes(build)
     if not kernels:
         print("the library has no kernels: no receipt")
@@ -179,7 +188,8 @@ def main(build, receipt):
     build = pathlib.Path(build).resolve()
     programs = build / "tests/gpu"
     part = pathlib.Path(f"{receipt}.part")
-    library = hashlib.sha256((build / "libfa3.so").read_bytes()).hexdigest()
+    tests = sorted({programs / test[0] for test in TESTS.values()})
+    tested = hash_files([build / "libfa3.so", ACCURACY, *tests])
     name, driver = gpu()
     content = {
         "compiler": cubin.compiler(build),
@@ -191,26 +201,26 @@ def main(build, receipt):
         "largest_error_over_fa2": None,
         "kernels": kernels,
     }
-    content = resume(part, library, content)
+    content = resume(part, tested, content)
     passed = content["passed"]
     with tempfile.NamedTemporaryFile(suffix=".json") as errors:
         commands = {name: [programs / test[0], *test[1:]] for name, test in TESTS.items()}
         commands["accuracy"] = [sys.executable, ACCURACY, build / "libfa3.so", errors.name]
 
         def keep():
-            if "accuracy" in passed and not content["largest_error_over_fa2"]:
+            if passed.get("accuracy") and not content["largest_error_over_fa2"]:
                 cases = json.load(errors)
                 content["largest_error_over_fa2"] = {
                     of: max(case[of]["ratio"] for case in cases)
                     for of in ("output", "grad_query", "grad_key", "grad_value")
                 }
-            part.write_text(json.dumps({"library": library, "content": content}))
+            part.write_text(json.dumps({"tested": tested, "content": content}))
 
         left = [name for name in commands if name not in passed]
         together = [name for name in left if name not in ALONE]
         for names in [together, *([name] for name in left if name in ALONE)]:
             run({name: commands[name] for name in names}, passed, keep)
-        failed = [name for name in commands if name not in passed]
+        failed = [name for name in commands if not passed[name]]
         if failed:
             print(f"no receipt: {passed}; failed: {', '.join(failed)}")
             return 1
