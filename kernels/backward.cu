@@ -195,12 +195,12 @@ __device__ __forceinline__ void store_ds(const uint32_t (&ds)[kTileQ / 4], uint3
   }
 }
 
-// Where dQ is summed: a step's block holds, for each eight columns, one vector a thread.
-__device__ __forceinline__ void add_partial(float (&dq)[kQueryColumns / 2], const float4 *from,
-                                            int skipped) {
+// Where dQ is summed: a step's block holds, for each eight columns, one vector a thread. Those of
+// columns that the other warpgroup stores come along: a branch around them would make each load
+// wait for the one before it.
+__device__ __forceinline__ void add_partial(float (&dq)[kQueryColumns / 2], const float4 *from) {
 #pragma unroll
   for (int j = 0; j < kQueryColumns / 8; ++j) {
-    if (kOverlap > 0 && 8 * j < skipped) continue;
     const float4 x = load_relaxed(from + j * 128);
     dq[4 * j] += x.x, dq[4 * j + 1] += x.y, dq[4 * j + 2] += x.z, dq[4 * j + 3] += x.w;
   }
@@ -319,9 +319,9 @@ __device__ __forceinline__ void finish_query_step(const fa3_backward_params &p, 
 #pragma unroll 1
     for (int sum = 0; kTakesSums && sum < kind - kTurnLast; ++sum) {
       float *of_block = turn_of(use).partial + sum * p.sums_apart * (kTileQ * kHeadDim);
-      add_partial(dq, partial_of(of_block, share), share.skipped);
+      add_partial(dq, partial_of(of_block, share));
     }
-    if (!kTakesSums && kind > kTurnLast) add_partial(dq, partial, share.skipped);
+    if (!kTakesSums && kind > kTurnLast) add_partial(dq, partial);
     store_query_step(p, w.sequence, share, dq, q);
   }
   // Every thread has read the turn.
@@ -596,8 +596,12 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, cons
   }
 }
 
+// On a multiprocessor. With columns that both warpgroups take the compiler would keep more
+// registers than it needs, and d=96 loses 5% of short calls.
+constexpr int kFinishBlocks = kOverlap > 0 ? 3 : 2;
+
 // Takes a block's sums of dQ, which backward leaves, and stores it.
-extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_FINISH_THREADS, 2)
+extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_FINISH_THREADS, kFinishBlocks)
     backward_finish(const __grid_constant__ fa3_backward_params p) {
   let_next_grid_launch();
   const finished_block at = find_finished_block(p, kTileQ, kTileK);
@@ -621,8 +625,7 @@ extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_FINISH_THREADS, 2)
     }
 #pragma unroll 1
     for (int sum = 1; sum < fa3_sum_count(&p.tiles); ++sum)
-      if (additions_to_sum(p, at, sum, kTileQ, kTileK) > 0)
-        add_partial(dq, sum_of(sum), share.skipped);
+      if (additions_to_sum(p, at, sum, kTileQ, kTileK) > 0) add_partial(dq, sum_of(sum));
     store_query_step(p, at.sequence, share, dq, {at.block, at.head});
   }
   outlast_backward();
