@@ -28,6 +28,16 @@ struct work_scales {
 // Of a tile whose keys are not shared out.
 constexpr int kWhole = INT_MIN;
 
+// Whether tiles may be cut into the rows of their warpgroups. Codes' are not, and where keys may be
+// shared out the scheduling warp of three warpgroups has no registers for it.
+#if FA3_E4M3
+constexpr bool kCutTiles = false;
+#elif FA3_SPLITS
+constexpr bool kCutTiles = kWarpgroups < 3;
+#else
+constexpr bool kCutTiles = true;
+#endif
+
 // One output tile of this block: which rows, and which tiles of keys it needs.
 // The scheduling warp leaves it in shared memory for the others.
 struct __align__(16) work {
@@ -85,12 +95,17 @@ __device__ __forceinline__ void find_work(const fa3_forward_params &params, cons
   w.sequence = fa3_read_sequence(&params.sequences, tile.batch);
   fa3_mask *mask = &w.sequence.mask;
   const int step = params.queries_per_warpgroup;
-  w.first = tile.block * params.tile_queries;
+  int block = tile.block, queries = params.tile_queries;
+  if (kCutTiles && block >= params.tiles.blocks) {
+    block -= params.tiles.blocks;
+    queries = step;
+  }
+  w.first = block * queries;
   // For now: a tile without rows, or of another kernel's sequence.
   w.last = w.first >= mask->queries || mask->queries <= params.few_queries;
   // Behind the tile's own queries the sequence ends, for consumers that have none of them. The
   // other bound is fa3_find_sequence's, for which there are no registers.
-  mask->queries = min(min(mask->queries, params.sequences.seqlen_q), w.first + params.tile_queries);
+  mask->queries = min(min(mask->queries, params.sequences.seqlen_q), w.first + queries);
   w.tiles = fa3_visible_tiles(mask, w.first, w.first + kWarpgroups * step, kTileK);
   for (int i = 0; i < kWarpgroups; ++i) {
     const int begin = w.first + i * step;
@@ -226,7 +241,7 @@ __device__ __forceinline__ void schedule(const fa3_forward_params &params, const
       last = !walk_to_tile(params, walk, index / splits, tile);
       total = walk.begin * splits;
     } else {
-      total = fa3_tile_count(&params.tiles) * splits;
+      total = (kCutTiles ? fa3_part_count(&params.tiles) : fa3_tile_count(&params.tiles)) * splits;
       last = index >= total;
     }
     work in_registers;
@@ -235,7 +250,9 @@ __device__ __forceinline__ void schedule(const fa3_forward_params &params, const
     if (kWorkInPlace) ring_wait_empty(m.work, done);
     work &w = kWorkInPlace ? work_of(done) : in_registers;
     if (!last) {
-      if (!kWorkInPlace && !packed) tile = fa3_tile_at(&params.tiles, index / splits);
+      if (!kWorkInPlace && !packed)
+        tile = kCutTiles ? fa3_part_at(&params.tiles, index / splits)
+                         : fa3_tile_at(&params.tiles, index / splits);
       if (!kWorkInPlace || (threadIdx.x & 31) == 0) find_work(params, tile, w);
       if (kWorkInPlace) __syncwarp();
       if (w.last) {

@@ -10,7 +10,8 @@
  * where heads are short. Those go round in groups: the longest tiles of one group, the second
  * longest of the group before, and so on, so that what is read from memory is spread evenly. The
  * last heads come all together, longest first.
- * Where tiles differ in length, workers ask a counter for the next index; else they take turns. */
+ * Where tiles differ in length, workers ask a counter for the next index; else they take turns, and
+ * the last tiles may be cut, so that more workers have a part of them. */
 #ifndef FA3_SCHEDULER_H
 #define FA3_SCHEDULER_H
 
@@ -30,8 +31,12 @@ typedef struct {
   int group;   /* heads that are begun together, where heads are short; else 0 */
   int grouped; /* heads in such groups: whole ones */
   int packed;  /* only tiles that there are have numbers: tile_walk in forward_tiles.cuh */
+  int cut;     /* how many of the last tiles are cut, */
+  int parts;   /* each into so many */
 } fa3_tile_space;
 
+/* `block` counts row blocks; from space.blocks on, it counts parts of them, from the first of its
+ * head. */
 typedef struct {
   int block, head, batch;
 } fa3_tile;
@@ -76,6 +81,18 @@ FA3_SHARED fa3_tile fa3_tile_at(const fa3_tile_space *space, int index) {
   }
   tile.head = head % space->heads;
   tile.batch = head / space->heads;
+  return tile;
+}
+
+/* As fa3_tile_count and fa3_tile_at, of whole tiles and the parts of those that are cut. */
+FA3_SHARED int fa3_part_count(const fa3_tile_space *space) {
+  return fa3_tile_count(space) + space->cut * (space->parts - 1);
+}
+
+FA3_SHARED fa3_tile fa3_part_at(const fa3_tile_space *space, int index) {
+  const int whole = fa3_tile_count(space) - space->cut, rest = index - whole;
+  fa3_tile tile = fa3_tile_at(space, rest < 0 ? index : whole + rest / space->parts);
+  if (rest >= 0) tile.block = space->blocks + tile.block * space->parts + rest % space->parts;
   return tile;
 }
 

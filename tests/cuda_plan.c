@@ -248,6 +248,48 @@ static void test_tile_sizes(void **state) {
   }
 }
 
+/* Without a mask, tiles of a last round are cut where there is a multiprocessor for each part. */
+static void test_cut_tiles(void **state) {
+  (void)state;
+  static const struct {
+    int64_t batch, seqlen, heads, head_dim;
+    bool causal, packed, pages, codes;
+    int32_t cut, parts;
+  } cases[] = {{2, 4096, 10, 64, false, false, false, false, 44, 3},
+               {8, 665, 4, 128, false, false, false, false, 60, 2},
+               {2, 2156, 12, 256, false, false, false, false, 12, 2},
+               {8, 665, 4, 128, false, false, true, false, 60, 2},
+               {16, 1024, 16, 128, false, false, false, false, 0, 0}, /* too many */
+               {11, 1024, 12, 128, false, false, false, false, 0, 0}, /* none are left */
+               {8, 665, 4, 128, true, false, false, false, 0, 0},
+               {8, 665, 4, 128, false, true, false, false, 0, 0},
+               {8, 665, 4, 128, false, false, false, true, 0, 0},
+               {2, 4096, 10, 64, false, false, true, false, 0, 0}, /* no registers */
+               {1, 2048, 2, 128, false, false, false, false, 0, 0} /* keys are shared out */};
+  static int32_t cu_seqlens[64], page_table[64];
+  struct cuda_plan plan;
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    struct problem problem =
+        make_problem(FA3_BFLOAT16, cases[i].batch, cases[i].seqlen, cases[i].heads, cases[i].heads,
+                     cases[i].head_dim, cases[i].head_dim);
+    if (cases[i].causal) problem.window_right = 0;
+    if (cases[i].packed) problem.cu_seqlens_q = problem.cu_seqlens_k = cu_seqlens;
+    if (cases[i].codes)
+      problem.query.dtype = problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;
+    if (cases[i].pages) {
+      problem.features |= FA3_FEATURE_PAGE_TABLE;
+      problem.page_table =
+          (struct operand){.data = (char *)page_table, .dtype = FA3_INT32, .batch = 1, .rows = 1};
+    }
+    assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+    const fa3_tile_space *tiles = &plan.forward.tiles;
+    assert_int_equal(tiles->cut, cases[i].cut);
+    if (!tiles->cut) continue;
+    assert_int_equal(tiles->parts, cases[i].parts);
+    assert_int_equal(plan.forward.workers, 132);
+  }
+}
+
 /* Few queries: the query heads of a key head share tiles, whatever their number. */
 static void test_tiles_of_groups(void **state) {
   (void)state;
@@ -445,13 +487,21 @@ static void test_scales(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_every_head_dim),  cmocka_unit_test(test_kernels_fit),
-      cmocka_unit_test(test_tile_sizes),      cmocka_unit_test(test_tiles_of_groups),
-      cmocka_unit_test(test_short_sequences), cmocka_unit_test(test_long_sequences),
-      cmocka_unit_test(test_pages),           cmocka_unit_test(test_few_last_keys),
-      cmocka_unit_test(test_far_rows),        cmocka_unit_test(test_packed_lengths),
-      cmocka_unit_test(test_staging),         cmocka_unit_test(test_long_strides),
-      cmocka_unit_test(test_limits),          cmocka_unit_test(test_a_feature_that_is_lacking),
+      cmocka_unit_test(test_every_head_dim),
+      cmocka_unit_test(test_kernels_fit),
+      cmocka_unit_test(test_tile_sizes),
+      cmocka_unit_test(test_cut_tiles),
+      cmocka_unit_test(test_tiles_of_groups),
+      cmocka_unit_test(test_short_sequences),
+      cmocka_unit_test(test_long_sequences),
+      cmocka_unit_test(test_pages),
+      cmocka_unit_test(test_few_last_keys),
+      cmocka_unit_test(test_far_rows),
+      cmocka_unit_test(test_packed_lengths),
+      cmocka_unit_test(test_staging),
+      cmocka_unit_test(test_long_strides),
+      cmocka_unit_test(test_limits),
+      cmocka_unit_test(test_a_feature_that_is_lacking),
       cmocka_unit_test(test_scales),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -32,19 +32,54 @@ static void test_every_tile_once(void **state) {
         const int all = heads * batches;
         for (int section = 1; section <= all; section++)
           for (int uneven = 0; uneven < 2; uneven++)
-            expect_every_tile_once(
-                &(fa3_tile_space){blocks, heads, batches, section, uneven, 0, 0, 0});
+            expect_every_tile_once(&(fa3_tile_space){.blocks = blocks,
+                                                     .heads = heads,
+                                                     .batches = batches,
+                                                     .section = section,
+                                                     .uneven = uneven});
         for (int group = 1; group <= all; group++)
           for (int grouped = 0; grouped <= all; grouped += group)
-            expect_every_tile_once(
-                &(fa3_tile_space){blocks, heads, batches, all, 1, group, grouped, 0});
+            expect_every_tile_once(&(fa3_tile_space){.blocks = blocks,
+                                                     .heads = heads,
+                                                     .batches = batches,
+                                                     .uneven = 1,
+                                                     .group = group,
+                                                     .grouped = grouped});
       }
+}
+
+/* Where tiles are cut, each part of a row block is in one of them. */
+static void test_every_part_once(void **state) {
+  (void)state;
+  enum { BLOCKS = 5, HEADS = 3, BATCHES = 2, PARTS = 3 };
+  for (int cut = 0; cut <= BLOCKS * HEADS * BATCHES; cut++) {
+    const fa3_tile_space space = {
+        .blocks = BLOCKS, .heads = HEADS, .batches = BATCHES, .cut = cut, .parts = PARTS};
+    int seen[BATCHES][HEADS][BLOCKS * PARTS] = {{{0}}};
+    const int total = fa3_part_count(&space), whole = BLOCKS * HEADS * BATCHES - cut;
+    assert_int_equal(total, whole + cut * PARTS);
+    for (int index = 0; index < total; index++) {
+      const fa3_tile tile = fa3_part_at(&space, index);
+      int *parts = seen[tile.batch][tile.head];
+      assert_true((tile.block >= BLOCKS) == (index >= whole));
+      if (index >= whole)
+        parts[tile.block - BLOCKS]++;
+      else
+        for (int i = 0; i < PARTS; i++) parts[tile.block * PARTS + i]++;
+    }
+    for (int batch = 0; batch < BATCHES; batch++)
+      for (int head = 0; head < HEADS; head++)
+        for (int part = 0; part < BLOCKS * PARTS; part++)
+          assert_int_equal(seen[batch][head][part], 1);
+  }
 }
 
 /* The longest tiles of a causal mask do not come last. */
 static void test_long_tiles_first(void **state) {
   (void)state;
-  const fa3_tile_space spaces[] = {{16, 4, 2, 8, 1, 0, 0, 0}, {8, 4, 2, 8, 1, 2, 4, 0}};
+  const fa3_tile_space spaces[] = {
+      {.blocks = 16, .heads = 4, .batches = 2, .section = 8, .uneven = 1},
+      {.blocks = 8, .heads = 4, .batches = 2, .uneven = 1, .group = 2, .grouped = 4}};
   for (size_t i = 0; i < sizeof spaces / sizeof *spaces; i++) {
     assert_int_equal(fa3_tile_at(&spaces[i], 0).block, spaces[i].blocks - 1);
     assert_true(fa3_tile_at(&spaces[i], fa3_tile_count(&spaces[i]) - 1).block < 2);
@@ -129,9 +164,9 @@ static void test_tiles_cover_the_mask(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_every_tile_once),      cmocka_unit_test(test_long_tiles_first),
-      cmocka_unit_test(test_masks_agree),          cmocka_unit_test(test_shares),
-      cmocka_unit_test(test_tiles_cover_the_mask),
+      cmocka_unit_test(test_every_tile_once),  cmocka_unit_test(test_every_part_once),
+      cmocka_unit_test(test_long_tiles_first), cmocka_unit_test(test_masks_agree),
+      cmocka_unit_test(test_shares),           cmocka_unit_test(test_tiles_cover_the_mask),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -115,8 +115,9 @@ static fa3_status launch_attention(const struct call *call) {
   params.queries_per_warp = 16 / plan->tile_heads;
   params.store_by_tma = 16 % plan->tile_heads == 0;
   params.clear_value = queries_vary(problem) || keys_vary(problem) || problem->page_table.dtype;
-  params.clip_output = params.clear_value || plan->tile_queries < plan->kernel->tile_q / 64 *
-                                                                      params.queries_per_warpgroup;
+  params.clip_output =
+      params.clear_value || plan->tiles.cut > 0 ||
+      plan->tile_queries < plan->kernel->tile_q / 64 * params.queries_per_warpgroup;
   if (plan->few.kernel) params.few_queries = plan->few.most_queries;
   params.splits = plan->splits;
   params.longest_query = params.sequences.seqlen_q;

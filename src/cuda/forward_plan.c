@@ -221,6 +221,24 @@ static void plan_tile_size(const struct problem *problem, const struct cuda_fact
   }
 }
 
+/* Cuts the tiles of the last round into the rows of their warpgroups, where there is a
+ * multiprocessor for each part, and a kernel that can (kCutTiles). All tiles then store row by row
+ * where a sequence ends in the midst of a warp's rows: those of few keys would lose by it. */
+static void cut_last_tiles(const struct problem *problem, const struct cuda_facts *facts,
+                           struct forward_plan *plan) {
+  enum { LEAST_STEPS = 4 };
+  const struct kernel *kernel = plan->kernel;
+  const int32_t tiles = fa3_tile_count(&plan->tiles), last = tiles % facts->multiprocessors;
+  const int32_t parts = plan->tile_queries / (ROWS / plan->tile_heads);
+  if (problem->window_right < MASK_UNBOUNDED || queries_vary(problem) || keys_vary(problem) ||
+      problem->max_seqlen_k < LEAST_STEPS * kernel->tile_k || kernel->dtype == FA3_FLOAT8_E4M3 ||
+      (kernel->pages && kernel->tile_q > 2 * ROWS) || parts == 1 ||
+      tiles < facts->multiprocessors || last * parts > facts->multiprocessors)
+    return;
+  plan->tiles.cut = last;
+  plan->tiles.parts = parts;
+}
+
 /* Where two of a tile's three warpgroups have rows, a kernel of two is faster, if there is one. */
 static void take_small_tiles(const struct problem *problem, const struct cuda_facts *facts,
                              int64_t longest, struct forward_plan *plan) {
@@ -340,6 +358,7 @@ static fa3_status plan_tiles(const struct problem *problem, const struct cuda_fa
                                  .uneven = problem->window_right < MASK_UNBOUNDED,
                                  .packed = lengths_differ(problem, blocks)};
   plan_tile_size(problem, facts, longest, all_heads, plan);
+  cut_last_tiles(problem, facts, plan);
   take_small_tiles(problem, facts, longest, plan);
   plan_groups(head_bytes, problem->query.dtype == FA3_FLOAT8_E4M3, facts, &plan->tiles);
   return FA3_OK;
@@ -501,7 +520,7 @@ static void take_short_tile(const struct problem *problem, const struct cuda_fac
 /* Blocks stay until the work is done, as many as run at the same time: their shared memory leaves
  * room for one on each multiprocessor. With one tile for each there is nothing to hand out. */
 static void plan_grid(const struct cuda_facts *facts, struct forward_plan *plan) {
-  const int32_t tiles = fa3_tile_count(&plan->tiles) * plan->splits;
+  const int32_t tiles = fa3_part_count(&plan->tiles) * plan->splits;
   plan->workers = tiles < facts->multiprocessors ? tiles : facts->multiprocessors;
   if (plan->shares) plan->workers = plan->shares;
   plan->counted = plan->next_tile.used && tiles > plan->workers && !plan->shares;

@@ -215,7 +215,7 @@ static void share_out(const struct problem *problem, const struct cuda_facts *fa
   plan->tiles.blocks = (int32_t)blocks_of(problem, sharing);
   plan->tiles.heads = (int32_t)(problem->heads_q / sharing.tile_heads);
   /* All heads together, longest tiles first. */
-  plan->tiles.grouped = 0;
+  plan->tiles.grouped = plan->tiles.cut = 0;
   plan->tiles.group = plan->tiles.heads * plan->tiles.batches;
   if (!deal) return;
   const int64_t most = facts->most_multiprocessors;
