@@ -28,7 +28,8 @@ struct consumer {
   uint32_t p[kTileK / 8];  // P, as the second product takes it
   softmax_rows rows;
   results out;
-  float largest_sum;  // of a thread's P that references need not follow (forward_fp8_heads.cuh)
+  float largest_sum;  // of a thread's P that references need not follow (forward_fp8_heads.cuh),
+  float share;        // and how many times what the thread has summed before
   bool accumulate;    // O holds a product of this tile already
   float scale[2];     // of the scores in hand
   float value_scale;  // of the tile in hand

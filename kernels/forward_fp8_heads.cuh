@@ -16,6 +16,7 @@ constexpr float kInfinity = __builtin_huge_valf();
 constexpr float kLargestCode = 448.0f;
 constexpr float kTopProbability = 1 << (int)kTop;
 constexpr float kTopSum = 8.0f;  // as an exponent of 2: what is left of a sum that was too large
+constexpr int kFewKeys = 1024;   // of a tile of queries (largest_sum)
 
 // As ring_release, without a register for the thread's number.
 template <int kDepth, int kBytes>
@@ -78,15 +79,17 @@ __device__ __forceinline__ void finish_output(const layout &m, consumer &c) {
 
 // The greatest sum of a thread's P that references need not follow: 448, or -1 where a reference is
 // too large for one fma. A P of more than 2^kTop may be most of what a row has, and has to be exact
-// then: so where the thread has not summed as much before, they follow.
+// then: so where the thread has not summed as much before, they follow. Of few keys half as much
+// will do (consumer.share): sums of the second and third tile are often greater than the first's,
+// and no later tiles profit from greater references.
 __device__ __forceinline__ void set_largest_sum(consumer &c) {
   const bool large = !(fabsf(c.rows.reference[0]) <= kLargestExponent &&
                        fabsf(c.rows.reference[1]) <= kLargestExponent);
   c.largest_sum = large ? -1.0f : kLargestCode;
 }
 
-__device__ __forceinline__ float largest_sum(float before, float largest) {
-  return fminf(fmaxf(before, kTopProbability), largest);
+__device__ __forceinline__ float largest_sum(float before, float share, float largest) {
+  return fminf(fmaxf(share * before, kTopProbability), largest);
 }
 
 // The product of a row of Q and one of K, of codes. A matrix product would take all of a
@@ -164,7 +167,7 @@ __device__ __forceinline__ void follow(const layout &m, consumer &c, float (&sum
   for (int r = 0; r < 2; ++r) {
     const bool large = !(fabsf(c.rows.reference[r]) <= kLargestExponent);
     const bool follows =
-        any_of_quad(large || !(sum[r] <= largest_sum(c.rows.sum[r], kLargestCode)));
+        any_of_quad(large || !(sum[r] <= largest_sum(c.rows.sum[r], c.share, kLargestCode)));
     const float greatest = row_maximum(top[r]), greatest_sum = row_maximum(sum[r]);
     again[r] = follows && (large || greatest_sum == kInfinity);
     const float up = fmaxf(log2_unit(greatest) - kTop, log2_unit(greatest_sum) - kTopSum);
@@ -208,7 +211,7 @@ __device__ __forceinline__ bool begin_step(const fa3_forward_fp8_params &fp8, co
   float largest[2] = {};
 #pragma unroll
   for (int r = 0; r < 2; ++r)
-    if (!kAsk) largest[r] = largest_sum(c.rows.sum[r], c.largest_sum);
+    if (!kAsk) largest[r] = largest_sum(c.rows.sum[r], c.share, c.largest_sum);
   const float2 of_rows = load_shared_pair(row_scales_at(m));  // while the products run
   // At head dim 256 there are no registers for a mask beside two products.
   constexpr bool kBeside = !kFirst && !(kAsk && kHeadDim > 128);
@@ -321,6 +324,7 @@ __device__ __forceinline__ void attend(const fa3_forward_fp8_params &fp8, const 
     c.rows = {{FA3_NO_REFERENCE, FA3_NO_REFERENCE}, {0.0f, 0.0f}, {0.0f, 0.0f}};
     find_row_scales(fp8, m, w, warpgroup);
     forget_kept(m, w.scales.value);
+    c.share = uniform(w.tiles.end - w.tiles.begin) <= kFewKeys / kTileK ? 2.0f : 1.0f;
     ring_wait_full(ring_beside(m.q, warpgroup), t);
     if constexpr (kQInRegisters > 0) read_queries(m, c);
     const int end = uniform(w.warpgroup[warpgroup].tiles.end);

@@ -226,12 +226,12 @@ static void plan_tile_size(const struct problem *problem, const struct cuda_fact
  * where a sequence ends in the midst of a warp's rows: those of few keys would lose by it. */
 static void cut_last_tiles(const struct problem *problem, const struct cuda_facts *facts,
                            struct forward_plan *plan) {
-  enum { LEAST_STEPS = 4 };
+  const int64_t least_steps = 4;
   const struct kernel *kernel = plan->kernel;
   const int32_t tiles = fa3_tile_count(&plan->tiles), last = tiles % facts->multiprocessors;
   const int32_t parts = plan->tile_queries / (ROWS / plan->tile_heads);
   if (problem->window_right < MASK_UNBOUNDED || queries_vary(problem) || keys_vary(problem) ||
-      problem->max_seqlen_k < LEAST_STEPS * kernel->tile_k || kernel->dtype == FA3_FLOAT8_E4M3 ||
+      problem->max_seqlen_k < least_steps * kernel->tile_k || kernel->dtype == FA3_FLOAT8_E4M3 ||
       (kernel->pages && kernel->tile_q > 2 * ROWS) || parts == 1 ||
       tiles < facts->multiprocessors || last * parts > facts->multiprocessors)
     return;
