@@ -90,17 +90,22 @@ __device__ __forceinline__ float divide(float x, const inverse &by) {
 
 enum {
   kMostRows = FA3_QUANTIZE_THREADS / kLanes,
-  kTileRows = kMostRows < FA3_QUANTIZE_TILE_ROWS ? kMostRows : FA3_QUANTIZE_TILE_ROWS
+  kTileRows = kMostRows < FA3_QUANTIZE_TILE_ROWS ? kMostRows : FA3_QUANTIZE_TILE_ROWS,
+  kFound = 8,       /* tiles that are found at a time, by a lane each */
+  kLeastGroup = 128 /* threads that wait for each other: there are 15 named barriers */
 };
 
 struct shared {
   unsigned largest[4][kTileRows];  // of each scale of a tile; bits of floats
-  tile tiles[4];     // this one, two that come, and the last: first all that a mean is of
-  tile_number step;  // from a tile to the next that is not in turn
+  tile tiles[2 * kFound];          // in turn: from the last to the seventh that comes, at least
+  tile whole;                      // all that a mean is of
   alignas(16) float factors[kNumbersRoom];  // of the rotation
   alignas(16) float mean[kNumbersRoom];
   double sums[kDim];  // of the block's rows
   float scale;        // of the sequence
+  uint32_t start;     // of the dynamic shared memory
+  int group;          // threads that wait for each other
+  bool of_warp;       // whether all of a warp's rows have one scale
 };
 
 // What a block has in its dynamic shared memory: rows as they are loaded, each thread's places, and
@@ -257,18 +262,6 @@ __device__ __forceinline__ void subtract(uint32_t mean, float (&x)[kElements]) {
   }
 }
 
-// The scales of a tile, from the largest magnitudes of its rows, by a warp.
-__device__ __forceinline__ void write_scales(const fa3_quantize_params &p, const tile &t,
-                                             const unsigned *largest, int slot_rows) {
-  for (int i = (int)(this_thread() % 32); i * slot_rows < t.rows; i += 32) {
-    const float found = scale_for(__uint_as_float(largest[i]));
-    if (p.from == FA3_QUANTIZE_OF_TILE)
-      t.scale[i * p.scale.stride_row] = found;
-    else
-      atomicMax((unsigned *)t.scale, __float_as_uint(found)); /* in the order of the floats */
-  }
-}
-
 // Of all of a row's threads.
 __device__ __forceinline__ unsigned largest_of_lanes(unsigned most) {
 #pragma unroll
@@ -281,6 +274,14 @@ __device__ __forceinline__ unsigned largest_of_lanes(unsigned most) {
 __device__ __forceinline__ void raise_largest(unsigned most, bool of_warp, unsigned *largest) {
   most = of_warp ? __reduce_max_sync(0xffffffff, most) : largest_of_lanes(most);
   if (this_thread() % (of_warp ? 32 : kLanes) == 0) atomicMax(largest, most);
+}
+
+// Threads that wait for each other at each tile: those of a scale of their own, if they can have a
+// barrier; none where a row's threads have one; else all.
+__device__ __forceinline__ int group_of(int slot_rows, bool own_scales) {
+  const int threads = slot_rows * kLanes, group = max(threads, kLeastGroup);
+  if (!own_scales || group % threads || blockDim.x % group) return blockDim.x;
+  return slot_rows == 1 ? 0 : group;
 }
 
 // The thread's codes of a row. `to` is where its first chunk's are.
@@ -312,22 +313,22 @@ __device__ __forceinline__ void quantize_tiles(const fa3_quantize_params &p, sha
   extern __shared__ __align__(1024) unsigned char stages[];
   constexpr int kBytes = kAny ? 4 : kElementBytes;
   const uint32_t start = (uint32_t)__cvta_generic_to_shared(stages);
-  /* The block's tiles: the k-th is first + k / in_turn * step + k % in_turn. */
   int first = blockIdx.x * p.in_turn, step = gridDim.x * p.in_turn;
   int count = p.batches * p.heads * p.tiles - first;
   if (kClusters) {
     step = cluster_size();
-    const int cluster = blockIdx.x / step;
-    first = cluster * p.tiles + cluster_rank();
-    count = (cluster + 1) * p.tiles - first;
+    first = blockIdx.x / step * p.tiles;
+    count = p.tiles - (int)cluster_rank();
   }
   count = (count + step - 1) / step * p.in_turn;
   const bool of_sequence = kClusters && p.from == FA3_QUANTIZE_OF_SEQUENCE;
   const int turns = of_sequence ? 2 * count : count;
   const bool own_scales = p.from == FA3_QUANTIZE_OF_TILE && p.scale_rows;
   const int slot_rows = own_scales ? min(p.scale_rows, p.tile_rows) : p.tile_rows;
-  const bool row_scales = own_scales && slot_rows == 1;
-  const bool of_warp = slot_rows == p.tile_rows || slot_rows % kWarpRows == 0;
+  if (threadIdx.x == 0) {
+    s.group = group_of(slot_rows, own_scales);
+    s.of_warp = slot_rows == p.tile_rows || slot_rows % kWarpRows == 0;
+  }
   for (int i = threadIdx.x; i < kTileRows; i += blockDim.x)
     s.largest[0][i] = s.largest[1][i] = s.largest[2][i] = s.largest[3][i] = 0;
   for (int d = threadIdx.x; d < kDim; d += blockDim.x) s.factors[room_of(d)] = factor_of(p, d);
@@ -337,27 +338,26 @@ __device__ __forceinline__ void quantize_tiles(const fa3_quantize_params &p, sha
     store_place(angle_place_of<kBytes>(start),
                 find_angle_place<kAngleBytes>(p, tables_of<kBytes, kAngleBytes>(start)));
   wait_for_prior_grids();
-  if (threadIdx.x < 3 && (int)threadIdx.x < turns) {
-    int index = (int)threadIdx.x / p.in_turn * step + (int)threadIdx.x % p.in_turn;
-    if (kClusters) index = there_and_back(p, count, (int)threadIdx.x) * step;
-    s.tiles[threadIdx.x] = find_tile(p, find_number(p, first + index));
+  if (threadIdx.x < 2 * kFound && (int)threadIdx.x < turns) {
+    tile_number number = kClusters ? find_number(p, first) : find_turn(p, (int)threadIdx.x);
+    if (kClusters) number.part = part_of_turn(p, count, (int)threadIdx.x);
+    s.tiles[threadIdx.x] = find_tile(p, number);
   }
-  if (threadIdx.x == 3 && kClusters && p.subtract_mean) {
+  if (threadIdx.x == 32 && kClusters && p.subtract_mean) {
     const tile_number number = find_number(p, first);
-    s.tiles[3] = find_tile(p, {number.batch, 0, number.head});
-    s.tiles[3].rows = fa3_find_sequence(&p.sequences, number.batch).mask.queries;
+    s.whole = find_tile(p, number);
+    s.whole.rows = fa3_find_sequence(&p.sequences, number.batch).mask.queries;
   }
-  if (threadIdx.x == 0) s.step = find_number(p, step - (p.in_turn - 1));
   __syncthreads();
   if (kClusters && p.subtract_mean)
-    find_mean<kAny, kAngleBytes>(p, s, (double *)stages, s.tiles[3], start);
+    find_mean<kAny, kAngleBytes>(p, s, (double *)stages, s.whole, start);
 
   load<kAny, kAngleBytes>(p, s.tiles[0], false, start);
 #pragma unroll 1
   for (int k = 0; k < turns; k++) {
     const unsigned turn_of = (unsigned)k % 4;
     float x[kElements];
-    const tile &now = s.tiles[turn_of], &next = s.tiles[(turn_of + 1) % 4];
+    const tile &now = s.tiles[k % (2 * kFound)], &next = s.tiles[(k + 1) % (2 * kFound)];
     const uint32_t factors = (uint32_t)__cvta_generic_to_shared(s.factors);
     read<kAny, kAngleBytes>(p, start, x);
     /* Where there are few tiles, the next grid would be in the way. */
@@ -375,51 +375,58 @@ __device__ __forceinline__ void quantize_tiles(const fa3_quantize_params &p, sha
     bool infinite;
     const float largest = largest_of(x, infinite);
     const bool finds = of_sequence ? k < count : p.from != FA3_QUANTIZE_USE;
+    const bool uses = of_sequence ? !finds : p.from != FA3_QUANTIZE_FIND;
+    const int group = s.group;
+    const bool row_scales = group == 0;
     if (finds) {
       most = there ? __float_as_uint(largest) : 0;
       if (row_scales)
         most = largest_of_lanes(most);
       else
-        raise_largest(most, of_warp, &s.largest[of_sequence ? 0 : turn_of][place.w]);
+        raise_largest(most, s.of_warp, &s.largest[of_sequence ? 0 : turn_of][place.w / 2]);
     }
-    __syncthreads(); /* from here on nobody reads what is of the last tile */
+    /* From here on none of the group reads what is of the last tile; of all, where they meet. */
+    if (kClusters || group == (int)blockDim.x || k % (kFound / 2) == 0)
+      __syncthreads();
+    else if (group)
+      named_barrier_sync(1 + (int)this_thread() / group, group);
     if (of_sequence && k == count - 1) find_scale(s, now);
-    if (of_sequence ? !finds : p.from != FA3_QUANTIZE_FIND) {
+    const bool writes = place.w % 2 && there && !of_sequence;
+    if (uses) {
       float scale;
       if (of_sequence)
         scale = s.scale;
       else if (p.from == FA3_QUANTIZE_USE)
         scale = now.rows > 0 ? *now.scale : 1; /* what is not there has no scale */
       else
-        scale = scale_for(__uint_as_float(row_scales ? most : s.largest[turn_of][place.w]));
+        scale = scale_for(__uint_as_float(row_scales ? most : s.largest[turn_of][place.w / 2]));
       char *const to = now.codes + (int64_t)((uint64_t)place.y << 32 | place.x);
       if (has_inverse(scale) && !infinite)
         encode<kAny>(p, make_inverse(scale), there, to, x);
       else
         encode<kAny>(p, make_divisor(scale), there, to, x);
-      if (row_scales && there && this_thread() % kLanes == 0)
-        now.scale[row_of() * p.scale.stride_row] = scale;
+      if (writes && p.from == FA3_QUANTIZE_OF_TILE)
+        now.scale[place.w / 2 * p.scale.stride_row] = scale;
+    } else if (writes) {
+      const float scale = scale_for(__uint_as_float(s.largest[turn_of][0]));
+      atomicMax((unsigned *)now.scale, __float_as_uint(scale)); /* in the order of the floats */
     }
-    if (this_thread() / 32 != turn_of) continue;
-    /* A warp at a time writes scales, and makes room where the last tile was for that after the
-     * next two. */
-    const unsigned last = (turn_of + 3) % 4;
-    if (!row_scales && !of_sequence && p.from != FA3_QUANTIZE_USE) {
-      write_scales(p, now, s.largest[turn_of], slot_rows);
-      for (int i = (int)(this_thread() % 32); i * slot_rows < p.tile_rows; i += 32)
-        s.largest[last][i] = 0;
-    }
-    if (this_thread() % 32 == 0 && k + 3 < turns) {
-      const tile_number one = {0, 0, 1}, before = s.tiles[(turn_of + 2) % 4].number;
-      const tile_number &by = p.in_turn > 1 && (k + 3) % p.in_turn ? one : s.step;
-      tile_number number = add_numbers(p, before, by);
-      if (kClusters) {
-        const int part =
-            (int)cluster_rank() + there_and_back(p, count, k + 3) * (int)cluster_size();
-        number = {before.batch, part, before.head};
+    /* Room where the last tile was, for that after the next two. */
+    if (place.w % 2 && !of_sequence) s.largest[(turn_of + 3) % 4][place.w / 2] = 0;
+    /* What comes later, where none of the block reads any more. */
+    if (kClusters) {
+      const int later = k + 2 * kFound - 1;
+      if (this_thread() / 32 != turn_of) continue;
+      if (this_thread() % 32 == 0 && k && later < turns) {
+        tile_number number = s.tiles[(turn_of + 2) % 4].number; /* any */
+        number.part = part_of_turn(p, count, later);
+        s.tiles[later % (2 * kFound)] = find_tile(p, number);
       }
-      s.tiles[last] = find_tile(p, number);
+      continue;
     }
+    if (k % kFound || !k || this_thread() >= kFound) continue;
+    const int later = k + kFound + (int)this_thread();
+    if (later < turns) s.tiles[later % (2 * kFound)] = find_tile(p, find_turn(p, later));
   }
 }
 

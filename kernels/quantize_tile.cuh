@@ -6,6 +6,7 @@
 #include <cuda_fp16.h>
 #include <string.h>
 
+#include "cluster.cuh"
 #include "codes.cuh"
 #include "copy_async.cuh"
 #include "quantize_params.h"
@@ -61,13 +62,15 @@ __device__ __forceinline__ int there_and_back(const fa3_quantize_params &p, int 
   return k < count ? k : 2 * count - 1 - k;
 }
 
-// So many tiles further on, without a division.
-__device__ __forceinline__ tile_number add_numbers(const fa3_quantize_params &p, tile_number a,
-                                                   const tile_number &b) {
-  a.batch += b.batch, a.part += b.part, a.head += b.head;
-  if (a.head >= p.heads) a.head -= p.heads, a.part++;
-  if (a.part >= p.tiles) a.part -= p.tiles, a.batch++;
-  return a;
+// The part of its head that it is.
+__device__ __forceinline__ int part_of_turn(const fa3_quantize_params &p, int count, int k) {
+  return (int)cluster_rank() + there_and_back(p, count, k) * (int)cluster_size();
+}
+
+// The tile of a block's k-th turn, where clusters have none.
+__device__ __forceinline__ tile_number find_turn(const fa3_quantize_params &p, int k) {
+  const int block = (int)blockIdx.x + k / p.in_turn * (int)gridDim.x;
+  return find_number(p, block * p.in_turn + k % p.in_turn);
 }
 
 __device__ __forceinline__ tile find_tile(const fa3_quantize_params &p, const tile_number &number) {
@@ -230,7 +233,7 @@ struct load_place {  // of what the thread loads of its warp's rows, or of their
 struct row_place {  // of the thread's row
   int64_t codes;    // offset
   int row;          // none, where the head dim has no such elements
-  uint32_t slot;    // of the row's scale among the tile's
+  uint32_t slot;    // of the row's scale among the tile's, twice; and one: the thread writes it
 };
 
 template <class place>
@@ -252,9 +255,10 @@ __device__ __forceinline__ load_place find_load_place(const fa3_quantize_params 
 }
 
 __device__ __forceinline__ row_place find_row_place(const fa3_quantize_params &p, int slot_rows) {
-  const int row = row_of(), first = first_of(0);
+  const int row = row_of(), first = first_of(0), slot = min(row, p.tile_rows - 1) / slot_rows;
+  const bool writes = first == 0 && row == slot * slot_rows;
   return {row * p.codes.stride_row + first, first < p.head_dim ? row : INT32_MAX / 2,
-          (uint32_t)(min(row, p.tile_rows - 1) / slot_rows)};
+          (uint32_t)(2 * slot + writes)};
 }
 
 // The warp's rows of a tile on their way to shared memory, zeros where there is nothing.
