@@ -101,11 +101,12 @@ struct shared {
   tile whole;                      // all that a mean is of
   alignas(16) float factors[kNumbersRoom];  // of the rotation
   alignas(16) float mean[kNumbersRoom];
-  double sums[kDim];  // of the block's rows
-  float scale;        // of the sequence
-  uint32_t start;     // of the dynamic shared memory
-  int group;          // threads that wait for each other
-  bool of_warp;       // whether all of a warp's rows have one scale
+  double sums[kDim];       // of the block's rows
+  float scale;             // of the sequence
+  uint32_t start;          // of the dynamic shared memory
+  int group;               // threads that wait for each other
+  bool of_warp;            // whether all of a warp's rows have one scale
+  uint32_t signs[kLanes];  // of the rotation
 };
 
 // What a block has in its dynamic shared memory: rows as they are loaded, each thread's places, and
@@ -162,12 +163,12 @@ __device__ __forceinline__ void load(const fa3_quantize_params &p, const tile &t
 }
 
 template <bool kAny, int kAngleBytes>
-__device__ __forceinline__ void read(const fa3_quantize_params &p, uint32_t start,
+__device__ __forceinline__ void read(const fa3_quantize_params &p, uint32_t start, uint32_t signs,
                                      float (&x)[kElements]) {
   constexpr int kBytes = kAny ? 4 : kElementBytes;
   copy_async_wait_all();
   __syncwarp();
-  read_row<kBytes>(stage_of<kBytes>(start), x);
+  read_row<kBytes>(stage_of<kBytes>(start), x, signs);
   if constexpr (kAngleBytes > 0) {
     const uint32_t tables = tables_of<kBytes, kAngleBytes>(start);
     if (p.interleaved || 2 * p.pairs == kDim)
@@ -332,6 +333,13 @@ __device__ __forceinline__ void quantize_tiles(const fa3_quantize_params &p, sha
   for (int i = threadIdx.x; i < kTileRows; i += blockDim.x)
     s.largest[0][i] = s.largest[1][i] = s.largest[2][i] = s.largest[3][i] = 0;
   for (int d = threadIdx.x; d < kDim; d += blockDim.x) s.factors[room_of(d)] = factor_of(p, d);
+  /* Numbers of 16 bits get their signs as they are read, where nothing comes before. */
+  constexpr bool kSigned = !kAny && !kAngleBytes && !kClusters && kElementBytes == 2;
+  const bool whole = p.rotate && p.head_dim == kDim;
+  if (kSigned && threadIdx.x / 32 < kLanes) {
+    const int lane = (int)(threadIdx.x / 32);
+    s.signs[lane] = whole ? find_signs(p, lane) : 0;
+  }
   store_place(load_place_of<kBytes>(start), find_load_place(p, stage_of<kBytes>(start)));
   store_place(row_place_of<kBytes>(start), find_row_place(p, slot_rows));
   if constexpr (kAngleBytes > 0)
@@ -359,7 +367,7 @@ __device__ __forceinline__ void quantize_tiles(const fa3_quantize_params &p, sha
     float x[kElements];
     const tile &now = s.tiles[k % (2 * kFound)], &next = s.tiles[(k + 1) % (2 * kFound)];
     const uint32_t factors = (uint32_t)__cvta_generic_to_shared(s.factors);
-    read<kAny, kAngleBytes>(p, start, x);
+    read<kAny, kAngleBytes>(p, start, kSigned ? s.signs[this_thread() % kLanes] : 0, x);
     /* Where there are few tiles, the next grid would be in the way. */
     if (!kClusters && k > 2 && k + 1 == turns) let_next_grid_launch();
     if (k + 1 < turns)
@@ -367,8 +375,8 @@ __device__ __forceinline__ void quantize_tiles(const fa3_quantize_params &p, sha
           p, next, next.number.part == now.number.part && next.number.batch == now.number.batch,
           start);
     if (kClusters && p.subtract_mean) subtract((uint32_t)__cvta_generic_to_shared(s.mean), x);
-    if (!kAny && p.rotate && p.head_dim == kDim) rotate<true, false>(p, factors, x);
-    if (kAny ? p.rotate : p.rotate && p.head_dim < kDim) rotate<false, kAny>(p, factors, x);
+    if (!kAny && whole) rotate<true, false, kSigned>(p, factors, x);
+    if (kAny ? p.rotate : p.rotate && p.head_dim < kDim) rotate<false, kAny, false>(p, factors, x);
     unsigned most = 0;
     const uint4 place = load_shared_vector(row_place_of<kBytes>(start));
     const bool there = (int)place.z < now.rows;

@@ -279,17 +279,21 @@ __device__ __forceinline__ void load_ahead(const fa3_quantize_params &p, const t
   }
 }
 
-// The thread's elements of its row as floats, of numbers of so many bytes each.
+// The thread's elements of its row as floats, of numbers of so many bytes each; of two bytes, with
+// the signs of the rotation: those of word n are bits 31 and 15 of signs << n.
 template <int kBytes>
-__device__ __forceinline__ void read_row(uint32_t stage, float (&x)[kElements]) {
+__device__ __forceinline__ void read_row(uint32_t stage, float (&x)[kElements],
+                                         uint32_t signs = 0) {
   constexpr int kNumbers = 16 / kBytes;
   const uint32_t own = own_vector<kDim * kBytes>(stage);
 #pragma unroll
   for (int i = 0; i < kElements; i += kNumbers) {
-    float numbers[kNumbers];
-    load_numbers<kBytes>(own ^ (i / kChunk * kHalf + i % kChunk) * kBytes, numbers);
+    const uint4 raw = load_shared_vector(own ^ (i / kChunk * kHalf + i % kChunk) * kBytes);
+    uint32_t words[] = {raw.x, raw.y, raw.z, raw.w};
 #pragma unroll
-    for (int j = 0; j < kNumbers; j++) x[i + j] = numbers[j];
+    for (int n = 0; kBytes == 2 && n < 4; n++) words[n] ^= signs << (i / 2 + n) & 0x80008000;
+#pragma unroll
+    for (int j = 0; j < kNumbers; j++) x[i + j] = number_in<kBytes>(words, j);
   }
 }
 
