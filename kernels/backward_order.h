@@ -58,11 +58,11 @@ FA3_SHARED int fa3_key_tile_parts(const fa3_key_tiles *tiles) {
 }
 
 FA3_SHARED int fa3_key_tile_count(const fa3_key_tiles *tiles) {
-  return tiles->tiles * tiles->heads * tiles->batches * fa3_key_tile_parts(tiles);
+  return tiles->batches * tiles->heads * tiles->tiles * fa3_key_tile_parts(tiles);
 }
 
 FA3_SHARED int fa3_chain_count(const fa3_key_tiles *tiles) {
-  return tiles->heads * tiles->batches * tiles->head_parts;
+  return tiles->batches * tiles->heads * tiles->head_parts;
 }
 
 /* Section by section, the first tile of all its chains in all parts by rows, then the second of
