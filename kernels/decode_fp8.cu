@@ -180,8 +180,8 @@ __device__ __forceinline__ void multiply_keys(float (&s)[kProductTiles][4], cons
 // O^T += V^T P^T of 16 keys, of the rows of head n. Codes are transposed in pairs of columns: of 16
 // columns those that the product has as the first eight are the even ones.
 __device__ __forceinline__ void multiply_values(attention &a,
-                                                const uint32_t (&probabilities)[kRowTiles][2],
-                                                uint32_t values, int n) {
+                                                const uint32_t (&probabilities)[kRowTiles][kScores / 2],
+                                                uint32_t values, int n, int load) {
   const int lane = threadIdx.x & 31;
 #pragma unroll
   for (int u = 0; u < kRowUnits; u += 2) {
@@ -196,7 +196,8 @@ __device__ __forceinline__ void multiply_values(attention &a,
                      value[odd + 2]);
 #pragma unroll
       for (int t = n; t < kRowTiles; t += kHeads)
-        mma_16_8_16(a.output[t][u + i], value, probabilities[t][0], probabilities[t][1]);
+        mma_16_8_16(a.output[t][u + i], value, probabilities[t][2 * load],
+                    probabilities[t][2 * load + 1]);
     }
   }
 }
@@ -243,8 +244,11 @@ __device__ __forceinline__ void attend(const fa3_decode_fp8_params &fp8, const w
       }
     }
     if (i + kStages - 1 < steps) {
-      const place at = load_step(p, w, key, next);
-      load_scale(scales, at, next, place_of_scale());
+#pragma unroll
+      for (int l = 0; l < kLoads; ++l) {
+        const place at = load_some(p, w, key + l * kLoadKeys, next + l * kLoadBytes);
+        load_scale(scales, at, next + l * kLoadBytes, place_of_scale());
+      }
     }
     key += kBlockKeys;
     copy_async_commit();
@@ -252,29 +256,34 @@ __device__ __forceinline__ void attend(const fa3_decode_fp8_params &fp8, const w
     if (i == -1 && !kSharedQueries) fit_queries(fp8, q);
     if (i < 0) continue;
 
-    const uint32_t stage = next;
-    float s[kRowTiles][4], of_value[kHeads][4];
+    float s[kRowTiles][kScores], of_value[kHeads][kScores];
 #pragma unroll
-    for (int n = 0; n < kHeads; ++n) {
-      float products[kProductTiles][4];
-      multiply_keys(products, q, n, stage + n * kTileBytes);
-      const uint32_t scales = stage + kScalesAt + n * kScaleBytes + (threadIdx.x & 3) * 16;
-      const float4 keys = load_shared_floats(scales), values = load_shared_floats(scales + 64);
-      const float of_key[4] = {keys.x, keys.y, keys.z, keys.w};
-      of_value[n][0] = log2_unit(values.x), of_value[n][1] = log2_unit(values.y);
-      of_value[n][2] = log2_unit(values.z), of_value[n][3] = log2_unit(values.w);
+    for (int l = 0; l < kLoads; ++l)
 #pragma unroll
-      for (int t = n; t < kRowTiles; t += kHeads)
+      for (int n = 0; n < kHeads; ++n) {
+        const uint32_t load = next + l * kLoadBytes;
+        float products[kProductTiles][4];
+        multiply_keys(products, q, n, load + n * kTileBytes);
+        const uint32_t scales = load + kScalesAt + n * kScaleBytes + (threadIdx.x & 3) * 16;
+        const float4 keys = load_shared_floats(scales), values = load_shared_floats(scales + 64);
+        const float of_key[4] = {keys.x, keys.y, keys.z, keys.w};
+        of_value[n][4 * l] = log2_unit(values.x), of_value[n][4 * l + 1] = log2_unit(values.y);
+        of_value[n][4 * l + 2] = log2_unit(values.z), of_value[n][4 * l + 3] = log2_unit(values.w);
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-          s[t][i] = __fmul_rn(products[t / kHeads][i], __fmul_rn(q.factor[t], of_key[i]));
-    }
+        for (int t = n; t < kRowTiles; t += kHeads)
+#pragma unroll
+          for (int i = 0; i < 4; ++i)
+            s[t][4 * l + i] =
+                __fmul_rn(products[t / kHeads][i], __fmul_rn(q.factor[t], of_key[i]));
+      }
     adjust_scores(p, w, common, key - kStages * kBlockKeys, s);
-    uint32_t probabilities[kRowTiles][2];
+    uint32_t probabilities[kRowTiles][kScores / 2];
     exponentiate(a, s, of_value, probabilities);
 #pragma unroll
-    for (int n = 0; n < kHeads; ++n)
-      multiply_values(a, probabilities, stage + kValuesAt + n * kTileBytes, n);
+    for (int l = 0; l < kLoads; ++l)
+#pragma unroll
+      for (int n = 0; n < kHeads; ++n)
+        multiply_values(a, probabilities, next + l * kLoadBytes + kValuesAt + n * kTileBytes, n, l);
   }
 }
 

@@ -33,7 +33,7 @@ constexpr int kWorkBytes = 96;
 constexpr int kDealAt = kWorkAt + kWorkBytes;  // what is left to do (decode_deal.cuh)
 constexpr int kDealBytes = 24 + 4 * kWarps;
 constexpr int kSharedBytes = kDealAt + kDealBytes;
-constexpr int kTilesInRing = kHeads * kStages;  // of keys
+constexpr int kTilesInRing = kHeads * kLoads * kStages;  // of keys
 constexpr int kSharedBytesByHost =
     kElementBytes == 1 ? FA3_DECODE_FP8_SHARED_BYTES(kWarps, kRows, kHeadDim, kTilesInRing)
                        : FA3_DECODE_SHARED_BYTES(kRows, kHeadDim, kStages);

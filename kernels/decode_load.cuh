@@ -11,7 +11,7 @@
 constexpr int kRowUnits = kRowBytes / 16;
 constexpr int kLanesOfRow = kRowUnits < 8 ? kRowUnits : 8;
 constexpr int kRowsAtOnce = 32 / kLanesOfRow;
-constexpr int kRowsOfLane = kStepKeys / kRowsAtOnce;
+constexpr int kRowsOfLane = kLoadKeys / kRowsAtOnce;
 constexpr int kUnitElements = 16 / kElementBytes;
 
 // Where unit `unit` of a row is in a tile. Of two neighbouring rows one has its first four units
@@ -26,7 +26,7 @@ struct place {
   int page, row;
 };
 
-// Of a step: this lane's rows, lane / kLanesOfRow + kRowsAtOnce j.
+// Of a load: this lane's rows, lane / kLanesOfRow + kRowsAtOnce j.
 struct lane_rows {
   place rows[kRowsOfLane];
 };
@@ -89,16 +89,16 @@ __device__ __forceinline__ void load_keys(const fa3_decode_params &p, const work
   load_rows<kHeads>(p.value, w.head * kHeads, p.head_dim_v, places, stage + kValuesAt);
 }
 
-// Those of the step at `key`. The answer is where number lane % 16 of them is, if it is asked for.
-__device__ __forceinline__ place load_step(const fa3_decode_params &p, const work &w, int key,
+// Those of the load at `key`. The answer is where number lane % 16 of them is, if it is asked for.
+__device__ __forceinline__ place load_some(const fa3_decode_params &p, const work &w, int key,
                                            uint32_t stage) {
   const int lane_row = (threadIdx.x & 31) / kLanesOfRow, number = threadIdx.x & 15;
   lane_rows places;
-  // Most steps' rows are neighbours: of one page, and all of them there.
+  // Most loads' rows are neighbours: of one page, and all of them there.
   const int row = w.sequence.key_row + key, page = divide(row, p.page_size);
   const int first = row - page * (int)p.page_size.divisor;
-  if (key >= w.seen.begin && key + kStepKeys <= w.seen.end && row >= 0 &&
-      row + kStepKeys <= p.rows_k && first + kStepKeys <= (int)p.page_size.divisor) {
+  if (key >= w.seen.begin && key + kLoadKeys <= w.seen.end && row >= 0 &&
+      row + kLoadKeys <= p.rows_k && first + kLoadKeys <= (int)p.page_size.divisor) {
     const int found = p.sequences.page_table ? __ldg(fa3_find_page(&p.sequences, &w.sequence, page))
                                              : w.sequence.key_batch;
     if (found < p.pages) {
@@ -134,13 +134,14 @@ __device__ __forceinline__ void prefetch_sequences(const fa3_decode_params &p) {
 __device__ __forceinline__ void prefetch_keys(const fa3_decode_params &p, const work &w) {
   if (!p.lengths_known || p.sequences.page_table) return;
   const int lane = threadIdx.x & 31, steps = count_steps(w);
-  int key = w.units.begin * kUnitKeys + threadIdx.x / 32 * kStepKeys + lane % kStepKeys;
-  const fa3_decode_input &tensor = lane < kStepKeys ? p.key : p.value;
-  const int bytes = (lane < kStepKeys ? p.head_dim : p.head_dim_v) * kElementBytes;
+  const int key = w.units.begin * kUnitKeys + threadIdx.x / 32 * kStepKeys + lane % kLoadKeys;
+  const fa3_decode_input &tensor = lane < kLoadKeys ? p.key : p.value;
+  const int bytes = (lane < kLoadKeys ? p.head_dim : p.head_dim_v) * kElementBytes;
 #pragma unroll
-  for (int i = 0; i < kStages - 1; ++i, key += kBlockKeys) {
-    const int row = w.sequence.key_row + key;
-    if (i >= steps || key < w.seen.begin || key >= w.seen.end || row >= p.rows_k) continue;
+  for (int i = 0; i < kLoads * (kStages - 1); ++i) {
+    const int k = key + i / kLoads * kBlockKeys + i % kLoads * kLoadKeys;
+    const int row = w.sequence.key_row + k;
+    if (i / kLoads >= steps || k < w.seen.begin || k >= w.seen.end || row >= p.rows_k) continue;
     const char *const from =
         tensor.data + ((uint64_t)(w.head * kHeads) * tensor.stride_head +
                        (uint64_t)(uint32_t)w.sequence.key_batch * tensor.stride_batch +

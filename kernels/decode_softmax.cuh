@@ -9,8 +9,14 @@
 #include "decode_logits.cuh"
 #include "softmax.cuh"
 
+// Of a row, of a step's keys: what a lane has.
+constexpr int kScores = kStepKeys / 4;
+
 // Scales of values are part of what multiplies them.
 constexpr bool kScaledValues = kElementBytes == 1;
+// So much, as a power of 2, may multiply values before the output's unit follows: float16 has room
+// for 2^15.
+constexpr float kUnitRoom = 10.0f;
 
 // What a warp keeps of its rows.
 struct attention {
@@ -70,12 +76,12 @@ __device__ __forceinline__ void add_sums(const float (&sums)[2][2][4],
 // Of scaled products: the cap, and -inf where a row does not see the key.
 __device__ __forceinline__ void adjust_scores(const fa3_decode_params &p, const work &w,
                                               const fa3_range &common, int key,
-                                              float (&s)[kRowTiles][4]) {
+                                              float (&s)[kRowTiles][kScores]) {
   if (p.softcap_log2 != 0.0f)
 #pragma unroll
     for (int t = 0; t < kRowTiles; ++t)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) s[t][e] = cap_score(p, s[t][e]);
+      for (int e = 0; e < kScores; ++e) s[t][e] = cap_score(p, s[t][e]);
   if (key >= common.begin && key + kStepKeys <= common.end) return;
   const int lane = threadIdx.x & 31;
 #pragma unroll
@@ -83,76 +89,96 @@ __device__ __forceinline__ void adjust_scores(const fa3_decode_params &p, const 
     const int query = kHeads > 1 ? 0 : divide(w.first_row + 8 * t + lane / 4, p.group);
     const fa3_range seen = fa3_visible_keys(&w.sequence.mask, query);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < kScores; ++i) {
       const int k = key + 8 * (i / 2) + 2 * (lane & 3) + i % 2;
       if (k < seen.begin || k >= seen.end) s[t][i] = -INFINITY;
     }
   }
 }
 
-// The maxima follow scores that are beyond them, and what was summed before is rescaled. The
-// output's unit likewise follows what multiplies values.
-__device__ __forceinline__ void follow_maxima(attention &a, const float (&s)[kRowTiles][4],
-                                              const float (&of_value)[kHeads][4]) {
+__device__ __forceinline__ void rescale_output(attention &a, int t, float factor) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float of_row = of_output_row(factor, r);
+#pragma unroll
+    for (int m = 0; m < kHeadDim / 16; ++m) {
+      a.output[t][m][r] *= of_row;
+      a.output[t][m][r + 2] *= of_row;
+    }
+  }
+}
+
+// The maxima follow scores that are beyond them, and what was summed before is rescaled; but with
+// scaled values the output stays as it is, in a unit that is less over the new top.
+__device__ __forceinline__ void follow_maxima(attention &a, const float (&s)[kRowTiles][kScores]) {
 #pragma unroll
   for (int t = 0; t < kRowTiles; ++t) {
-    const float top = max_nan(
-        a.top[t], row_maximum(max_nan(max_nan(s[t][0], s[t][1]), max_nan(s[t][2], s[t][3]))));
-    const float moved = exponent_of(a.top[t] - top);
-    float factor = exp2_unit(moved);
+    float top = s[t][0];
+#pragma unroll
+    for (int i = 1; i < kScores; ++i) top = max_nan(top, s[t][i]);
+    top = max_nan(a.top[t], row_maximum(top));
+    const float moved = exponent_of(a.top[t] - top), factor = exp2_unit(moved);
     a.top[t] = top;
     a.sum[t] *= factor;
-    if (kScaledValues) {
-      const float before = a.unit[t] + moved;
-      float unit = max_nan(before, FA3_NO_REFERENCE);
+    if (kScaledValues)
+      a.unit[t] = max_nan(a.unit[t] + moved, FA3_NO_REFERENCE);
+    else
+      rescale_output(a, t, factor);
+  }
+}
+
+// The output's unit follows what multiplies values, whose exponents over the tops these are: only
+// in rows where these are beyond its room, so that no row's rounding depends on others.
+__device__ __forceinline__ void follow_units(attention &a, const float (&exponents)[kRowTiles][kScores]) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        unit = max_nan(unit, fmaf(s[t][i] - top, kLog2e, of_value[t % kHeads][i]));
-      a.unit[t] = row_maximum(unit);
-      factor = exp2_unit(before - a.unit[t]);
-    }
+  for (int t = 0; t < kRowTiles; ++t) {
+    float most = exponents[t][0];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float of_row = of_output_row(factor, r);
-#pragma unroll
-      for (int m = 0; m < kHeadDim / 16; ++m) {
-        a.output[t][m][r] *= of_row;
-        a.output[t][m][r + 2] *= of_row;
-      }
-    }
+    for (int i = 1; i < kScores; ++i) most = max_nan(most, exponents[t][i]);
+    most = row_maximum(most);
+    const float before = a.unit[t];
+    if (!(most <= before + kUnitRoom)) a.unit[t] = most;
+    rescale_output(a, t, exp2_unit(before - a.unit[t]));
   }
 }
 
 // Scores become what multiplies the values, packed as the product takes it. `of_value`: the
 // logarithms of the scales of this lane's values, of each head.
-__device__ __forceinline__ void exponentiate(attention &a, const float (&s)[kRowTiles][4],
-                                             const float (&of_value)[kHeads][4],
-                                             uint32_t (&packed)[kRowTiles][2]) {
+__device__ __forceinline__ void exponentiate(attention &a, const float (&s)[kRowTiles][kScores],
+                                             const float (&of_value)[kHeads][kScores],
+                                             uint32_t (&packed)[kRowTiles][kScores / 2]) {
   bool beyond = false;
 #pragma unroll
   for (int t = 0; t < kRowTiles; ++t)
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float less = s[t][i] - a.top[t];
-      beyond |= !(less <= 0.0f);
-      if (kScaledValues) beyond |= !(fmaf(less, kLog2e, of_value[t % kHeads][i]) <= a.unit[t]);
-    }
-  if (__any_sync(0xffffffff, beyond)) follow_maxima(a, s, of_value);
+    for (int i = 0; i < kScores; ++i) beyond |= !(s[t][i] <= a.top[t]);
+  if (__any_sync(0xffffffff, beyond)) follow_maxima(a, s);
+  float factors[kRowTiles][kScores];  // or, of scaled values, their exponents
 #pragma unroll
-  for (int t = 0; t < kRowTiles; ++t) {
-    float factors[4];
+  for (int t = 0; t < kRowTiles; ++t)
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float less = s[t][i] - a.top[t];
-      const float probability = exp2_unit(exponent_of(less));
+    for (int i = 0; i < kScores; ++i) {
+      const float less = s[t][i] - a.top[t], probability = exp2_unit(exponent_of(less));
       a.sum[t] += probability;
-      factors[i] = kScaledValues
-                       ? exp2_unit(fmaf(less, kLog2e, of_value[t % kHeads][i]) - a.unit[t])
-                       : probability;
+      factors[t][i] = kScaledValues ? fmaf(less, kLog2e, of_value[t % kHeads][i]) : probability;
     }
+  if (kScaledValues) {
+    bool outgrown = false;
 #pragma unroll
-    for (int n = 0; n < 2; ++n) packed[t][n] = pack_pair(factors[2 * n], factors[2 * n + 1]);
+    for (int t = 0; t < kRowTiles; ++t)
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) outgrown |= !(factors[t][i] <= a.unit[t] + kUnitRoom);
+    if (__any_sync(0xffffffff, outgrown)) follow_units(a, factors);
+#pragma unroll
+    for (int t = 0; t < kRowTiles; ++t)
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) factors[t][i] = exp2_unit(factors[t][i] - a.unit[t]);
   }
+#pragma unroll
+  for (int t = 0; t < kRowTiles; ++t)
+#pragma unroll
+    for (int n = 0; n < kScores / 2; ++n)
+      packed[t][n] = pack_pair(factors[t][2 * n], factors[t][2 * n + 1]);
 }
 
 #endif

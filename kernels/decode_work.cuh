@@ -15,7 +15,13 @@ constexpr int kWarps = FA3_WARPS;
 #else
 constexpr int kWarps = FA3_DECODE_WARPS;
 #endif
-constexpr int kStepKeys = 16;  // of a warp
+constexpr int kLoadKeys = 16;  // that a warp loads, and a product takes, at once
+#ifdef FA3_LOADS
+constexpr int kLoads = FA3_LOADS;  // of a step
+#else
+constexpr int kLoads = 1;
+#endif
+constexpr int kStepKeys = kLoads * kLoadKeys;  // of a warp
 // Of keys, neighbours: a step has so many heads' rows. Each has its own 8 rows of the block, for
 // the query heads of a sequence's one query.
 #ifdef FA3_HEADS
@@ -29,16 +35,17 @@ constexpr int kUnitWarps = kUnitKeys / kStepKeys;  // with more of them some tak
 constexpr int kBlockKeys = kWarps * kStepKeys;     // that the warps have in hand together
 #if FA3_E4M3
 constexpr int kElementBytes = 1;
-constexpr int kScaleBytes = 2 * kStepKeys * 4;  // of a head: its keys' scales, then its values'
+constexpr int kScaleBytes = 2 * kLoadKeys * 4;  // of a head: its keys' scales, then its values'
 #else
 constexpr int kElementBytes = 2;
 constexpr int kScaleBytes = 0;
 #endif
 constexpr int kRowBytes = kHeadDim * kElementBytes;  // in shared memory
-constexpr int kTileBytes = kStepKeys * kRowBytes;
-constexpr int kValuesAt = kHeads * kTileBytes;  // of a stage: keys, values, scales
+constexpr int kTileBytes = kLoadKeys * kRowBytes;
+constexpr int kValuesAt = kHeads * kTileBytes;  // of a load: keys, values, scales
 constexpr int kScalesAt = 2 * kHeads * kTileBytes;
-constexpr int kStageBytes = kScalesAt + kHeads * kScaleBytes;
+constexpr int kLoadBytes = kScalesAt + kHeads * kScaleBytes;
+constexpr int kStageBytes = kLoads * kLoadBytes;
 constexpr int kRingBytes = kStages * kStageBytes;
 constexpr int kQuads = kHeadDim / 4;  // of four columns, of a row
 constexpr int kShareBits = 20;

@@ -18,7 +18,7 @@ static const int64_t few_tile_keys = 1 << 15, few_tile_keys_of_codes = 1 << 16;
 static const int64_t few_keys = 1280; /* that the forward kernel's tiles hold without loss */
 /* Chunks: in tiles of keys, what a block takes beside them, what it takes to put splits together,
  * and the least of a split; blocks of a multiprocessor that have room for partial results. */
-static const int64_t chunk_start = 3, chunk_combine = 3, chunk_least = 4;
+static const int64_t chunk_start = 9, chunk_combine = 3, chunk_least = 4;
 static const int64_t chunk_blocks = 2;
 
 static int32_t shared_bytes(const struct kernel *kernel) {
@@ -40,13 +40,18 @@ static int32_t decode_warps(const struct kernel *kernel) {
   return kernel->warps ? kernel->warps : FA3_DECODE_WARPS;
 }
 
+int64_t decode_loads(const struct kernel *kernel) {
+  return larger(kernel->loads, 1);
+}
+
 int32_t decode_threads(const struct kernel *kernel) {
   return 32 * decode_warps(kernel);
 }
 
 static int32_t fp8_shared_bytes(const struct kernel *kernel) {
   return FA3_DECODE_FP8_SHARED_BYTES(decode_warps(kernel), kernel->tile_q, kernel->head_dim,
-                                     (int32_t)decode_heads(kernel) * kernel->stages);
+                                     (int32_t)(decode_heads(kernel) * decode_loads(kernel)) *
+                                         kernel->stages);
 }
 
 const struct kernel_kind decode_fp8_kind = {.phase = FA3_FORWARD,
@@ -151,18 +156,24 @@ int64_t chunk_rows(const struct problem *problem, const struct cuda_facts *facts
 
 /* The number of splits with the shortest estimate, in tiles of keys: each multiprocessor has one
  * block at a time, a block takes a while beside its keys, and what is split is to be put together.
- */
+ * Where lengths may differ, they are alike as likely as not: else the longest is taken to be twice
+ * the mean, and its last block to begin when all others are done. */
 static int64_t choose_chunk_splits(const struct problem *problem, const struct cuda_facts *facts,
                                    const struct kernel *kernel, int64_t tiles) {
   const int64_t most = facts->most_multiprocessors;
   const int64_t keys = divide_up(larger(problem->max_seqlen_k, 1), kernel->tile_k);
   const int64_t limit = problem->num_splits ? problem->num_splits : most;
-  int64_t best = 1, least = divide_up(tiles, most) * (keys + chunk_start);
-  for (int64_t splits = 2;
-       splits <= limit && splits * tiles <= chunk_blocks * most && splits * chunk_least <= keys;
-       splits++) {
-    const int64_t time =
-        divide_up(splits * tiles, most) * (divide_up(keys, splits) + chunk_start) + chunk_combine;
+  const int64_t rows = larger(problem->batch * problem->heads_q * longest_query(problem), 1);
+  int64_t best = 1, least = INT64_MAX;
+  for (int64_t splits = 1; splits <= limit; splits++) {
+    if (splits > 1 &&
+        (splits * rows > chunk_rows(problem, facts) || splits * chunk_least > keys))
+      break;
+    const int64_t of_block = divide_up(keys, splits) + chunk_start;
+    int64_t time = divide_up(splits * tiles, most) * of_block;
+    if (decode_lengths_differ(problem))
+      time += tiles * (keys / 2 + chunk_start * splits) / most + of_block;
+    if (splits > 1) time += chunk_combine;
     if (time < least) {
       least = time;
       best = splits;

@@ -39,8 +39,9 @@ const struct kernel *find_decode_kernel(const char *architecture, fa3_dtype key_
                                         int64_t head_dim, int64_t value_head_dim, bool softcap,
                                         int64_t rows);
 
-/* Heads of keys that a block has at once, and its threads. */
+/* Heads of keys that a block has at once, loads of 16 keys of a warp's step, and threads. */
 int64_t decode_heads(const struct kernel *kernel);
+int64_t decode_loads(const struct kernel *kernel);
 int32_t decode_threads(const struct kernel *kernel);
 
 /* Whether the decode kernel is for this call. */

@@ -47,8 +47,7 @@ bool decode_has_codes(const struct problem *problem) {
   return problem->key.dtype == FA3_FLOAT8_E4M3;
 }
 
-/* Whether the lengths of keys may be far apart. */
-static bool lengths_differ(const struct problem *problem) {
+bool decode_lengths_differ(const struct problem *problem) {
   return problem->batch > 1 && (problem->seqused_k || problem->cu_seqlens_k);
 }
 
@@ -106,8 +105,10 @@ static int64_t choose_fine_splits(const struct problem *problem, int64_t tiles) 
 }
 
 /* Splits of a sequence where they are shares of its keys, in clusters. */
-static int64_t choose_splits(const struct problem *problem, int64_t tiles) {
-  const int64_t most = most_units(problem);
+static int64_t choose_splits(const struct problem *problem, const struct kernel *kernel,
+                             int64_t tiles) {
+  /* A unit is a step of all warps, where that is a load of each. */
+  const int64_t most = divide_up(most_units(problem), decode_loads(kernel));
   const bool codes = decode_has_codes(problem);
   const int64_t grid = codes && problem->max_seqlen_k >= long_keys ? 2 * (int64_t)DECODE_FULL_GRID
                                                                    : DECODE_FULL_GRID;
@@ -116,7 +117,7 @@ static int64_t choose_splits(const struct problem *problem, int64_t tiles) {
   if (tiles > grid && tiles <= many_tiles) splits = 2;
   if (splits < large_cluster && 5 * splits * tiles < 4 * grid)
     splits = 2 * tiles * large_cluster <= 2 * many_tiles ? large_cluster : large_cluster / 2;
-  if (lengths_differ(problem)) splits = larger(splits, choose_fine_splits(problem, tiles));
+  if (decode_lengths_differ(problem)) splits = larger(splits, choose_fine_splits(problem, tiles));
   while (problem->max_seqlen_k >= long_keys && splits * tiles < DECODE_FULL_GRID &&
          problem->max_seqlen_k / splits > short_split)
     splits *= 2;
@@ -133,7 +134,7 @@ static int64_t choose_pairs(const struct problem *problem, const struct cuda_fac
   while (2 * splits * tiles <= most) splits *= 2;
   const int64_t blocks = splits * tiles;
   if (blocks > most || 10 * blocks < 9 * most ||
-      blocks < lone_blocks_needed(problem, facts, kernel) || lengths_differ(problem))
+      blocks < lone_blocks_needed(problem, facts, kernel) || decode_lengths_differ(problem))
     return 0;
   if (splits > 2 && (splits / 2 * tiles > partial_tiles || problem->max_seqlen_k < long_keys))
     return 0;
@@ -158,14 +159,14 @@ static bool deals(const struct problem *problem, const struct cuda_facts *facts,
       FA3_DECODE_KEEPS_WORK(kernel->head_dim, codes ? 1 : 2) ||
       tiles * (most_units(problem) + piece_units) > INT32_MAX / 2)
     return false;
-  if (!codes && lengths_differ(problem)) {
+  if (!codes && decode_lengths_differ(problem)) {
     /* Few tiles in clusters of 8 use all of the memory, if one sequence's do. */
     const bool in_clusters =
         tiles <= one_round_by_8 && large_cluster * tiles >= DECODE_FULL_GRID * problem->batch;
     return !in_clusters && tiles < undealt_tiles && units >= dealt_units * most;
   }
   if (units < dealt_units * dealt_blocks * most) return false;
-  if (codes && lengths_differ(problem)) return true;
+  if (codes && decode_lengths_differ(problem)) return true;
   /* Or if some multiprocessors would have two blocks, and others one. */
   const bool uneven = !codes && 10 * blocks > 11 * most && 10 * blocks < 18 * most;
   return uneven || blocks < blocks_needed(problem, facts) ||
@@ -267,7 +268,7 @@ fa3_status plan_decode_splits(const struct problem *problem, const struct cuda_f
     plan->kernel = two_heads;
     all_tiles /= 2;
   }
-  int64_t splits = choose_splits(problem, all_tiles), cluster = splits;
+  int64_t splits = choose_splits(problem, plan->kernel, all_tiles), cluster = splits;
   if (splits > large_cluster && (splits > largest_cluster || problem->max_seqlen_k > long_keys ||
                                  plan->kernel->head_dim > 128))
     cluster = large_cluster;

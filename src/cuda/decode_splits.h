@@ -15,6 +15,9 @@ int64_t decode_row_tiles(const struct problem *problem, int64_t queries);
 
 bool decode_has_codes(const struct problem *problem);
 
+/* Whether the lengths of keys may be far apart. */
+bool decode_lengths_differ(const struct problem *problem);
+
 /* More tiles than the kernels count: the error. */
 fa3_status decode_too_many_tiles(const struct problem *problem);
 
