@@ -179,9 +179,9 @@ __device__ __forceinline__ void multiply_keys(float (&s)[kProductTiles][4], cons
 
 // O^T += V^T P^T of 16 keys, of the rows of head n. Codes are transposed in pairs of columns: of 16
 // columns those that the product has as the first eight are the even ones.
-__device__ __forceinline__ void multiply_values(attention &a,
-                                                const uint32_t (&probabilities)[kRowTiles][kScores / 2],
-                                                uint32_t values, int n, int load) {
+__device__ __forceinline__ void multiply_values(
+    attention &a, const uint32_t (&probabilities)[kRowTiles][kScores / 2], uint32_t values, int n,
+    int load) {
   const int lane = threadIdx.x & 31;
 #pragma unroll
   for (int u = 0; u < kRowUnits; u += 2) {
@@ -273,8 +273,7 @@ __device__ __forceinline__ void attend(const fa3_decode_fp8_params &fp8, const w
         for (int t = n; t < kRowTiles; t += kHeads)
 #pragma unroll
           for (int i = 0; i < 4; ++i)
-            s[t][4 * l + i] =
-                __fmul_rn(products[t / kHeads][i], __fmul_rn(q.factor[t], of_key[i]));
+            s[t][4 * l + i] = __fmul_rn(products[t / kHeads][i], __fmul_rn(q.factor[t], of_key[i]));
       }
     adjust_scores(p, w, common, key - kStages * kBlockKeys, s);
     uint32_t probabilities[kRowTiles][kScores / 2];

@@ -129,7 +129,8 @@ __device__ __forceinline__ void follow_maxima(attention &a, const float (&s)[kRo
 
 // The output's unit follows what multiplies values, whose exponents over the tops these are: only
 // in rows where these are beyond its room, so that no row's rounding depends on others.
-__device__ __forceinline__ void follow_units(attention &a, const float (&exponents)[kRowTiles][kScores]) {
+__device__ __forceinline__ void follow_units(attention &a,
+                                             const float (&exponents)[kRowTiles][kScores]) {
 #pragma unroll
   for (int t = 0; t < kRowTiles; ++t) {
     float most = exponents[t][0];

@@ -196,11 +196,42 @@ static void test_lone_blocks(void **state) {
     }
 }
 
+/* More rows of codes than a block of decode_fp8 has, and much to read again for each block: splits
+ * of chunk_fp8, for a last round of blocks that is not short, and for long sequences among others.
+ * The first three are cases of test_small_chunks in tests/gpu/cache.c. */
+static void test_chunk_splits(void **state) {
+  (void)state;
+  static const int32_t lengths[64];
+  static const struct {
+    int64_t batch, queries, heads_k, keys;
+    int32_t splits, of_unknown;
+  } cases[] = {{4, 8, 2, 4160, 13, 13}, {16, 8, 2, 4160, 4, 4},  {21, 6, 2, 4160, 3, 3},
+               {1, 8, 8, 8192, 16, 16}, {32, 8, 8, 8192, 1, 1},  {18, 8, 8, 8192, 4, 4},
+               {8, 8, 8, 8192, 2, 2},   {32, 8, 8, 32768, 1, 4}, {12, 32, 8, 16384, 1, 2},
+               {64, 8, 8, 1024, 1, 1}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    struct cuda_plan plan;
+    const int64_t heads = cases[i].heads_k;
+    struct problem problem =
+        make_problem(FA3_BFLOAT16, cases[i].batch, cases[i].queries, 4 * heads, heads, 128, 128);
+    problem.rows_k = problem.max_seqlen_k = cases[i].keys;
+    problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;
+    for (int unknown = 0; unknown < 2; unknown++) {
+      problem.seqused_k = unknown ? lengths : NULL;
+      assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+      assert_true(plan.decode.chunk && !plan.decode.kernel);
+      assert_int_equal(plan.decode.chunk_splits, unknown ? cases[i].of_unknown : cases[i].splits);
+      const int64_t rows = cases[i].batch * cases[i].queries * 4 * heads;
+      assert_true(plan.decode.chunk_splits * rows <= chunk_rows(&problem, &facts));
+    }
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_splits),      cmocka_unit_test(test_unknown_lengths),
       cmocka_unit_test(test_dealt_keys),  cmocka_unit_test(test_pairs_of_heads),
-      cmocka_unit_test(test_lone_blocks),
+      cmocka_unit_test(test_lone_blocks), cmocka_unit_test(test_chunk_splits),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

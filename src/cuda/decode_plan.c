@@ -49,9 +49,9 @@ int32_t decode_threads(const struct kernel *kernel) {
 }
 
 static int32_t fp8_shared_bytes(const struct kernel *kernel) {
-  return FA3_DECODE_FP8_SHARED_BYTES(decode_warps(kernel), kernel->tile_q, kernel->head_dim,
-                                     (int32_t)(decode_heads(kernel) * decode_loads(kernel)) *
-                                         kernel->stages);
+  return FA3_DECODE_FP8_SHARED_BYTES(
+      decode_warps(kernel), kernel->tile_q, kernel->head_dim,
+      (int32_t)(decode_heads(kernel) * decode_loads(kernel)) * kernel->stages);
 }
 
 const struct kernel_kind decode_fp8_kind = {.phase = FA3_FORWARD,
@@ -154,32 +154,46 @@ int64_t chunk_rows(const struct problem *problem, const struct cuda_facts *facts
   return chunk_blocks * (int64_t)facts->most_multiprocessors * FA3_CHUNK_FP8_ROWS;
 }
 
-/* The number of splits with the shortest estimate, in tiles of keys: each multiprocessor has one
- * block at a time, a block takes a while beside its keys, and what is split is to be put together.
- * Where lengths may differ, they are alike as likely as not: else the longest is taken to be twice
- * the mean, and its last block to begin when all others are done. */
+/* How long a chunk's splits take, in tiles of keys: each multiprocessor has one block at a time, a
+ * block takes a while beside its keys, and what is split is to be put together. */
+struct chunk_time {
+  int64_t alike;  /* of sequences of one length */
+  int64_t differ; /* the longest twice the mean, its last block the last to begin */
+};
+
+static struct chunk_time time_chunk_splits(int64_t most, int64_t tiles, int64_t keys,
+                                           int64_t splits) {
+  const int64_t of_block = divide_up(keys, splits) + chunk_start;
+  const int64_t combine = splits > 1 ? chunk_combine : 0;
+  return (struct chunk_time){divide_up(splits * tiles, most) * of_block + combine,
+                             tiles * (keys / 2 + chunk_start * splits) / most + of_block + combine};
+}
+
+/* The number of splits with the shortest time. Lengths that may differ are alike as likely as not:
+ * then another number has to save a tenth of both times. */
 static int64_t choose_chunk_splits(const struct problem *problem, const struct cuda_facts *facts,
                                    const struct kernel *kernel, int64_t tiles) {
   const int64_t most = facts->most_multiprocessors;
   const int64_t keys = divide_up(larger(problem->max_seqlen_k, 1), kernel->tile_k);
-  const int64_t limit = problem->num_splits ? problem->num_splits : most;
   const int64_t rows = larger(problem->batch * problem->heads_q * longest_query(problem), 1);
-  int64_t best = 1, least = INT64_MAX;
-  for (int64_t splits = 1; splits <= limit; splits++) {
-    if (splits > 1 &&
-        (splits * rows > chunk_rows(problem, facts) || splits * chunk_least > keys))
-      break;
-    const int64_t of_block = divide_up(keys, splits) + chunk_start;
-    int64_t time = divide_up(splits * tiles, most) * of_block;
-    if (decode_lengths_differ(problem))
-      time += tiles * (keys / 2 + chunk_start * splits) / most + of_block;
-    if (splits > 1) time += chunk_combine;
-    if (time < least) {
-      least = time;
+  const int64_t limit = smaller(problem->num_splits ? problem->num_splits : most,
+                                smaller(chunk_rows(problem, facts) / rows, keys / chunk_least));
+  struct chunk_time time = time_chunk_splits(most, tiles, keys, 1);
+  int64_t best = 1, least = time.alike, sum = time.alike + time.differ;
+  int64_t best_of_both = 1, least_sum = sum;
+  for (int64_t splits = 2; splits <= limit; splits++) {
+    time = time_chunk_splits(most, tiles, keys, splits);
+    if (time.alike < least) {
       best = splits;
+      least = time.alike;
+      sum = time.alike + time.differ;
+    }
+    if (time.alike + time.differ < least_sum) {
+      best_of_both = splits;
+      least_sum = time.alike + time.differ;
     }
   }
-  return best;
+  return decode_lengths_differ(problem) && 10 * least_sum < 9 * sum ? best_of_both : best;
 }
 
 /* Beside the few queries of other sequences, which have a plan already, or for all of them. */

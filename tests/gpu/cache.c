@@ -370,6 +370,29 @@ static void test_lone_blocks(void **state) {
   }
 }
 
+/* Codes under more queries than a block of decode_fp8 has rows for: chunk_fp8, in 13, 4 and 3
+ * splits (tests/cuda_plan_decode.c). */
+static void test_small_chunks(void **state) {
+  (void)state;
+  static const struct { int64_t batch, queries; } cases[] = {{4, 8}, {16, 8}, {21, 6}};
+  enum { CASES = sizeof cases / sizeof *cases };
+  struct rng rng = rng_for(10);
+  const int trials = gpu_trials(6 * CASES);
+  for (int trial = 0; trial < trials; trial++) {
+    const int64_t batch = cases[trial % CASES].batch, queries = cases[trial % CASES].queries;
+    const int kind = PAGE_SCALES + trial / CASES % (KINDS - PAGE_SCALES);
+    new_lengths(&rng);
+    fa3_forward_args args = forward_of(kind, 0, batch, cache->output);
+    args.query = fa3_dense(cache->query, FA3_BFLOAT16, batch, queries, HEADS_Q, head_dim);
+    args.output = fa3_dense(cache->output, FA3_BFLOAT16, batch, queries, HEADS_Q, head_dim);
+    args.lse = fa3_lse(cache->lse, batch, HEADS_Q, queries);
+    if (rng_chance(&rng, 0.5)) args.sink = fa3_vector(cache->sink, FA3_FLOAT32, HEADS_Q);
+    if (trial < trials / 2) args.seqused_k = (fa3_tensor){0};
+    args.flags = FA3_CAUSAL;
+    compare_rows_with_cpu(&args, largest_value(kind), batch * queries);
+  }
+}
+
 /* Queries that are codes themselves: a token, a few, a part of a prompt; in pages. */
 static void test_queries_of_codes(void **state) {
   (void)state;
@@ -448,6 +471,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_mixed_batch),
       cmocka_unit_test(test_queries_of_codes),
       cmocka_unit_test(test_chunks),
+      cmocka_unit_test(test_small_chunks),
       cmocka_unit_test(test_lone_blocks),
       cmocka_unit_test(test_combine),
   };

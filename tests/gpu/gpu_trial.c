@@ -44,11 +44,13 @@ static void set_dense(struct spec *spec) {
 
 /* Few queries against caches so long, or so many, that their keys are dealt out, or lie in more
  * parts than a cluster has, that pairs of blocks fill the GPU, or that blocks have two heads
- * (decode_splits.c). */
+ * (decode_splits.c); of codes a few more queries too, for chunk_fp8. */
 static void decode_long(struct spec *spec, struct rng *rng) {
   enum { PARTS, DEALT, PAIRS, TWO_HEADS };
-  int64_t rows = 0; /* of all heads */
-  spec->max_seqlen_q = rng_between(rng, 1, 16 / spec->group);
+  int64_t rows = 0;                                        /* of all heads */
+  const bool chunks = spec->codes && rng_chance(rng, 0.3); /* more than a block's rows */
+  const int64_t most = (chunks ? 40 : 16) / spec->group;
+  spec->max_seqlen_q = rng_between(rng, chunks ? 16 / spec->group + 1 : 1, most);
   spec->head_dim = spec->value_head_dim = RNG_PICK(rng, 16, 48, 64, 64);
   spec->num_splits = 0;
   spec->split_keys = 0;
@@ -78,7 +80,7 @@ static void decode_long(struct spec *spec, struct rng *rng) {
       spec->batch = rng_between(rng, 10, 40);
       spec->heads_k = 2 * rng_between(rng, 1, 4);
       spec->group = rng_between(rng, 1, 8);
-      spec->max_seqlen_q = 1;
+      spec->max_seqlen_q = chunks ? 32 / spec->group : 1;
       spec->head_dim = spec->value_head_dim = RNG_PICK(rng, 16, 16, 32);
       rows = 530000;
   }
