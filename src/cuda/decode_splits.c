@@ -31,9 +31,10 @@ static const int64_t block_bandwidth = 52, block_bandwidth_of_codes = 26;
 static const int64_t lone_warps = 8;
 /* Keys dealt out: most blocks of a multiprocessor, units that each has at least, units that a
  * tile's beginning counts for, and most tiles; and tiles from which on sequences of 16 bits whose
- * lengths differ are many enough to be split each by itself. */
+ * lengths differ are many enough to be split each by itself, unless there are so many units for
+ * each multiprocessor. */
 static const int64_t dealt_blocks = 2, dealt_units = 12, piece_units = 6, dealt_tiles = 4096;
-static const int64_t undealt_tiles = 192;
+static const int64_t undealt_tiles = 192, never_dealt_tiles = 400, many_units = 200;
 
 int64_t decode_rows(const struct problem *problem, int64_t queries) {
   return queries * (problem->heads_q / problem->heads_k);
@@ -163,7 +164,8 @@ static bool deals(const struct problem *problem, const struct cuda_facts *facts,
     /* Few tiles in clusters of 8 use all of the memory, if one sequence's do. */
     const bool in_clusters =
         tiles <= one_round_by_8 && large_cluster * tiles >= DECODE_FULL_GRID * problem->batch;
-    return !in_clusters && tiles < undealt_tiles && units >= dealt_units * most;
+    return !in_clusters && units >= dealt_units * most &&
+           (tiles < undealt_tiles || (tiles < never_dealt_tiles && units >= many_units * most));
   }
   if (units < dealt_units * dealt_blocks * most) return false;
   if (codes && decode_lengths_differ(problem)) return true;
