@@ -23,8 +23,12 @@ __device__ __forceinline__ void load_tile(const layout &m, uint32_t to, const fa
   if (overrun) {
     __syncwarp();
     barrier_wait(m.landed, landed);
-    ++landed;
     clear_rows<kChunks, kTileRows, kRowBytes>(to, rows_left);
+    // Every lane says so: gradients pass through the buffer of values later, and racecheck goes by
+    // the thread that arrives.
+    barrier_arrive(m.cleared);
+    barrier_wait(m.cleared, landed);
+    ++landed;
     if (leader) barrier_expect(full, extra_bytes);
   }
   __syncwarp();

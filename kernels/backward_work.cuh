@@ -80,7 +80,7 @@ struct layout {
   ring<2, kDsBytes> d_s;              // dS
   uint32_t rows;                      // lse and D of a block of queries, beside each buffer of Q
   uint32_t whole;                     // likewise: those of the work, or none if an lse is large
-  barrier landed;                     // a tile of which a part is to be cleared
+  barrier landed, cleared;            // a tile of which a part is to be cleared
   ring<kTurns, kTurnBytes> turns;     // full: a step may add to dQ; empty: the next tile knows that
   barrier turn_taken;                 // it has; those of the other turns follow, and then those of
                                       // the second share, as behind `full`
@@ -100,7 +100,8 @@ __host__ __device__ constexpr layout lay_out(uint32_t base) {
   const uint32_t k_barriers = m.whole + kStages * kWholeBytes;
   const uint32_t v_barriers = k_barriers + kRingBarrierBytes<kKeyStages>;
   m.landed = {v_barriers + kRingBarrierBytes<kKeyStages>};
-  const uint32_t q_barriers = m.landed.address + 8;
+  m.cleared = {m.landed.address + 8};
+  const uint32_t q_barriers = m.cleared.address + 8;
   const uint32_t do_barriers = q_barriers + kRingBarrierBytes<kStages>;
   const uint32_t ds_barriers = do_barriers + kRingBarrierBytes<kStages>;
   const uint32_t turn_barriers = ds_barriers + kRingBarrierBytes<2>;
@@ -146,6 +147,7 @@ __device__ __forceinline__ void init_barriers(const layout &m) {
   ring_init(m.k, 1, kConsumerWarps);
   ring_init(m.v, 1, 32 * kConsumerWarps);
   barrier_init(m.landed, 1);
+  barrier_init(m.cleared, 32);
   ring_init(m.q, 1, 32 * kConsumerWarps);
   ring_init(m.d_o, 1, kConsumerWarps);
   for (int i = 0; i < kTurns; ++i) {
