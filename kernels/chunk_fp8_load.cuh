@@ -92,7 +92,7 @@ __device__ __forceinline__ void load(const fa3_decode_fp8_params &fp8, const blo
     }
     if (tile < tiles) {
       const uint32_t to = ring + stage * kStageBytes;
-      const place at = load_some(p, w, key, to);
+      const place at = load_neighbours(p, w, key, to);
       load_scale(scales, at, to, thread_again() & 31);
     }
     key += kTurns * kUnitKeys;

@@ -129,7 +129,7 @@ __device__ __forceinline__ void attend(const fa3_decode_params &p, const work &w
       read_queries(query, queries);
       __syncwarp();
     }
-    if (i + kStages - 1 < steps) load_some(p, w, key, next);
+    if (i + kStages - 1 < steps) load_neighbours(p, w, key, next);
     key += kBlockKeys;
     copy_async_commit();
     next = next + kStageBytes == ring + kRingBytes ? ring : next + kStageBytes;

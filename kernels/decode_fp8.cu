@@ -246,7 +246,7 @@ __device__ __forceinline__ void attend(const fa3_decode_fp8_params &fp8, const w
     if (i + kStages - 1 < steps) {
 #pragma unroll
       for (int l = 0; l < kLoads; ++l) {
-        const place at = load_some(p, w, key + l * kLoadKeys, next + l * kLoadBytes);
+        const place at = load_neighbours(p, w, key + l * kLoadKeys, next + l * kLoadBytes);
         load_scale(scales, at, next + l * kLoadBytes, place_of_scale());
       }
     }

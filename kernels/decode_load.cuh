@@ -89,9 +89,10 @@ __device__ __forceinline__ void load_keys(const fa3_decode_params &p, const work
   load_rows<kHeads>(p.value, w.head * kHeads, p.head_dim_v, places, stage + kValuesAt);
 }
 
-// Those of the load at `key`. The answer is where number lane % 16 of them is, if it is asked for.
-__device__ __forceinline__ place load_some(const fa3_decode_params &p, const work &w, int key,
-                                           uint32_t stage) {
+// Those of kLoadKeys neighbours from `key` on. The answer is where number lane % 16 of them is, if
+// it is asked for.
+__device__ __forceinline__ place load_neighbours(const fa3_decode_params &p, const work &w, int key,
+                                                 uint32_t stage) {
   const int lane_row = (threadIdx.x & 31) / kLanesOfRow, number = threadIdx.x & 15;
   lane_rows places;
   // Most loads' rows are neighbours: of one page, and all of them there.

@@ -16,8 +16,9 @@ constexpr int kWarps = FA3_WARPS;
 constexpr int kWarps = FA3_DECODE_WARPS;
 #endif
 constexpr int kLoadKeys = 16;  // that a warp loads, and a product takes, at once
+// Of a step, which is a chain of waits: with two there are half as many.
 #ifdef FA3_LOADS
-constexpr int kLoads = FA3_LOADS;  // of a step
+constexpr int kLoads = FA3_LOADS;
 #else
 constexpr int kLoads = 1;
 #endif
