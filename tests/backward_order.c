@@ -155,6 +155,8 @@ static void test_turns(void **state) {
                   check_turns(&tiles, tiles.upward, &mask);
               tiles.upward = tiles.sums_log2 = 0;
               check_turns(&tiles, tiles.tiles, &mask); /* all, and one sum */
+              tiles.tiles += 2; /* of the longest sequence, which this one is not */
+              check_turns(&tiles, tiles.tiles, &mask);
             }
 }
 

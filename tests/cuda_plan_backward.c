@@ -404,6 +404,8 @@ static void test_rising(void **state) {
   check_rising(deal(2, 8192, 8192, 8, 8, 256, true).tiles, 0, 0);    /* pairs of blocks */
   check_rising(deal(1, 65536, 65536, 16, 16, 64, true).tiles, 0, 0); /* beyond the cache */
   check_rising(deal(8, 1024, 8192, 32, 32, 64, true).tiles, 0, 0);   /* nearly all is seen */
+  check_rising(deal_packed(6, 20424, 5584, 24, 24, 128).tiles, 144 - 6, 4);
+  check_rising(deal_packed(4, 16550, 16000, 8, 8, 128).tiles, 0, 0); /* few long heads */
 }
 
 static void check_half_rising(struct backward_plan plan, int32_t rising, bool finished_later) {

@@ -28,6 +28,10 @@ enum { LEAST_STAGGERED = 4, MOST_STAGGER_LOG2 = 3 };
 static const double least_rounds = 1.4, least_rounds_of_long_steps = 1.6, two_rounds = 2.05;
 enum { FARTHEST_RISE = 72 };
 
+/* Heads of packed sequences, as many as all rows make of the longest, from which on most rise: the
+ * longest tiles of those that rise come last, and with few heads they end late. */
+static const int64_t least_packed_heads = 24;
+
 /* What the half of all heads that rises keeps in the L2 cache. */
 enum { RISING_BYTES = 44 << 20 };
 
@@ -64,11 +68,10 @@ int64_t bytes_of_more_sums(int64_t sum_bytes) {
 }
 
 /* Whether tiles that go upwards, all of a head, would begin at blocks of their own: under a causal
- * mask, if the plan knows how long sequences are. Pairs of blocks cannot go upwards. */
+ * mask. Pairs of blocks cannot go upwards. */
 static bool may_rise(const struct problem *problem, const struct visits *visits,
                      const struct backward_plan *plan) {
-  return plan->cluster == 1 && !is_packed(problem) && takes_more_sums(problem) &&
-         visits->mean <= 0.6 * visits->most;
+  return plan->cluster == 1 && takes_more_sums(problem) && visits->mean <= 0.6 * visits->most;
 }
 
 void deal_rising(const struct problem *problem, const struct visits *visits,
@@ -77,6 +80,7 @@ void deal_rising(const struct problem *problem, const struct visits *visits,
   if (!may_rise(problem, visits, plan) || problem->heads_q > problem->heads_k ||
       fa3_key_tile_parts(tiles) > 1 || fa3_sum_count(tiles) > 1)
     return;
+  if (is_packed(problem) && tiles->heads * count_sequences(problem) < least_packed_heads) return;
   const int64_t all = (int64_t)tiles->heads * tiles->batches;
   const int64_t section = CACHE_BYTES / bytes_of_head(problem, plan->kernel);
   const int64_t downward = larger(divide_up((int64_t)2 * MULTIPROCESSORS, tiles->tiles), section);
@@ -89,7 +93,9 @@ void deal_rising(const struct problem *problem, const struct visits *visits,
 void deal_half_rising(const struct problem *problem, const struct visits *visits,
                       struct backward_plan *plan) {
   fa3_key_tiles *tiles = &plan->tiles;
-  if (!may_rise(problem, visits, plan) || tiles->rising > 0 || tiles->row_parts > 1) return;
+  if (!may_rise(problem, visits, plan) || is_packed(problem) || tiles->rising > 0 ||
+      tiles->row_parts > 1)
+    return;
   const int64_t all = fa3_chain_count(tiles);
   const double rounds = (double)(all * tiles->tiles) / MULTIPROCESSORS;
   const bool even_rounds = rounds >= least_rounds_of_long_steps && rounds <= two_rounds;

@@ -213,6 +213,16 @@ static struct spec random_forward(bool backward, struct rng *rng) {
     set_head_dims(&spec, RNG_PICK(rng, 64, 96, 128), rng);
     set_causal_square(&spec, rng_between(rng, 900, 1500));
   }
+  /* Heads of packed sequences, most of which rise. */
+  if (backward && rng_chance(rng, 0.01)) {
+    set_head_dims(&spec, RNG_PICK(rng, 64, 96, 128), rng);
+    set_causal_square(&spec, rng_between(rng, 700, 1200));
+    spec.packed_q = spec.packed_k = true;
+    spec.batch = rng_between(rng, 4, 6);
+    spec.heads_k = rng_between(rng, 12, 16);
+    spec.group = 1;
+    if (spec.layout > LAYOUT_HEADS_FIRST) spec.layout = LAYOUT_HEADS_FIRST; /* it is large */
+  }
   /* So many heads that they rise section by section. */
   if (backward && rng_chance(rng, 0.006)) {
     set_head_dims(&spec, RNG_PICK(rng, 64, 96, 128), rng);
