@@ -61,6 +61,10 @@ static void test_unknown_lengths(void **state) {
     assert_int_equal(plan.decode.splits, cases[i].splits);
     assert_true(plan.decode.alone == (cases[i].blocks > 0 && cases[i].blocks <= 132));
     assert_true(plan.decode.blocks % heads == 0);
+    problem.features |= FA3_FEATURE_PAGE_TABLE; /* pages of one row */
+    problem.key.rows = problem.value.rows = 1;
+    assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+    assert_true((plan.decode.blocks > 0) == (cases[i].blocks > 0 && cases[i].batch * heads < 192));
   }
 }
 

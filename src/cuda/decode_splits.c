@@ -30,11 +30,11 @@ static const int64_t block_bandwidth = 52, block_bandwidth_of_codes = 26;
  * much of codes as others of 16 bits. */
 static const int64_t lone_warps = 8;
 /* Keys dealt out: most blocks of a multiprocessor, units that each has at least, units that a
- * tile's beginning counts for, and most tiles; and tiles from which on sequences of 16 bits whose
- * lengths differ are many enough to be split each by itself, unless there are so many units for
- * each multiprocessor. */
+ * tile's beginning counts for, and most tiles. */
 static const int64_t dealt_blocks = 2, dealt_units = 12, piece_units = 6, dealt_tiles = 4096;
-static const int64_t undealt_tiles = 192, never_dealt_tiles = 400, many_units = 200;
+/* Tiles from which on sequences of 16 bits whose lengths differ are many enough to be split each by
+ * itself: if a multiprocessor would have fewer than `many_units`, and in any case. */
+static const int64_t undealt_tiles = 192, many_units = 200, never_dealt_tiles = 400;
 
 int64_t decode_rows(const struct problem *problem, int64_t queries) {
   return queries * (problem->heads_q / problem->heads_k);
@@ -165,7 +165,8 @@ static bool deals(const struct problem *problem, const struct cuda_facts *facts,
     const bool in_clusters =
         tiles <= one_round_by_8 && large_cluster * tiles >= DECODE_FULL_GRID * problem->batch;
     return !in_clusters && units >= dealt_units * most &&
-           (tiles < undealt_tiles || (tiles < never_dealt_tiles && units >= many_units * most));
+           (tiles < undealt_tiles || (tiles < never_dealt_tiles && units >= many_units * most &&
+                                      page_rows(problem) >= small_pages));
   }
   if (units < dealt_units * dealt_blocks * most) return false;
   if (codes && decode_lengths_differ(problem)) return true;
