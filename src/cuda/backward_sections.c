@@ -17,9 +17,11 @@ enum { MOST_SHARED = 3 };
  * docs/notes/hopper-backward-tiles.md. */
 enum { TOGETHER_BYTES = 512 << 20, GROUPS_BYTES = 128 << 20 };
 
-/* Steps between short tiles of a head, over the workers that take turns at them. Measured:
+/* Steps between short tiles of a head, over the workers that take turns at them; and in steps, the
+ * beginning and the end of such a tile, of kernels with 128 queries a step and of others. Measured:
  * likewise. */
 static const double short_tiles_apart = 1.9;
+static const double ends_of_128 = 0.6, ends_of_fewer = 2;
 
 /* Less than a round of tiles, of a section of large groups. */
 static const double least_part_of_round = 0.67;
@@ -87,9 +89,8 @@ static int64_t find_short_section(const struct problem *problem, const struct vi
   const int64_t own = (int64_t)4 * TILE_K * (problem->head_dim + problem->value_head_dim);
   if (shared > MOST_SHARED * own || all < 1) return 0;
   const int64_t size = divide_up(all, divide_up(all, larger(CACHE_BYTES / (shared + own), 1)));
-  /* The beginning and the end of a tile take the time of some steps. */
   const double steps = visits->mean * (double)query_heads_of_key_head(problem) +
-                       (plan->kernel->tile_q == 128 ? 0.6 : 2);
+                       (plan->kernel->tile_q == 128 ? ends_of_128 : ends_of_fewer);
   const double workers = (double)MULTIPROCESSORS / plan->cluster;
   return (double)size * steps >= short_tiles_apart * workers ? size : 0;
 }

@@ -38,6 +38,8 @@ enum { RISING_BYTES = 44 << 20 };
 /* In steps. Measured: likewise. */
 static const double finish_steps = 1.5; /* the kernel that stores dQ, beside its bytes */
 static const double wait_steps = 1.2;   /* that tiles begin after each other, without a mask */
+static const double packed_waits = 2;   /* so many times, where lengths are packed */
+static const double sum_passes = 3;     /* that a sum beyond the first is written or read */
 static const double last_share = 1.4;   /* of a step that takes the sum and stores dQ */
 static const double finish_waits = 3.0; /* that such steps may cost before dQ is finished later */
 
@@ -135,9 +137,9 @@ static bool has_two_sums(const struct problem *problem, const struct backward_pl
   const double share = fmin(1, chains / fa3_chain_count(&plan->tiles));
   if (2 * bytes <= CACHED_SUMS_BYTES) return true;
   /* Tiles of packed lengths, which end at different times, wait more than once. */
-  const double waits = wait_steps * beside * (is_packed(problem) ? 2 : 1);
+  const double waits = wait_steps * beside * (is_packed(problem) ? packed_waits : 1);
   return 2 * share * bytes <= CACHED_SUMS_BYTES && bytes <= MORE_SUMS_BYTES &&
-         waits > 3 * bytes / bytes_of_step + finish_steps;
+         waits > sum_passes * bytes / bytes_of_step + finish_steps;
 }
 
 /* Without a mask, tiles of a head that run side by side may each begin at a block of their own
@@ -190,7 +192,7 @@ void deal_sums(const struct problem *problem, const struct visits *visits,
       const double sums = 1 << log2;
       if (sums * bytes > CACHED_SUMS_BYTES) break;
       const double gain = wait_steps * beside * (1 - 1 / sums) * rounds;
-      const double cost = 3 * (sums - 1) * steps_of_sum + finish_steps;
+      const double cost = sum_passes * (sums - 1) * steps_of_sum + finish_steps;
       if (gain <= cost || (log2 > 1 && 0.6 * gain - cost <= best)) continue;
       best = 0.6 * gain - cost;
       tiles->sums_log2 = log2;
