@@ -52,11 +52,11 @@ __device__ __forceinline__ void unpack_units(const units &x, int first, uint32_t
 // A warp's codes of keys, or of values, become its part of a tile; so does each one's scale.
 __device__ __forceinline__ void unpack_part(const ring<kTiles, kKBytes> &r, uint32_t scales,
                                             uint32_t codes, uint32_t from, uint32_t tile) {
-  const int row = thread_again() / 32 % kLoadersOfTile * kStepKeys;
+  const int row = thread_again() / 32 % kLoadersOfTile * kLoadKeys;
   const int lane = thread_again() & 31;
   units x;
   read_units(codes, 0, x);
-  const float scale = load_shared_float(from + lane % kStepKeys * 4);
+  const float scale = load_shared_float(from + lane % kLoadKeys * 4);
   ring_wait_empty(r, tile);
   unpack_units(x, 0, ring_tile(r, tile), row);
 #pragma unroll
@@ -64,7 +64,7 @@ __device__ __forceinline__ void unpack_part(const ring<kTiles, kKBytes> &r, uint
     read_units(codes, first, x);
     unpack_units(x, first, ring_tile(r, tile), row);
   }
-  if (lane < kStepKeys)
+  if (lane < kLoadKeys)
     store_shared_float(scales + tile % kTiles * kTileScaleBytes + (row + lane) * 4, scale);
   fence_proxy_async();  // what the warp has written is there for products
   barrier_arrive(ring_full(r, tile));
@@ -78,7 +78,7 @@ __device__ __forceinline__ void load(const fa3_decode_fp8_params &fp8, const blo
   const lane_scales scales = find_scales(fp8, w);
   // Of the next load: its key, and the tile of it. What is unpacked is some steps behind.
   int tile = warp / kLoadersOfTile;
-  int key = (w.units.begin + tile) * kUnitKeys + warp % kLoadersOfTile * kStepKeys;
+  int key = (w.units.begin + tile) * kUnitKeys + warp % kLoadersOfTile * kLoadKeys;
   const int tiles = w.units.end - w.units.begin;
   uint32_t stage = 0;
 #pragma unroll 1
@@ -102,7 +102,7 @@ __device__ __forceinline__ void load(const fa3_decode_fp8_params &fp8, const blo
     if (kQInRegisters && behind < kTurns) barrier_wait(m.queries_taken, 0);
     const uint32_t codes = ring + stage * kStageBytes, of_keys = codes + kScalesAt;
     unpack_part(m.k, m.key_scales, codes, of_keys, behind);
-    unpack_part(m.v, m.value_scales, codes + kValuesAt, of_keys + kStepKeys * 4, behind);
+    unpack_part(m.v, m.value_scales, codes + kValuesAt, of_keys + kLoadKeys * 4, behind);
     __syncwarp();
   }
 }

@@ -10,7 +10,7 @@ constexpr int kGroupRows = 64;                  // of a consumer warpgroup
 constexpr int kConsumers = kRows / kGroupRows;  // warpgroups
 // Warps that load, 16 keys of a tile each; more than a tile has take turns at tiles.
 constexpr int kLoaders = FA3_CHUNK_FP8_LOADERS(kHeadDim);
-constexpr int kLoadersOfTile = kUnitKeys / kStepKeys;
+constexpr int kLoadersOfTile = kUnitKeys / kLoadKeys;
 constexpr int kTurns = kLoaders / kLoadersOfTile;
 constexpr int kThreads = 32 * kLoaders + 128 * kConsumers;
 static_assert(kRows == FA3_CHUNK_FP8_ROWS && kLoaders % kLoadersOfTile == 0 &&

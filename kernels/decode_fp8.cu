@@ -9,8 +9,8 @@
 // Rows of codes are short, and memory gives more of longer pieces: so a block may have two heads of
 // keys, which lie side by side, and a step both heads' rows of 16 keys.
 //
-// Compile with -DFA3_E4M3=1, FA3_TILE_Q, FA3_HEAD_DIM, FA3_STAGES, FA3_HEADS for two of them, and
-// FA3_WARPS for other than FA3_DECODE_WARPS.
+// Compile with -DFA3_E4M3=1, FA3_TILE_Q, FA3_HEAD_DIM, FA3_STAGES, FA3_HEADS for two of them,
+// FA3_LOADS for two of 16 keys in a step, and FA3_WARPS for other than FA3_DECODE_WARPS.
 #include "codes.cuh"
 #include "decode_deal.cuh"
 #include "decode_load.cuh"
@@ -215,7 +215,7 @@ __device__ __forceinline__ void attend(const fa3_decode_fp8_params &fp8, const w
                                        uint32_t ring, attention &a) {
   const fa3_decode_params &p = fp8.decode;
   const int steps = count_steps(w);
-  int key = w.units.begin * kUnitKeys + threadIdx.x / 32 * kStepKeys;  // of the next load
+  int key = w.units.begin * kUnitKeys + threadIdx.x / 32 * kStepKeys;  // of the next step
 
   if (p.lengths_known && begins_early(p)) begin_grid(p);
   const lane_scales scales = find_scales(fp8, w);

@@ -20,7 +20,7 @@ __device__ __forceinline__ float scale_of_query(const fa3_decode_fp8_params &p, 
             place.head / scales.heads_per_scale * scales.stride_head + block * scales.stride_block];
 }
 
-// Where one scale of each step of this lane is: lanes 0 to 15 bring the keys', the others the
+// Where one scale of each load of this lane is: lanes 0 to 15 bring the keys', the others the
 // values'.
 struct lane_scales {
   const float *data;
@@ -51,7 +51,7 @@ __device__ __forceinline__ lane_scales find_scales(const fa3_decode_fp8_params &
   return found;
 }
 
-// The scale of key number lane % 16 of a step, or of its value, of each head: to place `number`.
+// The scale of key number lane % 16 of a load, or of its value, of each head: to place `number`.
 __device__ __forceinline__ void load_scale(const lane_scales &s, const place &at, uint32_t stage,
                                            int number) {
   const bool there = at.page >= 0;

@@ -14,8 +14,8 @@ constexpr int kScores = kStepKeys / 4;
 
 // Scales of values are part of what multiplies them.
 constexpr bool kScaledValues = kElementBytes == 1;
-// So much, as a power of 2, may multiply values before the output's unit follows: float16 has room
-// for 2^15.
+// What multiplies a value may be up to 2^10 in the output's unit before the unit follows. Float16
+// ends at 2^16.
 constexpr float kUnitRoom = 10.0f;
 
 // What a warp keeps of its rows.

@@ -96,9 +96,9 @@ enum {
 };
 
 struct shared {
-  unsigned largest[4][kTileRows];  // of each scale of a tile; bits of floats
-  tile tiles[2 * kFound];          // in turn: from the last to the seventh that comes, at least
-  tile whole;                      // all that a mean is of
+  unsigned largest[4][kTileRows];           // of each scale of a tile; bits of floats
+  tile tiles[2 * kFound];                   // a ring: at turn k it has tiles k to k + 7 at least
+  tile whole;                               // all that a mean is of
   alignas(16) float factors[kNumbersRoom];  // of the rotation
   alignas(16) float mean[kNumbersRoom];
   double sums[kDim];       // of the block's rows
@@ -419,14 +419,14 @@ __device__ __forceinline__ void quantize_tiles(const fa3_quantize_params &p, sha
       const float scale = scale_for(__uint_as_float(s.largest[turn_of][0]));
       atomicMax((unsigned *)now.scale, __float_as_uint(scale)); /* in the order of the floats */
     }
-    /* Room where the last tile was, for that after the next two. */
+    /* Turn k + 3 takes the place of turn k - 1. */
     if (place.w % 2 && !of_sequence) s.largest[(turn_of + 3) % 4][place.w / 2] = 0;
     /* What comes later, where none of the block reads any more. */
     if (kClusters) {
       const int later = k + 2 * kFound - 1;
       if (this_thread() / 32 != turn_of) continue;
       if (this_thread() % 32 == 0 && k && later < turns) {
-        tile_number number = s.tiles[(turn_of + 2) % 4].number; /* any */
+        tile_number number = s.tiles[(turn_of + 2) % 4].number; /* all have one batch and head */
         number.part = part_of_turn(p, count, later);
         s.tiles[later % (2 * kFound)] = find_tile(p, number);
       }

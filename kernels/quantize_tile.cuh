@@ -62,12 +62,12 @@ __device__ __forceinline__ int there_and_back(const fa3_quantize_params &p, int 
   return k < count ? k : 2 * count - 1 - k;
 }
 
-// The part of its head that it is.
+// Which part of its head a block of a cluster takes in turn k.
 __device__ __forceinline__ int part_of_turn(const fa3_quantize_params &p, int count, int k) {
   return (int)cluster_rank() + there_and_back(p, count, k) * (int)cluster_size();
 }
 
-// The tile of a block's k-th turn, where clusters have none.
+// The tile that a block takes in turn k, without clusters.
 __device__ __forceinline__ tile_number find_turn(const fa3_quantize_params &p, int k) {
   const int block = (int)blockIdx.x + k / p.in_turn * (int)gridDim.x;
   return find_number(p, block * p.in_turn + k % p.in_turn);

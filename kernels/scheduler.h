@@ -42,7 +42,7 @@ typedef struct {
 } fa3_tile;
 
 FA3_SHARED int fa3_tile_count(const fa3_tile_space *space) {
-  return space->batches * space->heads * space->blocks; /* 0 of no batch, however large */
+  return space->batches * space->heads * space->blocks; /* no overflow of an empty batch */
 }
 
 FA3_SHARED fa3_tile fa3_tile_at(const fa3_tile_space *space, int index) {

@@ -28,8 +28,8 @@ enum { LEAST_STAGGERED = 4, MOST_STAGGER_LOG2 = 3 };
 static const double least_rounds = 1.4, least_rounds_of_long_steps = 1.6, two_rounds = 2.05;
 enum { FARTHEST_RISE = 72 };
 
-/* Heads of packed sequences, as many as all rows make of the longest, from which on most rise: the
- * longest tiles of those that rise come last, and with few heads they end late. */
+/* Heads of a packed batch rise only if its rows would fill so many of the longest sequence. The
+ * longest tiles of heads that rise come last, and with few heads they end late. */
 static const int64_t least_packed_heads = 24;
 
 /* What the half of all heads that rises keeps in the L2 cache. */

@@ -169,8 +169,8 @@ static struct chunk_time time_chunk_splits(int64_t most, int64_t tiles, int64_t 
                              tiles * (keys / 2 + chunk_start * splits) / most + of_block + combine};
 }
 
-/* The number of splits with the shortest time. Lengths that may differ are alike as likely as not:
- * then another number has to save a tenth of both times. */
+/* The number of splits with the shortest time. Lengths that may differ may also be alike: so splits
+ * for lengths that do are taken only if they save a tenth of both times together. */
 static int64_t choose_chunk_splits(const struct problem *problem, const struct cuda_facts *facts,
                                    const struct kernel *kernel, int64_t tiles) {
   const int64_t most = facts->most_multiprocessors;

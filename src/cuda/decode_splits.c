@@ -32,8 +32,9 @@ static const int64_t lone_warps = 8;
 /* Keys dealt out: most blocks of a multiprocessor, units that each has at least, units that a
  * tile's beginning counts for, and most tiles. */
 static const int64_t dealt_blocks = 2, dealt_units = 12, piece_units = 6, dealt_tiles = 4096;
-/* Tiles from which on sequences of 16 bits whose lengths differ are many enough to be split each by
- * itself: if a multiprocessor would have fewer than `many_units`, and in any case. */
+/* Sequences of 16 bits whose lengths differ: from `undealt_tiles` on each is split by itself,
+ * unless a multiprocessor would have `many_units`. From `never_dealt_tiles` on each is in any case.
+ */
 static const int64_t undealt_tiles = 192, many_units = 200, never_dealt_tiles = 400;
 
 int64_t decode_rows(const struct problem *problem, int64_t queries) {
@@ -108,7 +109,7 @@ static int64_t choose_fine_splits(const struct problem *problem, int64_t tiles) 
 /* Splits of a sequence where they are shares of its keys, in clusters. */
 static int64_t choose_splits(const struct problem *problem, const struct kernel *kernel,
                              int64_t tiles) {
-  /* A unit is a step of all warps, where that is a load of each. */
+  /* With two loads a step of all warps takes two units: there are half as many splits at most. */
   const int64_t most = divide_up(most_units(problem), decode_loads(kernel));
   const bool codes = decode_has_codes(problem);
   const int64_t grid = codes && problem->max_seqlen_k >= long_keys ? 2 * (int64_t)DECODE_FULL_GRID

@@ -371,7 +371,7 @@ static void test_lone_blocks(void **state) {
 }
 
 /* Codes under more queries than a block of decode_fp8 has rows for: chunk_fp8, in 13, 4 and 3
- * splits (tests/cuda_plan_decode.c). */
+ * splits at head dim 128, in 7, 4 and 3 at 64 (tests/cuda_plan_decode.c). */
 static void test_small_chunks(void **state) {
   (void)state;
   static const struct { int64_t batch, queries; } cases[] = {{4, 8}, {16, 8}, {21, 6}};
