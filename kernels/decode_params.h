@@ -17,7 +17,7 @@
 enum {
   FA3_DECODE_ROWS = 16,                    /* of a block, at most */
   FA3_DECODE_WARPS = 4,                    /* where a variant has no number of its own */
-  FA3_DECODE_KEYS = 16 * FA3_DECODE_WARPS, /* a unit: a step of so many warps */
+  FA3_DECODE_KEYS = 16 * FA3_DECODE_WARPS, /* a unit: a load of so many warps */
   FA3_DECODE_MAX_CLUSTER = 16
 };
 
@@ -97,13 +97,12 @@ typedef struct {
  * keys out, and awaits an append as a whole. */
 #define FA3_DECODE_KEEPS_WORK(head_dim, element_bytes) ((element_bytes) == 2 && (head_dim) > 128)
 
-/* What a compiled variant needs of the host: rings of steps of 16 keys and values, and of their
+/* What a compiled variant needs of the host: rings of loads of 16 keys and values, and of their
  * scales; and what the blocks of a cluster send each other. */
 #define FA3_DECODE_SHARED_BYTES(rows, head_dim, stages) \
   (FA3_DECODE_WARPS * (stages)*16 * 2 * (head_dim)*2 + (rows) * (head_dim)*4 + 4096)
-#define FA3_DECODE_FP8_SHARED_BYTES(warps, rows, head_dim, stages)                         \
-  ((warps)*32 *                                                                            \
-       ((stages) * ((head_dim) + 4) + ((rows) > 8 && (head_dim) > 128 ? (head_dim) : 0)) + \
+#define FA3_DECODE_FP8_SHARED_BYTES(warps, rows, head_dim, loads)                                  \
+  ((warps)*32 * ((loads) * ((head_dim) + 4) + ((rows) > 8 && (head_dim) > 128 ? (head_dim) : 0)) + \
    (rows) * (head_dim)*4 + 4096)
 
 /* A block of chunk_fp8: so many rows, and warps that load. What it has in shared memory: Q where it

@@ -202,6 +202,15 @@ static void test_long_sequences(void **state) {
   }
 }
 
+/* As many queries as keys, and key heads as query heads. */
+static struct problem make_square(int64_t batch, int64_t seqlen, int64_t heads, int64_t head_dim,
+                                  bool causal) {
+  struct problem problem =
+      make_problem(FA3_BFLOAT16, batch, seqlen, heads, heads, head_dim, head_dim);
+  if (causal) problem.window_right = 0;
+  return problem;
+}
+
 /* Tiles are smaller where the grid has few of them, or few in its last round. */
 static void test_tile_sizes(void **state) {
   (void)state;
@@ -218,10 +227,8 @@ static void test_tile_sizes(void **state) {
       {3, 512, 12, 128, true, 128},   {1, 2048, 10, 128, true, 128},  {1, 4096, 5, 128, true, 128}};
   struct cuda_plan plan;
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    struct problem problem =
-        make_problem(FA3_BFLOAT16, cases[i].batch, cases[i].seqlen, cases[i].heads, cases[i].heads,
-                     cases[i].head_dim, cases[i].head_dim);
-    if (cases[i].causal) problem.window_right = 0;
+    struct problem problem = make_square(cases[i].batch, cases[i].seqlen, cases[i].heads,
+                                         cases[i].head_dim, cases[i].causal);
     problem.num_splits = 1;
     assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
     assert_int_equal(plan.forward.tile_queries, cases[i].queries);
@@ -269,10 +276,8 @@ static void test_cut_tiles(void **state) {
   static int32_t cu_seqlens[64], page_table[64];
   struct cuda_plan plan;
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    struct problem problem =
-        make_problem(FA3_BFLOAT16, cases[i].batch, cases[i].seqlen, cases[i].heads, cases[i].heads,
-                     cases[i].head_dim, cases[i].head_dim);
-    if (cases[i].causal) problem.window_right = 0;
+    struct problem problem = make_square(cases[i].batch, cases[i].seqlen, cases[i].heads,
+                                         cases[i].head_dim, cases[i].causal);
     if (cases[i].packed) problem.cu_seqlens_q = problem.cu_seqlens_k = cu_seqlens;
     if (cases[i].codes)
       problem.query.dtype = problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;

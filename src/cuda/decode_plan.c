@@ -20,6 +20,8 @@ static const int64_t few_keys = 1280; /* that the forward kernel's tiles hold wi
  * and the least of a split; blocks of a multiprocessor that have room for partial results. */
 static const int64_t chunk_start = 9, chunk_combine = 3, chunk_least = 4;
 static const int64_t chunk_blocks = 2;
+/* Rounds of blocks, at most: each costs a beginning. */
+static const int64_t chunk_rounds = 10;
 
 static int32_t shared_bytes(const struct kernel *kernel) {
   return FA3_DECODE_SHARED_BYTES(kernel->tile_q, kernel->head_dim, kernel->stages);
@@ -169,8 +171,9 @@ static struct chunk_time time_chunk_splits(int64_t most, int64_t tiles, int64_t 
                              tiles * (keys / 2 + chunk_start * splits) / most + of_block + combine};
 }
 
-/* The number of splits with the shortest time. Lengths that may differ may also be alike: so splits
- * for lengths that do are taken only if they save a tenth of both times together. */
+/* The number of splits with the shortest time, of those that fill so many rounds of blocks: few
+ * are tried, as this is on the way of every launch. Lengths that may differ may also be alike: so
+ * splits for lengths that do are taken only if they save a tenth of both times together. */
 static int64_t choose_chunk_splits(const struct problem *problem, const struct cuda_facts *facts,
                                    const struct kernel *kernel, int64_t tiles) {
   const int64_t most = facts->most_multiprocessors;
@@ -181,7 +184,10 @@ static int64_t choose_chunk_splits(const struct problem *problem, const struct c
   struct chunk_time time = time_chunk_splits(most, tiles, keys, 1);
   int64_t best = 1, least = time.alike, sum = time.alike + time.differ;
   int64_t best_of_both = 1, least_sum = sum;
-  for (int64_t splits = 2; splits <= limit; splits++) {
+  for (int64_t round = 1; round <= chunk_rounds; round++) {
+    int64_t splits = smaller(round * most / larger(tiles, 1), limit);
+    if (splits < 2) continue;
+    splits = divide_up(keys, divide_up(keys, splits)); /* no more than shares that long take */
     time = time_chunk_splits(most, tiles, keys, splits);
     if (time.alike < least) {
       best = splits;

@@ -16,6 +16,11 @@ static void pack_many(struct spec *spec, int64_t batch, int64_t longest, struct 
   spec->page_size = 0;
 }
 
+/* Of a large one, or the arena would not hold it; of codes, for the copy engine to take them. */
+static void leave_no_gaps(struct spec *spec) {
+  if (spec->layout > LAYOUT_HEADS_FIRST) spec->layout = LAYOUT_HEADS_FIRST;
+}
+
 static void clear_mask(struct spec *spec) {
   spec->flags &= ~(uint32_t)(FA3_CAUSAL | FA3_WINDOW);
   spec->diagonal = false;
@@ -55,7 +60,7 @@ static void decode_long(struct spec *spec, struct rng *rng) {
   spec->num_splits = 0;
   spec->split_keys = 0;
   spec->batch_index = false;
-  if (spec->layout > LAYOUT_HEADS_FIRST) spec->layout = LAYOUT_HEADS_FIRST; /* it is large */
+  leave_no_gaps(spec);
   switch (rng_between(rng, 0, spec->codes ? TWO_HEADS : PAIRS)) {
     case PARTS:
       spec->batch = rng_between(rng, 1, 2);
@@ -189,7 +194,7 @@ static struct spec random_forward(bool backward, struct rng *rng) {
     set_dense(&spec);
     spec.codes = spec.leftpad_k = false;
     if (spec.head_dim != 128) spec.page_size = 0;
-    if (spec.layout > LAYOUT_HEADS_FIRST) spec.layout = LAYOUT_HEADS_FIRST; /* it is large */
+    leave_no_gaps(&spec);
     clear_mask(&spec);
   }
   /* Few queries of grouped heads, which share tiles. */
@@ -237,7 +242,7 @@ static struct spec random_forward(bool backward, struct rng *rng) {
     spec.batch = rng_between(rng, 7, 8);
     spec.heads_k = rng_between(rng, 12, 14);
     spec.group = 1;
-    if (spec.layout > LAYOUT_HEADS_FIRST) spec.layout = LAYOUT_HEADS_FIRST; /* it is large */
+    leave_no_gaps(&spec);
   }
   /* So many heads that they rise section by section. */
   if (backward && rng_chance(rng, 0.006)) {
@@ -249,7 +254,7 @@ static struct spec random_forward(bool backward, struct rng *rng) {
     spec.batch = rng_between(rng, 1, 2);
     spec.heads_k = (section + downward + rng_between(rng, 1, 9)) / spec.batch + 1;
     spec.group = 1;
-    if (spec.layout > LAYOUT_HEADS_FIRST) spec.layout = LAYOUT_HEADS_FIRST; /* it is large */
+    leave_no_gaps(&spec);
   }
   /* Little more than a round of long tiles: the first of a head go upwards. */
   if (backward && rng_chance(rng, 0.01)) {
@@ -266,7 +271,7 @@ static struct spec random_forward(bool backward, struct rng *rng) {
     set_head_dims(&spec, RNG_PICK(rng, 120, 128), rng);
     spec.softcap = 0;
     spec.packed_q = spec.packed_k = false;
-    if (spec.layout > LAYOUT_HEADS_FIRST) spec.layout = LAYOUT_HEADS_FIRST; /* it is large */
+    leave_no_gaps(&spec);
     clear_mask(&spec);
     spec.heads_k = window ? 1 : 2;
     spec.group = window ? 20 : 4;
@@ -286,7 +291,7 @@ static struct spec random_forward(bool backward, struct rng *rng) {
   if (spec.codes) {
     spec.head_dim = (spec.head_dim + 15) / 16 * 16;
     spec.value_head_dim = (spec.value_head_dim + 15) / 16 * 16;
-    if (spec.layout > LAYOUT_HEADS_FIRST) spec.layout = LAYOUT_HEADS_FIRST;
+    leave_no_gaps(&spec);
   }
   return spec;
 }
