@@ -1,187 +1,39 @@
 // Rows become E4M3 codes and their scales, bit for bit as on the CPU (src/cpu/quantize.c), but for
-// the mean, whose sum in double precision has another order. A thread has 32 elements of one row, a
-// chunk of either half; the next tile is loaded while these are worked on.
+// the mean, whose sum in double precision has another order, and rotations by tensor cores
+// (quantize_products.cuh). A thread has 32 elements of one row, a chunk of either half; or
+// neighbours, of one row or several, where tensor cores rotate. The next tile is loaded while these
+// are worked on.
 // docs/notes/hopper-quantize.md has the figures.
 //
 // Compile with FA3_HEAD_DIM, the largest that a row may have.
-#include "cluster.cuh"
-#include "codes.cuh"
-#include "quantize_rotary.cuh"
-#include "quantize_rotate.cuh"
+#include "quantize_block.cuh"
+#include "quantize_divide.cuh"
 
-// The largest finite magnitude, and whether there are others.
-__device__ __forceinline__ float largest_of(const float (&x)[kElements], bool &infinite) {
+// The largest finite magnitude of so many neighbours, and whether there are others.
+template <bool kProducts, int kCount>
+__device__ __forceinline__ float largest_of(const float (&x)[kElements], int first,
+                                            bool &infinite) {
   float parts[4] = {};
 #pragma unroll
-  for (int i = 0; i < kElements; i++)
-    parts[i % 4] = fmaxf(parts[i % 4], fabsf(x[i])); /* no NaN passes */
+  for (int i = 0; i < kCount; i++)
+    parts[i % 4] = fmaxf(parts[i % 4], fabsf(x[first + i])); /* no NaN passes */
   float most = fmaxf(fmaxf(parts[0], parts[1]), fmaxf(parts[2], parts[3]));
+  if (kProducts) most = finish_product(most);
   infinite = most == INFINITY;
   if (infinite) {
     most = 0;
 #pragma unroll
-    for (int i = 0; i < kElements; i++)
-      if (fabsf(x[i]) < INFINITY) most = fmaxf(most, fabsf(x[i]));
+    for (int i = 0; i < kCount; i++) {
+      const float y = fabsf(kProducts ? finish_product(x[first + i]) : x[first + i]);
+      if (y < INFINITY) most = fmaxf(most, y);
+    }
   }
   return most;
 }
 
-// A normal number, as on the CPU: the largest over 448, divided as below.
-__device__ __forceinline__ float scale_for(float largest) {
-  const float inverse = 1.0f / 448.0f, near = __fmul_rn(largest, inverse);
-  return fmaxf(__fmaf_rn(__fmaf_rn(-448.0f, near, largest), inverse, near), 0x1p-126f);
-}
-
-// Division by a scale, correctly rounded: the quotient by its inverse is corrected once (Markstein,
-// "Computation of elementary functions on the IBM RISC System/6000 processor", 1990). Where the
-// correction could underflow, scale and numbers are shifted. A quotient of 0 keeps its sign.
-struct divisor {
-  float shift, scale, inverse;
-};
-
-// PTX ISA, "rcp"; a step of Newton's rounds it correctly.
-__device__ __forceinline__ float invert(float x) {
-  const float near = reciprocal_unit(x);
-  return __fmaf_rn(near, __fmaf_rn(-x, near, 1.0f), near);
-}
-
-__device__ __forceinline__ divisor make_divisor(float scale) {
-  const uint32_t bits = __float_as_uint(scale);
-  const bool far = scale < 0x1p-60f || scale > 0x1p60f;
-  divisor by;
-  by.shift = far ? __uint_as_float((254 - (bits >> 23)) << 23) : 1;
-  by.scale = far ? __uint_as_float((bits & 0x7fffff) | 127 << 23) : scale;
-  by.inverse = invert(by.scale);
-  return by;
-}
-
-__device__ __forceinline__ float divide(float x, const divisor &by) {
-  x = __fmul_rn(x, by.shift);
-  const float near = __fmul_rn(x, by.inverse);
-  const float too_much = __fmaf_rn(by.scale, near, -x);
-  return __fmaf_rn(-too_much, by.inverse, near);
-}
-
-// Of a finite number, for its code alone, with one operation less: the inverse is a float that is
-// no larger, and another for what is missing. The sum is within 2^-45 of the quotient, and its code
-// is that of the correctly rounded quotient unless the quotient is as near to where rounding to a
-// float changes beside a number halfway between two codes. That number has 5 bits, so such a place
-// is an odd 25-bit integer next to a multiple of 2^20. Times the scale's 24 bits it can be within
-// 16 of a number's multiple of 2^24 only if the scale is within 16 of a multiple of 2^20.
-struct inverse {
-  float most, rest;
-};
-
-__device__ __forceinline__ bool has_inverse(float scale) {
-  return scale >= 0x1p-60f && scale <= 0x1p60f && ((__float_as_uint(scale) + 16) & 0xfffff) > 32;
-}
-
-__device__ __forceinline__ inverse make_inverse(float scale) {
-  const float near = invert(scale);
-  const bool above = __fmaf_rn(-scale, near, 1.0f) < 0;
-  const float most = __uint_as_float(__float_as_uint(near) - above);
-  const float left = __fmaf_rn(-scale, most, 1.0f); /* exactly */
-  return {most, __fmaf_rn(__fmul_rn(left, most), left, __fmul_rn(left, most))};
-}
-
-__device__ __forceinline__ float divide(float x, const inverse &by) {
-  return __fmaf_rn(x, by.most, __fmul_rn(x, by.rest));
-}
-
-enum {
-  kMostRows = FA3_QUANTIZE_THREADS / kLanes,
-  kTileRows = kMostRows < FA3_QUANTIZE_TILE_ROWS ? kMostRows : FA3_QUANTIZE_TILE_ROWS,
-  kFound = 8,       /* tiles that are found at a time, by a lane each */
-  kLeastGroup = 128 /* threads that wait for each other: there are 15 named barriers */
-};
-
-struct shared {
-  unsigned largest[4][kTileRows];           // of each scale of a tile; bits of floats
-  tile tiles[2 * kFound];                   // a ring: at turn k it has tiles k to k + 7 at least
-  tile whole;                               // all that a mean is of
-  alignas(16) float factors[kNumbersRoom];  // of the rotation
-  alignas(16) float mean[kNumbersRoom];
-  double sums[kDim];       // of the block's rows
-  float scale;             // of the sequence
-  uint32_t start;          // of the dynamic shared memory
-  int group;               // threads that wait for each other
-  bool of_warp;            // whether all of a warp's rows have one scale
-  uint32_t signs[kLanes];  // of the rotation
-};
-
-// What a block has in its dynamic shared memory: rows as they are loaded, each thread's places, and
-// rows of angles. So many bytes an element.
-template <int kBytes>
-__device__ __forceinline__ uint32_t stage_of(uint32_t start) {
-  return start + this_thread() / 32 * (32 * kElements) * kBytes;
-}
-
-template <int kBytes>
-__device__ __forceinline__ uint32_t load_place_of(uint32_t start) {
-  return start + blockDim.x * kElements * kBytes + this_thread() * (uint32_t)sizeof(load_place);
-}
-
-template <int kBytes>
-__device__ __forceinline__ uint32_t row_place_of(uint32_t start) {
-  return load_place_of<kBytes>(start) + blockDim.x * (uint32_t)sizeof(load_place);
-}
-
-template <int kBytes>
-__device__ __forceinline__ uint32_t angle_place_of(uint32_t start) {
-  return load_place_of<kBytes>(start) + 2 * blockDim.x * (uint32_t)sizeof(load_place);
-}
-
-template <int kBytes, int kAngleBytes>
-__device__ __forceinline__ uint32_t tables_of(uint32_t start) {
-  return start + blockDim.x * (kElements * kBytes + FA3_QUANTIZE_PLACE_BYTES) +
-         this_thread() / 32 * (32 * kElements) * kAngleBytes;
-}
-
-// Where a number of the row's element d is among those that are read four at a time.
-__device__ __forceinline__ int room_of(int d) {
-  return d / kChunk * kChunkRoom + d % kChunk;
-}
-
-// How rows are taken. kAny: elements one at a time, as floats; else by vectors, and turned by
-// tables of kAngleBytes an angle, if not 0.
-template <bool kAny, int kAngleBytes>
-__device__ __forceinline__ void load(const fa3_quantize_params &p, const tile &t, bool same_angles,
-                                     uint32_t start) {
-  constexpr int kBytes = kAny ? 4 : kElementBytes;
-  if constexpr (kAny)
-    load_any(p, t, stage_of<kBytes>(start));
-  else
-    load_ahead(p, t, load_place_of<kBytes>(start));
-  if constexpr (kAngleBytes > 0) {
-    if (same_angles) return;
-    if (kDim * kAngleBytes <= 512 && !p.positions && p.cos.stride_row == p.sin.stride_row &&
-        t.row + t.rows <= p.table_rows)
-      load_angles<kAngleBytes>(p, t, angle_place_of<kBytes>(start));
-    else
-      load_tables<kAngleBytes>(p, t, tables_of<kBytes, kAngleBytes>(start));
-  }
-}
-
-template <bool kAny, int kAngleBytes>
-__device__ __forceinline__ void read(const fa3_quantize_params &p, uint32_t start, uint32_t signs,
-                                     float (&x)[kElements]) {
-  constexpr int kBytes = kAny ? 4 : kElementBytes;
-  copy_async_wait_all();
-  __syncwarp();
-  read_row<kBytes>(stage_of<kBytes>(start), x, signs);
-  if constexpr (kAngleBytes > 0) {
-    const uint32_t tables = tables_of<kBytes, kAngleBytes>(start);
-    if (p.interleaved || 2 * p.pairs == kDim)
-      turn_own<kAngleBytes>(p, tables, x);
-    else
-      turn_parts<kAngleBytes>(p, stage_of<kBytes>(start), tables, x);
-  }
-  __syncwarp();
-}
-
 // Of all rows of `whole`, in an order of its own: a lane's rows, a warp's lanes, a block's warps, a
 // cluster's blocks. A lane has two neighbouring columns of each 64.
-template <bool kAny, int kAngleBytes>
+template <bool kAny, int kAngleBytes, bool kProducts>
 __device__ __forceinline__ void find_mean(const fa3_quantize_params &p, shared &s,
                                           double *warp_sums, const tile &whole, uint32_t start) {
   constexpr int kBytes = kAny ? 4 : kElementBytes, kOwn = kDim / 32;
@@ -196,10 +48,10 @@ __device__ __forceinline__ void find_mean(const fa3_quantize_params &p, shared &
     t.rows = min(p.tile_rows, whole.rows - t.row);
     t.input += t.row * p.input.stride_row * kElementBytes;
     t.positions += t.row * p.positions_stride_row;
-    load<kAny, kAngleBytes>(p, t, false, start);
+    load<kAny, kAngleBytes, kProducts>(p, t, false, start);
     copy_async_wait_all();
     __syncwarp();
-    const uint32_t own = number_place<kBytes>(stage, 0, 2 * lane);
+    const uint32_t own = number_place<kBytes, kProducts>(stage, 0, 2 * lane);
 #pragma unroll(kAngleBytes ? 1 : 4)
     for (unsigned r = 0; r < kWarpRows; r++)
 #pragma unroll
@@ -211,7 +63,8 @@ __device__ __forceinline__ void find_mean(const fa3_quantize_params &p, shared &
           read_two_turned<kAngleBytes>(p, stage, tables, r, d, x);
         } else {
           const unsigned n = (r * kDim + i * 32) * kBytes / 16;
-          const uint32_t from = (own ^ (place_of_vector<kDim * kBytes>(n) ^ n) * 16) + n * 16;
+          const unsigned swizzle = place_of_vector<kDim * kBytes, kProducts>(n) ^ n;
+          const uint32_t from = (own ^ swizzle * 16) + n * 16;
           load_two_numbers<kBytes>(from, x);
         }
         sums[i] += (double)x[0], sums[i + 1] += (double)x[1];
@@ -236,6 +89,10 @@ __device__ __forceinline__ void find_mean(const fa3_quantize_params &p, shared &
     s.mean[room_of(d)] = (float)(sum / whole.rows);
   }
   cluster_sync();
+  if constexpr (kProducts) {
+    if (threadIdx.x < 32) rotate_mean(p, s.mean);
+    __syncthreads();
+  }
 }
 
 // The scale of a sequence, from the largest magnitudes that the cluster's blocks have found. The
@@ -264,17 +121,38 @@ __device__ __forceinline__ void subtract(uint32_t mean, float (&x)[kElements]) {
 }
 
 // Of all of a row's threads.
+template <bool kProducts>
 __device__ __forceinline__ unsigned largest_of_lanes(unsigned most) {
 #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2)
+  for (int offset = (kProducts ? kProductLanes : kLanes) / 2; offset > 0; offset /= 2)
     most = max(most, __shfl_xor_sync(0xffffffff, most, offset));
   return most;
 }
 
 // Raises what the scale of the thread's row needs; where all of a warp's rows have one, together.
+template <bool kProducts>
 __device__ __forceinline__ void raise_largest(unsigned most, bool of_warp, unsigned *largest) {
-  most = of_warp ? __reduce_max_sync(0xffffffff, most) : largest_of_lanes(most);
-  if (this_thread() % (of_warp ? 32 : kLanes) == 0) atomicMax(largest, most);
+  const unsigned lane = this_thread() % 32;
+  if (of_warp) {
+    most = __reduce_max_sync(0xffffffff, most);
+    if (lane == 0) atomicMax(largest, most);
+  } else {
+    most = largest_of_lanes<kProducts>(most);
+    if (lane % (kProducts ? kProductLanes : kLanes) == 0) atomicMax(largest, most);
+  }
+}
+
+// Which scale of the tile's the thread's row number r has, eight rows after the first if it is the
+// second; and whether the thread writes it.
+__device__ __forceinline__ int slot_of(const shared &s, const uint4 &place, int r) {
+  if (r == 0 || s.of_warp) return (int)place.w / 2;
+  return min((int)place.z + 8, s.tile_rows - 1) / s.slot_rows;
+}
+
+__device__ __forceinline__ bool writes_slot(const shared &s, const uint4 &place, int r) {
+  if (r == 0) return place.w % 2;
+  const int row = (int)place.z + 8;
+  return this_thread() % 4 == 0 && row < s.tile_rows && row % s.slot_rows == 0 && !s.of_warp;
 }
 
 // Threads that wait for each other at each tile: those of a scale of their own, if they can have a
@@ -285,12 +163,12 @@ __device__ __forceinline__ int group_of(int slot_rows, bool own_scales) {
   return slot_rows == 1 ? 0 : group;
 }
 
-// The thread's codes of a row. `to` is where its first chunk's are.
-template <bool kAny, class divided_by>
-__device__ __forceinline__ void encode(const fa3_quantize_params &p, const divided_by &by,
+// The thread's codes of a row, or of its row number r. `to` is where its first chunk's are.
+template <bool kAny, int kRows, class divided_by>
+__device__ __forceinline__ void encode(const fa3_quantize_params &p, const divided_by &by, int r,
                                        bool there, char *to, const float (&x)[kElements]) {
 #pragma unroll
-  for (int chunk = 0; chunk < 2; chunk++) {
+  for (int chunk = r; chunk < (kRows == 1 ? 2 : r + 1); chunk++) {
     uint32_t codes[kChunk / 4];
 #pragma unroll
     for (int i = 0; i < kChunk; i += 4) {
@@ -298,8 +176,8 @@ __device__ __forceinline__ void encode(const fa3_quantize_params &p, const divid
       codes[i / 4] =
           pack_codes(divide(y[0], by), divide(y[1], by), divide(y[2], by), divide(y[3], by));
     }
-    const int left = there ? p.head_dim - first_of(chunk) : 0;
-    if (!kAny && left > 0) store_global_vector(to + chunk * kHalf, codes);
+    const int left = there ? p.head_dim - (kRows == 1 ? first_of(chunk) : 0) : 0;
+    if (!kAny && left > 0) store_global_vector(to + (kRows == 1 ? chunk * kHalf : 0), codes);
 #pragma unroll
     for (int word = 0; kAny && word < kChunk / 4; word++)
 #pragma unroll 1
@@ -308,8 +186,8 @@ __device__ __forceinline__ void encode(const fa3_quantize_params &p, const divid
   }
 }
 
-// kClusters: a cluster has all tiles of a head of a sequence.
-template <bool kAny, int kAngleBytes, bool kClusters>
+// kClusters: a cluster has all tiles of a head of a sequence. kProducts: tensor cores rotate.
+template <bool kAny, int kAngleBytes, bool kClusters, bool kProducts>
 __device__ __forceinline__ void quantize_tiles(const fa3_quantize_params &p, shared &s) {
   extern __shared__ __align__(1024) unsigned char stages[];
   constexpr int kBytes = kAny ? 4 : kElementBytes;
@@ -328,23 +206,30 @@ __device__ __forceinline__ void quantize_tiles(const fa3_quantize_params &p, sha
   const int slot_rows = own_scales ? min(p.scale_rows, p.tile_rows) : p.tile_rows;
   if (threadIdx.x == 0) {
     s.group = group_of(slot_rows, own_scales);
+    s.tile_rows = p.tile_rows, s.slot_rows = slot_rows;
     s.of_warp = slot_rows == p.tile_rows || slot_rows % kWarpRows == 0;
   }
   for (int i = threadIdx.x; i < kTileRows; i += blockDim.x)
     s.largest[0][i] = s.largest[1][i] = s.largest[2][i] = s.largest[3][i] = 0;
   for (int d = threadIdx.x; d < kDim; d += blockDim.x) s.factors[room_of(d)] = factor_of(p, d);
-  /* Numbers of 16 bits get their signs as they are read, where nothing comes before. */
-  constexpr bool kSigned = !kAny && !kAngleBytes && !kClusters && kElementBytes == 2;
+  /* Whole rows of 16-bit numbers that are not turned before are rotated by products. */
+  constexpr bool kSteps = !kAny && (kElementBytes == 4 || kAngleBytes);
   const bool whole = p.rotate && p.head_dim == kDim;
-  if (kSigned && threadIdx.x / 32 < kLanes) {
-    const int lane = (int)(threadIdx.x / 32);
-    s.signs[lane] = whole ? find_signs(p, lane) : 0;
+  if constexpr (kProducts) {
+    for (unsigned i = threadIdx.x / 32; i < 8; i += blockDim.x / 32)
+      s.signs[i] = find_signs(p, (int)i % 4, kDim == 256 ? (int)i / 4 : 0);
+    if (threadIdx.x < 32) s.matrix[threadIdx.x] = find_matrix((int)threadIdx.x);
   }
-  store_place(load_place_of<kBytes>(start), find_load_place(p, stage_of<kBytes>(start)));
-  store_place(row_place_of<kBytes>(start), find_row_place(p, slot_rows));
+  store_place(load_place_of<kBytes>(start), find_load_place<kProducts>(p, stage_of<kBytes>(start)));
+  store_place(row_place_of<kBytes>(start),
+              kProducts ? find_row_place(p, slot_rows, product_row(), product_first())
+                        : find_row_place(p, slot_rows, row_of(), first_of(0)));
   if constexpr (kAngleBytes > 0)
     store_place(angle_place_of<kBytes>(start),
                 find_angle_place<kAngleBytes>(p, tables_of<kBytes, kAngleBytes>(start)));
+  else if (!kAny && !kProducts)
+    store_shared_word(angle_place_of<kBytes>(start),
+                      own_vector<kRowBytes>(stage_of<kBytes>(start)));
   wait_for_prior_grids();
   if (threadIdx.x < 2 * kFound && (int)threadIdx.x < turns) {
     tile_number number = kClusters ? find_number(p, first) : find_turn(p, (int)threadIdx.x);
@@ -357,41 +242,68 @@ __device__ __forceinline__ void quantize_tiles(const fa3_quantize_params &p, sha
     s.whole.rows = fa3_find_sequence(&p.sequences, number.batch).mask.queries;
   }
   __syncthreads();
+  if constexpr (kProducts)
+    store_place(angle_place_of<kBytes>(start),
+                find_product_place(stage_of<kBytes>(start), s.signs));
   if (kClusters && p.subtract_mean)
-    find_mean<kAny, kAngleBytes>(p, s, (double *)stages, s.whole, start);
+    find_mean<kAny, kAngleBytes, kProducts>(p, s, (double *)stages, s.whole, start);
 
-  load<kAny, kAngleBytes>(p, s.tiles[0], false, start);
+  load<kAny, kAngleBytes, kProducts>(p, s.tiles[0], false, start);
 #pragma unroll 1
   for (int k = 0; k < turns; k++) {
     const unsigned turn_of = (unsigned)k % 4;
     float x[kElements];
     const tile &now = s.tiles[k % (2 * kFound)], &next = s.tiles[(k + 1) % (2 * kFound)];
     const uint32_t factors = (uint32_t)__cvta_generic_to_shared(s.factors);
-    read<kAny, kAngleBytes>(p, start, kSigned ? s.signs[this_thread() % kLanes] : 0, x);
+    if constexpr (kProducts) {
+      copy_async_wait_all();
+      __syncwarp();
+      multiply_rows(angle_place_of<kBytes>(start), (uint32_t)__cvta_generic_to_shared(s.matrix), x);
+      if (kClusters && p.subtract_mean)
+        subtract_from_products((uint32_t)__cvta_generic_to_shared(s.mean), x);
+      __syncwarp();
+    } else {
+      read<kAny, kAngleBytes>(p, start, x);
+    }
     /* Where there are few tiles, the next grid would be in the way. */
     if (!kClusters && k > 2 && k + 1 == turns) let_next_grid_launch();
     if (k + 1 < turns)
-      load<kAny, kAngleBytes>(
+      load<kAny, kAngleBytes, kProducts>(
           p, next, next.number.part == now.number.part && next.number.batch == now.number.batch,
           start);
-    if (kClusters && p.subtract_mean) subtract((uint32_t)__cvta_generic_to_shared(s.mean), x);
-    if (!kAny && whole) rotate<true, false, kSigned>(p, factors, x);
-    if (kAny ? p.rotate : p.rotate && p.head_dim < kDim) rotate<false, kAny, false>(p, factors, x);
-    unsigned most = 0;
+    if constexpr (!kProducts) {
+      if (kClusters && p.subtract_mean) subtract((uint32_t)__cvta_generic_to_shared(s.mean), x);
+      if (kSteps && whole) rotate<true, false>(p, factors, x);
+      if (kAny ? p.rotate : p.rotate && p.head_dim < kDim) rotate<false, kAny>(p, factors, x);
+    }
+    constexpr int kRows = kProducts ? kProductRows : 1;
+    float largest[kRows];
+    unsigned most[kRows] = {};
+    bool infinite[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; r++)
+      largest[r] =
+          largest_of<kProducts, kElements / kRows>(x, r * (kElements / kRows), infinite[r]);
     const uint4 place = load_shared_vector(row_place_of<kBytes>(start));
-    const bool there = (int)place.z < now.rows;
-    bool infinite;
-    const float largest = largest_of(x, infinite);
+    const int row = (int)place.z;
     const bool finds = of_sequence ? k < count : p.from != FA3_QUANTIZE_USE;
     const bool uses = of_sequence ? !finds : p.from != FA3_QUANTIZE_FIND;
     const int group = s.group;
     const bool row_scales = group == 0;
+    unsigned *const raised = s.largest[of_sequence ? 0 : turn_of];
     if (finds) {
-      most = there ? __float_as_uint(largest) : 0;
-      if (row_scales)
-        most = largest_of_lanes(most);
-      else
-        raise_largest(most, s.of_warp, &s.largest[of_sequence ? 0 : turn_of][place.w / 2]);
+#pragma unroll
+      for (int r = 0; r < kRows; r++) {
+        most[r] = row + 8 * r < now.rows ? __float_as_uint(largest[r]) : 0;
+        if (row_scales)
+          most[r] = largest_of_lanes<kProducts>(most[r]);
+        else if (kRows == 1 || !s.of_warp)
+          raise_largest<kProducts>(most[r], s.of_warp, &raised[slot_of(s, place, r)]);
+        else
+          most[0] = max(most[0], most[r]);
+      }
+      if (kRows > 1 && s.of_warp && !row_scales)
+        raise_largest<kProducts>(most[0], true, &raised[place.w / 2]);
     }
     /* From here on none of the group reads what is of the last tile; of all, where they meet. */
     if (kClusters || group == (int)blockDim.x || k % (kFound / 2) == 0)
@@ -399,28 +311,39 @@ __device__ __forceinline__ void quantize_tiles(const fa3_quantize_params &p, sha
     else if (group)
       named_barrier_sync(1 + (int)this_thread() / group, group);
     if (of_sequence && k == count - 1) find_scale(s, now);
-    const bool writes = place.w % 2 && there && !of_sequence;
     if (uses) {
-      float scale;
-      if (of_sequence)
-        scale = s.scale;
-      else if (p.from == FA3_QUANTIZE_USE)
-        scale = now.rows > 0 ? *now.scale : 1; /* what is not there has no scale */
-      else
-        scale = scale_for(__uint_as_float(row_scales ? most : s.largest[turn_of][place.w / 2]));
-      char *const to = now.codes + (int64_t)((uint64_t)place.y << 32 | place.x);
-      if (has_inverse(scale) && !infinite)
-        encode<kAny>(p, make_inverse(scale), there, to, x);
-      else
-        encode<kAny>(p, make_divisor(scale), there, to, x);
-      if (writes && p.from == FA3_QUANTIZE_OF_TILE)
-        now.scale[place.w / 2 * p.scale.stride_row] = scale;
-    } else if (writes) {
+#pragma unroll
+      for (int r = 0; r < kRows; r++) {
+        const int slot = slot_of(s, place, r);
+        float scale;
+        if (of_sequence)
+          scale = s.scale;
+        else if (p.from == FA3_QUANTIZE_USE)
+          scale = now.rows > 0 ? *now.scale : 1; /* what is not there has no scale */
+        else
+          scale = scale_for(__uint_as_float(row_scales ? most[r] : raised[slot]));
+        char *const to =
+            now.codes + (int64_t)((uint64_t)place.y << 32 | place.x) + r * 8 * p.codes.stride_row;
+        const bool there = row + 8 * r < now.rows;
+        if (kProducts && !infinite[r])
+          encode<kAny, kRows>(p, factor{finish_product(invert(scale))}, r, there, to, x);
+        else if (kProducts)
+          encode<kAny, kRows>(p, careful_factor{invert(scale)}, r, there, to, x);
+        else if (has_inverse(scale) && !infinite[r])
+          encode<kAny, kRows>(p, make_inverse(scale), r, there, to, x);
+        else
+          encode<kAny, kRows>(p, make_divisor(scale), r, there, to, x);
+        if (p.from == FA3_QUANTIZE_OF_TILE && there && writes_slot(s, place, r))
+          now.scale[slot * p.scale.stride_row] = scale;
+      }
+    } else if (place.w % 2 && row < now.rows && !of_sequence) {
       const float scale = scale_for(__uint_as_float(s.largest[turn_of][0]));
       atomicMax((unsigned *)now.scale, __float_as_uint(scale)); /* in the order of the floats */
     }
     /* Turn k + 3 takes the place of turn k - 1. */
-    if (place.w % 2 && !of_sequence) s.largest[(turn_of + 3) % 4][place.w / 2] = 0;
+#pragma unroll
+    for (int r = 0; r < kRows && !of_sequence; r++)
+      if (writes_slot(s, place, r)) s.largest[(turn_of + 3) % 4][slot_of(s, place, r)] = 0;
     /* What comes later, where none of the block reads any more. */
     if (kClusters) {
       const int later = k + 2 * kFound - 1;
@@ -438,33 +361,38 @@ __device__ __forceinline__ void quantize_tiles(const fa3_quantize_params &p, sha
   }
 }
 
-template <bool kAny, int kAngleBytes>
+template <bool kAny, int kAngleBytes, bool kProducts>
 __device__ __forceinline__ void quantize_rows(const fa3_quantize_params &p) {
   __shared__ shared s;
   if (in_clusters(p))
-    quantize_tiles<kAny, kAngleBytes, true>(p, s);
+    quantize_tiles<kAny, kAngleBytes, true, kProducts>(p, s);
   else
-    quantize_tiles<kAny, kAngleBytes, false>(p, s);
+    quantize_tiles<kAny, kAngleBytes, false, kProducts>(p, s);
 }
 
 extern "C" __global__ void __launch_bounds__(FA3_QUANTIZE_THREADS, 1)
     quantize(const __grid_constant__ fa3_quantize_params p) {
-  quantize_rows<false, 0>(p);
+  quantize_rows<false, 0, false>(p);
+}
+
+extern "C" __global__ void __launch_bounds__(FA3_QUANTIZE_THREADS, 1)
+    quantize_rotated(const __grid_constant__ fa3_quantize_params p) {
+  quantize_rows<false, 0, kElementBytes == 2>(p);
 }
 
 extern "C" __global__ void __launch_bounds__(FA3_QUANTIZE_THREADS, 1)
     quantize_turned(const __grid_constant__ fa3_quantize_params p) {
-  quantize_rows<false, kElementBytes>(p);
+  quantize_rows<false, kElementBytes, false>(p);
 }
 
 extern "C" __global__ void __launch_bounds__(FA3_QUANTIZE_THREADS, 1)
     quantize_turned_by_floats(const __grid_constant__ fa3_quantize_params p) {
-  quantize_rows<false, 4>(p);
+  quantize_rows<false, 4, false>(p);
 }
 
 extern "C" __global__ void __launch_bounds__(FA3_QUANTIZE_ANY_THREADS, 1)
     quantize_any(const __grid_constant__ fa3_quantize_params p) {
-  quantize_rows<true, 0>(p);
+  quantize_rows<true, 0, false>(p);
 }
 
 // Scales that several tiles raise begin as 0; those of no row stay as they are.

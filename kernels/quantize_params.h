@@ -28,7 +28,8 @@ enum {
   FA3_QUANTIZE_USE          /* it is read */
 };
 
-/* quantize, for rows that are read and written 16 bytes at a time; quantize_turned and
+/* quantize, for rows that are read and written 16 bytes at a time; quantize_rotated, for such rows
+ * whose head dim is the kernel's and which are rotated; quantize_turned and
  * quantize_turned_by_floats, for such rows with rotary embedding, whose tables of the input's dtype
  * or of floats are read likewise; quantize_any, for any rows and tables: a grid of no more blocks
  * than there are tiles, or of a cluster for each head of a sequence. quantize_clear, before

@@ -8,6 +8,11 @@
 // threads find theirs in different banks.
 enum { kChunkRoom = kChunk + 4, kNumbersRoom = kDim / kChunk * kChunkRoom };
 
+// Where a number of the row's element d is among those that are read four at a time.
+__device__ __forceinline__ int room_of(int d) {
+  return d / kChunk * kChunkRoom + d % kChunk;
+}
+
 // What makes the Hadamard transform of so many elements orthonormal.
 __device__ __forceinline__ float magnitude_of(int log_size) {
   const uint32_t half = (uint32_t)(127 - log_size / 2) << 23;
@@ -24,13 +29,6 @@ __device__ __forceinline__ float factor_of(const fa3_quantize_params &p, int d) 
   if (d >= p.head_dim) return 0.0f;
   const float factor = magnitude_of(31 - __clz(p.head_dim ^ d));
   return sign_of(p, d) ? -factor : factor;
-}
-
-// The signs of the elements that thread `lane` of a row has, two to a word, as read_row takes them,
-// by a warp.
-__device__ __forceinline__ uint32_t find_signs(const fa3_quantize_params &p, int lane) {
-  const int i = (int)(threadIdx.x % 32), d = i / kChunk * kHalf + lane * kChunk + i % kChunk;
-  return __reduce_or_sync(0xffffffff, (uint32_t)sign_of(p, d) << ((i % 2 ? 31 : 15) - i / 2));
 }
 
 // A step of the Hadamard transform on two of the thread's own elements.
@@ -54,38 +52,21 @@ __device__ __forceinline__ float4 four_of(uint32_t numbers, int i) {
       (this_thread() % kLanes * kChunkRoom + i / kChunk * kLanes * kChunkRoom + i % kChunk) * 4);
 }
 
-// The first step on two neighbours, after their factor, whose sign they have already. A power of
-// two times a number of 16 bits is exact, so that its sum with another is one operation.
-__device__ __forceinline__ void first_step(float &a, float &b) {
-  constexpr int kLog = kDim == 64 ? 6 : kDim == 128 ? 7 : 8;
-  const float factor = magnitude_of(kLog), x = a, y = __fmul_rn(b, factor);
-  if (kLog % 2) {
-    a = __fmul_rn(x, factor), b = y;
-    add_and_subtract(a, b);
-  } else {
-    a = __fmaf_rn(x, factor, y), b = __fmaf_rn(x, factor, -y);
-  }
-}
-
-// The Hadamard transform of a row, in the CPU's order, after its factors; kSigned: of numbers of 16
-// bits, that have their signs. Without kWhole the head dim may be less than kDim; with kAny it may
-// end within a chunk.
-template <bool kWhole, bool kAny, bool kSigned>
+// The Hadamard transform of a row, in the CPU's order, after its factors. Without kWhole the head
+// dim may be less than kDim; with kAny it may end within a chunk.
+template <bool kWhole, bool kAny>
 __device__ __forceinline__ void rotate(const fa3_quantize_params &p, uint32_t factors,
                                        float (&x)[kElements]) {
 #pragma unroll
   for (int i = 0; i < kElements; i += 4) {
-    if (kSigned) {
-      first_step(x[i], x[i + 1]);
-      first_step(x[i + 2], x[i + 3]);
-      continue;
-    }
     const float4 f = four_of(factors, i);
     x[i] = __fmul_rn(x[i], f.x), x[i + 1] = __fmul_rn(x[i + 1], f.y);
     x[i + 2] = __fmul_rn(x[i + 2], f.z), x[i + 3] = __fmul_rn(x[i + 3], f.w);
+    if (!kWhole)
+      __syncwarp(); /* one by one: more at a time would take registers that are not there */
   }
 #pragma unroll
-  for (int half = kSigned ? 2 : 1; half < kChunk; half *= 2)
+  for (int half = 1; half < kChunk; half *= 2)
 #pragma unroll
     for (int i = 0; i < kElements; i++)
       if (!(i & half) && (!kAny || has_step(p, i, half))) add_and_subtract(x[i], x[i + half]);

@@ -136,7 +136,13 @@ __device__ __forceinline__ uint32_t load_shared_half(uint32_t from) {
   return bits;
 }
 
-// PTX ISA, "st": 32 bits.
+// PTX ISA, "ld" and "st": 32 bits.
+__device__ __forceinline__ uint32_t load_shared_word(uint32_t from) {
+  uint32_t bits;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(bits) : "r"(from) : "memory");
+  return bits;
+}
+
 __device__ __forceinline__ void store_shared_word(uint32_t to, uint32_t bits) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(bits) : "memory");
 }
@@ -176,9 +182,11 @@ __device__ __forceinline__ void load_two_numbers(uint32_t from, float (&x)[2]) {
 
 // A warp's rows of kBytes each lie in shared memory as vectors of 16 bytes. Where vector n of them
 // is, in vectors: eight neighbouring threads that read the same vector of their chunks find them in
-// different banks. The place of the exclusive or of two numbers is that of their places.
-template <int kBytes>
+// different banks; with kProducts eight that read four vectors of two segments
+// (quantize_products.cuh). The place of the exclusive or of two numbers is that of their places.
+template <int kBytes, bool kProducts = false>
 __device__ __forceinline__ constexpr unsigned place_of_vector(unsigned n) {
+  if (kProducts) return n ^ (n / (kBytes == 256 ? 16 : 8) & 1) << 2;
   constexpr int kVectors = kBytes / 16, kChunkVectors = kVectors / 2 / kLanes;
   const unsigned row = n / kVectors, chunk = n % (kVectors / 2) / kChunkVectors;
   if (kChunkVectors == 2)
@@ -187,16 +195,20 @@ __device__ __forceinline__ constexpr unsigned place_of_vector(unsigned n) {
 }
 
 // The address of vector `n` of the warp's.
-template <int kBytes>
+template <int kBytes, bool kProducts = false>
 __device__ __forceinline__ uint32_t vector_at(uint32_t rows, unsigned n) {
-  return rows + place_of_vector<kBytes>(n) * 16;
+  return rows + place_of_vector<kBytes, kProducts>(n) * 16;
 }
 
-// The first vector of the thread's first chunk.
-template <int kBytes>
+// The first vector of the thread's first chunk; with kProducts, of those it has of a segment.
+template <int kBytes, bool kProducts = false>
 __device__ __forceinline__ uint32_t own_vector(uint32_t rows) {
   constexpr int kVectors = kBytes / 16;
   const unsigned thread = this_thread();
+  if (kProducts)
+    return vector_at<kBytes, true>(rows, thread % 32 / 4 * (kBytes == 256 ? 16 : 8) +
+                                             (kBytes == 512 ? thread % 32 / 8 * 16 : 0) +
+                                             thread % 4);
   return vector_at<kBytes>(
       rows, thread % 32 / kLanes * kVectors + thread % kLanes * (kVectors / 2 / kLanes));
 }
@@ -211,9 +223,9 @@ __device__ __forceinline__ void load_numbers(uint32_t from, float (&x)[16 / kByt
 }
 
 // Where number d is of row r of the warp's, of kBytes each.
-template <int kBytes>
+template <int kBytes, bool kProducts = false>
 __device__ __forceinline__ uint32_t number_place(uint32_t rows, unsigned r, unsigned d) {
-  return vector_at<kDim * kBytes>(rows, (r * kDim + d) * kBytes / 16) + d * kBytes % 16;
+  return vector_at<kDim * kBytes, kProducts>(rows, (r * kDim + d) * kBytes / 16) + d * kBytes % 16;
 }
 
 template <int kBytes>
@@ -245,23 +257,26 @@ __device__ __forceinline__ void store_place(uint32_t to, const place &from) {
 
 enum { kRowVectors = kRowBytes / 16, kLoadLanes = kRowVectors < 32 ? kRowVectors : 32 };
 
+template <bool kProducts>
 __device__ __forceinline__ load_place find_load_place(const fa3_quantize_params &p,
                                                       uint32_t stage) {
   const unsigned lane = threadIdx.x % 32, vector = lane % kLoadLanes;
   const unsigned row = threadIdx.x / 32 * kWarpRows + lane / kLoadLanes;
   const bool there = (int)vector * 16 < p.head_dim * kElementBytes;
   return {row * p.input.stride_row * kElementBytes + vector * 16, there ? (int)row : INT32_MAX / 2,
-          vector_at<kRowBytes>(stage, lane)};
+          vector_at<kRowBytes, kProducts>(stage, lane)};
 }
 
-__device__ __forceinline__ row_place find_row_place(const fa3_quantize_params &p, int slot_rows) {
-  const int row = row_of(), first = first_of(0), slot = min(row, p.tile_rows - 1) / slot_rows;
+__device__ __forceinline__ row_place find_row_place(const fa3_quantize_params &p, int slot_rows,
+                                                    int row, int first) {
+  const int slot = min(row, p.tile_rows - 1) / slot_rows;
   const bool writes = first == 0 && row == slot * slot_rows;
   return {row * p.codes.stride_row + first, first < p.head_dim ? row : INT32_MAX / 2,
           (uint32_t)(2 * slot + writes)};
 }
 
 // The warp's rows of a tile on their way to shared memory, zeros where there is nothing.
+template <bool kProducts>
 __device__ __forceinline__ void load_ahead(const fa3_quantize_params &p, const tile &t,
                                            uint32_t place) {
   const int64_t step = 32 / kLoadLanes * p.input.stride_row * kElementBytes;
@@ -271,7 +286,7 @@ __device__ __forceinline__ void load_ahead(const fa3_quantize_params &p, const t
 #pragma unroll
   for (int n = 0; n < kWarpRows * kRowVectors; n += 32) {
     const int v = n % kRowVectors, row = n / kRowVectors;
-    const unsigned swizzle = place_of_vector<kRowBytes>(n) ^ n;
+    const unsigned swizzle = place_of_vector<kRowBytes, kProducts>(n) ^ n;
     const bool there = row < rows && (v == 0 || v * 16 + (int)(this_thread() % 32) * 16 <
                                                     p.head_dim * kElementBytes);
     if (n && !v) from += step;
@@ -279,19 +294,14 @@ __device__ __forceinline__ void load_ahead(const fa3_quantize_params &p, const t
   }
 }
 
-// The thread's elements of its row as floats, of numbers of so many bytes each; of two bytes, with
-// the signs of the rotation: those of word n are bits 31 and 15 of signs << n.
+// The thread's elements of its row as floats, of numbers of so many bytes each.
 template <int kBytes>
-__device__ __forceinline__ void read_row(uint32_t stage, float (&x)[kElements],
-                                         uint32_t signs = 0) {
+__device__ __forceinline__ void read_row(uint32_t own, float (&x)[kElements]) {
   constexpr int kNumbers = 16 / kBytes;
-  const uint32_t own = own_vector<kDim * kBytes>(stage);
 #pragma unroll
   for (int i = 0; i < kElements; i += kNumbers) {
     const uint4 raw = load_shared_vector(own ^ (i / kChunk * kHalf + i % kChunk) * kBytes);
-    uint32_t words[] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-    for (int n = 0; kBytes == 2 && n < 4; n++) words[n] ^= signs << (i / 2 + n) & 0x80008000;
+    const uint32_t words[] = {raw.x, raw.y, raw.z, raw.w};
 #pragma unroll
     for (int j = 0; j < kNumbers; j++) x[i + j] = number_in<kBytes>(words, j);
   }

@@ -13,9 +13,9 @@
 #include "signs.h"
 #include "validate.h"
 
-/* Functions of a kernel: for rows by vectors, without rotary embedding, or with tables of the
- * input's dtype or of floats; for rows of any kind; and what comes before. */
-enum { BY_VECTORS, TURNED, TURNED_BY_FLOATS, OF_ANY_ROWS, CLEAR };
+/* Functions of a kernel: for rows by vectors, without rotary embedding, rotated whole, or with
+ * tables of the input's dtype or of floats; for rows of any kind; and what comes before. */
+enum { BY_VECTORS, ROTATED, TURNED, TURNED_BY_FLOATS, OF_ANY_ROWS, CLEAR };
 enum { LARGEST_HEAD_DIM = 256, LARGEST_CLUSTER = 16, CLEAR_THREADS = 256, USUAL_ROWS = 128 };
 enum { SMALL_THREADS = 256 }; /* of a block, of few heads */
 /* Of a multiprocessor, which has 228 KB: what the functions have of their own, and the driver. */
@@ -28,6 +28,7 @@ static int32_t shared_bytes(const struct kernel *kernel) {
 
 const struct kernel_kind quantize_kind = {
     .entries = {[BY_VECTORS] = "quantize",
+                [ROTATED] = "quantize_rotated",
                 [TURNED] = "quantize_turned",
                 [TURNED_BY_FLOATS] = "quantize_turned_by_floats",
                 [OF_ANY_ROWS] = "quantize_any",
@@ -56,12 +57,13 @@ static bool by_vectors(const struct operand *table) {
          table->dim * bytes % 16 == 0;
 }
 
-static int32_t choose_entry(const struct problem *problem) {
+static int32_t choose_entry(const struct problem *problem, const struct kernel *kernel) {
   const struct operand *input = &problem->input, *cos = &problem->rotary_cos;
   const int64_t vector = 16 / (int64_t)fa3_dtype_size(input->dtype);
   if (problem->head_dim % 16 || !fits_copy_engine(input) || !fits_copy_engine(&problem->codes))
     return OF_ANY_ROWS;
-  if (!cos->dim) return BY_VECTORS;
+  if (!cos->dim)
+    return problem->rotate && problem->head_dim == kernel->head_dim ? ROTATED : BY_VECTORS;
   if (!by_vectors(cos) || !by_vectors(&problem->rotary_sin) || cos->dim % vector)
     return OF_ANY_ROWS;
   return cos->dtype == input->dtype ? TURNED : TURNED_BY_FLOATS;
@@ -88,7 +90,7 @@ static bool of_all(const struct problem *problem) {
 static bool few_heads(const struct problem *problem, const struct cuda_facts *facts, int64_t heads,
                       int32_t entry) {
   const int64_t multiprocessors = facts->multiprocessors;
-  return entry == BY_VECTORS && 4 * heads <= multiprocessors &&
+  return (entry == BY_VECTORS || entry == ROTATED) && 4 * heads <= multiprocessors &&
          LARGEST_CLUSTER * heads >= multiprocessors && !of_all(problem);
 }
 
@@ -152,7 +154,7 @@ fa3_status plan_quantize(const struct problem *problem, const struct cuda_facts 
                                                   .head_dim = problem->head_dim})};
   TRY(check_lengths(problem));
   if (!has_elements(&problem->input) || !problem->batch || !longest) return FA3_OK;
-  ours->entry = choose_entry(problem);
+  ours->entry = choose_entry(problem, plan->helper);
   int64_t heads, all, tiles = 0;
   bool counted = !__builtin_mul_overflow(problem->batch, problem->heads_q, &heads) &&
                  heads <= MAX_TILES / LARGEST_CLUSTER;

@@ -392,6 +392,8 @@ static void run_the_others(void) {
       .codes = tensor(2, FA3_FLOAT8_E4M3, 3000, HEADS_Q, 64),
       .codes_scale = fa3_vector(place(3), FA3_FLOAT32, 1)}; /* quantize_clear */
   good(fa3_quantize(&quantize));
+  quantize.flags = FA3_ROTATE;
+  good(fa3_quantize(&quantize)); /* quantize_rotated */
   quantize.rotary_cos = quantize.rotary_sin = (fa3_tensor){
       .data = place(4), .dtype = FA3_BFLOAT16, .rank = 2, .shape = {3000, 32}, .strides = {32, 1}};
   good(fa3_quantize(&quantize)); /* quantize_turned */
