@@ -177,7 +177,7 @@ FA3_SHARED int fa3_sum_count(const fa3_key_tiles *tiles) {
   return tiles->upward > 0 || tiles->staggered ? 2 : 1 << tiles->sums_log2;
 }
 
-#define FA3_MOST_SUMS 4
+#define FA3_MOST_SUMS 32
 
 /* How many of a block's first `n` visible tiles add to a sum. Where there is more than one, the
  * first that is visible is the head's first. */

@@ -330,6 +330,7 @@ static void test_tiles_of_groups(void **state) {
                {40, 300, 300, 16, 8, 128, false, true}, {40, 300, 300, 24, 8, 128, false, false},
                {60, 139, 139, 24, 4, 128, true, true},  {24, 250, 1024, 24, 4, 128, true, false},
                {60, 250, 250, 32, 8, 64, false, true},  {60, 139, 139, 12, 4, 64, true, false},
+               {16, 60, 60, 60, 12, 96, true, true},    {64, 143, 143, 24, 8, 128, true, true},
                {60, 139, 139, 16, 4, 256, true, true},  {40, 100, 100, 16, 2, 256, false, false}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     problem = make_problem(FA3_BFLOAT16, cases[i].batch, cases[i].queries, cases[i].heads,

@@ -93,6 +93,8 @@ static void test_backward_kernel_by_length(void **state) {
   assert_int_equal(queries_of_step(128, 4916, FA3_CAUSAL, 0), 80);
   assert_int_equal(queries_of_step(128, 100000, FA3_CAUSAL | FA3_WINDOW, 0), 64);
   assert_int_equal(queries_of_step(64, 2048, 0, 0), 128);
+  assert_int_equal(queries_of_step(64, 65, 0, 0), 128);
+  assert_int_equal(queries_of_step(64, 64, 0, 0), 64);
 }
 
 /* Under a window, with 2 heads of keys in 2 sequences. */
@@ -301,7 +303,9 @@ static void test_sums(void **state) {
   check_sums(deal(1, 16384, 16384, 1, 1, 128, true), 0, 1); /* parts by rows */
   check_sums(deal(1, 1024, 1024, 8, 8, 128, true), 0, 1);   /* all at the same time */
   check_sums(deal(4, 4096, 4096, 16, 16, 128, true), 0, 1); /* many tiles */
-  check_sums(deal(1, 2048, 16384, 2, 2, 64, false), 0, 4);
+  check_sums(deal(1, 2048, 16384, 2, 2, 64, false), 0, 16);
+  check_sums(deal(2, 60, 16384, 3, 3, 64, false), 0, 32); /* all tiles see the same block */
+  check_sums(deal(6, 128, 16384, 2, 2, 128, true), 0, 16);
   check_sums(deal(1, 2048, 32768, 8, 1, 128, true), 0, 4); /* nearly all is seen */
   check_sums(deal(4, 128, 4096, 16, 16, 128, false), 0, 2);
   check_sums(deal(2, 0, 4096, 3, 3, 64, true), 0, 1);       /* no query */

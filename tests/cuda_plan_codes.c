@@ -234,7 +234,8 @@ static void test_steps(void **state) {
   } cases[] = {{22, 512, 97, 24, 128, false, 192},   {22, 512, 178, 24, 128, false, 128},
                {2, 1024, 1024, 16, 128, false, 128}, {2, 604, 604, 16, 128, true, 192},
                {1, 1500, 1500, 12, 128, true, 128},  {2, 938, 938, 16, 64, true, 192},
-               {2, 515, 515, 12, 64, false, 128}};
+               {2, 515, 515, 12, 64, false, 128},    {32, 116, 116, 12, 128, true, 128},
+               {32, 60, 60, 16, 128, true, 192}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     const struct forward_plan plan =
         plan_codes(cases[i].batch, cases[i].queries, cases[i].keys, cases[i].heads, cases[i].heads,
@@ -253,7 +254,7 @@ static void test_few_shared_tiles(void **state) {
   } cases[] = {{3, 309, 5188, 16, 8, 128, false, 2, 64},  {3, 309, 5188, 16, 8, 64, false, 2, 64},
                {4, 256, 4096, 16, 8, 128, false, 1, 128}, {1, 1024, 1024, 32, 8, 128, true, 4, 48},
                {2, 265, 368, 40, 8, 128, true, 5, 36},    {6, 450, 1000, 12, 4, 64, true, 1, 192},
-               {1, 1024, 1024, 8, 8, 128, true, 1, 64}};
+               {8, 200, 200, 48, 16, 64, false, 3, 63},   {1, 1024, 1024, 8, 8, 128, true, 1, 64}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     const struct forward_plan plan =
         plan_codes(cases[i].batch, cases[i].queries, cases[i].keys, cases[i].heads_q,

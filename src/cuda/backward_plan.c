@@ -137,6 +137,11 @@ static int64_t queries_of_tile(const struct problem *problem) {
   return smaller(longest * (grouped ? 6 : 5) / 12, left + right + 1);
 }
 
+/* Whether all queries of a sequence fit a step of the kernel for softcaps, which has fewer. */
+static bool is_small_step(const struct problem *problem) {
+  return longest_query(problem) <= SMALLEST_TILE_Q;
+}
+
 static fa3_status plan_workspace(const struct problem *problem, struct cuda_plan *cuda_plan) {
   struct backward_plan *plan = &cuda_plan->backward;
   size_t *size = &cuda_plan->workspace_size;
@@ -145,14 +150,16 @@ static fa3_status plan_workspace(const struct problem *problem, struct cuda_plan
   const int64_t blocks = slots(problem, SMALLEST_TILE_Q);
   struct reservation more; /* follows `partial` */
   TRY(reserve(size, &plan->next_tile, "a counter", 1, 1, sizeof(int32_t)));
-  TRY(reserve(size, &plan->counters, "counters", heads * 2 * FA3_MOST_SUMS, blocks,
+  const int64_t row_bytes = (int64_t)sizeof(float) * kernel->head_dim;
+  const int64_t sum_bytes = multiply(heads, multiply(rows, row_bytes));
+  const int64_t least_bytes = multiply(heads, multiply(blocks, SMALLEST_TILE_Q * row_bytes));
+  plan->most_sums = (int32_t)most_sums(least_bytes);
+  TRY(reserve(size, &plan->counters, "counters", heads * 2 * plan->most_sums, blocks,
               sizeof(int32_t)));
   TRY(reserve(size, &plan->rows, "a copy of lse", heads, 2 * rows + 8 * blocks, sizeof(float)));
-  const int64_t row_bytes = (int64_t)sizeof(float) * kernel->head_dim;
   TRY(reserve(size, &plan->partial, "grad_query in float32", heads, rows, row_bytes));
-  TRY(reserve(size, &more, "grad_query in more sums", 1, 1,
-              bytes_of_more_sums(heads * rows * row_bytes)));
-  plan->part_bytes = bytes_of_parts(problem, plan, heads * rows * row_bytes);
+  TRY(reserve(size, &more, "grad_query in more sums", 1, 1, bytes_of_more_sums(sum_bytes)));
+  plan->part_bytes = bytes_of_parts(problem, plan, sum_bytes);
   TRY(reserve(size, &plan->parts, "grad_key and grad_value in parts", 1, 1, plan->part_bytes));
   TRY(reserve(size, &plan->arrivals, "arrivals of parts", 1, count_arrivals(problem),
               sizeof(int32_t)));
@@ -188,8 +195,8 @@ fa3_status plan_backward(const struct problem *problem, const struct cuda_facts 
   struct backward_plan *backward = &plan->backward;
   *plan = (struct cuda_plan){.backward = {0}};
   TRY(find_backward_kernel(facts->architecture, problem->query.dtype, problem->head_dim,
-                           problem->value_head_dim, problem->softcap > 0, queries_of_tile(problem),
-                           &backward->kernel));
+                           problem->value_head_dim, problem->softcap > 0 || is_small_step(problem),
+                           queries_of_tile(problem), &backward->kernel));
   backward->prepare = find_kernel(&(struct kernel_need){.kind = &backward_prepare_kind,
                                                         .architecture = facts->architecture,
                                                         .dtype = problem->query.dtype});

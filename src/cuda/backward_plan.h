@@ -21,6 +21,7 @@ struct backward_plan {
   fa3_key_tiles tiles;
   int32_t workers;     /* blocks of the grid */
   bool finished_later; /* dQ is stored by a kernel of its own, not by the last tile of a head */
+  int32_t most_sums;   /* of a block of dQ, that there is room for */
   int32_t blocks_q;
   int32_t slots;
   int32_t key_slots;     /* of a head of keys */

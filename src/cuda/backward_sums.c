@@ -65,8 +65,12 @@ bool finish_later(const struct problem *problem, const struct backward_plan *pla
   return steps >= (many ? LONGER_TILE : LONG_TILE);
 }
 
+int64_t most_sums(int64_t sum_bytes) {
+  return smaller(FA3_MOST_SUMS, larger(1 + MORE_SUMS_BYTES / larger(sum_bytes, 1), 2));
+}
+
 int64_t bytes_of_more_sums(int64_t sum_bytes) {
-  return smaller((FA3_MOST_SUMS - 1) * sum_bytes, MORE_SUMS_BYTES);
+  return smaller(multiply(FA3_MOST_SUMS - 1, sum_bytes), MORE_SUMS_BYTES);
 }
 
 /* Whether tiles that go upwards, all of a head, would begin at blocks of their own: under a causal
@@ -188,7 +192,7 @@ void deal_sums(const struct problem *problem, const struct visits *visits,
         steps < 1.75 * beside ? (double)divide_up(all * tiles->tiles, workers) : 1;
     double best = 0;
     /* More sums than tiles side by side are of no use. */
-    for (int log2 = 1; (1 << log2) <= FA3_MOST_SUMS && (1 << log2) < 2 * beside; log2++) {
+    for (int log2 = 1; (1 << log2) <= plan->most_sums && (1 << log2) < 2 * beside; log2++) {
       const double sums = 1 << log2;
       if (sums * bytes > CACHED_SUMS_BYTES) break;
       const double gain = wait_steps * beside * (1 - 1 / sums) * rounds;

@@ -144,11 +144,13 @@ static double steps_of(double keys, double width) {
 }
 
 /* What a tile costs more where so many query heads share it, in steps: O leaves by the copy engine
- * if a warp's 16 rows are whole queries, else row by row. */
+ * if a warp's 16 rows are whole queries, else row by row. As measured. */
 static double sharing_cost(const struct kernel *kernel, int64_t tile_heads) {
   if (tile_heads == 1) return 0;
-  if (16 % tile_heads != 0) return 2;
-  return kernel->dtype == FA3_FLOAT8_E4M3 ? 0.7 : 0.35 / 128 * kernel->value_head_dim;
+  const bool whole = 16 % tile_heads == 0, codes = kernel->dtype == FA3_FLOAT8_E4M3;
+  if (codes && whole) return 0.7;
+  if (!codes && !whole && kernel->tile_q == 3 * ROWS) return 2;
+  return (whole ? 0.35 : codes ? 2.4 : 1) / 128 * kernel->value_head_dim;
 }
 
 /* As grid_time, for scales of heads, of three warpgroups or fewer, in steps of keys of a tile of
@@ -187,6 +189,11 @@ static bool has_grid_steps(const struct kernel *kernel) {
   return kernel->head_scales && kernel->tile_q == 3 * ROWS;
 }
 
+/* Whether rows fill two warpgroups of a head dim whose small tiles are another kernel's. */
+static bool are_two(const struct kernel *kernel, int64_t rows, int64_t longest) {
+  return kernel->head_dim > 64 && longest > rows && longest <= 2 * rows;
+}
+
 /* Of the tile sizes, the best. */
 static double least_grid_steps(const struct problem *problem, const struct cuda_facts *facts,
                                const struct kernel *kernel, int64_t tile_heads) {
@@ -200,7 +207,9 @@ static double least_grid_steps(const struct problem *problem, const struct cuda_
  * are faster: some warpgroups stand by. No result depends on it. */
 static void plan_tile_size(const struct problem *problem, const struct cuda_facts *facts,
                            int64_t longest, int64_t all_heads, struct forward_plan *plan) {
-  const int64_t rows = ROWS / plan->tile_heads, all = plan->kernel->tile_q / ROWS;
+  const int64_t rows = ROWS / plan->tile_heads;
+  const bool two = has_grid_steps(plan->kernel) && are_two(plan->kernel, rows, longest);
+  const int64_t all = two ? 2 : plan->kernel->tile_q / ROWS;
   const double gain = plan->kernel->head_scales ? 0.98 : 0.95; /* or better, to be taken */
   double best = 0;
   for (int64_t warpgroups = all; warpgroups > 0; warpgroups--) {
@@ -217,7 +226,7 @@ static void plan_tile_size(const struct problem *problem, const struct cuda_fact
     plan->tiles.blocks = (int32_t)blocks;
     plan->tile_queries = (int32_t)(warpgroups * rows);
     /* One warpgroup of two has been slower. */
-    if (plan->kernel->dtype == FA3_FLOAT8_E4M3 && all == 2) return;
+    if (plan->kernel->dtype == FA3_FLOAT8_E4M3 && plan->kernel->tile_q == 2 * ROWS) return;
   }
 }
 

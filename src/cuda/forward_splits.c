@@ -32,11 +32,13 @@ static const int64_t most_tile_rows = 192; /* of any variant */
 static const int64_t least_dealt_keys = 1024, most_dealt_sequences = 256, most_dealt_blocks = 32;
 static const double least_filled = 0.96;
 static const double deal_steps = 2;
+/* What stays in the L2 cache until the call is done, and the rate at which the memory is read. */
+static const double cached_bytes = 32 << 20, read_share = 0.9, step_seconds = 1.3e-6;
 /* Where one long sequence may be waited for: tiles for each multiprocessor, and steps of the call
  * otherwise.
  */
 static const double least_waiting_tiles = 0.15, most_waiting_tiles = 3;
-static const double least_waiting_steps = 20;
+static const double least_waiting_steps = 8;
 
 /* Whether a call with so many keys may have them dealt out, with few enough queries. Packed keys
  * are prompts' own. */
@@ -160,6 +162,22 @@ static struct sharing dealt_tiles(const struct problem *problem, const struct ke
   return one;
 }
 
+/* What it takes to read keys and values, in steps, where each row tile of a head reads them anew,
+ * but for heads of a team that share them and what the L2 cache keeps. */
+static double reading_time(const struct problem *problem, const struct cuda_facts *facts,
+                           int64_t blocks, int64_t team, struct sharing one) {
+  const double row = (double)fa3_dtype_size(problem->key.dtype) *
+                     (double)(problem->head_dim + problem->value_head_dim);
+  const double head = row * (double)problem->max_seqlen_k;
+  const double heads = (double)problem->heads_k * (double)problem->batch;
+  if (blocks == 1 || heads * head <= cached_bytes) return 0;
+  const double missed = 1 - cached_bytes / (heads * head);
+  const int64_t readers = problem->heads_q / problem->heads_k / one.tile_heads;
+  const double bytes =
+      heads * head * (double)blocks * (double)readers / (double)larger(smaller(team, readers), 1);
+  return missed * bytes / (read_share * 1e9 * facts->bandwidth) / step_seconds;
+}
+
 /* About what a call takes whose keys are dealt out, all sequences being as long as they may be;
  * infinite where they can't be, or where multiprocessors are to be left free: each has a share. */
 static double dealt_time(const struct problem *problem, const struct cuda_facts *facts,
@@ -176,11 +194,14 @@ static double dealt_time(const struct problem *problem, const struct cuda_facts 
       2 * most * tile_rows > forward_split_rows(problem, facts) ||
       tiles * (units + FA3_FORWARD_TILE_UNITS) > INT32_MAX / 2)
     return INFINITY;
-  const double shares = (double)shares_of(most, choose_team(most, heads));
+  const int64_t team = choose_team(most, heads);
+  const double shares = (double)shares_of(most, team);
   const double columns = (double)problem->value_head_dim / 128;
   const double part = store_steps * columns * (double)one.warpgroups / 2;
   const double of_tile = forward_tile_time(plan->kernel, one.warpgroups) * seen.mean + tile_steps;
-  return tiles * of_tile / shares + 2 * part + deal_steps + combine_steps +
+  const double steps =
+      fmax(tiles * of_tile / shares, reading_time(problem, facts, blocks, team, one));
+  return steps + 2 * part + deal_steps + combine_steps +
          shares * (double)tile_rows * (result_steps + 2 * partial_steps * columns);
 }
 
