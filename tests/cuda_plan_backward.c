@@ -387,6 +387,34 @@ static void test_backward_section(void **state) {
   assert_int_equal(deal_packed_full(4, 10000, 4000, 8, 64).tiles.section, 16);
   assert_int_equal(deal_packed_full(8, 8464, 2000, 16, 64).tiles.section, 32);
   assert_int_equal(deal_packed_full(8, 8464, 2000, 64, 64).tiles.section, 24); /* less than half */
+  assert_int_equal(deal_packed(8, 41785, 9000, 12, 6, 64).tiles.section, 12);
+  assert_int_equal(deal_packed(8, 41785, 9000, 14, 2, 64).tiles.section, 4);
+  assert_int_equal(deal_packed(2, 15000, 12000, 12, 12, 128).tiles.section, 12); /* 10 fit */
+  assert_int_equal(deal_packed(2, 30000, 24000, 12, 12, 128).tiles.section, 4);
+  assert_int_equal(deal_packed(4, 25903, 10500, 7, 1, 64).tiles.section, 3 * 4); /* 3 fit */
+}
+
+static int32_t section_of_windows(int64_t batch, int64_t seqlen, int64_t heads_q, int64_t heads_k,
+                                  int64_t head_dim, int64_t window_left) {
+  struct problem problem = make_backward_problem(seqlen, seqlen, head_dim, head_dim);
+  struct cuda_plan plan;
+  problem.batch = problem.query.batch = batch;
+  problem.heads_q = heads_q;
+  problem.heads_k = heads_k;
+  problem.window_left = window_left;
+  problem.window_right = 0;
+  assert_int_equal(plan_backward(&problem, &facts, &plan), FA3_OK);
+  return plan.backward.tiles.section;
+}
+
+/* What windows are at is to stay in the L2 cache, where few heads take a block in turn. */
+static void test_section_of_windows(void **state) {
+  (void)state;
+  assert_int_equal(section_of_windows(8, 12928, 6, 6, 128, 4095), 4);
+  assert_int_equal(section_of_windows(4, 8192, 8, 8, 128, 2047), 8);
+  assert_int_equal(section_of_windows(4, 3103, 48, 24, 128, 2047), 4);
+  assert_int_equal(section_of_windows(1, 7726, 8, 8, 128, 4096), 8); /* all do */
+  assert_int_equal(section_of_windows(1, 4921, 20, 5, 128, 4095), 2 * 5);
 }
 
 static void check_rising(const fa3_key_tiles tiles, int32_t rising, int32_t together) {
@@ -454,6 +482,7 @@ int main(void) {
       cmocka_unit_test(test_sums),
       cmocka_unit_test(test_stagger),
       cmocka_unit_test(test_backward_section),
+      cmocka_unit_test(test_section_of_windows),
       cmocka_unit_test(test_rising),
       cmocka_unit_test(test_half_rising),
   };

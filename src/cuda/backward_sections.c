@@ -13,9 +13,19 @@ enum { LEAST_HEADS = 4 };
 /* A head is short where its tiles share so many times what one has of its own, at most. */
 enum { MOST_SHARED = 3 };
 
-/* What a section has at most under a causal mask, and of large groups. Measured:
+/* What a section has at most under a causal mask, and of large groups or packed lengths. Measured:
  * docs/notes/hopper-backward-tiles.md. */
 enum { TOGETHER_BYTES = 512 << 20, GROUPS_BYTES = 128 << 20 };
+
+/* Tiles of a window are at blocks of their own, all of it, and come back to a block when they are
+ * done: what a section's windows have is to stay in the L2 cache, if all of them don't. Not of more
+ * heads than these that take a block in turn. Measured: likewise. */
+enum {
+  WINDOWS_BYTES = 18 << 20,
+  ALL_WINDOWS_BYTES = 36 << 20,
+  LEAST_WINDOWS = 4,
+  MOST_IN_WINDOWS = 2
+};
 
 /* Steps between short tiles of a head, over the workers that take turns at them; and in steps, the
  * beginning and the end of such a tile, of kernels with 128 queries a step and of others. Measured:
@@ -78,6 +88,14 @@ static int64_t find_section_of_groups(const struct problem *problem, const struc
   return divide_up(all, sections);
 }
 
+/* Of packed lengths, no more than `most` heads: whole sequences, or equal parts of the heads of
+ * each, since the last tiles of a long sequence would be alone with their few heads. A sequence may
+ * have a third more. */
+static int64_t find_packed_section(int64_t most, int64_t heads) {
+  if (most >= heads) return most / heads * heads;
+  return 4 * most >= 3 * heads ? heads : divide_up(heads, divide_up(heads, most));
+}
+
 /* Heads of a section, without a mask, where they are short: what a tile reads and writes of its
  * own, K, V, dK and dV, is then as much as what it shares, and has to pass through the L2 cache
  * beside it before the next tile of the head comes. 0: as many as fit, if heads are longer, or if
@@ -114,11 +132,18 @@ int64_t find_section(const struct problem *problem, const struct visits *visits,
     /* More keys are more rounds of tiles; a window's tiles have a short way. */
     const int64_t keys = smaller(problem->max_seqlen_k, problem->rows_k);
     const int64_t length = larger(queries, smaller(keys, 4 * queries));
+    const bool windows = problem->window_left < FA3_NO_LIMIT;
     const int64_t way =
-        problem->window_left < FA3_NO_LIMIT
-            ? smaller(length, problem->window_left + problem->window_right + kernel->tile_k)
-            : length;
-    most = smaller(most, larger(TOGETHER_BYTES / (way * (bytes_per_head / queries)), 1));
+        windows ? smaller(length, problem->window_left + problem->window_right + kernel->tile_k)
+                : length;
+    const int64_t bytes_of_way = way * (bytes_per_head / queries);
+    most = smaller(most, larger(TOGETHER_BYTES / bytes_of_way, 1));
+    if (windows && group <= MOST_IN_WINDOWS &&
+        (double)all * (double)bytes_of_way > ALL_WINDOWS_BYTES)
+      most = smaller(most, larger(WINDOWS_BYTES / bytes_of_way, LEAST_WINDOWS));
+    const int64_t fitting = larger(GROUPS_BYTES / bytes_per_head, 1);
+    if (is_packed(problem) && plan->cluster == 1 && most > fitting && 3 * all > 4 * fitting)
+      return smaller(find_packed_section(fitting, larger(plan->tiles.heads, 1)), larger(all, 1));
   } else {
     most = larger(most, LEAST_HEADS);
     const int64_t fewer = find_short_section(problem, visits, plan);
