@@ -160,8 +160,8 @@ static void load_queries(const struct few *few) {
 typedef float *scale_at(const struct problem *problem, const struct sequence *sequence,
                         int64_t head, int64_t row);
 
-/* What the codes of `count` keys, or values, from a row on are multiplied by in each head. Rows that
- * follow each other often have the same. */
+/* What the codes of `count` keys, or values, from a row on are multiplied by in each head. Rows
+ * that follow each other often have the same. */
 static void find_scales(const struct few *few, scale_at *at, const struct operand *scale,
                         int64_t row, int64_t count, float *scales) {
   const float *first = at(few->problem, &few->sequence, few->head_k, row), *next = NULL;

@@ -43,8 +43,8 @@ struct few_operand {
   int64_t bytes;
 };
 
-/* Codes of some heads' columns as the float16 that they are computed with. The heads are widened one
- * after the other before the first is used, as what has just been stored is slow to load. */
+/* Codes of some heads' columns as the float16 that they are computed with. The heads are widened
+ * one after the other before the first is used, as what has just been stored is slow to load. */
 struct few_widened {
   largest_code largest;
   uint16_t halves[WIDENED_HEADS * STREAMS * LARGEST_HEAD_DIM] __attribute__((aligned(64)));
@@ -81,7 +81,8 @@ INLINE void few_find_codes(struct few_columns *columns, const struct few_rows_st
                            const struct few_operand *operand, int64_t head,
                            struct few_widened *widened) {
   const int64_t width = operand->width, size = STREAMS * width;
-  for (int64_t h = head; head % WIDENED_HEADS == 0 && h < head + WIDENED_HEADS && h < s->heads; h++) {
+  for (int64_t h = head; head % WIDENED_HEADS == 0 && h < head + WIDENED_HEADS && h < s->heads;
+       h++) {
     few_find(columns, s, operand, h);
     widened->largest =
         widen_codes(columns->rows, width, widened->halves + (h - head) * size, widened->largest);
@@ -270,23 +271,25 @@ INLINE bool few_multiply(const struct few_rows_step *s, const struct few_operand
   return has_nan(widened.largest);
 }
 
-/* A key with a NaN makes all its scores NaN, a value all outputs of that element. */
+/* A key that has a NaN: its scores are NaN. */
 static void few_spoil_scores(const struct few_rows_step *s) {
   for (int64_t head = 0; head < s->heads; head++)
     for (int64_t k = 0; k < s->count; k++)
       for (int64_t i = 0; i < s->head_dim; i++)
-        for (int64_t row = head * s->rows; row < (head + 1) * s->rows; row++)
+        for (int64_t row = 0; row < s->rows; row++)
           if (code_is_nan(s->keys[k][head * s->key_head_stride + i]))
-            s->scores[row * FEW_KEYS + k] = NAN;
+            s->scores[(head * s->rows + row) * FEW_KEYS + k] = NAN;
 }
 
+/* A value that has one: so is that element of the rows that see it. */
 static void few_spoil_outputs(const struct few_rows_step *s) {
   for (int64_t head = 0; head < s->heads; head++)
     for (int64_t k = 0; k < s->count; k++)
       for (int64_t i = 0; i < s->value_head_dim; i++)
-        for (int64_t row = head * s->rows; row < (head + 1) * s->rows; row++)
-          if (code_is_nan(s->values[k][head * s->value_head_stride + i]))
-            s->output[row * s->output_stride + i] = NAN;
+        for (int64_t row = 0; row < s->rows; row++)
+          if (code_is_nan(s->values[k][head * s->value_head_stride + i]) &&
+              s->seen[row].begin <= k && k < s->seen[row].end)
+            s->output[(head * s->rows + row) * s->output_stride + i] = NAN;
 }
 
 INLINE void few_rows_as(fa3_dtype dtype, const struct few_rows_step *s) {

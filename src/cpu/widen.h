@@ -37,8 +37,8 @@ static inline void widen_16(const char *codes, uint16_t *halves) {
 
 static inline void widen_32(const char *codes, uint16_t *halves) {
 #ifdef __AVX512BW__
-  const __m512i moved = _mm512_slli_epi16(
-      _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)codes)), 7);
+  const __m512i moved =
+      _mm512_slli_epi16(_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)codes)), 7);
   _mm512_storeu_si512(halves, _mm512_and_si512(moved, _mm512_set1_epi16((int16_t)0xbfff)));
 #else
   widen_16(codes, halves);
