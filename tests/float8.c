@@ -254,7 +254,7 @@ static void test_nan_code_of_few_rows(void **state) {
       memset(codes, e4m3_from_float(1), sizeof codes);
       codes[which][(planted * HEADS_K + head) * DIM + column] = trial % 2 ? 0x7f : 0xff;
       expect_forward(args);
-      for (int64_t i = 0; i < FEW * HEADS_Q * DIM; i++) {
+      for (int i = 0; i < FEW * HEADS_Q * DIM; i++) {
         const int64_t q = i / DIM / HEADS_Q;
         const bool reached = i / DIM % HEADS_Q / GROUP == head && planted <= KEYS - FEW + q &&
                              (which == 1 || i % DIM == column);
