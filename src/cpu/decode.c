@@ -166,7 +166,7 @@ static void find_scales(const struct few *few, scale_at *at, const struct operan
                         int64_t row, int64_t count, float *scales) {
   const float *first = at(few->problem, &few->sequence, few->head_k, row), *next = NULL;
   for (int64_t k = 0, end; k < count; k = end, first = next) {
-    for (end = k + 1; end < count; end++) {
+    for (end = first ? k + 1 : count; end < count; end++) {
       next = at(few->problem, &few->sequence, few->head_k, row + end);
       if (next != first) break;
     }

@@ -40,7 +40,7 @@ struct few_operand {
   const char *const *rows; /* of the first head */
   int64_t head_stride;     /* bytes from head to head */
   int64_t width;           /* elements */
-  int64_t bytes;
+  int64_t fetched;         /* bytes of a row that are asked for early */
 };
 
 /* Codes of some heads' columns as the float16 that they are computed with. The heads are widened
@@ -61,7 +61,7 @@ INLINE void few_take(struct few_columns *columns, const struct few_rows_step *s,
 }
 
 /* Where they are, of one head. The streams' next rows are asked for: they are needed when all heads
- * of these are done. */
+ * of these are done, and once. */
 INLINE void few_find(struct few_columns *columns, const struct few_rows_step *s,
                      const struct few_operand *operand, int64_t head) {
   const int64_t offset = head * operand->head_stride;
@@ -71,9 +71,9 @@ INLINE void few_find(struct few_columns *columns, const struct few_rows_step *s,
     columns->rows[k] = operand->rows[key] + offset;
     next[k] = operand->rows[key + 1 < s->count ? key + 1 : key] + offset;
   }
-  for (int64_t i = 0; i < operand->bytes; i += LINE)
+  for (int64_t i = 0; i < operand->fetched; i += LINE)
 #pragma GCC unroll 4
-    for (int k = 0; k < STREAMS; k++) __builtin_prefetch(next[k] + i);
+    for (int k = 0; k < STREAMS; k++) __builtin_prefetch(next[k] + i, 0, 0);
 }
 
 /* The same, as float16. */
@@ -292,11 +292,16 @@ static void few_spoil_outputs(const struct few_rows_step *s) {
             s->output[(head * s->rows + row) * s->output_stride + i] = NAN;
 }
 
+/* Rows of float32 arrive as fast as they can without being asked for early. */
+INLINE int64_t few_fetched(fa3_dtype dtype, int64_t width) {
+  return dtype == FA3_FLOAT32 ? 0 : width * size_of(dtype);
+}
+
 INLINE void few_rows_as(fa3_dtype dtype, const struct few_rows_step *s) {
   const struct few_operand keys = {s->keys, s->key_head_stride, s->head_dim,
-                                   s->head_dim * size_of(dtype)};
+                                   few_fetched(dtype, s->head_dim)};
   const struct few_operand values = {s->values, s->value_head_stride, s->value_head_dim,
-                                     s->value_head_dim * size_of(dtype)};
+                                     few_fetched(dtype, s->value_head_dim)};
   if (few_multiply(s, &keys, dtype, few_scores_rows)) few_spoil_scores(s);
   for (int64_t head = 0; head < s->heads; head++)
     for (int64_t row = 0; row < s->rows; row++) few_softmax(s, head, row);
