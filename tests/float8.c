@@ -238,6 +238,31 @@ static void test_nan_code(void **state) {
   }
 }
 
+/* The same of a few queries, of a value's element too: a column of the head's rows that see it. */
+static void test_nan_code_of_few_rows(void **state) {
+  (void)state;
+  enum { FEW = 3, KEYS = 150, DIM = 48, GROUP = HEADS_Q / HEADS_K };
+  static const int64_t keys[] = {0, 70, KEYS - 3, KEYS - 2, KEYS - 1}, columns[] = {0, 31, DIM - 1};
+  for (int which = 1; which <= 2; which++)
+    for (int trial = 0; trial < 5 * 3; trial++) {
+      const int64_t planted = keys[trial % 5], column = columns[trial / 5], head = trial % HEADS_K;
+      fa3_forward_args args = {.struct_size = sizeof args, .flags = FA3_CAUSAL};
+      args.query = fa3_dense(codes[0], FA3_FLOAT8_E4M3, 1, FEW, HEADS_Q, DIM);
+      args.key = fa3_dense(codes[1], FA3_FLOAT8_E4M3, 1, KEYS, HEADS_K, DIM);
+      args.value = fa3_dense(codes[2], FA3_FLOAT8_E4M3, 1, KEYS, HEADS_K, DIM);
+      args.output = fa3_dense(outputs[0], FA3_FLOAT32, 1, FEW, HEADS_Q, DIM);
+      memset(codes, e4m3_from_float(1), sizeof codes);
+      codes[which][(planted * HEADS_K + head) * DIM + column] = trial % 2 ? 0x7f : 0xff;
+      expect_forward(args);
+      for (int i = 0; i < FEW * HEADS_Q * DIM; i++) {
+        const int64_t q = i / DIM / HEADS_Q;
+        const bool reached = i / DIM % HEADS_Q / GROUP == head && planted <= KEYS - FEW + q &&
+                             (which == 1 || i % DIM == column);
+        assert_true(reached ? isnan(outputs[0][i]) : outputs[0][i] == 1);
+      }
+    }
+}
+
 /* A scale of infinity gives NaN, whatever the signs of what it scales, with few queries and many.
  */
 static void test_infinite_scale(void **state) {
@@ -385,11 +410,17 @@ static void test_bound_of_a_gpu(void **state) {
 int main(void) {
   level_require();
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_every_code),     cmocka_unit_test(test_rounding),
-      cmocka_unit_test(test_scales),         cmocka_unit_test(test_packed_scales),
-      cmocka_unit_test(test_output_dtypes),  cmocka_unit_test(test_nan_code),
-      cmocka_unit_test(test_refusals),       cmocka_unit_test(test_dlpack),
-      cmocka_unit_test(test_infinite_scale), cmocka_unit_test(test_bound_of_a_gpu),
+      cmocka_unit_test(test_every_code),
+      cmocka_unit_test(test_rounding),
+      cmocka_unit_test(test_scales),
+      cmocka_unit_test(test_packed_scales),
+      cmocka_unit_test(test_output_dtypes),
+      cmocka_unit_test(test_nan_code),
+      cmocka_unit_test(test_nan_code_of_few_rows),
+      cmocka_unit_test(test_refusals),
+      cmocka_unit_test(test_dlpack),
+      cmocka_unit_test(test_infinite_scale),
+      cmocka_unit_test(test_bound_of_a_gpu),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -157,13 +157,25 @@ static void load_queries(const struct few *few) {
   }
 }
 
-/* What the codes of a key, or a value, are multiplied by in each head. */
-static void find_scales(const struct few *few, const float *first, const struct operand *scale,
-                        int64_t k, float *scales) {
-  for (int64_t head = 0; head < few->heads; head++) {
-    const float here = first ? first[head * scale->stride_head] : 1;
-    /* As in decode_row. */
-    scales[head * FEW_KEYS + k] = isfinite(here) ? here * CODE_FACTOR : NAN;
+typedef float *scale_at(const struct problem *problem, const struct sequence *sequence,
+                        int64_t head, int64_t row);
+
+/* What the codes of `count` keys, or values, from a row on are multiplied by in each head. Rows
+ * that follow each other often have the same. */
+static void find_scales(const struct few *few, scale_at *at, const struct operand *scale,
+                        int64_t row, int64_t count, float *scales) {
+  const float *first = at(few->problem, &few->sequence, few->head_k, row), *next = NULL;
+  for (int64_t k = 0, end; k < count; k = end, first = next) {
+    for (end = first ? k + 1 : count; end < count; end++) {
+      next = at(few->problem, &few->sequence, few->head_k, row + end);
+      if (next != first) break;
+    }
+    for (int64_t head = 0; head < few->heads; head++) {
+      const float given = first ? first[head * scale->stride_head] : 1;
+      /* As in decode_row. */
+      const float here = isfinite(given) ? given * CODE_FACTOR : NAN;
+      for (int64_t i = k; i < end; i++) scales[head * FEW_KEYS + i] = here;
+    }
   }
 }
 
@@ -182,12 +194,10 @@ static void attend_keys(const struct few *few, int64_t begin, int64_t end) {
       keys[k] = cache_row(&problem->key, sequence, key + k, few->head_k);
       values[k] = cache_row(&problem->value, sequence, key + k, few->head_k);
     }
-    for (int64_t k = 0; codes && k < count; k++) {
-      const int64_t row = sequence->leftpad + key + k;
-      find_scales(few, key_scale_at(problem, sequence, few->head_k, row), &problem->key_scale, k,
-                  scratch->key_scales);
-      find_scales(few, value_scale_at(problem, sequence, few->head_k, row), &problem->value_scale,
-                  k, scratch->value_scales);
+    if (codes) {
+      const int64_t row = sequence->leftpad + key;
+      find_scales(few, key_scale_at, &problem->key_scale, row, count, scratch->key_scales);
+      find_scales(few, value_scale_at, &problem->value_scale, row, count, scratch->value_scales);
     }
     for (int64_t row = 0; row < few->rows; row++) {
       const struct key_range all = mask_row(&sequence->mask, few_query(few, row));

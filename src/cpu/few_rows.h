@@ -21,7 +21,7 @@
 
 /* SUMS vectors are half of the registers (AVX-512 has 32, AVX2 has 16); the rest hold what is added
  * to them. */
-enum { STREAMS = 4, PAIR = 2 * VECTOR, SUMS = VECTOR == 16 ? 16 : 8 };
+enum { STREAMS = 4, PAIR = 2 * VECTOR, SUMS = VECTOR == 16 ? 16 : 8, WIDENED_HEADS = 8, LINE = 64 };
 
 /* Keys of a stream; only the last streams may have fewer. */
 INLINE int64_t few_stream(const struct few_rows_step *s) {
@@ -33,7 +33,21 @@ struct few_columns {
   const char *rows[STREAMS];
   int64_t keys[STREAMS]; /* which they are */
   int64_t count;         /* the first one stands in for those that are not there */
-  uint16_t widened[STREAMS * LARGEST_HEAD_DIM] __attribute__((aligned(64)));
+};
+
+/* A step's rows of keys or values. */
+struct few_operand {
+  const char *const *rows; /* of the first head */
+  int64_t head_stride;     /* bytes from head to head */
+  int64_t width;           /* elements */
+  int64_t fetched;         /* bytes of a row that are asked for early */
+};
+
+/* Codes of some heads' columns as the float16 that they are computed with. The heads are widened
+ * one after the other before the first is used, as what has just been stored is slow to load. */
+struct few_widened {
+  largest_code largest;
+  uint16_t halves[WIDENED_HEADS * STREAMS * LARGEST_HEAD_DIM] __attribute__((aligned(64)));
 };
 
 /* The keys at this position of the streams. */
@@ -46,15 +60,35 @@ INLINE void few_take(struct few_columns *columns, const struct few_rows_step *s,
   }
 }
 
-/* Where they are: codes as the float16 that they are computed with. */
-INLINE void few_find(struct few_columns *columns, const char *const *rows, int64_t offset,
-                     fa3_dtype dtype, int64_t width) {
+/* Where they are, of one head. The streams' next rows are asked for: they are needed when all heads
+ * of these are done, and once. */
+INLINE void few_find(struct few_columns *columns, const struct few_rows_step *s,
+                     const struct few_operand *operand, int64_t head) {
+  const int64_t offset = head * operand->head_stride;
+  const char *next[STREAMS];
   for (int64_t k = 0; k < STREAMS; k++) {
-    columns->rows[k] = rows[columns->keys[k < columns->count ? k : 0]] + offset;
-    if (dtype != FA3_FLOAT8_E4M3) continue;
-    widen_codes(columns->rows[k], width, columns->widened + k * LARGEST_HEAD_DIM);
-    columns->rows[k] = (const char *)(columns->widened + k * LARGEST_HEAD_DIM);
+    const int64_t key = columns->keys[k < columns->count ? k : 0];
+    columns->rows[k] = operand->rows[key] + offset;
+    next[k] = operand->rows[key + 1 < s->count ? key + 1 : key] + offset;
   }
+  for (int64_t i = 0; i < operand->fetched; i += LINE)
+#pragma GCC unroll 4
+    for (int k = 0; k < STREAMS; k++) __builtin_prefetch(next[k] + i, 0, 0);
+}
+
+/* The same, as float16. */
+INLINE void few_find_codes(struct few_columns *columns, const struct few_rows_step *s,
+                           const struct few_operand *operand, int64_t head,
+                           struct few_widened *widened) {
+  const int64_t width = operand->width, size = STREAMS * width;
+  for (int64_t h = head; head % WIDENED_HEADS == 0 && h < head + WIDENED_HEADS && h < s->heads;
+       h++) {
+    few_find(columns, s, operand, h);
+    widened->largest =
+        widen_codes(columns->rows, width, widened->halves + (h - head) * size, widened->largest);
+  }
+  for (int64_t k = 0; k < STREAMS; k++)
+    columns->rows[k] = (const char *)(widened->halves + head % WIDENED_HEADS * size + k * width);
 }
 
 /* Half of a pair of vectors. */
@@ -212,30 +246,66 @@ typedef void few_product(const struct few_rows_step *s, const struct few_columns
                          fa3_dtype dtype, int64_t row, const int rows);
 
 /* All rows with all of `operand`, the step's keys or values: four rows of a head together, then
- * two, then one. */
-INLINE void few_multiply(const struct few_rows_step *s, const char *const *operand,
-                         int64_t head_stride, int64_t width, fa3_dtype dtype, few_product *add) {
+ * two, then one. Returns whether there are codes that are NaN, which are taken for numbers. */
+INLINE bool few_multiply(const struct few_rows_step *s, const struct few_operand *operand,
+                         fa3_dtype dtype, few_product *add) {
   const fa3_dtype loaded = dtype == FA3_FLOAT8_E4M3 ? FA3_FLOAT16 : dtype;
   const int64_t stream = few_stream(s);
   struct few_columns columns;
+  struct few_widened widened;
+  widened.largest = (largest_code){0};
   for (int64_t position = 0; position < stream; position++) {
     few_take(&columns, s, position);
     for (int64_t head = 0; head < s->heads; head++) {
       const int64_t end = (head + 1) * s->rows;
       int64_t row = head * s->rows;
-      few_find(&columns, operand, head * head_stride, dtype, width);
+      if (dtype == FA3_FLOAT8_E4M3)
+        few_find_codes(&columns, s, operand, head, &widened);
+      else
+        few_find(&columns, s, operand, head);
       for (; row + 4 <= end; row += 4) add(s, &columns, loaded, row, 4);
       for (; row + 2 <= end; row += 2) add(s, &columns, loaded, row, 2);
       if (row < end) add(s, &columns, loaded, row, 1);
     }
   }
+  return has_nan(widened.largest);
+}
+
+/* A key that has a NaN: its scores are NaN. */
+static void few_spoil_scores(const struct few_rows_step *s) {
+  for (int64_t head = 0; head < s->heads; head++)
+    for (int64_t k = 0; k < s->count; k++)
+      for (int64_t i = 0; i < s->head_dim; i++)
+        for (int64_t row = 0; row < s->rows; row++)
+          if (code_is_nan(s->keys[k][head * s->key_head_stride + i]))
+            s->scores[(head * s->rows + row) * FEW_KEYS + k] = NAN;
+}
+
+/* A value that has one: so is that element of the rows that see it. */
+static void few_spoil_outputs(const struct few_rows_step *s) {
+  for (int64_t head = 0; head < s->heads; head++)
+    for (int64_t k = 0; k < s->count; k++)
+      for (int64_t i = 0; i < s->value_head_dim; i++)
+        for (int64_t row = 0; row < s->rows; row++)
+          if (code_is_nan(s->values[k][head * s->value_head_stride + i]) &&
+              s->seen[row].begin <= k && k < s->seen[row].end)
+            s->output[(head * s->rows + row) * s->output_stride + i] = NAN;
+}
+
+/* Rows of float32 arrive as fast as they can without being asked for early. */
+INLINE int64_t few_fetched(fa3_dtype dtype, int64_t width) {
+  return dtype == FA3_FLOAT32 ? 0 : width * size_of(dtype);
 }
 
 INLINE void few_rows_as(fa3_dtype dtype, const struct few_rows_step *s) {
-  few_multiply(s, s->keys, s->key_head_stride, s->head_dim, dtype, few_scores_rows);
+  const struct few_operand keys = {s->keys, s->key_head_stride, s->head_dim,
+                                   few_fetched(dtype, s->head_dim)};
+  const struct few_operand values = {s->values, s->value_head_stride, s->value_head_dim,
+                                     few_fetched(dtype, s->value_head_dim)};
+  if (few_multiply(s, &keys, dtype, few_scores_rows)) few_spoil_scores(s);
   for (int64_t head = 0; head < s->heads; head++)
     for (int64_t row = 0; row < s->rows; row++) few_softmax(s, head, row);
-  few_multiply(s, s->values, s->value_head_stride, s->value_head_dim, dtype, few_values_rows);
+  if (few_multiply(s, &values, dtype, few_values_rows)) few_spoil_outputs(s);
 }
 
 static void few_rows(const struct few_rows_step *s) {

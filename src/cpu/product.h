@@ -26,7 +26,7 @@
                             : function(FA3_BFLOAT16, __VA_ARGS__))
 
 INLINE int64_t size_of(fa3_dtype dtype) {
-  return dtype == FA3_FLOAT32 ? 4 : 2;
+  return dtype == FA3_FLOAT32 ? 4 : dtype == FA3_FLOAT8_E4M3 ? 1 : 2;
 }
 
 /* `rows` and `vectors` are constants where this is called: the sums become registers. */

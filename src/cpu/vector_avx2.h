@@ -121,9 +121,15 @@ static inline float vec_reduce_add(vec a) {
   return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
 }
 
+/* Of two vectors, in each half: sums of two elements of a, b, a and b. */
+static inline vec vec_add_pairs(vec a, vec b) {
+  return vec_add(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+}
+
 static inline void vec_reduce_add_quad(const vec a[4], float sums[4]) {
-  const vec low = _mm256_hadd_ps(a[0], a[1]), high = _mm256_hadd_ps(a[2], a[3]);
-  const vec halves = _mm256_hadd_ps(low, high);
+  const vec first = vec_add_pairs(a[0], a[1]), second = vec_add_pairs(a[2], a[3]);
+  const vec halves =
+      vec_add(_mm256_shuffle_ps(first, second, 0x44), _mm256_shuffle_ps(first, second, 0xee));
   _mm_storeu_ps(sums, _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1)));
 }
 
