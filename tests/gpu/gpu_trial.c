@@ -226,6 +226,19 @@ static struct spec random_forward(bool backward, struct rng *rng) {
     spec.packed_q = spec.packed_k = false;
     clear_mask(&spec);
   }
+  /* Few queries on many keys: up to 32 sums of dQ. */
+  if (backward && rng_chance(rng, 0.03)) {
+    spec.batch = rng_between(rng, 1, 2);
+    spec.heads_k = rng_between(rng, 1, 4);
+    spec.group = rng_between(rng, 1, 2);
+    set_head_dims(&spec, RNG_PICK(rng, 64, 96, 128, 256), rng);
+    spec.max_seqlen_q = rng_between(rng, 1, RNG_PICK(rng, 64, 140));
+    spec.max_seqlen_k = rng_between(rng, 2000, 6000);
+    spec.packed_q = spec.packed_k = false;
+    clear_mask(&spec);
+    if (rng_chance(rng, 0.2)) spec.flags |= FA3_CAUSAL;
+    leave_no_gaps(&spec);
+  }
   /* A round of tiles that visit blocks upwards, of half of the chains. */
   if (backward && rng_chance(rng, 0.04)) {
     spec.batch = rng_between(rng, 1, 2);
