@@ -15,7 +15,7 @@ enum {
   HEADS = 4,
   HEAD_DIM = 64,
   ROWS = BATCH * SEQLEN,
-  GRADIENTS_WORKSPACE = 12 << 20
+  GRADIENTS_WORKSPACE = 48 << 20
 };
 
 static struct gpu_arena arena;
@@ -29,7 +29,7 @@ static void *take(size_t size) {
 
 static int open_arena(void **state) {
   (void)state;
-  arena = gpu_arena_new((size_t)32 << 20);
+  arena = gpu_arena_new((size_t)96 << 20);
   GPU(cuMemsetD8Async, arena.base, 0, arena.size, NULL);
   good =
       (fa3_forward_args){.struct_size = sizeof good, .device = {FA3_CUDA, 0}, .flags = FA3_CAUSAL};
