@@ -8,7 +8,7 @@
 #endif
 
 // Rows of Q's tiles that no query will have, as where three heads share a tile: were they NaN, each
-// step would go its slow way. By the warp that loads them, at first.
+// step would go its slow way. By the warp that loads them, before the barrier of all.
 __device__ __forceinline__ void clear_spare_queries(const fa3_forward_params &params,
                                                     const layout &m) {
   const int rows = params.queries_per_warpgroup * params.tile_heads;
@@ -162,7 +162,6 @@ __device__ __forceinline__ void load(const fa3_forward_fp8_params &fp8, const la
   const fa3_forward_params &params = fp8.forward;
   const bool leader = elect_one();
   const page_step tile_step = make_page_step(kTileK, params.page_size);
-  clear_spare_queries(params, m);
   uint32_t used = 0;
   for (uint32_t t = 0;; ++t) {
     ring_wait_full(m.work, t);
