@@ -738,8 +738,8 @@ typedef struct fa3_quantize_args {
 
 /* Needs no workspace. Any head dim up to 256, though fa3_forward takes E4M3 in multiples of 16
  * alone. Both engines give the same bits (any NaN is a NaN), but with FA3_SUBTRACT_MEAN, and with
- * FA3_ROTATE alone for 16-bit input whose head dim is 64, 128 or 256, where sums have another order;
- * the same call on the same GPU always gives the same. */
+ * FA3_ROTATE alone for 16-bit input whose head dim is 64, 128 or 256, where sums have another
+ * order; the same call on the same GPU always gives the same. */
 FA3_API fa3_status fa3_quantize(const fa3_quantize_args *args);
 
 #ifdef __cplusplus

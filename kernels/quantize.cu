@@ -1,8 +1,8 @@
 // Rows become E4M3 codes and their scales, bit for bit as on the CPU (src/cpu/quantize.c), but for
 // the mean, whose sum in double precision has another order, and rotations by tensor cores
-// (quantize_products.cuh). A thread has 32 elements of one row, a chunk of either half; or
-// neighbours, of one row or several, where tensor cores rotate. The next tile is loaded while these
-// are worked on.
+// (quantize_products.cuh). A thread has 32 elements of one row, a chunk of either half; of rows of
+// 64, where tensor cores rotate, a chunk of each of two. The next tile is loaded while these are
+// worked on.
 // docs/notes/hopper-quantize.md has the figures.
 //
 // Compile with FA3_HEAD_DIM, the largest that a row may have.

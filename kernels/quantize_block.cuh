@@ -25,7 +25,7 @@ struct shared {
   int tile_rows, slot_rows;  // of a tile, and of those with one scale
   bool of_warp;              // whether all of a warp's rows have one scale
   uint32_t signs[8];         // of a rotation by tensor cores, for lanes t of either quarter
-  uint4 matrix[32];          // its first operand
+  uint4 matrix[32];          // its second operand
 };
 
 // What a block has in its dynamic shared memory: rows as they are loaded, each thread's places, and
