@@ -737,9 +737,11 @@ typedef struct fa3_quantize_args {
 } fa3_quantize_args;
 
 /* Needs no workspace. Any head dim up to 256, though fa3_forward takes E4M3 in multiples of 16
- * alone. Both engines give the same bits (any NaN is a NaN), but with FA3_SUBTRACT_MEAN, and with
- * FA3_ROTATE alone for 16-bit input whose head dim is 64, 128 or 256, where sums have another
- * order; the same call on the same GPU always gives the same. */
+ * alone. Both engines give the same bits (any NaN is a NaN), with two exceptions on a GPU: with
+ * FA3_SUBTRACT_MEAN, and with FA3_ROTATE but no rotary embedding for 16-bit input whose head dim is
+ * 64, 128 or 256. There sums have another order, and a few codes in a million are neighbours of the
+ * CPU's. With both flags the mean is rotated and then taken off, so that magnitudes from 1e37 on
+ * may give NaN. The same call on the same GPU always gives the same bits. */
 FA3_API fa3_status fa3_quantize(const fa3_quantize_args *args);
 
 #ifdef __cplusplus

@@ -44,6 +44,7 @@ __device__ __forceinline__ int additions_to_sum(const fa3_backward_params &p,
 __device__ __forceinline__ void wait_for_sums(const fa3_backward_params &p,
                                               const finished_block &at, const int *counters,
                                               int times, int tile_q, int tile_k) {
+  static_assert(FA3_MOST_SUMS <= 32, "a lane waits for each sum");
   const int sum = threadIdx.x & 31;
   if (sum < fa3_sum_count(&p.tiles)) {
     const int *counter = counters + at.slot + sum * p.sums_apart;

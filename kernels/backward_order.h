@@ -177,6 +177,7 @@ FA3_SHARED int fa3_sum_count(const fa3_key_tiles *tiles) {
   return tiles->upward > 0 || tiles->staggered ? 2 : 1 << tiles->sums_log2;
 }
 
+/* A lane of a warp waits for each (backward_finish.cuh). */
 #define FA3_MOST_SUMS 32
 
 /* How many of a block's first `n` visible tiles add to a sum. Where there is more than one, the

@@ -86,6 +86,7 @@ extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_PREPARE_THREADS, 4)
   if (first >= s.mask.queries) return;
   const int64_t slot = (int64_t)head * p.slots + block +
                        fa3_backward_slot(&p.sequences, &p.blocks, batch, s.query_row);
+  static_assert(2 * FA3_MOST_SUMS <= FA3_BACKWARD_PREPARE_THREADS, "a thread clears each counter");
   if (threadIdx.x < 2 * p.sums) p.counters[(int64_t)threadIdx.x * gridDim.y * p.slots + slot] = 0;
 
   const int lane = threadIdx.x % kLanes;

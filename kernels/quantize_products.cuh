@@ -20,8 +20,9 @@ enum {
   kProductLanes = kDim == 64 ? 4 : kLanes /* of a row */
 };
 
-// What makes a Hadamard transform of kDim elements orthonormal, as a factor that numbers of 16 bits
-// have, and another.
+// A Hadamard transform of kDim elements is orthonormal with the factor 1 / sqrt(kDim). The matrix
+// has 1/8 or 1/16, which are exact in 16 bits; at head dim 128 finish_product multiplies by the
+// square root of 2 that is missing.
 constexpr float kMatrixFactor = kDim == 64 ? 0x1p-3f : 0x1p-4f;
 __device__ __forceinline__ float finish_product(float x) {
   return kDim == 128 ? __fmul_rn(x, 0x1.6a09e6p+0f) : x;
@@ -167,7 +168,7 @@ __device__ __forceinline__ float divide(float x, const factor &f) {
   return __fmul_rn(x, f.by);
 }
 
-// Where some of a row are infinite they become NaN. Without the other factor.
+// Where some of a row are infinite they become NaN. `by` has no part of finish_product.
 struct careful_factor {
   float by;
 };

@@ -112,11 +112,6 @@ __device__ __forceinline__ int first_of(int chunk) {
   return (int)(chunk * kHalf + this_thread() % kLanes * kChunk);
 }
 
-// Element i of the thread's.
-__device__ __forceinline__ int index_of(int i) {
-  return first_of(i / kChunk) + i % kChunk;
-}
-
 __device__ __forceinline__ int warp_row(void) {
   return (int)(this_thread() / 32 * kWarpRows);
 }

@@ -42,8 +42,11 @@ static void test_backward_plans(void **state) {
           assert_true((int64_t)plan.tiles.tiles * kernel->tile_k >= lengths[k]);
           assert_true((int64_t)plan.blocks_q * kernel->tile_q >= lengths[q]);
           assert_true(plan.slots >= 2 * plan.blocks_q);
-          const size_t sums = (size_t)fa3_sum_count(&plan.tiles) * sizeof(float) * 6 *
-                              (size_t)plan.slots * (size_t)(kernel->tile_q * kernel->head_dim);
+          const size_t counters =
+              (size_t)fa3_sum_count(&plan.tiles) * 6 * (size_t)plan.slots; /* twice */
+          assert_true(plan.counters.offset + 2 * counters * sizeof(int32_t) <= plan.rows.offset);
+          const size_t sums =
+              counters * sizeof(float) * (size_t)(kernel->tile_q * kernel->head_dim);
           assert_true(plan.partial.offset + sums <= plan.parts.offset);
           assert_in_range(plan.tiles.section, 1, fa3_chain_count(&plan.tiles));
           assert_in_range(plan.tiles.head_parts, 1, 3);
@@ -395,10 +398,19 @@ static void test_backward_section(void **state) {
 }
 
 static int32_t section_of_windows(int64_t batch, int64_t seqlen, int64_t heads_q, int64_t heads_k,
-                                  int64_t head_dim, int64_t window_left) {
-  struct problem problem = make_backward_problem(seqlen, seqlen, head_dim, head_dim);
+                                  int64_t head_dim, int64_t window_left, bool packed) {
+  static const int32_t cu_seqlens[2]; /* where it is does not matter */
+  const int64_t rows = packed ? batch * seqlen : seqlen;
+  struct problem problem = make_backward_problem(rows, rows, head_dim, head_dim);
   struct cuda_plan plan;
-  problem.batch = problem.query.batch = batch;
+  problem.batch = batch;
+  if (packed) {
+    problem.batch_k = 1;
+    problem.max_seqlen_q = problem.max_seqlen_k = seqlen;
+    problem.cu_seqlens_q = problem.cu_seqlens_k = cu_seqlens;
+  } else {
+    problem.query.batch = batch;
+  }
   problem.heads_q = heads_q;
   problem.heads_k = heads_k;
   problem.window_left = window_left;
@@ -410,11 +422,14 @@ static int32_t section_of_windows(int64_t batch, int64_t seqlen, int64_t heads_q
 /* What windows are at is to stay in the L2 cache, where few heads take a block in turn. */
 static void test_section_of_windows(void **state) {
   (void)state;
-  assert_int_equal(section_of_windows(8, 12928, 6, 6, 128, 4095), 4);
-  assert_int_equal(section_of_windows(4, 8192, 8, 8, 128, 2047), 8);
-  assert_int_equal(section_of_windows(4, 3103, 48, 24, 128, 2047), 4);
-  assert_int_equal(section_of_windows(1, 7726, 8, 8, 128, 4096), 8); /* all do */
-  assert_int_equal(section_of_windows(1, 4921, 20, 5, 128, 4095), 2 * 5);
+  assert_int_equal(section_of_windows(8, 12928, 6, 6, 128, 4095, false), 4);
+  assert_int_equal(section_of_windows(4, 8192, 8, 8, 128, 2047, false), 8);
+  assert_int_equal(section_of_windows(4, 3103, 48, 24, 128, 2047, false), 4);
+  assert_int_equal(section_of_windows(1, 7726, 8, 8, 128, 4096, false), 8); /* all do */
+  assert_int_equal(section_of_windows(1, 4921, 20, 5, 128, 4095, false), 2 * 5);
+  /* The same where lengths are packed. */
+  assert_int_equal(section_of_windows(2, 65536, 8, 8, 128, 4095, false), 4);
+  assert_int_equal(section_of_windows(2, 65536, 8, 8, 128, 4095, true), 4);
 }
 
 static void check_rising(const fa3_key_tiles tiles, int32_t rising, int32_t together) {

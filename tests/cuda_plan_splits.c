@@ -117,6 +117,7 @@ static void test_keys_are_dealt_out(void **state) {
   static const struct {
     int64_t batch, seqlen_q, seqlen_k, heads_q, heads_k, head_dim;
     bool differ, dealt;
+    int64_t window_left; /* 0: none */
   } cases[] = {{16, 16, 32768, 32, 8, 128, true, true},
                {16, 16, 32768, 32, 8, 128, false, false},
                {8, 100, 32768, 6, 1, 128, true, true},
@@ -130,11 +131,17 @@ static void test_keys_are_dealt_out(void **state) {
                {8, 5, 4096, 36, 6, 128, true, true},
                {8, 5, 1024, 36, 6, 128, true, false},
                /* Each tile of a head would read its keys anew. */
-               {64, 2432, 12160, 1, 1, 128, false, false}};
+               {64, 2432, 12160, 1, 1, 128, false, false},
+               /* Those that it sees through a window. */
+               {6, 610, 63617, 3, 3, 128, false, true, 6719}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     struct problem problem = make_problem(cases[i].batch, cases[i].seqlen_q, cases[i].seqlen_k,
                                           cases[i].heads_q, cases[i].heads_k, cases[i].head_dim);
     if (cases[i].differ) problem.seqused_k = lengths;
+    if (cases[i].window_left) {
+      problem.window_left = cases[i].window_left;
+      problem.window_right = 0;
+    }
     const struct cuda_plan plan = plan_of(&problem, &facts);
     assert_false(plan.decodes);
     if ((plan.forward.shares > 0) != cases[i].dealt) fail_msg("case %zu", i);

@@ -44,14 +44,14 @@ const struct kernel_kind backward_prepare_kind = {
                 [BACKWARD_SINK] = "backward_sink"}};
 
 fa3_status find_backward_kernel(const char *architecture, fa3_dtype dtype, int64_t head_dim,
-                                int64_t value_head_dim, bool softcap, int64_t queries,
+                                int64_t value_head_dim, bool small_steps, int64_t queries,
                                 const struct kernel **kernel) {
   struct kernel_need need = {.kind = &backward_kind,
                              .architecture = architecture,
                              .dtype = dtype,
                              .head_dim = head_dim,
                              .value_head_dim = value_head_dim,
-                             .softcap = softcap,
+                             .softcap = small_steps,
                              .queries = queries};
   *kernel = find_kernel(&need);
   need.kind = &backward_wide_kind;
@@ -137,7 +137,8 @@ static int64_t queries_of_tile(const struct problem *problem) {
   return smaller(longest * (grouped ? 6 : 5) / 12, left + right + 1);
 }
 
-/* Whether all queries of a sequence fit a step of the kernel for softcaps, which has fewer. */
+/* Whether all queries of a sequence fit a step of the kernel for softcaps: at head dim 64 it has
+ * fewer queries than the other one's, elsewhere as many (kernels/variants.def). */
 static bool is_small_step(const struct problem *problem) {
   return longest_query(problem) <= SMALLEST_TILE_Q;
 }

@@ -38,9 +38,10 @@ struct backward_plan {
   struct reservation next_tile;
 };
 
-/* FA3_UNSUPPORTED if there is none for tiles of keys that meet `queries` queries of a head. */
+/* FA3_UNSUPPORTED if there is none for tiles of keys that meet `queries` queries of a head.
+ * `small_steps`: the kernel that has softcaps. */
 fa3_status find_backward_kernel(const char *architecture, fa3_dtype dtype, int64_t head_dim,
-                                int64_t value_head_dim, bool softcap, int64_t queries,
+                                int64_t value_head_dim, bool small_steps, int64_t queries,
                                 const struct kernel **kernel);
 
 fa3_status supports_backward(const fa3_capability *capability);

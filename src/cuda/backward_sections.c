@@ -18,8 +18,9 @@ enum { MOST_SHARED = 3 };
 enum { TOGETHER_BYTES = 512 << 20, GROUPS_BYTES = 128 << 20 };
 
 /* Tiles of a window are at blocks of their own, all of it, and come back to a block when they are
- * done: what a section's windows have is to stay in the L2 cache, if all of them don't. Not of more
- * heads than these that take a block in turn. Measured: likewise. */
+ * done: what a section's windows have is to stay in the L2 cache, if all of them don't. A
+ * section has a least number of windows, whatever their size, and groups of more heads than these
+ * have no such bound. Measured: likewise. */
 enum {
   WINDOWS_BYTES = 18 << 20,
   ALL_WINDOWS_BYTES = 36 << 20,
@@ -142,7 +143,8 @@ int64_t find_section(const struct problem *problem, const struct visits *visits,
         (double)all * (double)bytes_of_way > ALL_WINDOWS_BYTES)
       most = smaller(most, larger(WINDOWS_BYTES / bytes_of_way, LEAST_WINDOWS));
     const int64_t fitting = larger(GROUPS_BYTES / bytes_per_head, 1);
-    if (is_packed(problem) && plan->cluster == 1 && most > fitting && 3 * all > 4 * fitting)
+    if (is_packed(problem) && !windows && plan->cluster == 1 && most > fitting &&
+        3 * all > 4 * fitting)
       return smaller(find_packed_section(fitting, larger(plan->tiles.heads, 1)), larger(all, 1));
   } else {
     most = larger(most, LEAST_HEADS);
@@ -150,7 +152,7 @@ int64_t find_section(const struct problem *problem, const struct visits *visits,
     if (fewer > 0) most = smaller(most, fewer);
     /* Whole sequences, where lengths are packed: most are shorter than the longest. */
     if (is_packed(problem) && plan->cluster == 1 && 2 * most >= plan->tiles.heads)
-      return smaller(round_up(most, plan->tiles.heads), all);
+      return smaller(round_up(most, plan->tiles.heads), larger(all, 1));
   }
   return larger(divide_up(all, larger(divide_up(all, larger(most, 1)), 1)), 1);
 }

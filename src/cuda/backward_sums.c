@@ -65,8 +65,8 @@ bool finish_later(const struct problem *problem, const struct backward_plan *pla
   return steps >= (many ? LONGER_TILE : LONG_TILE);
 }
 
-int64_t most_sums(int64_t sum_bytes) {
-  return smaller(FA3_MOST_SUMS, larger(1 + MORE_SUMS_BYTES / larger(sum_bytes, 1), 2));
+int64_t most_sums(int64_t least_bytes) {
+  return smaller(FA3_MOST_SUMS, larger(1 + MORE_SUMS_BYTES / larger(least_bytes, 1), 2));
 }
 
 int64_t bytes_of_more_sums(int64_t sum_bytes) {

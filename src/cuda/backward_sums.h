@@ -5,7 +5,7 @@
 #include "cuda/backward_tiles.h"
 
 /* How many sums a block of dQ may have, if one of all blocks has so many bytes: two, or more. */
-int64_t most_sums(int64_t sum_bytes);
+int64_t most_sums(int64_t least_bytes);
 
 /* Room for the sums of dQ beyond the first. */
 int64_t bytes_of_more_sums(int64_t sum_bytes);

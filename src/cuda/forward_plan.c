@@ -189,7 +189,8 @@ static bool has_grid_steps(const struct kernel *kernel) {
   return kernel->head_scales && kernel->tile_q == 3 * ROWS;
 }
 
-/* Whether rows fill two warpgroups of a head dim whose small tiles are another kernel's. */
+/* Whether rows fill two warpgroups of a head dim whose small tiles are another kernel's (see
+ * take_small_tiles). */
 static bool are_two(const struct kernel *kernel, int64_t rows, int64_t longest) {
   return kernel->head_dim > 64 && longest > rows && longest <= 2 * rows;
 }

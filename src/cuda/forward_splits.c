@@ -162,13 +162,13 @@ static struct sharing dealt_tiles(const struct problem *problem, const struct ke
   return one;
 }
 
-/* What it takes to read keys and values, in steps, where each row tile of a head reads them anew,
- * but for heads of a team that share them and what the L2 cache keeps. */
+/* What it takes to read the keys and values that are seen, in steps, where each row tile of a head
+ * reads them anew, but for heads of a team that share them and what the L2 cache keeps. */
 static double reading_time(const struct problem *problem, const struct cuda_facts *facts,
-                           int64_t blocks, int64_t team, struct sharing one) {
+                           double keys, int64_t blocks, int64_t team, struct sharing one) {
   const double row = (double)fa3_dtype_size(problem->key.dtype) *
                      (double)(problem->head_dim + problem->value_head_dim);
-  const double head = row * (double)problem->max_seqlen_k;
+  const double head = row * fmin(keys, (double)problem->max_seqlen_k);
   const double heads = (double)problem->heads_k * (double)problem->batch;
   if (blocks == 1 || heads * head <= cached_bytes) return 0;
   const double missed = 1 - cached_bytes / (heads * head);
@@ -199,8 +199,9 @@ static double dealt_time(const struct problem *problem, const struct cuda_facts 
   const double columns = (double)problem->value_head_dim / 128;
   const double part = store_steps * columns * (double)one.warpgroups / 2;
   const double of_tile = forward_tile_time(plan->kernel, one.warpgroups) * seen.mean + tile_steps;
+  const double keys = seen.longest * (double)plan->kernel->tile_k;
   const double steps =
-      fmax(tiles * of_tile / shares, reading_time(problem, facts, blocks, team, one));
+      fmax(tiles * of_tile / shares, reading_time(problem, facts, keys, blocks, team, one));
   return steps + 2 * part + deal_steps + combine_steps +
          shares * (double)tile_rows * (result_steps + 2 * partial_steps * columns);
 }

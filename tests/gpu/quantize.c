@@ -104,6 +104,12 @@ static int rank_of(unsigned char code) {
   return code & 0x80 ? -(code & 0x7f) : code;
 }
 
+/* Of scales: infinities and NaN are the same, others nearly. */
+static bool is_near_scale(float got, float expected) {
+  if (!isfinite(expected)) return isnan(expected) ? isnan(got) : got == expected;
+  return fabsf(got - expected) <= 0x1p-18F * fabsf(expected);
+}
+
 /* Where sums have another order, and numbers that are not finite leave them no bound: each code and
  * scale is nearly the CPU's, and NaN where that is. */
 static void expect_near_codes(const struct quantize_trial *t, uint64_t number) {
@@ -120,8 +126,7 @@ static void expect_near_codes(const struct quantize_trial *t, uint64_t number) {
     float got, expected;
     memcpy(&got, scales + i, sizeof got);
     memcpy(&expected, t->scale.data + i, sizeof expected);
-    if (memcmp(&got, &expected, sizeof got) != 0 &&
-        !(fabsf(got - expected) <= 0x1p-18F * fabsf(expected)))
+    if (!is_near_scale(got, expected))
       fail_msg("call %d: scale %zu is %a: expected about %a", (int)number, i / sizeof got,
                (double)got, (double)expected);
   }
@@ -311,8 +316,10 @@ static void test_long_heads(void **state) {
     int others = 0;
     for (int i = 0; i < COUNT; i++) others += memory->codes[i] != memory->expected[i];
     for (int i = 0; i < HEADS * (mean ? BLOCKS : 1); i++)
-      others += memory->scale[i] != memory->expected_scale[i];
-    assert_in_range(others, 0, COUNT / 1000);
+      if (!is_near_scale(memory->scale[i], memory->expected_scale[i]))
+        fail_msg("scale %d is %a: expected about %a", i, (double)memory->scale[i],
+                 (double)memory->expected_scale[i]);
+    assert_in_range(others, 0, COUNT / 20000);
   }
   GPU(cuMemFreeHost, locked);
 }
