@@ -118,20 +118,20 @@ static void test_keys_are_dealt_out(void **state) {
     int64_t batch, seqlen_q, seqlen_k, heads_q, heads_k, head_dim;
     bool differ, dealt;
     int64_t window_left; /* 0: none */
-  } cases[] = {{16, 16, 32768, 32, 8, 128, true, true},
-               {16, 16, 32768, 32, 8, 128, false, false},
-               {8, 100, 32768, 6, 1, 128, true, true},
-               {30, 128, 4096, 5, 5, 128, false, true},
-               {16, 16, 1000, 32, 8, 128, true, false},
-               {1, 16, 32768, 32, 8, 128, true, false},
-               {64, 512, 32768, 32, 32, 128, true, false},
-               {16, 200, 16384, 20, 4, 64, true, true},
-               {16, 30, 16384, 8, 8, 256, true, true},
-               {4, 4096, 8192, 1, 1, 128, true, false},
-               {8, 5, 4096, 36, 6, 128, true, true},
-               {8, 5, 1024, 36, 6, 128, true, false},
+  } cases[] = {{16, 16, 32768, 32, 8, 128, true, true, 0},
+               {16, 16, 32768, 32, 8, 128, false, false, 0},
+               {8, 100, 32768, 6, 1, 128, true, true, 0},
+               {30, 128, 4096, 5, 5, 128, false, true, 0},
+               {16, 16, 1000, 32, 8, 128, true, false, 0},
+               {1, 16, 32768, 32, 8, 128, true, false, 0},
+               {64, 512, 32768, 32, 32, 128, true, false, 0},
+               {16, 200, 16384, 20, 4, 64, true, true, 0},
+               {16, 30, 16384, 8, 8, 256, true, true, 0},
+               {4, 4096, 8192, 1, 1, 128, true, false, 0},
+               {8, 5, 4096, 36, 6, 128, true, true, 0},
+               {8, 5, 1024, 36, 6, 128, true, false, 0},
                /* Each tile of a head would read its keys anew. */
-               {64, 2432, 12160, 1, 1, 128, false, false},
+               {64, 2432, 12160, 1, 1, 128, false, false, 0},
                /* Those that it sees through a window. */
                {6, 610, 63617, 3, 3, 128, false, true, 6719}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
