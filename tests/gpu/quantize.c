@@ -280,7 +280,7 @@ static void test_long_heads(void **state) {
   struct memory {
     uint16_t input[COUNT];
     unsigned char codes[COUNT], expected[COUNT];
-    uint32_t scale[HEADS * BLOCKS], expected_scale[HEADS * BLOCKS]; /* the floats' bits */
+    float scale[HEADS * BLOCKS], expected_scale[HEADS * BLOCKS];
   } * memory; /* page-locked, which both engines take */
   void *locked;
   struct rng rng = rng_for(1 << 21);
