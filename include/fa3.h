@@ -740,7 +740,7 @@ typedef struct fa3_quantize_args {
  * alone. Both engines give the same bits (any NaN is a NaN), with two exceptions on a GPU: with
  * FA3_SUBTRACT_MEAN, and with FA3_ROTATE but no rotary embedding for 16-bit input whose head dim is
  * 64, 128 or 256. There sums have another order, and a few codes in a million are neighbours of the
- * CPU's. With both flags the mean is rotated and then taken off, so that magnitudes from 1e37 on
+ * CPU's. With both flags the mean is rotated and then taken off, so that magnitudes from 2e37 on
  * may give NaN. The same call on the same GPU always gives the same bits. */
 FA3_API fa3_status fa3_quantize(const fa3_quantize_args *args);
 

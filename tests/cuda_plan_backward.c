@@ -196,18 +196,24 @@ static void test_parts_of_groups(void **state) {
   check_parts(deal(2, 0, 1000, 8, 1, 128, true), 1, 1);      /* no queries */
 }
 
+static struct problem make_packed_problem(int64_t batch, int64_t rows, int64_t longest,
+                                          int64_t head_dim) {
+  static const int32_t cu_seqlens[2]; /* where it is does not matter */
+  struct problem problem = make_backward_problem(rows, rows, head_dim, head_dim);
+  problem.batch = batch;
+  problem.batch_k = 1;
+  problem.max_seqlen_q = problem.max_seqlen_k = longest;
+  problem.cu_seqlens_q = problem.cu_seqlens_k = cu_seqlens;
+  return problem;
+}
+
 static struct backward_plan deal_lengths(int64_t batch, int64_t rows, int64_t longest,
                                          int64_t heads_q, int64_t heads_k, int64_t head_dim,
                                          bool causal) {
-  static const int32_t cu_seqlens[2]; /* where it is does not matter */
-  struct problem problem = make_backward_problem(rows, rows, head_dim, head_dim);
+  struct problem problem = make_packed_problem(batch, rows, longest, head_dim);
   struct cuda_plan plan;
-  problem.batch = batch;
-  problem.batch_k = 1;
   problem.heads_q = heads_q;
   problem.heads_k = heads_k;
-  problem.max_seqlen_q = problem.max_seqlen_k = longest;
-  problem.cu_seqlens_q = problem.cu_seqlens_k = cu_seqlens;
   if (causal) problem.window_right = 0;
   assert_int_equal(plan_backward(&problem, &facts, &plan), FA3_OK);
   return plan.backward;
@@ -399,18 +405,11 @@ static void test_backward_section(void **state) {
 
 static int32_t section_of_windows(int64_t batch, int64_t seqlen, int64_t heads_q, int64_t heads_k,
                                   int64_t head_dim, int64_t window_left, bool packed) {
-  static const int32_t cu_seqlens[2]; /* where it is does not matter */
-  const int64_t rows = packed ? batch * seqlen : seqlen;
-  struct problem problem = make_backward_problem(rows, rows, head_dim, head_dim);
+  struct problem problem = packed ? make_packed_problem(batch, batch * seqlen, seqlen, head_dim)
+                                  : make_backward_problem(seqlen, seqlen, head_dim, head_dim);
   struct cuda_plan plan;
   problem.batch = batch;
-  if (packed) {
-    problem.batch_k = 1;
-    problem.max_seqlen_q = problem.max_seqlen_k = seqlen;
-    problem.cu_seqlens_q = problem.cu_seqlens_k = cu_seqlens;
-  } else {
-    problem.query.batch = batch;
-  }
+  if (!packed) problem.query.batch = batch;
   problem.heads_q = heads_q;
   problem.heads_k = heads_k;
   problem.window_left = window_left;

@@ -37,6 +37,10 @@ static const double ends_of_128 = 0.6, ends_of_fewer = 2;
 /* Less than a round of tiles, of a section of large groups. */
 static const double least_part_of_round = 0.67;
 
+static bool has_window(const struct problem *problem) {
+  return problem->window_left < FA3_NO_LIMIT;
+}
+
 /* Under a causal mask: chains in flight together that are enough for a tile not to wait for the one
  * before it; fewer where a block of queries is a step for each of the heads that take it in turn.
  */
@@ -114,44 +118,53 @@ static int64_t find_short_section(const struct problem *problem, const struct vi
   return (double)size * steps >= short_tiles_apart * workers ? size : 0;
 }
 
-int64_t find_section(const struct problem *problem, const struct visits *visits,
-                     const struct backward_plan *plan, int64_t workers) {
+/* Heads of a section under a mask: as many as are enough, no more than fit. */
+static int64_t find_masked_section(const struct problem *problem, const struct backward_plan *plan,
+                                   int64_t workers) {
   const struct kernel *kernel = plan->kernel;
   const int64_t all = (int64_t)plan->tiles.heads * plan->tiles.batches;
   const int64_t queries = larger(longest_query(problem), 1);
   const int64_t bytes_per_head = bytes_of_head(problem, kernel);
-  int64_t most = CACHE_BYTES / bytes_per_head;
+  /* Some kernels are done with a query head before they take the next. */
+  const bool by_head = plan->cluster > 1 || kernel->by_head;
+  const int64_t group = query_heads_of_key_head(problem);
+  const int64_t in_turn = by_head ? 1 : divide_up(group, plan->tiles.head_parts);
+  const int64_t enough = enough_chains(plan, in_turn, workers);
+  const int64_t size =
+      larger(CACHE_BYTES / bytes_per_head, enough / fa3_key_tile_parts(&plan->tiles));
+  /* More keys are more rounds of tiles; a window's tiles have a short way. */
+  const int64_t keys = smaller(problem->max_seqlen_k, problem->rows_k);
+  const int64_t length = larger(queries, smaller(keys, 4 * queries));
+  int64_t way = length;
+  if (has_window(problem))
+    way = smaller(length, problem->window_left + problem->window_right + kernel->tile_k);
+  const int64_t bytes_of_way = way * (bytes_per_head / queries);
+  const int64_t most = smaller(size, larger(TOGETHER_BYTES / bytes_of_way, 1));
+  if (has_window(problem) && group <= MOST_IN_WINDOWS &&
+      (double)all * (double)bytes_of_way > ALL_WINDOWS_BYTES)
+    return smaller(most, larger(WINDOWS_BYTES / bytes_of_way, LEAST_WINDOWS));
+  return most;
+}
+
+int64_t find_section(const struct problem *problem, const struct visits *visits,
+                     const struct backward_plan *plan, int64_t workers) {
+  const int64_t all = (int64_t)plan->tiles.heads * plan->tiles.batches;
+  const int64_t bytes_per_head = bytes_of_head(problem, plan->kernel);
+  const bool whole_sequences = is_packed(problem) && plan->cluster == 1;
+  int64_t most;
   if (has_large_groups(problem, visits, plan))
     return find_section_of_groups(problem, visits, plan, workers);
   if (problem->window_right < FA3_NO_LIMIT) {
-    /* Some kernels are done with a query head before they take the next. */
-    const bool by_head = plan->cluster > 1 || kernel->by_head;
-    const int64_t group = query_heads_of_key_head(problem);
-    const int64_t in_turn = by_head ? 1 : divide_up(group, plan->tiles.head_parts);
-    const int64_t enough = enough_chains(plan, in_turn, workers);
-    most = larger(most, enough / fa3_key_tile_parts(&plan->tiles));
-    /* More keys are more rounds of tiles; a window's tiles have a short way. */
-    const int64_t keys = smaller(problem->max_seqlen_k, problem->rows_k);
-    const int64_t length = larger(queries, smaller(keys, 4 * queries));
-    const bool windows = problem->window_left < FA3_NO_LIMIT;
-    const int64_t way =
-        windows ? smaller(length, problem->window_left + problem->window_right + kernel->tile_k)
-                : length;
-    const int64_t bytes_of_way = way * (bytes_per_head / queries);
-    most = smaller(most, larger(TOGETHER_BYTES / bytes_of_way, 1));
-    if (windows && group <= MOST_IN_WINDOWS &&
-        (double)all * (double)bytes_of_way > ALL_WINDOWS_BYTES)
-      most = smaller(most, larger(WINDOWS_BYTES / bytes_of_way, LEAST_WINDOWS));
+    most = find_masked_section(problem, plan, workers);
     const int64_t fitting = larger(GROUPS_BYTES / bytes_per_head, 1);
-    if (is_packed(problem) && !windows && plan->cluster == 1 && most > fitting &&
-        3 * all > 4 * fitting)
+    if (whole_sequences && !has_window(problem) && most > fitting && 3 * all > 4 * fitting)
       return smaller(find_packed_section(fitting, larger(plan->tiles.heads, 1)), larger(all, 1));
   } else {
-    most = larger(most, LEAST_HEADS);
+    most = larger(CACHE_BYTES / bytes_per_head, LEAST_HEADS);
     const int64_t fewer = find_short_section(problem, visits, plan);
     if (fewer > 0) most = smaller(most, fewer);
-    /* Whole sequences, where lengths are packed: most are shorter than the longest. */
-    if (is_packed(problem) && plan->cluster == 1 && 2 * most >= plan->tiles.heads)
+    /* Where lengths are packed, most are shorter than the longest. */
+    if (whole_sequences && 2 * most >= plan->tiles.heads)
       return smaller(round_up(most, plan->tiles.heads), larger(all, 1));
   }
   return larger(divide_up(all, larger(divide_up(all, larger(most, 1)), 1)), 1);

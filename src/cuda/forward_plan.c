@@ -19,9 +19,6 @@ enum { ROWS = 64, MOST_MULTIPROCESSORS = 144 /* that a Hopper GPU can have */ };
  * part of Hopper's 50 MB. */
 static const double cache_bytes = 10e6;
 
-/* And what stays there until the call is done, where there is no more than that. */
-static const double whole_bytes = 32 << 20;
-
 static bool has_pages(const struct problem *problem) {
   return problem->features & FA3_FEATURE_PAGE_TABLE;
 }
@@ -89,7 +86,7 @@ static void plan_groups(double head_bytes, bool codes, const struct cuda_facts *
   const int32_t heads = tiles->heads * tiles->batches;
   if (tiles->blocks > MOST_BLOCKS) {
     const bool few = heads <= facts->multiprocessors / LEAST_TILES;
-    if (head_bytes * heads <= whole_bytes || (tiles->section == 1 && few && !codes))
+    if (head_bytes * heads <= KEPT_BYTES || (tiles->section == 1 && few && !codes))
       tiles->group = heads;
     return;
   }
@@ -546,7 +543,7 @@ static bool transposing_pays(const struct problem *problem, const struct cuda_fa
   if (problem->cu_seqlens_k) keys = (double)problem->key.rows / batch;
   const double flops = 4.0 * 256 * batch * heads * queries * keys_seen(problem, queries, keys);
   const double bytes = 2.0 * 256 * batch * (double)problem->heads_k * keys;
-  return saved * flops > launch + bytes / (0.9e9 * facts->bandwidth);
+  return saved * flops > launch + reading_seconds(facts, bytes);
 }
 
 /* Takes the kernel whose values are transposed ahead, if there is one and it is faster. */

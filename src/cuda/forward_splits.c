@@ -16,8 +16,9 @@ static const int64_t least_keys = 512;
 static const int64_t most_splits = 64;
 static const int64_t few_rows = 512; /* for which combine has a block each */
 
-/* What a call takes, in steps: a tile of keys for all warpgroups of a block, 1.3 us.
+/* What a call takes, in steps: a tile of keys for all warpgroups of a block.
  * docs/notes/hopper-forward.md has the measurements behind these. */
+static const double step_seconds = 1.3e-6;
 static const double tile_steps = 1;          /* of each tile beside its keys, */
 static const double store_steps = 1;         /* of a part of 128 rows and columns beside that, */
 static const double combine_steps = 1;       /* of combine, */
@@ -32,8 +33,6 @@ static const int64_t most_tile_rows = 192; /* of any variant */
 static const int64_t least_dealt_keys = 1024, most_dealt_sequences = 256, most_dealt_blocks = 32;
 static const double least_filled = 0.96;
 static const double deal_steps = 2;
-/* What stays in the L2 cache until the call is done, and the rate at which the memory is read. */
-static const double cached_bytes = 32 << 20, read_share = 0.9, step_seconds = 1.3e-6;
 /* Where one long sequence may be waited for: tiles for each multiprocessor, and steps of the call
  * otherwise.
  */
@@ -170,12 +169,12 @@ static double reading_time(const struct problem *problem, const struct cuda_fact
                      (double)(problem->head_dim + problem->value_head_dim);
   const double head = row * fmin(keys, (double)problem->max_seqlen_k);
   const double heads = (double)problem->heads_k * (double)problem->batch;
-  if (blocks == 1 || heads * head <= cached_bytes) return 0;
-  const double missed = 1 - cached_bytes / (heads * head);
+  if (blocks == 1 || heads * head <= KEPT_BYTES) return 0;
+  const double missed = 1 - KEPT_BYTES / (heads * head);
   const int64_t readers = problem->heads_q / problem->heads_k / one.tile_heads;
   const double bytes =
       heads * head * (double)blocks * (double)readers / (double)larger(smaller(team, readers), 1);
-  return missed * bytes / (read_share * 1e9 * facts->bandwidth) / step_seconds;
+  return reading_seconds(facts, missed * bytes) / step_seconds;
 }
 
 /* About what a call takes whose keys are dealt out, all sequences being as long as they may be;

@@ -16,6 +16,15 @@ struct cuda_facts {
   int bandwidth;            /* of the memory, by its clock and width, in GB/s */
 };
 
+/* What stays in the L2 cache until a call is done, if it reads no more than that: a part of
+ * Hopper's 50 MB. */
+enum { KEPT_BYTES = 32 << 20 };
+
+/* What reading so many bytes takes, in seconds. */
+static inline double reading_seconds(const struct cuda_facts *facts, double bytes) {
+  return bytes / (0.9e9 * facts->bandwidth);
+}
+
 struct cuda_plan {
   size_t workspace_size;
   struct staging staging;
