@@ -69,8 +69,8 @@ __device__ __forceinline__ uint32_t find_signs(const fa3_quantize_params &p, int
 struct product_place {
   uint32_t own;  // the first vector that it reads
   uint32_t signs;
-  float sign;  // of its own quarter, where two neighbouring ones are added
-  uint32_t unused;
+  float sign;       // of its own quarter, where two neighbouring ones are added
+  uint32_t unused;  // it is read as one vector of 16 bytes
 };
 
 __device__ __forceinline__ product_place find_product_place(uint32_t stage,
@@ -80,6 +80,9 @@ __device__ __forceinline__ product_place find_product_place(uint32_t stage,
           0};
 }
 
+// The thread's elements, rotated but for finish_product: products do bits 0, 3, 4 and 5 of their
+// index, sums of its own elements bits 1, 2 and, from head dim 128 on, the highest. At 256 bit 6
+// takes a neighbour's.
 __device__ __forceinline__ void multiply_rows(uint32_t place, uint32_t matrix,
                                               float (&x)[kElements]) {
   const uint4 at = load_shared_vector(place);
