@@ -230,7 +230,7 @@ static void test_refusals(void **state) {
 static void test_append_and_attend(void **state) {
   (void)state;
   static float output[TOTAL * HEADS_Q * VALUE_DIM], expected[TOTAL * HEADS_Q * VALUE_DIM];
-  static char workspace[1 << 20];
+  static char workspace[1 << 21];
   int32_t used[BATCH];
   struct rng rng = rng_for(2);
   struct append *a = malloc(sizeof *a);

@@ -238,19 +238,35 @@ static void test_nan_code(void **state) {
   }
 }
 
+/* What a cache of codes is asked with. */
+static const fa3_dtype query_dtypes[] = {FA3_FLOAT8_E4M3, FA3_FLOAT16, FA3_BFLOAT16, FA3_FLOAT32};
+
+static void store_one(fa3_dtype dtype, void *query, int64_t i) {
+  if (dtype == FA3_FLOAT32)
+    ((float *)query)[i] = 1;
+  else if (dtype == FA3_FLOAT8_E4M3)
+    ((uint8_t *)query)[i] = e4m3_from_float(1);
+  else
+    ((uint16_t *)query)[i] = dtype == FA3_FLOAT16 ? 0x3c00 : 0x3f80;
+}
+
 /* The same of a few queries, of a value's element too: a column of the head's rows that see it. */
 static void test_nan_code_of_few_rows(void **state) {
   (void)state;
-  enum { FEW = 3, KEYS = 150, DIM = 48, GROUP = HEADS_Q / HEADS_K };
-  static const int64_t keys[] = {0, 70, KEYS - 3, KEYS - 2, KEYS - 1}, columns[] = {0, 31, DIM - 1};
+  enum { FEW = 3, KEYS = 150, DIM = 112, GROUP = HEADS_Q / HEADS_K, TRIALS = 5 * 3 };
+  static const int64_t keys[] = {0, 70, KEYS - 3, KEYS - 2, KEYS - 1}, columns[] = {0, 75, DIM - 1};
+  static float query[FEW * HEADS_Q * DIM];
   for (int which = 1; which <= 2; which++)
-    for (int trial = 0; trial < 5 * 3; trial++) {
-      const int64_t planted = keys[trial % 5], column = columns[trial / 5], head = trial % HEADS_K;
+    for (int trial = 0; trial < 4 * TRIALS; trial++) {
+      const fa3_dtype dtype = query_dtypes[trial / TRIALS];
+      const int64_t planted = keys[trial % 5], head = trial % HEADS_K;
+      const int64_t column = columns[trial % TRIALS / 5];
       fa3_forward_args args = {.struct_size = sizeof args, .flags = FA3_CAUSAL};
-      args.query = fa3_dense(codes[0], FA3_FLOAT8_E4M3, 1, FEW, HEADS_Q, DIM);
+      args.query = fa3_dense(query, dtype, 1, FEW, HEADS_Q, DIM);
       args.key = fa3_dense(codes[1], FA3_FLOAT8_E4M3, 1, KEYS, HEADS_K, DIM);
       args.value = fa3_dense(codes[2], FA3_FLOAT8_E4M3, 1, KEYS, HEADS_K, DIM);
       args.output = fa3_dense(outputs[0], FA3_FLOAT32, 1, FEW, HEADS_Q, DIM);
+      for (int i = 0; i < FEW * HEADS_Q * DIM; i++) store_one(dtype, query, i);
       memset(codes, e4m3_from_float(1), sizeof codes);
       codes[which][(planted * HEADS_K + head) * DIM + column] = trial % 2 ? 0x7f : 0xff;
       expect_forward(args);
@@ -261,6 +277,46 @@ static void test_nan_code_of_few_rows(void **state) {
         assert_true(reached ? isnan(outputs[0][i]) : outputs[0][i] == 1);
       }
     }
+}
+
+/* With one key the output is its value, and lse the score: here one code of the key. */
+static void test_every_code_of_few_rows(void **state) {
+  (void)state;
+  enum { DIM = 256 };
+  static float query[DIM];
+  for (int i = 0; i < DIM; i++) codes[0][i] = isnan(e4m3_value(i)) ? 0 : (uint8_t)i;
+  for (int trial = 0; trial < 4 * DIM; trial++) {
+    const fa3_dtype dtype = query_dtypes[trial / DIM];
+    const int at = trial % DIM;
+    fa3_forward_args args = {.struct_size = sizeof args, .flags = FA3_SCALE, .softmax_scale = 1};
+    args.query = fa3_dense(query, dtype, 1, 1, 1, DIM);
+    args.key = args.value = fa3_dense(codes[0], FA3_FLOAT8_E4M3, 1, 1, 1, DIM);
+    args.output = fa3_dense(outputs[0], FA3_FLOAT32, 1, 1, 1, DIM);
+    args.lse = fa3_lse(lses[0], 1, 1, 1);
+    memset(query, 0, sizeof query);
+    store_one(dtype, query, at);
+    expect_forward(args);
+    assert_true(lses[0][0] == (float)e4m3_value(codes[0][at]));
+    for (int i = 0; i < DIM; i++) assert_true(outputs[0][i] == (float)e4m3_value(codes[0][i]));
+  }
+}
+
+/* Each row has the scale of its query and head; lse is the score of the one key. */
+static void test_query_scales_of_few_rows(void **state) {
+  (void)state;
+  enum { FEW = 3, DIM = 16 };
+  fa3_forward_args args = {.struct_size = sizeof args, .flags = FA3_SCALE, .softmax_scale = 1};
+  args.query = fa3_dense(codes[0], FA3_FLOAT8_E4M3, 1, FEW, HEADS_Q, DIM);
+  args.key = fa3_dense(codes[1], FA3_FLOAT8_E4M3, 1, 1, HEADS_K, DIM);
+  args.value = fa3_dense(codes[2], FA3_FLOAT8_E4M3, 1, 1, HEADS_K, DIM);
+  args.output = fa3_dense(outputs[0], FA3_FLOAT32, 1, FEW, HEADS_Q, DIM);
+  args.lse = fa3_lse(lses[0], 1, HEADS_Q, FEW);
+  args.query_scale = fa3_lse(scales[0], 1, HEADS_Q, FEW);
+  args.query_scale_rows = 1;
+  memset(codes, e4m3_from_float(1), sizeof codes);
+  for (int i = 0; i < HEADS_Q * FEW; i++) scales[0][i] = (float)(i + 1);
+  expect_forward(args);
+  for (int i = 0; i < HEADS_Q * FEW; i++) assert_true(lses[0][i] == (float)(DIM * (i + 1)));
 }
 
 /* A scale of infinity gives NaN, whatever the signs of what it scales, with few queries and many.
@@ -417,6 +473,8 @@ int main(void) {
       cmocka_unit_test(test_output_dtypes),
       cmocka_unit_test(test_nan_code),
       cmocka_unit_test(test_nan_code_of_few_rows),
+      cmocka_unit_test(test_every_code_of_few_rows),
+      cmocka_unit_test(test_query_scales_of_few_rows),
       cmocka_unit_test(test_refusals),
       cmocka_unit_test(test_dlpack),
       cmocka_unit_test(test_infinite_scale),

@@ -18,6 +18,8 @@ static inline float *store_pairs(float *words, vec a, vec b) {
 #include "arrange.h"
 #include "product.h"
 #include "softmax.h"
+#define FEW_PAIRS 1
+#include "few_rows.h"
 
 static void arrange_queries(const struct rows *queries, float factor, int64_t depth,
                             float *arranged) {
@@ -100,8 +102,7 @@ static void transpose(const float *arranged, int64_t rows, int64_t columns, int6
 #define SHARED_ROUTINES                                                                     \
   .elements_per_word = 2, .arrange_queries = arrange_queries, .arrange_keys = arrange_keys, \
   .arrange_values = arrange_values, .cap = cap, .softmax = softmax, .store_row = store_row, \
-  .gradient = gradient, .transpose = transpose, .add_row = add_row, .dot = dot,             \
-  .few_rows = avx512_few_rows, .few_order = avx512_few_order
+  .gradient = gradient, .transpose = transpose, .add_row = add_row, .dot = dot
 
 const struct routines avx512bf16_routines = {
     .vector = VECTOR,
@@ -109,6 +110,8 @@ const struct routines avx512bf16_routines = {
     .depth_step = 1,
     .strip = 24,
     .multiply = multiply,
+    .few_rows = few_rows,
+    .few_order = few_order,
     SHARED_ROUTINES,
 };
 
@@ -120,5 +123,7 @@ const struct routines amx_routines = {
     .multiply = amx_multiply,
     .enter = amx_enter,
     .leave = amx_leave,
+    .few_rows = avx512_few_rows, /* as Intel's VDPBF16PS is slower than what it stands for */
+    .few_order = avx512_few_order,
     SHARED_ROUTINES,
 };

@@ -19,9 +19,8 @@ enum {
   FEW_ROWS = 16,      /* queries times heads of a group: with more, arranging keys pays */
   WANTED_PARTS = 128, /* of all heads of all sequences */
   LEAST_PART = 4 * FEW_KEYS,
-  MOST_ROWS = 64,      /* of all heads that a thread takes together */
-  TASKS_OF_THREAD = 4, /* so that threads end at about the same time */
-  WIDEST_VECTOR = 32   /* of any level, in floats */
+  MOST_ROWS = 64,     /* of all heads that a thread takes together */
+  TASKS_OF_THREAD = 4 /* so that threads end at about the same time */
 };
 
 bool decodes(const struct problem *problem, int64_t seqlen_q) {
@@ -55,6 +54,7 @@ static int64_t result_floats(const struct problem *problem) {
 /* What one thread works in: the rows of some heads. */
 struct scratch {
   float *queries;
+  float *query_scales;
   float *output;
   float *scores;
   float *key_scales;
@@ -64,10 +64,11 @@ struct scratch {
 };
 
 /* Lays the scratch out at `base` (null to measure only); returns its size in bytes. */
-static size_t scratch_layout(const struct problem *problem, char *base, struct scratch *scratch) {
+static size_t scratch_layout(char *base, struct scratch *scratch) {
   const struct scratch_array arrays[] = {
-      {&scratch->queries, MOST_ROWS * round_up(problem->head_dim, WIDEST_VECTOR)},
-      {&scratch->output, MOST_ROWS * round_up(problem->value_head_dim, WIDEST_VECTOR)},
+      {&scratch->queries, MOST_ROWS * FEW_STRIDE},
+      {&scratch->query_scales, MOST_ROWS},
+      {&scratch->output, MOST_ROWS * FEW_STRIDE},
       {&scratch->scores, MOST_ROWS * FEW_KEYS},
       {&scratch->key_scales, MOST_ROWS * FEW_KEYS},
       {&scratch->value_scales, MOST_ROWS * FEW_KEYS},
@@ -79,7 +80,7 @@ static size_t scratch_layout(const struct problem *problem, char *base, struct s
 
 size_t decode_workspace(const struct problem *problem, int32_t threads) {
   struct scratch scratch;
-  const size_t of_thread = scratch_layout(problem, NULL, &scratch);
+  const size_t of_thread = scratch_layout(NULL, &scratch);
   /* Without split_keys no more than WANTED_PARTS of all heads; those with one part need none. */
   int64_t results = WANTED_PARTS;
   if (problem->split_keys &&
@@ -113,8 +114,6 @@ struct few {
   int64_t head_k; /* the first */
   int64_t heads;
   int64_t rows; /* of each head */
-  int64_t query_stride;
-  int64_t output_stride;
 };
 
 static int64_t few_query(const struct few *few, int64_t row) {
@@ -133,10 +132,16 @@ static void begin_rows(struct few *few) {
     few->scratch.maximum[row] = -INFINITY;
     few->scratch.sum[row] = 0;
   }
-  memset(few->scratch.output, 0, (size_t)(rows * few->output_stride) * sizeof(float));
+  memset(few->scratch.output, 0, (size_t)(rows * FEW_STRIDE) * sizeof(float));
 }
 
-/* The queries as float32 with the sign of the softmax's scale, or 0. */
+/* As decode_row takes it. */
+static float finite_or_nan(float scale) {
+  return isfinite(scale) ? scale : NAN;
+}
+
+/* The queries as float32 with the sign of the softmax's scale, or 0. Codes stay codes: their scale
+ * is the row's. */
 static void load_queries(const struct few *few) {
   const struct problem *problem = few->problem;
   const float sign = scale_sign(problem);
@@ -145,10 +150,15 @@ static void load_queries(const struct few *few) {
     const int64_t query = few_query(few, row);
     const char *from =
         element(&problem->query, few->sequence.batch_q, few->sequence.row_q + query, head);
-    float *to = few->scratch.queries + at * few->query_stride;
-    memset(to, 0, (size_t)few->query_stride * sizeof *to);
-    if (problem->query.dtype == FA3_FLOAT8_E4M3)
-      decode_row(from, problem->head_dim, query_scale_of(problem, &few->sequence, head, query), to);
+    float *to = few->scratch.queries + at * FEW_STRIDE;
+    memset(to, 0, FEW_STRIDE * sizeof *to);
+    if (problem->query.dtype == FA3_FLOAT8_E4M3) {
+      decode_row(from, problem->head_dim, 1, to);
+      few->scratch.query_scales[at] =
+          finite_or_nan(query_scale_of(problem, &few->sequence, head, query));
+    } else {
+      few->scratch.query_scales[at] = 1;
+    }
     for (int64_t i = 0; i < problem->head_dim; i++)
       to[i] = sign * (problem->query.dtype == FA3_FLOAT8_E4M3
                           ? to[i]
@@ -171,9 +181,8 @@ static void find_scales(const struct few *few, scale_at *at, const struct operan
       if (next != first) break;
     }
     for (int64_t head = 0; head < few->heads; head++) {
-      const float given = first ? first[head * scale->stride_head] : 1;
-      /* As in decode_row. */
-      const float here = isfinite(given) ? given * CODE_FACTOR : NAN;
+      const float here =
+          CODE_FACTOR * (first ? finite_or_nan(first[head * scale->stride_head]) : 1);
       for (int64_t i = k; i < end; i++) scales[head * FEW_KEYS + i] = here;
     }
   }
@@ -186,13 +195,14 @@ static void attend_keys(const struct few *few, int64_t begin, int64_t end) {
   const struct scratch *scratch = &few->scratch;
   const bool codes = problem->key.dtype == FA3_FLOAT8_E4M3;
   struct key_range seen[FEW_ROWS];
-  const char *keys[FEW_KEYS], *values[FEW_KEYS];
+  const char *keys[FEW_KEYS + FEW_GROUP], *values[FEW_KEYS + FEW_GROUP];
   load_queries(few);
   for (int64_t key = begin; key < end; key += FEW_KEYS) {
     const int64_t count = smaller(FEW_KEYS, end - key);
-    for (int64_t k = 0; k < count; k++) {
-      keys[k] = cache_row(&problem->key, sequence, key + k, few->head_k);
-      values[k] = cache_row(&problem->value, sequence, key + k, few->head_k);
+    for (int64_t k = 0; k < count + FEW_GROUP; k++) {
+      const int64_t at = smaller(key + k, end - 1);
+      keys[k] = cache_row(&problem->key, sequence, at, few->head_k);
+      values[k] = cache_row(&problem->value, sequence, at, few->head_k);
     }
     if (codes) {
       const int64_t row = sequence->leftpad + key;
@@ -216,7 +226,7 @@ static void attend_keys(const struct few *few, int64_t begin, int64_t end) {
         .key_head_stride = problem->key.stride_head * element_size(&problem->key),
         .value_head_stride = problem->value.stride_head * element_size(&problem->value),
         .queries = scratch->queries,
-        .query_stride = few->query_stride,
+        .query_scales = scratch->query_scales,
         .key_scales = codes ? scratch->key_scales : NULL,
         .value_scales = codes ? scratch->value_scales : NULL,
         .seen = seen,
@@ -226,15 +236,14 @@ static void attend_keys(const struct few *few, int64_t begin, int64_t end) {
         .maximum = scratch->maximum,
         .sum = scratch->sum,
         .output = scratch->output,
-        .output_stride = few->output_stride,
     });
   }
 }
 
 static void order_outputs(const struct few *few) {
   for (int64_t row = 0; row < few->heads * few->rows; row++)
-    few->routines->few_order(few->scratch.output + row * few->output_stride,
-                             few->problem->value_head_dim, few->problem->value.dtype, true);
+    few->routines->few_order(few->scratch.output + row * FEW_STRIDE, few->problem->value_head_dim,
+                             few->problem->value.dtype, true);
 }
 
 static void store_rows(const struct few *few) {
@@ -243,7 +252,7 @@ static void store_rows(const struct few *few) {
     const int64_t row = i % few->rows;
     store_row_end(problem, few->routines, &few->sequence, few_query(few, row),
                   few_head(few, i / few->rows, row), few->scratch.maximum[i], few->scratch.sum[i],
-                  few->scratch.output + i * few->output_stride);
+                  few->scratch.output + i * FEW_STRIDE);
   }
 }
 
@@ -263,7 +272,7 @@ static void leave_results(const struct decode_call *call, const struct few *few,
       const int64_t at = head * few->rows + row;
       result[row] = few->scratch.maximum[at];
       result[FEW_ROWS + row] = few->scratch.sum[at];
-      memcpy(result + 2 * FEW_ROWS + row * width, few->scratch.output + at * few->output_stride,
+      memcpy(result + 2 * FEW_ROWS + row * width, few->scratch.output + at * FEW_STRIDE,
              (size_t)width * sizeof *result);
     }
   }
@@ -276,7 +285,7 @@ static void take_result(const struct few *few, const float *result) {
   for (int64_t row = 0; row < few->rows; row++) {
     few->scratch.maximum[row] = result[row];
     few->scratch.sum[row] = result[FEW_ROWS + row];
-    memcpy(few->scratch.output + row * few->output_stride, result + 2 * FEW_ROWS + row * width,
+    memcpy(few->scratch.output + row * FEW_STRIDE, result + 2 * FEW_ROWS + row * width,
            (size_t)width * sizeof *result);
   }
 }
@@ -289,7 +298,7 @@ static void add_result(const struct few *few, const float *result) {
     const float maximum = result[row], sum = result[FEW_ROWS + row];
     const float last = few->scratch.maximum[row];
     const float *from = result + 2 * FEW_ROWS + row * width;
-    float *output = few->scratch.output + row * few->output_stride;
+    float *output = few->scratch.output + row * FEW_STRIDE;
     const float highest = last > maximum ? last : maximum;
     /* The difference of two infinities is none. */
     const float before = last == highest ? 1 : exp2f((last - highest) * to_exponent);
@@ -308,12 +317,10 @@ static bool find_rows(const struct decode_call *call, const struct sequence *seq
                       .routines = call->routines,
                       .sequence = *sequence,
                       .head_k = head_k,
-                      .rows = sequence->seqlen_q * group_size(problem),
-                      .query_stride = round_up(problem->head_dim, call->routines->vector),
-                      .output_stride = round_up(problem->value_head_dim, call->routines->vector)};
+                      .rows = sequence->seqlen_q * group_size(problem)};
   if (few->rows == 0 || !decodes(problem, sequence->seqlen_q)) return false;
   few->heads = smaller(heads, MOST_ROWS / few->rows);
-  scratch_layout(problem, call->scratch + (size_t)seat * call->scratch_size, &few->scratch);
+  scratch_layout(call->scratch + (size_t)seat * call->scratch_size, &few->scratch);
   begin_rows(few);
   return true;
 }
@@ -380,7 +387,7 @@ void cpu_decode(const struct problem *problem, const struct routines *routines, 
                              .routines = routines,
                              .part_keys = part_keys(problem, longest_k),
                              .scratch = first_line(workspace),
-                             .scratch_size = scratch_layout(problem, NULL, &layout)};
+                             .scratch_size = scratch_layout(NULL, &layout)};
   call.results = (float *)(void *)(call.scratch + call.scratch_size * (size_t)threads);
   call.parts = larger(divide_up(longest_k, call.part_keys), 1);
   /* Fewer heads together where there would be too few tasks: what a row gives is the same. */

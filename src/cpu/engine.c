@@ -159,6 +159,14 @@ static const struct routines *routines_for(const struct level *level,
   return level_routines(level, backward ? problem->grad_output.dtype : problem->key.dtype);
 }
 
+/* Few queries are computed with as they are, and the scales of codes apart: bfloat16 holds a code.
+ */
+static const struct routines *few_routines(const struct level *level,
+                                           const struct problem *problem) {
+  const bool codes = problem->query.dtype == FA3_FLOAT8_E4M3;
+  return level_routines(level, codes ? FA3_BFLOAT16 : problem->query.dtype);
+}
+
 _Static_assert(sizeof(struct cpu_plan) <= ENGINE_PLAN_SIZE, "the engine's plan");
 
 /* These phases have no plan, and run on any processor. */
@@ -192,8 +200,8 @@ static fa3_status run(const struct problem *problem, const struct plan *plan) {
   if (problem->phase == FA3_BACKWARD)
     cpu_backward(problem, routines, ours, problem->workspace);
   else
-    cpu_forward(problem, routines, level_routines(level, problem->output.dtype), ours,
-                problem->workspace);
+    cpu_forward(problem, routines, few_routines(level, problem),
+                level_routines(level, problem->output.dtype), ours, problem->workspace);
   return FA3_OK;
 }
 

@@ -1,13 +1,16 @@
 /* Few queries against many keys, for one level (after vector_*.h and softmax.h): memory bounds it,
  * so keys and values are read once, as they lie, and nothing is arranged.
  *
- * Four keys are taken together, all heads of them one after the other. They are not neighbours but
- * a quarter of a step's keys apart: so memory is read in four streams, each in its own pages from
- * its first byte to its last, which is what a processor foresees. (Several streams in one page it
- * does not.)
+ * A group of neighbouring keys is taken together, all heads of it one after the other, and while a
+ * head is computed with, as many rows of the next group are asked for, a line at a time: of many
+ * lines at once the processor forgets some. Where memory decides, a group is four keys, and rows of
+ * the same head are asked for: so memory is read in four streams. Where computing does, a group is
+ * larger, for its sake, and its rows are asked for in their order.
  *
  * bfloat16 is widened without moving elements between lanes: of each two vectors the even elements
- * come first, then the odd ones. Queries and outputs are in that order too (few_order). */
+ * come first, then the odd ones. Queries and outputs are in that order too (few_order). With
+ * FEW_PAIRS, MULTIPLY_ADD multiplies pairs of bfloat16: then queries are bfloat16 alone, or codes,
+ * and they and keys are multiplied as they are, or as what codes are in bfloat16 (few_codes.h). */
 #ifndef FA3_CPU_FEW_ROWS_H
 #define FA3_CPU_FEW_ROWS_H
 
@@ -17,22 +20,21 @@
 #include "head_dim.h"
 #include "product.h"
 #include "routines.h"
+
+#ifndef FEW_PAIRS
+#define FEW_PAIRS 0
+#endif
 #include "widen.h"
 
 /* SUMS vectors are half of the registers (AVX-512 has 32, AVX2 has 16); the rest hold what is added
  * to them. */
-enum { STREAMS = 4, PAIR = 2 * VECTOR, SUMS = VECTOR == 16 ? 16 : 8, WIDENED_HEADS = 8, LINE = 64 };
-
-/* Keys of a stream; only the last streams may have fewer. */
-INLINE int64_t few_stream(const struct few_rows_step *s) {
-  return (s->count + STREAMS - 1) / STREAMS;
-}
-
-/* One head's rows of keys or values that are taken together. */
-struct few_columns {
-  const char *rows[STREAMS];
-  int64_t keys[STREAMS]; /* which they are */
-  int64_t count;         /* the first one stands in for those that are not there */
+enum {
+  TOGETHER = 4,
+  PAIR = 2 * VECTOR,
+  SUMS = VECTOR == 16 ? 16 : 8,
+  WAITING_ROWS = SUMS / TOGETHER, /* with so few memory decides, not computing */
+  LINE = 64,
+  NEAR = 16 << 10 /* bytes that are asked for early and still in the first cache when needed */
 };
 
 /* A step's rows of keys or values. */
@@ -40,56 +42,35 @@ struct few_operand {
   const char *const *rows; /* of the first head */
   int64_t head_stride;     /* bytes from head to head */
   int64_t width;           /* elements */
-  int64_t fetched;         /* bytes of a row that are asked for early */
 };
 
-/* Codes of some heads' columns as the float16 that they are computed with. The heads are widened
- * one after the other before the first is used, as what has just been stored is slow to load. */
-struct few_widened {
-  largest_code largest;
-  uint16_t halves[WIDENED_HEADS * STREAMS * LARGEST_HEAD_DIM] __attribute__((aligned(64)));
+/* One head's rows of a group, and the rows that are asked for meanwhile. */
+struct few_columns {
+  const char *rows[FEW_GROUP];
+  const char *next[FEW_GROUP];
+  int64_t first; /* key of the step */
+  int64_t count;
+  code_marks marks; /* of all codes so far */
 };
 
-/* The keys at this position of the streams. */
-INLINE void few_take(struct few_columns *columns, const struct few_rows_step *s, int64_t position) {
-  const int64_t stream = few_stream(s);
-  columns->count = 0;
-  for (int64_t k = 0; k < STREAMS; k++) {
-    columns->keys[k] = k * stream + position;
-    columns->count += columns->keys[k] < s->count;
+static inline bool few_waits(const struct few_rows_step *s) {
+  return s->rows <= WAITING_ROWS && s->dtype != FA3_FLOAT8_E4M3;
+}
+
+/* Asks for `size` bytes, a constant, of a row: where memory decides, as read once. */
+INLINE void few_fetch(const char *row, const int64_t size, const int rows) {
+#pragma GCC unroll 16
+  for (int64_t at = 0; at < size; at += LINE) {
+    if (rows <= WAITING_ROWS)
+      __builtin_prefetch(row + at, 0, 0);
+    else
+      __builtin_prefetch(row + at);
   }
 }
 
-/* Where they are, of one head. The streams' next rows are asked for: they are needed when all heads
- * of these are done, and once. */
-INLINE void few_find(struct few_columns *columns, const struct few_rows_step *s,
-                     const struct few_operand *operand, int64_t head) {
-  const int64_t offset = head * operand->head_stride;
-  const char *next[STREAMS];
-  for (int64_t k = 0; k < STREAMS; k++) {
-    const int64_t key = columns->keys[k < columns->count ? k : 0];
-    columns->rows[k] = operand->rows[key] + offset;
-    next[k] = operand->rows[key + 1 < s->count ? key + 1 : key] + offset;
-  }
-  for (int64_t i = 0; i < operand->fetched; i += LINE)
-#pragma GCC unroll 4
-    for (int k = 0; k < STREAMS; k++) __builtin_prefetch(next[k] + i, 0, 0);
-}
-
-/* The same, as float16. */
-INLINE void few_find_codes(struct few_columns *columns, const struct few_rows_step *s,
-                           const struct few_operand *operand, int64_t head,
-                           struct few_widened *widened) {
-  const int64_t width = operand->width, size = STREAMS * width;
-  for (int64_t h = head; head % WIDENED_HEADS == 0 && h < head + WIDENED_HEADS && h < s->heads;
-       h++) {
-    few_find(columns, s, operand, h);
-    widened->largest =
-        widen_codes(columns->rows, width, widened->halves + (h - head) * size, widened->largest);
-  }
-  for (int64_t k = 0; k < STREAMS; k++)
-    columns->rows[k] = (const char *)(widened->halves + head % WIDENED_HEADS * size + k * width);
-}
+#if FEW_PAIRS
+#include "few_codes.h"
+#endif
 
 /* Half of a pair of vectors. */
 INLINE vec few_half(fa3_dtype dtype, const char *pair, const int half) {
@@ -97,33 +78,40 @@ INLINE vec few_half(fa3_dtype dtype, const char *pair, const int half) {
   return vec_load_as(dtype, pair + half * VECTOR * size_of(dtype), VECTOR);
 }
 
-/* Scores of `rows` rows with `keys` of the columns; all of these are constants where this is
- * called. */
-INLINE void few_scores_block(const struct few_rows_step *s, const struct few_columns *columns,
-                             fa3_dtype dtype, int64_t row, const int first, const int rows,
-                             const int keys) {
-  const int64_t size = size_of(dtype), dim = s->head_dim;
-  const int64_t whole = dim / PAIR * PAIR, stride = s->query_stride;
-  const float *query = s->queries + row * stride;
-  const char *from[4];
-  vec sum[4][4];
-#pragma GCC unroll 4
-  for (int k = 0; k < keys; k++) from[k] = columns->rows[first + k];
+/* Where a row's element is in an output. */
+static inline int64_t few_place(int64_t i, int64_t width, fa3_dtype dtype) {
+#if FEW_PAIRS
+  if (dtype == FA3_FLOAT8_E4M3) return few_code_place(i);
+#endif
+  const int64_t n = i % PAIR, pair = i - n;
+  return dtype == FA3_BFLOAT16 && pair + PAIR <= width ? pair + n % 2 * VECTOR + n / 2 : i;
+}
+
+/* Scores of `rows` rows with four keys; dtype and rows are constants where this is called. */
+INLINE void few_scores_block(const float *query, int64_t dim, const char *const rows_of[TOGETHER],
+                             const char *const next_of[TOGETHER], float *scores, fa3_dtype dtype,
+                             const int rows) {
+  const char *const from[TOGETHER] = {rows_of[0], rows_of[1], rows_of[2], rows_of[3]};
+  const char *const next[TOGETHER] = {next_of[0], next_of[1], next_of[2], next_of[3]};
+  const int64_t size = size_of(dtype), whole = dim / PAIR * PAIR;
+  vec sum[4][TOGETHER];
 #pragma GCC unroll 4
   for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
-    for (int k = 0; k < keys; k++) sum[r][k] = vec_set(0);
-#define ADD_PRODUCTS(at, load)                                               \
-  {                                                                          \
-    vec column[4];                                                           \
-    _Pragma("GCC unroll 4") for (int k = 0; k < keys; k++) column[k] = load; \
-    _Pragma("GCC unroll 4") for (int r = 0; r < rows; r++) {                 \
-      const vec element = vec_load(query + r * stride + (at));               \
-      _Pragma("GCC unroll 4") for (int k = 0; k < keys; k++) sum[r][k] =     \
-          vec_fma(element, column[k], sum[r][k]);                            \
-    }                                                                        \
+    for (int k = 0; k < TOGETHER; k++) sum[r][k] = vec_set(0);
+#define ADD_PRODUCTS(at, load)                                                   \
+  {                                                                              \
+    vec column[TOGETHER];                                                        \
+    _Pragma("GCC unroll 4") for (int k = 0; k < TOGETHER; k++) column[k] = load; \
+    _Pragma("GCC unroll 4") for (int r = 0; r < rows; r++) {                     \
+      const vec element = vec_load(query + r * FEW_STRIDE + (at));               \
+      _Pragma("GCC unroll 4") for (int k = 0; k < TOGETHER; k++) sum[r][k] =     \
+          MULTIPLY_ADD(sum[r][k], element, column[k]);                           \
+    }                                                                            \
   }
   for (int64_t i = 0; i < whole; i += PAIR) {
+#pragma GCC unroll 4
+    for (int k = 0; k < TOGETHER; k++) few_fetch(next[k] + i * size, PAIR * size, rows);
     ADD_PRODUCTS(i, few_half(dtype, from[k] + i * size, 0))
     ADD_PRODUCTS(i + VECTOR, few_half(dtype, from[k] + i * size, 1))
   }
@@ -131,29 +119,29 @@ INLINE void few_scores_block(const struct few_rows_step *s, const struct few_col
     ADD_PRODUCTS(i, vec_load_as(dtype, from[k] + i * size, dim - i))
 #undef ADD_PRODUCTS
 #pragma GCC unroll 4
-  for (int n = 0; n < rows * keys; n += 4) {
-    vec four[4];
-    float sums[4];
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) four[i] = sum[(n + i) / keys][(n + i) % keys];
-    vec_reduce_add_quad(four, sums);
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++)
-      s->scores[(row + (n + i) / keys) * FEW_KEYS + columns->keys[first + (n + i) % keys]] =
-          sums[i];
-  }
+  for (int r = 0; r < rows; r++) vec_reduce_add_quad(sum[r], scores + r * FEW_KEYS);
 }
 
-INLINE void few_scores_rows(const struct few_rows_step *s, const struct few_columns *columns,
-                            fa3_dtype dtype, int64_t row, const int rows) {
-  const int keys = rows * STREAMS <= SUMS ? STREAMS : SUMS / rows;
-  few_scores_block(s, columns, dtype, row, 0, rows, keys);
-  if (keys < STREAMS) few_scores_block(s, columns, dtype, row, keys, rows, keys);
+/* Scores of `rows` rows with the columns. */
+INLINE void few_scores(const struct few_rows_step *s, struct few_columns *c, fa3_dtype dtype,
+                       int64_t row, const int rows) {
+  /* Read once: scores are stored meanwhile, and might be these for all that a compiler knows. */
+  const int64_t dim = FEW_PAIRS ? s->head_dim / 2 : s->head_dim, count = c->count;
+  const fa3_dtype loaded = FEW_PAIRS ? FA3_FLOAT32 : dtype; /* pairs are words as they lie */
+  const float *query = s->queries + row * FEW_STRIDE;
+  float *scores = s->scores + row * FEW_KEYS + c->first;
+  const int together = rows * TOGETHER <= SUMS ? rows : SUMS / TOGETHER;
+  for (int64_t k = 0; k < count; k += TOGETHER)
+#pragma GCC unroll 2
+    for (int r = 0; r < rows; r += together)
+      few_scores_block(query + r * FEW_STRIDE, dim, c->rows + k, c->next + k,
+                       scores + r * FEW_KEYS + k, loaded, together);
 }
 
-static inline void few_scale(float *values, const float *scales, int64_t columns) {
+static inline void few_scale(float *values, float factor, const float *scales, int64_t columns) {
   for (int64_t i = 0; i < columns; i += VECTOR)
-    vec_store(values + i, vec_mul(vec_load(values + i), vec_load(scales + i)));
+    vec_store(values + i,
+              vec_mul(vec_mul(vec_load(values + i), vec_set(factor)), vec_load(scales + i)));
 }
 
 /* Of a row whose scores are there: -infinity where it sees no key, then the online softmax. */
@@ -161,8 +149,11 @@ static inline void few_softmax(const struct few_rows_step *s, int64_t head, int6
   const int64_t at = head * s->rows + row;
   float *scores = s->scores + at * FEW_KEYS;
   const int64_t columns = (s->count + PAIR - 1) / PAIR * PAIR;
+  const int64_t width =
+      (s->value_head_dim + 2 * PAIR - 1) / (2 * PAIR) * 2 * PAIR; /* in any order */
   float scale = s->scale;
-  if (s->key_scales) few_scale(scores, s->key_scales + head * FEW_KEYS, columns);
+  if (s->key_scales)
+    few_scale(scores, s->query_scales[at], s->key_scales + head * FEW_KEYS, columns);
   if (s->softcap > 0) {
     for (int64_t i = s->count; i < columns; i++) scores[i] = 0;
     cap(scores, columns, scale, s->softcap);
@@ -178,8 +169,8 @@ static inline void few_softmax(const struct few_rows_step *s, int64_t head, int6
     const float rescale = exp2f((before - now) * to_exponent);
     s->maximum[at] = now;
     s->sum[at] *= rescale;
-    float *output = s->output + at * s->output_stride;
-    for (int64_t i = 0; i < s->output_stride; i += VECTOR)
+    float *output = s->output + at * FEW_STRIDE;
+    for (int64_t i = 0; i < width; i += VECTOR)
       vec_store(output + i, vec_mul(vec_load(output + i), vec_set(rescale)));
   }
   /* The difference comes first, as in softmax.h. */
@@ -191,33 +182,31 @@ static inline void few_softmax(const struct few_rows_step *s, int64_t head, int6
     sum = vec_add(sum, weight);
   }
   s->sum[at] += vec_reduce_add(sum);
-  if (s->value_scales) few_scale(scores, s->value_scales + head * FEW_KEYS, columns);
+  if (s->value_scales) few_scale(scores, 1, s->value_scales + head * FEW_KEYS, columns);
 }
 
 /* Adds elements from `i` on of the columns' values to `rows` rows: `vectors` vectors of them, in
- * pairs, or one that is no half of a pair. All but the positions are constants where this is
- * called.
- */
-INLINE void few_values_block(const struct few_rows_step *s, const struct few_columns *columns,
-                             fa3_dtype dtype, int64_t row, int64_t i, const int rows,
+ * pairs, or one that is no half of a pair. dtype, rows and vectors are constants where this is
+ * called. */
+INLINE void few_values_block(const struct few_columns *c, const float *weights, float *output,
+                             int64_t width, int64_t i, fa3_dtype dtype, const int rows,
                              const int vectors) {
-  const int64_t size = size_of(dtype), stride = s->output_stride;
-  const int64_t left = s->value_head_dim - i, count = columns->count;
-  const float *weights = s->scores + row * FEW_KEYS;
-  float *output = s->output + row * stride + i;
+  const int64_t size = size_of(dtype);
   vec sum[4][8];
 #pragma GCC unroll 4
   for (int r = 0; r < rows; r++)
 #pragma GCC unroll 8
-    for (int v = 0; v < vectors; v++) sum[r][v] = vec_load(output + r * stride + v * VECTOR);
-  for (int64_t k = 0; k < count; k++) {
-    const char *from = columns->rows[k] + i * size;
+    for (int v = 0; v < vectors; v++)
+      sum[r][v] = vec_load(output + r * FEW_STRIDE + i + v * VECTOR);
+  for (int64_t k = 0; k < c->count; k++) {
+    const char *from = c->rows[k] + i * size;
+    few_fetch(c->next[k] + i * size, vectors * VECTOR * size, rows);
     vec weight[4];
 #pragma GCC unroll 4
-    for (int r = 0; r < rows; r++) weight[r] = vec_set(weights[r * FEW_KEYS + columns->keys[k]]);
+    for (int r = 0; r < rows; r++) weight[r] = vec_set(weights[r * FEW_KEYS + k]);
 #pragma GCC unroll 8
     for (int v = 0; v < vectors; v++) {
-      const vec column = vectors == 1 ? vec_load_as(dtype, from, left)
+      const vec column = vectors == 1 ? vec_load_as(dtype, from, width - i)
                                       : few_half(dtype, from + v / 2 * PAIR * size, v % 2);
 #pragma GCC unroll 4
       for (int r = 0; r < rows; r++) sum[r][v] = vec_fma(weight[r], column, sum[r][v]);
@@ -226,49 +215,118 @@ INLINE void few_values_block(const struct few_rows_step *s, const struct few_col
 #pragma GCC unroll 4
   for (int r = 0; r < rows; r++)
 #pragma GCC unroll 8
-    for (int v = 0; v < vectors; v++) vec_store(output + r * stride + v * VECTOR, sum[r][v]);
+    for (int v = 0; v < vectors; v++)
+      vec_store(output + r * FEW_STRIDE + i + v * VECTOR, sum[r][v]);
 }
 
 /* Many vectors at a time, as many as SUMS allows, then pairs, then single vectors. */
-INLINE void few_values_rows(const struct few_rows_step *s, const struct few_columns *columns,
-                            fa3_dtype dtype, int64_t row, const int rows) {
+INLINE void few_values(const struct few_rows_step *s, struct few_columns *c, fa3_dtype dtype,
+                       int64_t row, const int rows) {
+  const int64_t width = s->value_head_dim;
+  const float *weights = s->scores + row * FEW_KEYS + c->first;
+  float *output = s->output + row * FEW_STRIDE;
   const int vectors = rows * 8 <= SUMS ? 8 : SUMS / rows;
   int64_t i = 0;
-  for (; i + vectors * VECTOR <= s->value_head_dim; i += vectors * VECTOR)
-    few_values_block(s, columns, dtype, row, i, rows, vectors);
-  for (; vectors > 2 && i + PAIR <= s->value_head_dim; i += PAIR)
-    few_values_block(s, columns, dtype, row, i, rows, 2);
-  for (; i < s->value_head_dim; i += VECTOR) few_values_block(s, columns, dtype, row, i, rows, 1);
+  for (; i + vectors * VECTOR <= width; i += vectors * VECTOR)
+    few_values_block(c, weights, output, width, i, dtype, rows, vectors);
+  for (; vectors > 2 && i + PAIR <= width; i += PAIR)
+    few_values_block(c, weights, output, width, i, dtype, rows, 2);
+  for (; i < width; i += VECTOR) few_values_block(c, weights, output, width, i, dtype, rows, 1);
 }
 
-/* A product of rows and columns: the scores of a step's keys, or the sums of its values. */
-typedef void few_product(const struct few_rows_step *s, const struct few_columns *columns,
-                         fa3_dtype dtype, int64_t row, const int rows);
+/* A product of rows and columns: the scores of a group's keys, or the sums of its values. It is a
+ * function of its own for each dtype and number of rows, so that registers hold what its loops
+ * need. */
+typedef void few_product(const struct few_rows_step *s, struct few_columns *columns, int64_t row);
+#define FEW_PRODUCT(kind, dtype, rows)                                                            \
+  static void kind##_##dtype##_##rows(const struct few_rows_step *s, struct few_columns *columns, \
+                                      int64_t row) {                                              \
+    kind(s, columns, FA3_##dtype, row, rows);                                                     \
+  }
+#define FEW_PRODUCTS(kind, dtype) \
+  FEW_PRODUCT(kind, dtype, 1)     \
+  FEW_PRODUCT(kind, dtype, 2)     \
+  FEW_PRODUCT(kind, dtype, 4)
+FEW_PRODUCTS(few_scores, BFLOAT16)
+FEW_PRODUCTS(few_values, BFLOAT16)
+
+/* Of one, two and four rows. */
+struct few_products {
+  few_product *of[3];
+};
+#define FEW_OF(kind, dtype)                                        \
+  {                                                                \
+    { kind##_##dtype##_1, kind##_##dtype##_2, kind##_##dtype##_4 } \
+  }
+#if FEW_PAIRS
+FEW_PRODUCTS(few_code_scores, FLOAT8_E4M3)
+FEW_PRODUCTS(few_code_values, FLOAT8_E4M3)
+#define FEW_TABLE(kind, of_codes) \
+  { [FA3_BFLOAT16] = FEW_OF(kind, BFLOAT16), [FA3_FLOAT8_E4M3] = FEW_OF(of_codes, FLOAT8_E4M3) }
+#else
+FEW_PRODUCTS(few_scores, FLOAT32)
+FEW_PRODUCTS(few_scores, FLOAT16)
+FEW_PRODUCTS(few_values, FLOAT32)
+FEW_PRODUCTS(few_values, FLOAT16)
+#define FEW_TABLE(kind, of_codes)                                                       \
+  {                                                                                     \
+    [FA3_FLOAT32] = FEW_OF(kind, FLOAT32), [FA3_FLOAT16] = FEW_OF(kind, FLOAT16),       \
+    [FA3_BFLOAT16] = FEW_OF(kind, BFLOAT16), [FA3_FLOAT8_E4M3] = FEW_OF(kind, FLOAT16), \
+  }
+#endif
+static const struct few_products few_all_scores[] = FEW_TABLE(few_scores, few_code_scores);
+static const struct few_products few_all_values[] = FEW_TABLE(few_values, few_code_values);
+
+#if !FEW_PAIRS
+/* A group's codes of one head become the float16 that they are computed with. */
+static inline void few_widen(struct few_columns *c, int64_t width, uint16_t *halves) {
+  for (int64_t k = 0; k < c->count; k += TOGETHER)
+    c->marks = widen_codes(c->rows + k, c->next + k, width, halves + k * width, c->marks);
+  for (int64_t k = 0; k < FEW_GROUP; k++)
+    c->rows[k] = c->next[k] = (const char *)(halves + k * width);
+}
+#endif
 
 /* All rows with all of `operand`, the step's keys or values: four rows of a head together, then
- * two, then one. Returns whether there are codes that are NaN, which are taken for numbers. */
-INLINE bool few_multiply(const struct few_rows_step *s, const struct few_operand *operand,
-                         fa3_dtype dtype, few_product *add) {
-  const fa3_dtype loaded = dtype == FA3_FLOAT8_E4M3 ? FA3_FLOAT16 : dtype;
-  const int64_t stream = few_stream(s);
-  struct few_columns columns;
-  struct few_widened widened;
-  widened.largest = (largest_code){0};
-  for (int64_t position = 0; position < stream; position++) {
-    few_take(&columns, s, position);
+ * two, then one. `after` are the rows that are needed then. Returns whether there are codes that
+ * are NaN, which are taken for numbers. */
+static bool few_multiply(const struct few_rows_step *s, const struct few_operand *operand,
+                         const struct few_operand *after, const struct few_products *products) {
+  const int64_t group = few_waits(s) ? TOGETHER : FEW_GROUP;
+  const bool codes = s->dtype == FA3_FLOAT8_E4M3, in_order = !few_waits(s);
+  const int64_t bytes = s->heads * operand->width * (codes ? 1 : size_of(s->dtype));
+  const int64_t ahead = few_waits(s) && 2 * group * bytes <= NEAR ? 2 * group : group;
+#if !FEW_PAIRS
+  uint16_t halves[FEW_GROUP * LARGEST_HEAD_DIM] __attribute__((aligned(64)));
+#endif
+  struct few_columns c;
+  memset(&c.marks, 0, sizeof c.marks);
+  for (int64_t first = 0; first < s->count; first += group) {
+    const int64_t left = s->count - first;
+    const int64_t there = first + ahead;
+    const struct few_operand *next = there < s->count ? operand : after;
+    const int64_t first_next = there < s->count ? there : few_waits(s) ? there - s->count : 0;
+    c.first = first;
+    c.count = left < group ? left : group;
+    int64_t next_key = 0, next_head = 0;
     for (int64_t head = 0; head < s->heads; head++) {
+      for (int64_t k = 0; k < group; k++) {
+        c.rows[k] = operand->rows[first + k] + head * operand->head_stride;
+        c.next[k] = next->rows[first_next + (in_order ? next_key : k)] +
+                    (in_order ? next_head : head) * next->head_stride;
+        if (++next_head == s->heads) next_head = 0, next_key++;
+      }
+#if !FEW_PAIRS
+      if (codes) few_widen(&c, operand->width, halves);
+#endif
       const int64_t end = (head + 1) * s->rows;
-      int64_t row = head * s->rows;
-      if (dtype == FA3_FLOAT8_E4M3)
-        few_find_codes(&columns, s, operand, head, &widened);
-      else
-        few_find(&columns, s, operand, head);
-      for (; row + 4 <= end; row += 4) add(s, &columns, loaded, row, 4);
-      for (; row + 2 <= end; row += 2) add(s, &columns, loaded, row, 2);
-      if (row < end) add(s, &columns, loaded, row, 1);
+      for (int64_t row = head * s->rows, size; row < end; row += size) {
+        size = end - row >= 4 ? 4 : end - row >= 2 ? 2 : 1;
+        products->of[size / 2](s, &c, row);
+      }
     }
   }
-  return has_nan(widened.largest);
+  return has_nan(c.marks);
 }
 
 /* A key that has a NaN: its scores are NaN. */
@@ -289,39 +347,39 @@ static void few_spoil_outputs(const struct few_rows_step *s) {
         for (int64_t row = 0; row < s->rows; row++)
           if (code_is_nan(s->values[k][head * s->value_head_stride + i]) &&
               s->seen[row].begin <= k && k < s->seen[row].end)
-            s->output[(head * s->rows + row) * s->output_stride + i] = NAN;
-}
-
-/* Rows of float32 arrive as fast as they can without being asked for early. */
-INLINE int64_t few_fetched(fa3_dtype dtype, int64_t width) {
-  return dtype == FA3_FLOAT32 ? 0 : width * size_of(dtype);
-}
-
-INLINE void few_rows_as(fa3_dtype dtype, const struct few_rows_step *s) {
-  const struct few_operand keys = {s->keys, s->key_head_stride, s->head_dim,
-                                   few_fetched(dtype, s->head_dim)};
-  const struct few_operand values = {s->values, s->value_head_stride, s->value_head_dim,
-                                     few_fetched(dtype, s->value_head_dim)};
-  if (few_multiply(s, &keys, dtype, few_scores_rows)) few_spoil_scores(s);
-  for (int64_t head = 0; head < s->heads; head++)
-    for (int64_t row = 0; row < s->rows; row++) few_softmax(s, head, row);
-  if (few_multiply(s, &values, dtype, few_values_rows)) few_spoil_outputs(s);
+            s->output[(head * s->rows + row) * FEW_STRIDE +
+                      few_place(i, s->value_head_dim, s->dtype)] = NAN;
 }
 
 static void few_rows(const struct few_rows_step *s) {
-  if (s->dtype == FA3_FLOAT8_E4M3)
-    few_rows_as(FA3_FLOAT8_E4M3, s);
-  else
-    BY_DTYPE(s->dtype, few_rows_as, s);
+  const struct few_operand keys = {s->keys, s->key_head_stride, s->head_dim};
+  const struct few_operand values = {s->values, s->value_head_stride, s->value_head_dim};
+  const struct few_operand next_keys = {s->keys + s->count, s->key_head_stride, s->head_dim};
+  if (few_multiply(s, &keys, &values, &few_all_scores[s->dtype])) few_spoil_scores(s);
+  for (int64_t head = 0; head < s->heads; head++)
+    for (int64_t row = 0; row < s->rows; row++) few_softmax(s, head, row);
+  if (few_multiply(s, &values, &next_keys, &few_all_values[s->dtype])) few_spoil_outputs(s);
 }
 
 /* A row in the order that a cache of the dtype is computed in, or back in its own. */
 static void few_order(float *row, int64_t width, fa3_dtype dtype, bool back) {
+#if FEW_PAIRS
+  if (!back) {
+    uint16_t words[2 * LARGEST_HEAD_DIM] = {0};
+    for (int64_t i = 0; i < width; i++) words[i] = bfloat_from_float(row[i]);
+    if (dtype == FA3_BFLOAT16)
+      memcpy(row, words, (size_t)width * sizeof *row);
+    else
+      few_order_code_queries(row, words, width);
+    return;
+  }
+  if (dtype == FA3_FLOAT8_E4M3) few_order_code_outputs(row, width);
+#endif
   for (int64_t i = 0; dtype == FA3_BFLOAT16 && i + PAIR <= width; i += PAIR) {
     float pair[PAIR];
     memcpy(pair, row + i, sizeof pair);
     for (int n = 0; n < PAIR; n++) {
-      const int there = n % 2 * VECTOR + n / 2;
+      const int there = (int)few_place(n, PAIR, dtype);
       row[i + (back ? n : there)] = pair[back ? there : n];
     }
   }

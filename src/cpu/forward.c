@@ -406,7 +406,8 @@ static void run_again(void *argument, int64_t task, int32_t seat) {
 }
 
 void cpu_forward(const struct problem *problem, const struct routines *routines,
-                 const struct routines *backward, const struct cpu_plan *plan, void *workspace) {
+                 const struct routines *few, const struct routines *backward,
+                 const struct cpu_plan *plan, void *workspace) {
   const struct work work = work_of(problem);
   if (work.longest_q == 0) return;
   struct forward_call call = {.problem = problem,
@@ -422,8 +423,7 @@ void cpu_forward(const struct problem *problem, const struct routines *routines,
   call.tasks = divide_up(rows, call.tile_q) * call.pairs;
   const int32_t threads = work_threads(&work, plan->num_threads);
   if (!decodes(problem, work.longest_q)) threads_for(threads, call.tasks, run_task, &call);
-  cpu_decode(problem, routines, threads,
-             call.scratch + call.scratch_size * (size_t)plan->num_threads);
+  cpu_decode(problem, few, threads, call.scratch + call.scratch_size * (size_t)plan->num_threads);
   if (!has_gradients(problem) || !any_large_lse(&call)) return;
   /* The smallest blocks: whatever the threads and the rest of the batch, the same rows are redone.
    */

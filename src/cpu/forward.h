@@ -6,10 +6,12 @@
 #include "problem.h"
 #include "routines.h"
 
-/* `backward` are the routines that a backward call after this one takes. */
+/* `few` are the routines that few queries take, `backward` those that a backward call after this
+ * one takes. */
 void cpu_plan_forward(const struct problem *problem, const struct routines *routines,
                       const struct routines *backward, struct cpu_plan *plan);
 void cpu_forward(const struct problem *problem, const struct routines *routines,
-                 const struct routines *backward, const struct cpu_plan *plan, void *workspace);
+                 const struct routines *few, const struct routines *backward,
+                 const struct cpu_plan *plan, void *workspace);
 
 #endif

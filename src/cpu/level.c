@@ -45,7 +45,7 @@ static bool usable_avx512(void) {
 
 static bool usable_avx512bf16(void) {
   const unsigned avx512_bf16 = 1u << 5;
-  return usable_avx512() && cpuid(7, 1).eax & avx512_bf16;
+  return usable_avx512() && cpuid(7, 1).eax & avx512_bf16 && cpuid(7, 0).ecx & bit_AVX512VBMI;
 }
 
 /* Intel's VDPBF16PS takes as long as the float32 multiply-adds that it stands for (a Sapphire

@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 #include "fa3.h"
+#include "head_dim.h"
 #include "mask.h"
 
 /* output[row][column] (+)= sum over depth of left[row][.] * right[.][column]. */
@@ -70,21 +71,29 @@ struct rows {
 
 /* Some keys' step of the online softmax for few rows of some heads, on keys and values as they lie.
  * What is of a row comes head by head: row r of head h is h * rows + r. */
-enum { FEW_KEYS = 64 };
+enum {
+  FEW_KEYS = 64,
+  FEW_GROUP = 16,                    /* of keys that are asked for early, at most */
+  FEW_STRIDE = LARGEST_HEAD_DIM + 16 /* floats from row to row of queries and outputs; not a power
+                                      * of two, as their rows should not share sets of a cache */
+};
 struct few_rows_step {
   int64_t heads; /* of keys */
   int64_t rows;  /* of each head */
   int64_t count; /* of keys, 1 to FEW_KEYS */
   int64_t head_dim;
   int64_t value_head_dim;
-  fa3_dtype dtype;         /* of keys and values */
-  const char *const *keys; /* where each row is of the first head */
+  fa3_dtype dtype; /* of keys and values */
+  /* Where each row is of the first head. There are FEW_GROUP more: of keys those that are needed
+   * next, or any that are seen. */
+  const char *const *keys;
   const char *const *values;
   int64_t key_head_stride; /* bytes from head to head */
   int64_t value_head_stride;
-  const float *queries; /* zeros up to query_stride, a multiple of the routines' `vector` */
-  int64_t query_stride;
-  /* Of FP8 codes alone, heads x FEW_KEYS: CODE_FACTOR times what the codes are multiplied by. */
+  const float *queries; /* zeros up to a multiple of the routines' `vector` */
+  /* Of FP8 codes alone: what scores of each row are multiplied by, and, heads x FEW_KEYS,
+   * CODE_FACTOR times what the codes of keys and values are multiplied by. */
+  const float *query_scales;
   const float *key_scales;
   const float *value_scales;
   const struct key_range *seen; /* of each row of a head, among these keys */
@@ -94,7 +103,6 @@ struct few_rows_step {
   float *maximum;
   float *sum;
   float *output;
-  int64_t output_stride; /* a multiple of the routines' `vector` */
 };
 
 /* Codes are computed with as float16 numbers that are so much smaller: a code's bits are then those
@@ -149,8 +157,7 @@ extern const struct routines avx512_routines;
 extern const struct routines avx512bf16_routines;
 extern const struct routines amx_routines;
 
-/* avx512_routines' own, which the levels above it have too: few rows are bound by memory, and no
- * product of matrices. */
+/* avx512_routines' own, which AMX's level has too: few rows are no product of matrices. */
 void avx512_few_rows(const struct few_rows_step *step);
 void avx512_few_order(float *row, int64_t width, fa3_dtype dtype, bool back);
 

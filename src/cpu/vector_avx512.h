@@ -35,13 +35,20 @@ static inline vec vec_load_as(fa3_dtype dtype, const char *from, int64_t count) 
 }
 
 /* Of two vectors of bfloat16 side by side the even elements, and the odd ones. */
+static inline vec vec_even(__m512i words) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
+}
+
+static inline vec vec_odd(__m512i words) {
+  return _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32((int32_t)0xffff0000)));
+}
+
 static inline vec vec_load_even(const char *from) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(from), 16));
+  return vec_even(_mm512_loadu_si512(from));
 }
 
 static inline vec vec_load_odd(const char *from) {
-  return _mm512_castsi512_ps(
-      _mm512_and_si512(_mm512_loadu_si512(from), _mm512_set1_epi32((int32_t)0xffff0000)));
+  return vec_odd(_mm512_loadu_si512(from));
 }
 
 static inline __m256i bfloat_from_vec(vec value) {

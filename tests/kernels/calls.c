@@ -110,7 +110,7 @@ void prepare_forward(const struct run *run, struct call *call, int32_t threads) 
 
 void run_forward(const struct run *run, void *call) {
   struct call *c = call;
-  cpu_forward(&c->problem, run->routines, run->routines, &c->plan, c->workspace);
+  cpu_forward(&c->problem, run->routines, run->routines, run->routines, &c->plan, c->workspace);
 }
 
 void time_call(struct run *run,
