@@ -224,7 +224,8 @@ static void test_tile_sizes(void **state) {
       {1, 16384, 2, 64, false, 128},  {1, 2048, 12, 64, true, 128},   {1, 1024, 1, 64, false, 64},
       {2, 8192, 32, 64, true, 192},   {1, 1024, 4, 256, true, 64},    {1, 16384, 8, 256, true, 128},
       {64, 197, 12, 64, false, 192},  {32, 77, 16, 64, true, 192},    {2, 250, 32, 64, false, 128},
-      {3, 512, 12, 128, true, 128},   {1, 2048, 10, 128, true, 128},  {1, 4096, 5, 128, true, 128}};
+      {3, 512, 12, 128, true, 128},   {1, 2048, 10, 128, true, 128},  {1, 4096, 5, 128, true, 128},
+      {4, 70, 12, 128, false, 128},   {4, 100, 12, 256, true, 128},   {4, 128, 12, 128, false, 64}};
   struct cuda_plan plan;
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     struct problem problem = make_square(cases[i].batch, cases[i].seqlen, cases[i].heads,
@@ -234,8 +235,10 @@ static void test_tile_sizes(void **state) {
     assert_int_equal(plan.forward.tile_queries, cases[i].queries);
     assert_int_equal(plan.forward.tiles.blocks, divide_up(cases[i].seqlen, cases[i].queries));
   }
-  /* Query heads that share tiles, and codes: two warpgroups stay together. */
+  /* Query heads that share tiles; codes, of which few tiles and keys alone leave one warpgroup of
+   * two. */
   struct problem problem = make_problem(FA3_BFLOAT16, 1, 40, 8, 1, 128, 128);
+  problem.key.rows = problem.value.rows = problem.rows_k = problem.max_seqlen_k = 129;
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
   assert_int_equal(plan.forward.tile_heads, 8);
   assert_int_equal(plan.forward.tile_queries, 8);
@@ -245,7 +248,7 @@ static void test_tile_sizes(void **state) {
     int32_t queries;
   } of_codes[] = {{1024, 1, 128, 64},   {2048, 8, 64, 128},   {8192, 16, 128, 128},
                   {8192, 20, 128, 192}, {1024, 80, 128, 192}, {8192, 8, 64, 192},
-                  {1024, 1, 256, 128}};
+                  {1024, 1, 256, 64},   {1100, 1, 256, 128},  {256, 200, 64, 128}};
   for (size_t i = 0; i < sizeof of_codes / sizeof *of_codes; i++) {
     problem = make_problem(FA3_BFLOAT16, 1, of_codes[i].seqlen, of_codes[i].heads,
                            of_codes[i].heads, of_codes[i].head_dim, of_codes[i].head_dim);
@@ -310,7 +313,7 @@ static void test_tiles_of_groups(void **state) {
     assert_int_equal(plan.forward.tiles.blocks, 1);
   }
   /* More heads than a tile has rows, or one head each: as they are. */
-  struct problem problem = make_problem(FA3_FLOAT16, 3, 1, 128, 1, 128, 128);
+  struct problem problem = make_problem(FA3_FLOAT16, 20, 1, 128, 1, 128, 128);
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
   assert_int_equal(plan.forward.tile_heads, 1);
   problem = make_problem(FA3_FLOAT16, 3, 8192, 32, 8, 128, 128);
@@ -326,12 +329,14 @@ static void test_tiles_of_groups(void **state) {
     bool causal, shared;
   } cases[] = {{60, 139, 139, 24, 6, 128, true, true},  {60, 100, 100, 24, 6, 128, true, false},
                {40, 200, 200, 24, 6, 128, true, true},  {64, 70, 70, 32, 8, 128, false, true},
-               {1, 64, 64, 32, 8, 128, false, true},    {32, 150, 1024, 32, 8, 128, true, true},
+               {2, 64, 64, 32, 8, 128, false, true},    {32, 150, 1024, 32, 8, 128, true, true},
                {40, 300, 300, 16, 8, 128, false, true}, {40, 300, 300, 24, 8, 128, false, false},
                {60, 139, 139, 24, 4, 128, true, true},  {24, 250, 1024, 24, 4, 128, true, false},
                {60, 250, 250, 32, 8, 64, false, true},  {60, 139, 139, 12, 4, 64, true, false},
                {16, 60, 60, 60, 12, 96, true, true},    {64, 143, 143, 24, 8, 128, true, true},
-               {60, 139, 139, 16, 4, 256, true, true},  {40, 100, 100, 16, 2, 256, false, false}};
+               {60, 139, 139, 16, 4, 256, true, true},  {40, 100, 100, 16, 2, 256, false, false},
+               {6, 69, 69, 36, 12, 128, true, false},   {6, 69, 69, 36, 12, 256, false, false},
+               {16, 129, 129, 16, 4, 256, false, true}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     problem = make_problem(FA3_BFLOAT16, cases[i].batch, cases[i].queries, cases[i].heads,
                            cases[i].heads_k, cases[i].head_dim, cases[i].head_dim);
@@ -351,12 +356,12 @@ static bool is_staged(const struct cuda_plan *plan, enum tensor tensor) {
 static void test_staging(void **state) {
   (void)state;
   struct cuda_plan plan;
-  struct problem problem = make_problem(FA3_FLOAT16, 2, 100, 4, 2, 64, 64);
+  struct problem problem = make_problem(FA3_FLOAT16, 2, 200, 4, 2, 64, 64);
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
   assert_int_equal(plan.workspace_size, 0);
 
-  /* 100 rows of 4 heads of 64, twice, in 16 bits. */
-  const size_t query_bytes = (size_t)2 * 100 * 4 * 64 * 2;
+  /* 200 rows of 4 heads of 64, twice, in 16 bits. */
+  const size_t query_bytes = (size_t)2 * 200 * 4 * 64 * 2;
   problem.query.data = (char *)8;
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
   assert_true(plan.staging.count == 1 && is_staged(&plan, TENSOR_query));
@@ -383,7 +388,8 @@ static void test_staging(void **state) {
 static void test_long_strides(void **state) {
   (void)state;
   struct cuda_plan plan;
-  const struct problem few = make_problem(FA3_FLOAT16, 1, 40, 8, 1, 64, 64);
+  struct problem few = make_problem(FA3_FLOAT16, 1, 40, 8, 1, 64, 64);
+  few.key.rows = few.value.rows = few.rows_k = few.max_seqlen_k = 129;
   struct problem problem = few;
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
   assert_true(!plan.decodes && plan.forward.tile_heads == 8);

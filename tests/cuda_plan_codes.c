@@ -235,7 +235,9 @@ static void test_steps(void **state) {
                {2, 1024, 1024, 16, 128, false, 128}, {2, 604, 604, 16, 128, true, 192},
                {1, 1500, 1500, 12, 128, true, 128},  {2, 938, 938, 16, 64, true, 192},
                {2, 515, 515, 12, 64, false, 128},    {32, 116, 116, 12, 128, true, 128},
-               {32, 60, 60, 16, 128, true, 192}};
+               {32, 60, 60, 16, 128, true, 192},     {1, 129, 129, 32, 128, true, 128},
+               {1, 160, 160, 16, 128, true, 128},    {4, 256, 256, 12, 64, true, 192},
+               {1, 384, 384, 8, 256, true, 64},      {4, 384, 384, 8, 256, false, 128}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     const struct forward_plan plan =
         plan_codes(cases[i].batch, cases[i].queries, cases[i].keys, cases[i].heads, cases[i].heads,
@@ -254,7 +256,8 @@ static void test_few_shared_tiles(void **state) {
   } cases[] = {{3, 309, 5188, 16, 8, 128, false, 2, 64},  {3, 309, 5188, 16, 8, 64, false, 2, 64},
                {4, 256, 4096, 16, 8, 128, false, 1, 128}, {1, 1024, 1024, 32, 8, 128, true, 4, 48},
                {2, 265, 368, 40, 8, 128, true, 5, 36},    {6, 450, 1000, 12, 4, 64, true, 1, 192},
-               {8, 200, 200, 48, 16, 64, false, 3, 63},   {1, 1024, 1024, 8, 8, 128, true, 1, 64}};
+               {8, 200, 200, 48, 16, 64, false, 3, 63},   {1, 1024, 1024, 8, 8, 128, true, 1, 64},
+               {4, 700, 700, 16, 4, 64, true, 1, 192},    {4, 129, 129, 32, 8, 256, false, 1, 128}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     const struct forward_plan plan =
         plan_codes(cases[i].batch, cases[i].queries, cases[i].keys, cases[i].heads_q,
@@ -264,12 +267,38 @@ static void test_few_shared_tiles(void **state) {
   }
 }
 
+/* Many: where that makes less work. */
+static void test_many_shared_tiles(void **state) {
+  (void)state;
+  static const struct {
+    int64_t batch, seqlen, heads_q, heads_k, head_dim;
+    bool causal;
+    int32_t heads;
+  } cases[] = {{64, 256, 16, 4, 64, false, 4},  {16, 450, 16, 4, 64, false, 4},
+               {16, 300, 32, 8, 64, true, 4},   {16, 300, 32, 8, 64, false, 1},
+               {4, 1024, 32, 8, 64, false, 1},  {64, 224, 16, 4, 64, true, 4},
+               {4, 1024, 32, 8, 128, true, 4},  {64, 150, 32, 8, 128, false, 1},
+               {16, 320, 32, 8, 128, true, 4},  {4, 2048, 32, 8, 128, true, 1},
+               {40, 100, 24, 6, 128, false, 1}, {40, 200, 24, 6, 128, false, 4}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    const struct forward_plan plan =
+        plan_codes(cases[i].batch, cases[i].seqlen, cases[i].seqlen, cases[i].heads_q,
+                   cases[i].heads_k, cases[i].head_dim, cases[i].causal);
+    assert_int_equal(plan.tile_heads, cases[i].heads);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_codes),           cmocka_unit_test(test_chunks),
-      cmocka_unit_test(test_scales_of_heads), cmocka_unit_test(test_transposed_values),
-      cmocka_unit_test(test_small_tiles),     cmocka_unit_test(test_chunks_of_codes),
-      cmocka_unit_test(test_steps),           cmocka_unit_test(test_few_shared_tiles),
+      cmocka_unit_test(test_many_shared_tiles),
+      cmocka_unit_test(test_codes),
+      cmocka_unit_test(test_chunks),
+      cmocka_unit_test(test_scales_of_heads),
+      cmocka_unit_test(test_transposed_values),
+      cmocka_unit_test(test_small_tiles),
+      cmocka_unit_test(test_chunks_of_codes),
+      cmocka_unit_test(test_steps),
+      cmocka_unit_test(test_few_shared_tiles),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

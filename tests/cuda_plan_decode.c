@@ -5,6 +5,28 @@
 #include "cuda_problem.h"
 #include "integer.h"
 
+/* Of as few keys more queries do, if their blocks all begin at once. */
+static void test_one_short_round(void **state) {
+  (void)state;
+  static const struct {
+    int64_t batch, queries, keys, heads_q, heads_k, head_dim;
+    bool decodes;
+  } cases[] = {{1, 65, 65, 8, 8, 128, true},     {2, 100, 100, 8, 8, 128, true},
+               {1, 128, 128, 8, 8, 64, true},    {1, 128, 128, 32, 8, 64, false},
+               {1, 129, 129, 8, 8, 64, false},   {1, 100, 129, 8, 8, 64, false},
+               {2, 100, 100, 12, 12, 96, false}, {1, 128, 128, 8, 8, 256, true},
+               {1, 100, 100, 12, 12, 256, false}};
+  struct cuda_plan plan;
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    struct problem problem =
+        make_problem(FA3_BFLOAT16, cases[i].batch, cases[i].queries, cases[i].heads_q,
+                     cases[i].heads_k, cases[i].head_dim, cases[i].head_dim);
+    problem.rows_k = problem.key.rows = problem.value.rows = problem.max_seqlen_k = cases[i].keys;
+    assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+    assert_int_equal(plan.decodes, cases[i].decodes);
+  }
+}
+
 /* Few queries go to the decode kernel: enough blocks for the memory, whatever the batch. */
 static void test_splits(void **state) {
   (void)state;
@@ -236,9 +258,10 @@ static void test_chunk_splits(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_splits),      cmocka_unit_test(test_unknown_lengths),
-      cmocka_unit_test(test_dealt_keys),  cmocka_unit_test(test_pairs_of_heads),
-      cmocka_unit_test(test_lone_blocks), cmocka_unit_test(test_chunk_splits),
+      cmocka_unit_test(test_splits),          cmocka_unit_test(test_unknown_lengths),
+      cmocka_unit_test(test_one_short_round), cmocka_unit_test(test_dealt_keys),
+      cmocka_unit_test(test_pairs_of_heads),  cmocka_unit_test(test_lone_blocks),
+      cmocka_unit_test(test_chunk_splits),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -5,6 +5,7 @@
 
 #include "cuda/decode_splits.h"
 #include "cuda/forward_splits.h"
+#include "cuda/forward_steps.h"
 #include "cuda/kernels.h"
 #include "cuda/limits.h"
 #include "cuda/plan.h"
@@ -100,131 +101,45 @@ static void plan_groups(double head_bytes, bool codes, const struct cuda_facts *
   tiles->grouped = (heads - last) / tiles->group * tiles->group;
 }
 
-/* The keys that a query sees, in the mean. */
-static double keys_seen(const struct problem *problem, double queries, double keys) {
-  double seen = keys;
-  if (problem->window_right < MASK_UNBOUNDED) seen -= (queries < keys ? queries : keys) / 2;
-  const double window = (double)problem->window_left + (double)problem->window_right + 1;
-  return seen < window ? seen : window;
-}
-
-/* What a tile takes beside its keys, in tiles of keys. */
-static const double tile_steps = 2.4;
-
-/* About what a call takes with tiles of so many warpgroups, by the time of one of all: of a tile,
- * or under a causal mask, where they are given out longest first, of a tile of keys. */
-static double grid_time(const struct problem *problem, const struct cuda_facts *facts,
-                        const struct kernel *kernel, int64_t warpgroups, int64_t tile_queries,
-                        int64_t tiles) {
-  const double time = forward_tile_time(kernel, warpgroups);
-  const double queries = (double)problem->max_seqlen_q, keys = (double)problem->max_seqlen_k;
-  const double rounds = (double)tiles / facts->multiprocessors, width = kernel->tile_k;
-  if (problem->window_right >= MASK_UNBOUNDED) return ceil(rounds) * time;
-  /* The mask ends in the midst of a tile of queries, or of keys. */
-  const double rows = (double)tile_queries, ends = problem->window_left < MASK_UNBOUNDED ? 2 : 1;
-  const double seen = keys_seen(problem, queries, keys) + ends * fmax(rows, width) / 2;
-  const double most = (double)problem->window_left + (double)problem->window_right + rows;
-  const double longest = ceil(fmin(keys, most) / width) + tile_steps;
-  const double mean = fmin(fmin(keys, seen) / width + tile_steps, longest);
-  /* Where some are left when all have had as many, one multiprocessor has one more of those, or of
-   * longer ones. */
-  const double full = fmax(ceil(rounds) - 1, 0);
-  const double next = longest - 2 * (longest - mean) * full / fmax(rounds, 1);
-  return time * fmax(fmax(longest, rounds * mean), (full + 1) * next);
-}
-
-/* The steps that a tile of scales of heads has for so many keys, of `width` each. Where the last
- * one's keys are in its first half it computes no others. */
-static double steps_of(double keys, double width) {
-  const double steps = fmax(ceil(keys / width), 1);
-  return keys - (steps - 1) * width <= width / 2 ? steps - 0.4 : steps;
-}
-
-/* What a tile costs more where so many query heads share it, in steps: O leaves by the copy engine
- * if a warp's 16 rows are whole queries, else row by row. As measured. */
-static double sharing_cost(const struct kernel *kernel, int64_t tile_heads) {
-  if (tile_heads == 1) return 0;
-  const bool whole = 16 % tile_heads == 0, codes = kernel->dtype == FA3_FLOAT8_E4M3;
-  if (codes && whole) return 0.7;
-  if (!codes && !whole && kernel->tile_q == 3 * ROWS) return 2;
-  return (whole ? 0.35 : codes ? 2.4 : 1) / 128 * kernel->value_head_dim;
-}
-
-/* As grid_time, for scales of heads, of three warpgroups or fewer, in steps of keys of a tile of
- * three (docs/notes/hopper-fp8.md). What a tile costs beside its keys counts for several of them.
- * Two of head dim 128 are the kernel for small tiles, whose steps are of twice as many keys. */
-static double grid_steps(const struct problem *problem, const struct cuda_facts *facts,
-                         const struct kernel *kernel, int64_t warpgroups, int64_t tile_heads) {
-  static const struct cost {
-    double tile, step;
-    double single; /* less, where there is but one step, and nothing waits for another */
-    double uneven; /* more, where a mask ends in the midst of steps */
-  } of_64[] = {{2.5, 0.6, 0.65, 0}, {2.65, 0.8, 0.65, 0}, {2.7, 1, 0.65, 0}},
-    of_128[] = {{2.85, 0.64, 0.85, 0}, {3.65, 1.42, 1.1, 0.5}, {3.75, 1, 0.85, 0}};
-  const struct cost *cost = (kernel->head_dim > 64 ? of_128 : of_64) + warpgroups - 1;
-  const double width = (double)kernel->tile_k * (kernel->head_dim > 64 && warpgroups == 2 ? 2 : 1);
-  const int64_t tile_queries = warpgroups * (ROWS / tile_heads);
-  const int64_t heads = problem->batch * problem->heads_q / tile_heads;
-  const double tiles = (double)(divide_up(longest_query(problem), tile_queries) * heads);
-  const double rounds = tiles / facts->multiprocessors;
-  const double beside = cost->tile + sharing_cost(kernel, tile_heads);
-  const double queries = (double)problem->max_seqlen_q, keys = (double)problem->max_seqlen_k;
-  const bool uneven = problem->window_right < MASK_UNBOUNDED;
-  /* A tile's last row sees the most. */
-  const double rows = uneven ? (double)tile_queries / 2 : 0;
-  const double seen = fmin(keys_seen(problem, queries, keys) + rows, keys);
-  const double mean =
-      beside + cost->step * steps_of(seen, width) - (seen <= width ? cost->single : 0);
-  if (!uneven) return ceil(rounds) * mean;
-  /* They are given out, longest first. */
-  const double most = (double)problem->window_left + (double)problem->window_right + rows;
-  const double longest = beside + cost->step * steps_of(fmin(keys, most), width);
-  return fmax(longest, rounds * (mean + cost->uneven) + (rounds > 1 ? mean / 3 : 0));
-}
-
-static bool has_grid_steps(const struct kernel *kernel) {
-  return kernel->head_scales && kernel->tile_q == 3 * ROWS;
-}
-
-/* Whether rows fill two warpgroups of a head dim whose small tiles are another kernel's (see
- * take_small_tiles). */
-static bool are_two(const struct kernel *kernel, int64_t rows, int64_t longest) {
-  return kernel->head_dim > 64 && longest > rows && longest <= 2 * rows;
-}
-
-/* Of the tile sizes, the best. */
-static double least_grid_steps(const struct problem *problem, const struct cuda_facts *facts,
-                               const struct kernel *kernel, int64_t tile_heads) {
-  double least = grid_steps(problem, facts, kernel, 1, tile_heads);
-  for (int64_t warpgroups = 2; warpgroups <= kernel->tile_q / ROWS; warpgroups++)
-    least = fmin(least, grid_steps(problem, facts, kernel, warpgroups, tile_heads));
-  return least;
+/* Whether two warpgroups, of which the second has few rows, are faster than one and one, though the
+ * multiprocessors are there: with few keys. */
+static bool stay_together(const struct problem *problem, const struct kernel *kernel, int64_t rows,
+                          int64_t longest) {
+  return kernel->dtype != FA3_FLOAT8_E4M3 && kernel->tile_q == 2 * ROWS && longest > rows &&
+         4 * longest <= 7 * rows && problem->max_seqlen_k <= 2 * (int64_t)ROWS;
 }
 
 /* Where tiles are fewer than multiprocessors, or leave many without work at the end, smaller ones
  * are faster: some warpgroups stand by. No result depends on it. */
 static void plan_tile_size(const struct problem *problem, const struct cuda_facts *facts,
                            int64_t longest, int64_t all_heads, struct forward_plan *plan) {
+  const struct kernel *kernel = plan->kernel;
   const int64_t rows = ROWS / plan->tile_heads;
-  const bool two = has_grid_steps(plan->kernel) && are_two(plan->kernel, rows, longest);
-  const int64_t all = two ? 2 : plan->kernel->tile_q / ROWS;
-  const double gain = plan->kernel->head_scales ? 0.98 : 0.95; /* or better, to be taken */
+  const bool grid = has_grid_steps(kernel);
+  const int64_t all = grid && are_two(kernel, rows, longest) ? 2 : kernel->tile_q / ROWS;
+  const int64_t least = stay_together(problem, kernel, rows, longest) ? 2 : 1;
+  const bool wide_codes = kernel->dtype == FA3_FLOAT8_E4M3 && kernel->tile_q == 2 * ROWS;
+  const double gain = kernel->head_scales ? 0.98 : 0.95; /* or better, to be taken */
   double best = 0;
-  for (int64_t warpgroups = all; warpgroups > 0; warpgroups--) {
+  for (int64_t warpgroups = all; warpgroups >= least; warpgroups--) {
     const int64_t blocks = divide_up(longest, warpgroups * rows);
-    const double time = has_grid_steps(plan->kernel)
-                            ? grid_steps(problem, facts, plan->kernel, warpgroups, plan->tile_heads)
-                            : grid_time(problem, facts, plan->kernel, warpgroups, warpgroups * rows,
-                                        blocks * all_heads);
-    /* As many tiles: a gain only where they run side by side, and the last was the shorter one. */
+    const double time =
+        grid ? grid_steps(problem, facts, kernel, warpgroups, plan->tile_heads)
+             : grid_time(problem, facts, kernel, warpgroups, warpgroups * rows, blocks * all_heads);
+    /* Side by side. One warpgroup of two has else been slower with codes. */
     const bool even = blocks > 1 && blocks * all_heads <= facts->multiprocessors;
-    if (warpgroups < all && ((blocks == plan->tiles.blocks && !even) || time > gain * best))
+    if (warpgroups < all && wide_codes && !(even && kernel->head_scales && counts_tiles(problem)))
+      return;
+    /* As many tiles: a gain only where they run side by side, and the last was the shorter one, or
+     * where all are full. */
+    const bool full =
+        grid && blocks > 1 && !plan->tiles.uneven && longest % (warpgroups * rows) == 0;
+    if (warpgroups < all &&
+        ((blocks == plan->tiles.blocks && !even && !full) || time > gain * best))
       continue;
     best = time;
     plan->tiles.blocks = (int32_t)blocks;
     plan->tile_queries = (int32_t)(warpgroups * rows);
-    /* One warpgroup of two has been slower. */
-    if (plan->kernel->dtype == FA3_FLOAT8_E4M3 && plan->kernel->tile_q == 2 * ROWS) return;
   }
 }
 
@@ -293,41 +208,6 @@ static bool may_share_tiles(const struct problem *problem) {
   const int64_t group = problem->heads_q / problem->heads_k;
   return group > 1 && group <= ROWS && may_step(&problem->query, group) &&
          may_step(&problem->output, group);
-}
-
-/* What the tiles of a group take if so many of its query heads share one, in steps: a tile of keys
- * for all of a tile's warpgroups (docs/notes/hopper-forward.md). */
-static double count_steps(const struct problem *problem, const struct kernel *kernel,
-                          int64_t tile_heads) {
-  const double beside = tile_steps + sharing_cost(kernel, tile_heads);
-  const int64_t queries = longest_query(problem), keys = problem->max_seqlen_k;
-  const int64_t rows = ROWS / tile_heads, step = kernel->tile_q / ROWS * rows;
-  const fa3_mask mask = fa3_make_mask((int)queries, (int)keys, keys - queries, problem->window_left,
-                                      problem->window_right);
-  double steps = 0;
-  for (int64_t first = 0; first < queries; first += step) {
-    const int64_t last = smaller(first + step, queries);
-    const fa3_range seen = fa3_visible_tiles(&mask, (int)first, (int)last, kernel->tile_k);
-    steps +=
-        forward_tile_time(kernel, divide_up(last - first, rows)) * (seen.end - seen.begin + beside);
-  }
-  const int64_t tiles_of_group = problem->heads_q / problem->heads_k / tile_heads;
-  return steps * (double)tiles_of_group;
-}
-
-/* Whether the query heads of a group are to share tiles: where queries are few, that fills tiles
- * better, and tiles see fewer keys that only some of their rows see. */
-static bool sharing_pays(const struct problem *problem, const struct cuda_facts *facts,
-                         const struct kernel *kernel) {
-  enum { MOST_QUERIES = 1024 };
-  const double gain = 0.97; /* or better */
-  const int64_t group = problem->heads_q / problem->heads_k, queries = longest_query(problem);
-  if (queries > MOST_QUERIES) return false;
-  const double tiles = (double)divide_up(queries, kernel->tile_q) * (double)problem->heads_q;
-  if (has_grid_steps(kernel) && tiles * (double)problem->batch <= 2 * facts->multiprocessors)
-    return least_grid_steps(problem, facts, kernel, group) <=
-           gain * least_grid_steps(problem, facts, kernel, 1);
-  return count_steps(problem, kernel, group) <= gain * count_steps(problem, kernel, 1);
 }
 
 /* Whether query heads share tiles, and the grid. */

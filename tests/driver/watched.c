@@ -156,9 +156,9 @@ static void test_forward(void **state) {
   assert_true(forward_params.clip_output && !forward_params.clear_value);
   assert_null(forward_params.next_tile);
   /* Query heads of a key head share tiles where queries are few. */
-  args = make_forward(32, 2, 64);
+  args = make_forward(144, 2, 64);
   run_forward(&args);
-  assert_int_equal(launches[0].grid[0], 2 * 2 * 2);
+  assert_int_equal(launches[0].grid[0], 2 * 2 * 9);
   assert_int_equal(forward_params.group, 4);
   assert_int_equal(forward_params.tile_heads, 4);
   assert_int_equal(forward_params.tile_queries, 16);
