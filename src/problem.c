@@ -255,6 +255,15 @@ static fa3_status set_longest(const struct options *options, struct problem *pro
   return FA3_OK;
 }
 
+/* A side of a window that is as wide as the longest sequence, if that is known, hides nothing.
+ * Fixed splits do not depend on how long that is. */
+static void drop_idle_limits(struct problem *problem) {
+  const int64_t queries = problem->max_seqlen_q, keys = problem->max_seqlen_k;
+  if (!(problem->features & FA3_FEATURE_WINDOW) || problem->diagonal || problem->split_keys) return;
+  if (keys > 0 && problem->window_left >= keys - 1) problem->window_left = MASK_UNBOUNDED;
+  if (queries > 0 && problem->window_right >= queries - 1) problem->window_right = MASK_UNBOUNDED;
+}
+
 fa3_status problem_from_args(fa3_phase phase, const void *args, struct problem *problem) {
   const struct options options = options_of(phase, args);
   *problem = (struct problem){.phase = phase,
@@ -283,6 +292,7 @@ fa3_status problem_from_args(fa3_phase phase, const void *args, struct problem *
   if (phase == FA3_QUANTIZE) TRY(check_rotary(&options, problem, "input"));
   problem->interleaved = options.flags & FA3_ROTARY_INTERLEAVED;
   TRY(set_longest(&options, problem));
+  drop_idle_limits(problem);
   problem->scale = options.flags & FA3_SCALE ? options.softmax_scale
                                              : (float)(1 / sqrt((double)problem->head_dim));
   if (problem->heads_q && problem->heads_k && problem->heads_q != problem->heads_k)

@@ -24,6 +24,17 @@ static struct problem make_backward_problem(int64_t seqlen_q, int64_t seqlen_k, 
   return problem;
 }
 
+static void set_causal(struct problem *problem) {
+  problem->window_right = 0;
+  problem->features |= FA3_FEATURE_CAUSAL;
+}
+
+static void set_window(struct problem *problem, int64_t window_left) {
+  problem->window_left = window_left;
+  problem->window_right = 0;
+  problem->features |= FA3_FEATURE_WINDOW;
+}
+
 /* At every head dim, and where there is nothing to differentiate. */
 static void test_backward_plans(void **state) {
   (void)state;
@@ -106,8 +117,7 @@ static int32_t goes_by_head(int64_t group, int64_t head_dim, int64_t seqlen, int
   struct problem problem = make_backward_problem(seqlen, seqlen, head_dim, head_dim);
   struct cuda_plan plan;
   problem.heads_q = 2 * group;
-  problem.window_left = window_left;
-  problem.window_right = 0;
+  set_window(&problem, window_left);
   problem.softcap = softcap;
   assert_int_equal(plan_backward(&problem, &facts, &plan), FA3_OK);
   return plan.backward.kernel->by_head;
@@ -136,7 +146,20 @@ static struct backward_plan deal(int64_t batch, int64_t seqlen_q, int64_t seqlen
   problem.batch = problem.batch_k = batch;
   problem.heads_q = heads_q;
   problem.heads_k = heads_k;
-  if (causal) problem.window_right = 0;
+  if (causal) set_causal(&problem);
+  assert_int_equal(plan_backward(&problem, &facts, &plan), FA3_OK);
+  return plan.backward;
+}
+
+static struct backward_plan deal_windows(int64_t batch, int64_t seqlen_q, int64_t seqlen_k,
+                                         int64_t heads_q, int64_t heads_k, int64_t head_dim,
+                                         int64_t window_left) {
+  struct problem problem = make_backward_problem(seqlen_q, seqlen_k, head_dim, head_dim);
+  struct cuda_plan plan;
+  problem.batch = problem.batch_k = problem.query.batch = batch;
+  problem.heads_q = heads_q;
+  problem.heads_k = heads_k;
+  set_window(&problem, window_left);
   assert_int_equal(plan_backward(&problem, &facts, &plan), FA3_OK);
   return plan.backward;
 }
@@ -214,7 +237,7 @@ static struct backward_plan deal_lengths(int64_t batch, int64_t rows, int64_t lo
   struct cuda_plan plan;
   problem.heads_q = heads_q;
   problem.heads_k = heads_k;
-  if (causal) problem.window_right = 0;
+  if (causal) set_causal(&problem);
   assert_int_equal(plan_backward(&problem, &facts, &plan), FA3_OK);
   return plan.backward;
 }
@@ -387,6 +410,7 @@ static void test_backward_section(void **state) {
   assert_int_equal(deal(4, 2048, 2048, 40, 8, 128, true).tiles.section, 2 * 8);  /* equal, not 7 */
   assert_int_equal(deal(16, 1024, 1024, 64, 8, 64, true).tiles.section, 1 * 11); /* not a round */
   assert_int_equal(deal(2, 8192, 1024, 32, 4, 128, true).tiles.section, 4 * 2);  /* likewise */
+  assert_int_equal(deal(1, 32768, 32768, 28, 4, 128, true).tiles.section, 1);    /* half a group */
   /* As in tests/gpu/deterministic.c, which is to have several sections: two of them. */
   assert_int_equal(deal(1, 1100, 1300, 64, 8, 128, true).tiles.section, 4 * 4);
   /* Packed, of whole sequences, or equal ones of each. */
@@ -403,32 +427,51 @@ static void test_backward_section(void **state) {
   assert_int_equal(deal_packed(4, 25903, 10500, 7, 1, 64).tiles.section, 3 * 4); /* 3 fit */
 }
 
-static int32_t section_of_windows(int64_t batch, int64_t seqlen, int64_t heads_q, int64_t heads_k,
-                                  int64_t head_dim, int64_t window_left, bool packed) {
-  struct problem problem = packed ? make_packed_problem(batch, batch * seqlen, seqlen, head_dim)
-                                  : make_backward_problem(seqlen, seqlen, head_dim, head_dim);
+static int32_t section_of_packed_windows(int64_t batch, int64_t seqlen, int64_t heads,
+                                         int64_t window_left) {
+  struct problem problem = make_packed_problem(batch, batch * seqlen, seqlen, 128);
   struct cuda_plan plan;
-  problem.batch = batch;
-  if (!packed) problem.query.batch = batch;
-  problem.heads_q = heads_q;
-  problem.heads_k = heads_k;
-  problem.window_left = window_left;
-  problem.window_right = 0;
+  problem.heads_q = problem.heads_k = heads;
+  set_window(&problem, window_left);
   assert_int_equal(plan_backward(&problem, &facts, &plan), FA3_OK);
   return plan.backward.tiles.section;
 }
 
-/* What windows are at is to stay in the L2 cache, where few heads take a block in turn. */
+/* What windows are at is to stay in the L2 cache, or many tiles of a head run side by side. */
 static void test_section_of_windows(void **state) {
   (void)state;
-  assert_int_equal(section_of_windows(8, 12928, 6, 6, 128, 4095, false), 4);
-  assert_int_equal(section_of_windows(4, 8192, 8, 8, 128, 2047, false), 8);
-  assert_int_equal(section_of_windows(4, 3103, 48, 24, 128, 2047, false), 4);
-  assert_int_equal(section_of_windows(1, 7726, 8, 8, 128, 4096, false), 8); /* all do */
-  assert_int_equal(section_of_windows(1, 4921, 20, 5, 128, 4095, false), 2 * 5);
-  /* The same where lengths are packed. */
-  assert_int_equal(section_of_windows(2, 65536, 8, 8, 128, 4095, false), 4);
-  assert_int_equal(section_of_windows(2, 65536, 8, 8, 128, 4095, true), 4);
+  assert_int_equal(deal_windows(8, 12928, 12928, 6, 6, 128, 4095).tiles.section, 4);
+  assert_int_equal(deal_windows(4, 8192, 8192, 8, 8, 128, 2047).tiles.section, 8);
+  assert_int_equal(deal_windows(1, 7726, 7726, 8, 8, 128, 4096).tiles.section, 8); /* all do */
+  assert_int_equal(section_of_packed_windows(2, 65536, 8, 4095), 4); /* as dense ones */
+  /* Groups by head, and block by block, where twice as many bytes and more are in flight. */
+  assert_int_equal(deal_windows(2, 16384, 16384, 32, 8, 128, 4095).tiles.section, 4);
+  assert_int_equal(deal_windows(2, 8192, 8192, 32, 8, 128, 4095).tiles.section, 16); /* all */
+  assert_int_equal(deal_windows(4, 3103, 3103, 48, 12, 128, 1023).tiles.section, 16);
+  assert_int_equal(deal_windows(1, 6880, 6880, 32, 8, 128, 4096).tiles.section, 2 * 2);
+  assert_int_equal(deal_windows(8, 2048, 2048, 24, 12, 128, 2000).tiles.section, 9);
+  /* All of few chains. */
+  assert_int_equal(deal_windows(1, 8192, 8192, 32, 8, 128, 4095).tiles.section, 2 * 8);
+  assert_int_equal(deal_windows(1, 4921, 4921, 20, 5, 128, 4095).tiles.section, 2 * 5);
+  /* Tiles that are not in step, since the first ones see few queries. */
+  assert_int_equal(deal_windows(2, 4096, 16384, 16, 4, 128, 2047).tiles.section, 4);
+  assert_int_equal(deal_windows(4, 4406, 7190, 48, 12, 128, 1023).tiles.section, 4);
+  assert_int_equal(deal_windows(1, 1024, 8192, 32, 8, 128, 4095).tiles.section, 8); /* all */
+}
+
+/* Groups are dealt out as under a causal mask, and to no parts by rows. */
+static void test_parts_of_windows(void **state) {
+  (void)state;
+  check_parts(deal_windows(1, 9512, 9512, 16, 2, 128, 2047), 4, 1);
+  check_parts(deal_windows(1, 8189, 8189, 16, 1, 128, 4095), 8, 1);
+  check_parts(deal_windows(1, 8192, 8192, 40, 8, 64, 4095), 2, 1);
+  check_parts(deal_windows(2, 16384, 16384, 32, 8, 128, 4095), 1, 1); /* 16 chains as it is */
+  check_parts(deal_windows(2, 6013, 6013, 32, 8, 128, 1023), 1, 1);   /* short ones */
+  check_parts(deal_windows(7, 2581, 2581, 14, 2, 64, 1023), 1, 1);    /* likewise */
+  check_parts(deal_windows(3, 4921, 4921, 20, 5, 128, 4095), 2, 1);   /* a wide window */
+  check_parts(deal_windows(3, 8192, 8192, 15, 5, 128, 1023), 1, 1);   /* short ones */
+  check_parts(deal_windows(4, 2417, 2417, 40, 8, 64, 511), 1, 1);
+  check_parts(deal_windows(1, 2048, 32768, 8, 1, 128, 4095), 4, 1);
 }
 
 static void check_rising(const fa3_key_tiles tiles, int32_t rising, int32_t together) {
@@ -497,6 +540,7 @@ int main(void) {
       cmocka_unit_test(test_stagger),
       cmocka_unit_test(test_backward_section),
       cmocka_unit_test(test_section_of_windows),
+      cmocka_unit_test(test_parts_of_windows),
       cmocka_unit_test(test_rising),
       cmocka_unit_test(test_half_rising),
   };

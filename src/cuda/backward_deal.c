@@ -52,8 +52,7 @@ void deal_tiles(const struct problem *problem, int64_t workers, struct backward_
   }
   if (goes_by_head(problem, &plan->tiles))
     plan->kernel = find_by_head(plan->kernel, problem->softcap > 0);
-  plan->tiles.section =
-      (int32_t)find_section(problem, &visits, plan, workers) * plan->tiles.head_parts;
+  plan->tiles.section = (int32_t)find_section(problem, &visits, plan, workers);
   plan->tiles.sums_log2 = plan->tiles.upward = plan->tiles.rising = 0;
   plan->tiles.staggered = plan->tiles.stagger_log2 = 0;
   plan->finished_later = false;

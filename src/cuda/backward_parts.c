@@ -15,8 +15,9 @@ enum { MOST_PER_WORKER = 5, MOST_TILE_PARTS = 660 };
 enum { MOST_TAKEN = 4096 };
 
 /* Of large groups: queries of a step for each head that takes a block in turn, at most, and steps
- * of a part in the mean, at least. Measured: docs/notes/hopper-backward-tiles.md. */
-enum { QUERIES_PER_HEAD = 32, LEAST_STEPS = 32 };
+ * of a part in the mean, at least; under a window queries of all its heads, at least. Measured:
+ * docs/notes/hopper-backward-tiles.md. */
+enum { QUERIES_PER_HEAD = 32, LEAST_STEPS = 32, LEAST_QUERIES_IN_WINDOW = 2600 };
 
 /* In steps. Measured: likewise. */
 static const double sum_steps = 2.0;   /* the kernel that sums over parts, */
@@ -28,10 +29,7 @@ static int64_t bytes_of_part(const struct kernel *kernel) {
   return (int64_t)sizeof(float) * TILE_K * (kernel->head_dim + kernel->value_head_dim);
 }
 
-/* How many heads of a group take a block in turn at least, where it is dealt out to fit the L2
- * cache: a tile follows the one before it by a step or two, and that is not to be much of what the
- * heads take for 128 queries. */
-static int64_t least_in_turn(const struct kernel *kernel) {
+int64_t least_in_turn(const struct kernel *kernel) {
   return kernel->tile_q / QUERIES_PER_HEAD;
 }
 
@@ -43,7 +41,9 @@ int64_t bytes_of_parts(const struct problem *problem, const struct backward_plan
                        int64_t sum_bytes) {
   const int64_t tiles = count_key_tiles(problem), bytes = bytes_of_part(plan->kernel);
   const int64_t few = bytes * smaller(multiply(FA3_MOST_PARTS, tiles), MOST_TILE_PARTS);
-  if (!is_causal(problem) || plan->cluster > 1) return few;
+  /* What was asked for: a window that is dropped now may not be in a longer call. */
+  const fa3_features masks = FA3_FEATURE_CAUSAL | FA3_FEATURE_WINDOW;
+  if (!(problem->features & masks) || plan->cluster > 1 || is_small_step(problem)) return few;
   const int64_t places = query_heads_of_key_head(problem) / (2 * least_in_turn(plan->kernel));
   /* Half as much as a sum of dQ needs, at most. */
   return larger(few, smaller(multiply(multiply(tiles, places), bytes), sum_bytes / 2));
@@ -68,7 +68,8 @@ struct deal {
  * that. */
 static double longest_rounds(const struct deal *deal, int64_t parts, double heads) {
   const int64_t tiles = deal->tiles * parts;
-  double steps = 0;
+  double steps =
+      deal->visits->most * heads + boundary_steps; /* the longest need not be the first */
   for (int64_t round = 0; round * deal->workers < tiles; round++) {
     const int64_t sample = round * deal->workers * deal->visits->samples / tiles;
     const double all = (double)(round + 1) * (deal->visits->of[sample] * heads + boundary_steps);
@@ -128,8 +129,8 @@ void deal_parts(const struct problem *problem, const struct visits *visits, int6
                             .blocks = divide_up(longest_query(problem), kernel->tile_q),
                             .workers = workers,
                             .bytes = bytes_of_part(kernel),
-                            .chained = problem->window_left >= FA3_NO_LIMIT,
-                            .sums = takes_more_sums(problem) && plan->cluster == 1 &&
+                            .chained = !has_window(problem),
+                            .sums = !has_window(problem) && plan->cluster == 1 &&
                                     bytes_of_sum(problem, plan) <= MORE_SUMS_BYTES,
                             .taken = kernel->tile_q == 128};
   int64_t most = smaller(MOST_PER_WORKER * workers, MOST_TILE_PARTS);
@@ -137,8 +138,10 @@ void deal_parts(const struct problem *problem, const struct visits *visits, int6
   if (2 * deal.tiles > most) return;
   const int64_t taken = fa3_key_tile_count(tiles);
   double best = estimate(&deal, 1, 1);
-  /* What a tile sees through a window lies in few of the parts by rows. */
-  const bool narrow = deal.visits->most < 0.75 * (double)deal.blocks;
+  /* What a tile sees through a window lies in few of the parts by rows; parts by heads do as well
+   * there. */
+  const bool narrow =
+      deal.visits->most < 0.75 * (double)deal.blocks || (has_window(problem) && deal.group > 1);
   for (int64_t parts = 2; parts <= FA3_MOST_PARTS; parts++) {
     const int64_t most_row_parts = narrow ? 1 : smaller(parts, deal.blocks);
     if (parts * taken > MOST_TAKEN || parts * deal.tiles > most ||
@@ -162,18 +165,33 @@ bool has_large_groups(const struct problem *problem, const struct visits *visits
          query_heads_of_key_head(problem) >= 2 * least_in_turn(plan->kernel);
 }
 
+/* Likewise under a window, where fewer heads are enough: tiles hardly wait for each other. */
+static bool has_groups_under_window(const struct problem *problem,
+                                    const struct backward_plan *plan) {
+  return has_window(problem) && plan->cluster == 1 && plan->tiles.row_parts == 1 &&
+         query_heads_of_key_head(problem) > least_in_turn(plan->kernel);
+}
+
 void deal_groups(const struct problem *problem, const struct visits *visits,
                  struct backward_plan *plan) {
   fa3_key_tiles *tiles = &plan->tiles;
-  if (!has_large_groups(problem, visits, plan)) return;
+  if (!has_large_groups(problem, visits, plan) && !has_groups_under_window(problem, plan)) return;
   if (multiply(fa3_key_tile_count(tiles), FA3_MOST_PARTS) > MAX_TILES ||
       count_arrivals(problem) > MAX_TILES)
     return;
   const int64_t group = query_heads_of_key_head(problem);
-  const double steps = visits->mean * find_typical_share(problem, tiles) * (double)group;
-  int64_t parts =
-      smaller(divide_up(group, least_in_turn(plan->kernel)), (int64_t)(steps / LEAST_STEPS));
+  const double mean = visits->seen > 0 ? visits->mean / visits->seen : 0;
+  const double steps = mean * find_typical_share(problem, tiles) * (double)group;
+  const double long_parts = has_window(problem)
+                                ? steps * plan->kernel->tile_q / LEAST_QUERIES_IN_WINDOW
+                                : steps / LEAST_STEPS;
+  int64_t parts = smaller(divide_up(group, least_in_turn(plan->kernel)), (int64_t)long_parts);
   parts = smaller(parts, FA3_MOST_PARTS);
+  /* Few chains, all in flight together, are better than short ones by turns. */
+  const int64_t heads = tiles->heads * count_sequences(problem);
+  if (has_window(problem) && heads <= FEW_WINDOWS && heads > 0 &&
+      2 * (problem->window_left + problem->window_right) <= longest_query(problem))
+    parts = smaller(parts, FEW_WINDOWS / heads);
   while (parts > tiles->head_parts && bytes_of_all_parts(problem, plan, parts) > plan->part_bytes)
     parts--;
   if (parts > tiles->head_parts) tiles->head_parts = (int32_t)parts;

@@ -10,6 +10,11 @@ int64_t bytes_of_parts(const struct problem *problem, const struct backward_plan
                        int64_t sum_bytes);
 int64_t count_arrivals(const struct problem *problem);
 
+/* How many heads of a group take a block in turn at least, where it is dealt out to fit the L2
+ * cache: a tile follows the one before it by a step or two, and that is not to be much of what the
+ * heads take for 128 queries. */
+int64_t least_in_turn(const struct kernel *kernel);
+
 /* Few tiles, so that all of `workers` have a part. */
 void deal_parts(const struct problem *problem, const struct visits *visits, int64_t workers,
                 struct backward_plan *plan);

@@ -14,7 +14,7 @@
 
 /* The workspace is measured by these, so that its size does not fall where a larger head dim takes
  * a kernel with another tile. */
-enum { SMALLEST_TILE_Q = 64, MIDDLE_TILE_Q = 80, LARGEST_TILE_Q = 128 };
+enum { MIDDLE_TILE_Q = 80, LARGEST_TILE_Q = 128 };
 
 /* Where steps of 80 queries are taken without a mask: queries, and tiles of a head. Measured:
  * docs/notes/hopper-backward-tiles.md. */
@@ -135,12 +135,6 @@ static int64_t queries_of_tile(const struct problem *problem) {
     return gains_by_long_steps(problem) ? INT64_MAX : longest;
   const bool grouped = problem->heads_q >= 4 * problem->heads_k;
   return smaller(longest * (grouped ? 6 : 5) / 12, left + right + 1);
-}
-
-/* Whether all queries of a sequence fit a step of the kernel for softcaps: at head dim 64 it has
- * fewer queries than the other one's, elsewhere as many (kernels/variants.def). */
-static bool is_small_step(const struct problem *problem) {
-  return longest_query(problem) <= SMALLEST_TILE_Q;
 }
 
 static fa3_status plan_workspace(const struct problem *problem, struct cuda_plan *cuda_plan) {

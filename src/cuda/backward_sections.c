@@ -15,17 +15,17 @@ enum { MOST_SHARED = 3 };
 
 /* What a section has at most under a causal mask, and of large groups or packed lengths. Measured:
  * docs/notes/hopper-backward-tiles.md. */
-enum { TOGETHER_BYTES = 512 << 20, GROUPS_BYTES = 128 << 20 };
+enum { TOGETHER_BYTES = 512 << 20, GROUPS_BYTES = 128 << 20, MOST_OF_GROUP_BYTES = 200 << 20 };
 
-/* Tiles of a window are at blocks of their own, all of it, and come back to a block when they are
- * done: what a section's windows have is to stay in the L2 cache, if all of them don't. A
- * section has a least number of windows, whatever their size, and groups of more heads than these
- * have no such bound. Measured: likewise. */
+/* What the windows of a section have: more where tiles stay in step. A section has a least number
+ * of windows, whatever their size; and all of them, if they have no more than ALL_WINDOWS_BYTES, or
+ * are few (FEW_WINDOWS), and have no more than these times rounds of tiles. Measured: likewise. */
 enum {
   WINDOWS_BYTES = 18 << 20,
-  ALL_WINDOWS_BYTES = 36 << 20,
-  LEAST_WINDOWS = 4,
-  MOST_IN_WINDOWS = 2
+  WINDOWS_IN_STEP_BYTES = 36 << 20,
+  ALL_WINDOWS_BYTES = 34 << 20,
+  ROUNDS_OF_WINDOWS_BYTES = 550 << 20,
+  LEAST_WINDOWS = 4
 };
 
 /* Steps between short tiles of a head, over the workers that take turns at them; and in steps, the
@@ -36,10 +36,6 @@ static const double ends_of_128 = 0.6, ends_of_fewer = 2;
 
 /* Less than a round of tiles, of a section of large groups. */
 static const double least_part_of_round = 0.67;
-
-static bool has_window(const struct problem *problem) {
-  return problem->window_left < FA3_NO_LIMIT;
-}
 
 /* Under a causal mask: chains in flight together that are enough for a tile not to wait for the one
  * before it; fewer where a block of queries is a step for each of the heads that take it in turn.
@@ -61,7 +57,8 @@ static int64_t count_sections(int64_t heads, int64_t size, int64_t fitting) {
   return wanted;
 }
 
-/* Of large groups: as many heads of keys as are enough, but no more than fit, in equal sections.
+/* Chains of large groups: of as many heads of keys as are enough, but no more than fit, in equal
+ * sections; of a part of one head where there was no room for more parts of it.
  * These are not to be nearly a round of tiles: after such a section the longest tiles of the next
  * one begin one by one, as its shortest ones end, and are at all blocks at a time. Where lengths
  * are packed, sections are of whole sequences, or each sequence has its own: few of the heads of a
@@ -79,18 +76,21 @@ static int64_t find_section_of_groups(const struct problem *problem, const struc
       larger((int64_t)(GROUPS_BYTES / (share * seen * (double)bytes_per_head)), 1);
   const int64_t enough = larger(enough_chains(plan, in_turn, workers) / tiles->head_parts, 1);
   const int64_t size = smaller(larger(CACHE_BYTES / bytes_per_head, enough), fitting);
+  const int64_t parts = tiles->head_parts;
   if (is_packed(problem)) {
     const int64_t heads = tiles->heads;
-    return size >= heads ? smaller(size / heads * heads, all)
-                         : divide_up(heads, count_sections(heads, size, fitting));
+    return parts * (size >= heads ? smaller(size / heads * heads, all)
+                                  : divide_up(heads, count_sections(heads, size, fitting)));
   }
+  if (in_turn > least_in_turn(plan->kernel) && bytes_per_head > MOST_OF_GROUP_BYTES)
+    return larger(parts * GROUPS_BYTES / bytes_per_head, 1);
   int64_t sections = count_sections(all, size, fitting);
   for (; sections < all; sections++) {
-    const int64_t of_section = divide_up(all, sections) * tiles->tiles * tiles->head_parts;
+    const int64_t of_section = divide_up(all, sections) * tiles->tiles * parts;
     const double rounds = (double)of_section / (double)workers;
     if (rounds <= least_part_of_round || rounds > 1) break;
   }
-  return divide_up(all, sections);
+  return divide_up(all, sections) * parts;
 }
 
 /* Of packed lengths, no more than `most` heads: whole sequences, or equal parts of the heads of
@@ -118,46 +118,74 @@ static int64_t find_short_section(const struct problem *problem, const struct vi
   return (double)size * steps >= short_tiles_apart * workers ? size : 0;
 }
 
-/* Heads of a section under a mask: as many as are enough, no more than fit. */
-static int64_t find_masked_section(const struct problem *problem, const struct backward_plan *plan,
-                                   int64_t workers) {
-  const struct kernel *kernel = plan->kernel;
-  const int64_t all = (int64_t)plan->tiles.heads * plan->tiles.batches;
-  const int64_t queries = larger(longest_query(problem), 1);
-  const int64_t bytes_per_head = bytes_of_head(problem, kernel);
-  /* Some kernels are done with a query head before they take the next. */
-  const bool by_head = plan->cluster > 1 || kernel->by_head;
-  const int64_t group = query_heads_of_key_head(problem);
-  const int64_t in_turn = by_head ? 1 : divide_up(group, plan->tiles.head_parts);
-  const int64_t enough = enough_chains(plan, in_turn, workers);
-  const int64_t size =
-      larger(CACHE_BYTES / bytes_per_head, enough / fa3_key_tile_parts(&plan->tiles));
-  /* More keys are more rounds of tiles; a window's tiles have a short way. */
-  const int64_t keys = smaller(problem->max_seqlen_k, problem->rows_k);
-  const int64_t length = larger(queries, smaller(keys, 4 * queries));
-  int64_t way = length;
-  if (has_window(problem))
-    way = smaller(length, problem->window_left + problem->window_right + kernel->tile_k);
-  const int64_t bytes_of_way = way * (bytes_per_head / queries);
-  const int64_t most = smaller(size, larger(TOGETHER_BYTES / bytes_of_way, 1));
-  if (has_window(problem) && group <= MOST_IN_WINDOWS &&
-      (double)all * (double)bytes_of_way > ALL_WINDOWS_BYTES)
-    return smaller(most, larger(WINDOWS_BYTES / bytes_of_way, LEAST_WINDOWS));
-  return most;
+/* Chains in flight that keep tiles from waiting for each other, or as many heads as the L2 cache
+ * holds. */
+static int64_t find_size(const struct problem *problem, const struct backward_plan *plan,
+                         int64_t in_turn, int64_t workers) {
+  return larger(CACHE_BYTES / bytes_of_head(problem, plan->kernel),
+                enough_chains(plan, in_turn, workers) / fa3_key_tile_parts(&plan->tiles));
 }
 
-int64_t find_section(const struct problem *problem, const struct visits *visits,
-                     const struct backward_plan *plan, int64_t workers) {
+/* Heads of a section under a window. Tiles begin at blocks of their own, so hardly any waits: but
+ * they are anywhere in the window, and come back to a block when they are done. So what a section's
+ * windows have is to stay in the L2 cache, or enough tiles of a head have to run side by side, and
+ * in step. These begin together, and are in step, if they are equally long; not where the first
+ * ones see few queries, since keys are more than queries. They stay so on a short way, and where
+ * the heads of a group take each block in turn. */
+static int64_t find_section_of_windows(const struct problem *problem,
+                                       const struct backward_plan *plan, int64_t workers) {
+  const fa3_key_tiles *tiles = &plan->tiles;
+  const int64_t all = tiles->heads * count_sequences(problem);
+  const int64_t parts = tiles->head_parts, group = query_heads_of_key_head(problem);
+  const int64_t queries = larger(longest_query(problem), 1);
+  const int64_t keys = smaller(problem->max_seqlen_k, problem->rows_k);
+  const int64_t window = smaller(problem->window_left + problem->window_right, queries);
+  const bool equally_long = 2 * (keys - queries) <= window;
+  const bool by_head = (plan->cluster > 1 || plan->kernel->by_head) && equally_long;
+  const int64_t in_turn = by_head ? 1 : divide_up(group, parts);
+  const int64_t way = smaller(queries, window + TILE_K);
+  const int64_t bytes = way * in_turn * (bytes_of_head(problem, plan->kernel) / (queries * group));
+  const double all_bytes = (double)(all * parts) * (double)bytes;
+  const double rounds = (double)(count_tiles(problem, tiles) * parts) / (double)workers;
+  const bool few = equally_long && all * parts <= FEW_WINDOWS;
+  int64_t size = find_size(problem, plan, in_turn, workers);
+  if (equally_long) size = smaller(size, larger(FEW_WINDOWS / parts, 1));
+  if (all_bytes <= ALL_WINDOWS_BYTES || (few && all_bytes * rounds <= ROUNDS_OF_WINDOWS_BYTES))
+    return size;
+  const bool in_step = equally_long && (in_turn > 1 || 5 * window >= 2 * queries);
+  const int64_t most = (in_step ? WINDOWS_IN_STEP_BYTES : WINDOWS_BYTES) / bytes;
+  return smaller(size, larger(most, LEAST_WINDOWS) / parts);
+}
+
+/* Heads of a section under a causal mask: as many as are enough, no more than fit. */
+static int64_t find_causal_section(const struct problem *problem, const struct backward_plan *plan,
+                                   int64_t workers) {
+  const int64_t queries = larger(longest_query(problem), 1);
+  const int64_t bytes_per_head = bytes_of_head(problem, plan->kernel);
+  const int64_t group = query_heads_of_key_head(problem);
+  /* The wide kernel is done with a query head before it takes the next. */
+  const int64_t in_turn = plan->cluster > 1 ? 1 : divide_up(group, plan->tiles.head_parts);
+  const int64_t size = find_size(problem, plan, in_turn, workers);
+  /* More keys are more rounds of tiles. */
+  const int64_t keys = smaller(problem->max_seqlen_k, problem->rows_k);
+  const int64_t way = larger(queries, smaller(keys, 4 * queries));
+  const int64_t bytes_of_way = way * (bytes_per_head / queries);
+  return smaller(size, larger(TOGETHER_BYTES / bytes_of_way, 1));
+}
+
+/* In heads of keys. */
+static int64_t find_section_of_heads(const struct problem *problem, const struct visits *visits,
+                                     const struct backward_plan *plan, int64_t workers) {
   const int64_t all = (int64_t)plan->tiles.heads * plan->tiles.batches;
   const int64_t bytes_per_head = bytes_of_head(problem, plan->kernel);
   const bool whole_sequences = is_packed(problem) && plan->cluster == 1;
   int64_t most;
-  if (has_large_groups(problem, visits, plan))
-    return find_section_of_groups(problem, visits, plan, workers);
-  if (problem->window_right < FA3_NO_LIMIT) {
-    most = find_masked_section(problem, plan, workers);
+  if (has_window(problem)) {
+    most = find_section_of_windows(problem, plan, workers);
+  } else if (problem->window_right < FA3_NO_LIMIT) {
+    most = find_causal_section(problem, plan, workers);
     const int64_t fitting = larger(GROUPS_BYTES / bytes_per_head, 1);
-    if (whole_sequences && !has_window(problem) && most > fitting && 3 * all > 4 * fitting)
+    if (whole_sequences && most > fitting && 3 * all > 4 * fitting)
       return smaller(find_packed_section(fitting, larger(plan->tiles.heads, 1)), larger(all, 1));
   } else {
     most = larger(CACHE_BYTES / bytes_per_head, LEAST_HEADS);
@@ -168,4 +196,11 @@ int64_t find_section(const struct problem *problem, const struct visits *visits,
       return smaller(round_up(most, plan->tiles.heads), larger(all, 1));
   }
   return larger(divide_up(all, larger(divide_up(all, larger(most, 1)), 1)), 1);
+}
+
+int64_t find_section(const struct problem *problem, const struct visits *visits,
+                     const struct backward_plan *plan, int64_t workers) {
+  if (has_large_groups(problem, visits, plan))
+    return find_section_of_groups(problem, visits, plan, workers);
+  return plan->tiles.head_parts * find_section_of_heads(problem, visits, plan, workers);
 }

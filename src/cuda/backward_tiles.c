@@ -29,6 +29,14 @@ bool is_masked(const struct problem *problem) {
   return problem->window_left < FA3_NO_LIMIT || problem->window_right < FA3_NO_LIMIT;
 }
 
+bool has_window(const struct problem *problem) {
+  return problem->window_left < FA3_NO_LIMIT;
+}
+
+bool is_small_step(const struct problem *problem) {
+  return longest_query(problem) <= SMALLEST_TILE_Q;
+}
+
 bool is_packed(const struct problem *problem) {
   return problem->cu_seqlens_q || problem->cu_seqlens_k;
 }
@@ -63,7 +71,7 @@ double bytes_of_sum(const struct problem *problem, const struct backward_plan *p
 }
 
 bool takes_more_sums(const struct problem *problem) {
-  return problem->window_left >= FA3_NO_LIMIT;
+  return !has_window(problem);
 }
 
 struct visits count_visits(const struct problem *problem, const struct kernel *kernel, int tiles) {
@@ -79,6 +87,7 @@ struct visits count_visits(const struct problem *problem, const struct kernel *k
     const double blocks = seen.end > seen.begin ? seen.end - seen.begin : 0;
     visits.of[i] = blocks;
     visits.mean += blocks / samples;
+    if (blocks > 0) visits.seen += 1.0 / samples;
     if (blocks > visits.most) visits.most = blocks;
   }
   return visits;

@@ -5,7 +5,8 @@
 #include "cuda/backward_plan.h"
 #include "problem.h"
 
-enum { TILE_K = 128 }; /* of all kernels */
+enum { TILE_K = 128 };         /* of all kernels */
+enum { SMALLEST_TILE_Q = 64 }; /* of any */
 
 /* A plan is made for an H100 or H200 that the call has to itself, wherever it runs: without a mask
  * what is summed in which order must not depend on how many multiprocessors are free. */
@@ -18,6 +19,9 @@ enum { CACHE_BYTES = 24 << 20 };
  * to which two sums pay under a causal mask. */
 enum { MORE_SUMS_BYTES = 40 << 20, FEW_ROUNDS = 3 };
 
+/* Chains of windows that are few: some eight tiles of each run side by side. */
+enum { FEW_WINDOWS = 16 };
+
 /* In steps. Measured: docs/notes/hopper-backward-tiles.md. */
 static const double bytes_of_step = 8.3e6; /* that a kernel reads or writes in the time of one */
 static const double boundary_steps = 2.5;  /* where a tile begins and ends */
@@ -29,6 +33,12 @@ int64_t count_key_tiles(const struct problem *problem); /* of all heads */
 int64_t query_heads_of_key_head(const struct problem *problem);
 bool is_causal(const struct problem *problem); /* without a window */
 bool is_masked(const struct problem *problem); /* by either */
+bool has_window(const struct problem *problem);
+
+/* Whether all queries of a sequence fit a step of the kernel for softcaps: at head dim 64 it has
+ * fewer queries than the other one's, elsewhere as many (kernels/variants.def). */
+bool is_small_step(const struct problem *problem);
+
 bool is_packed(const struct problem *problem);
 
 /* Sequences as long as the longest that there are rows for, where lengths are packed. */
@@ -58,6 +68,7 @@ enum { SAMPLES = 64 };
 struct visits {
   double mean;
   double most;
+  double seen; /* of all tiles, those that any query sees */
   double of[SAMPLES];
   int samples;
 };
