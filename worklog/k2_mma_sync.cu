@@ -142,7 +142,7 @@ static __global__ void __launch_bounds__(kThreads, 2) k2_kernel(attention a) {
 #pragma unroll
   for (int m = 0; m < 2; ++m) {
     float factor[2];
-    for (int r = 0; r < 2; ++r) softmax_finish(rows[m], r, kScale, nullptr, factor[r]);
+    for (int r = 0; r < 2; ++r) softmax_finish(rows[m], r, softmax_scale(), nullptr, factor[r]);
     store_rows(a, o[m], factor, batch, first + row0 + 16 * m + lane / 4, head);
   }
 }

@@ -136,7 +136,7 @@ static __global__ void __launch_bounds__(kThreads, 1)
   }
 
   float factor[2];
-  for (int r = 0; r < 2; ++r) softmax_finish(rows, r, kScale, nullptr, factor[r]);
+  for (int r = 0; r < 2; ++r) softmax_finish(rows, r, softmax_scale(), nullptr, factor[r]);
   store_rows(a, o, factor, batch, row, head);
 }
 

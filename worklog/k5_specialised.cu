@@ -133,7 +133,7 @@ static __device__ __forceinline__ void consume(const attention &a, uint32_t base
   }
 
   float factor[2];
-  for (int r = 0; r < 2; ++r) softmax_finish(rows, r, kScale, nullptr, factor[r]);
+  for (int r = 0; r < 2; ++r) softmax_finish(rows, r, softmax_scale(), nullptr, factor[r]);
   store_rows(a, o, factor, batch, row, head);
 }
 

@@ -15,12 +15,18 @@
 #include <stdint.h>
 
 #include "registers.cuh"
+#include "softmax_scale.h"
 
 constexpr int kHeadDim = 128;
 constexpr float kScale = 0.08838834764831845f;         // 1/sqrt(128)
 constexpr float kScaleLog2 = kScale * 1.44269504089f;  // for exponentials in base 2
 
 typedef __nv_bfloat16 bf16;
+
+// For the library's softmax_finish; what is 0 is for scores that the ladder does not have.
+__device__ __forceinline__ fa3_softmax_scale softmax_scale(void) {
+  return {kScale, kScaleLog2, 1 / kScaleLog2, 0, 0};
+}
 
 // E4M3 codes of Q, K and V, laid out as they are, and a scale for each block of
 // kBlockRows rows of a head: a number is its code times its block's scale.
