@@ -130,6 +130,8 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, help="JSON file for the results")
     options = parser.parse_args()
     device = "cpu" if options.tiny else "cuda"
+    if device == "cuda" and not torch.cuda.is_available():
+        parser.error("needs a GPU; --tiny trains on the CPU")
     sizes = {"vocabulary": 50304, "seqlen": 8192, "layers": 12, "width": 768, "heads": 12}
     kinds = list(ATTENTION)
     steps = options.steps or 100

@@ -306,7 +306,10 @@ static struct options read_options(int argc, char **argv) {
   if (!(options.temperature >= 0)) fail("-t: expected a temperature of 0 or more");
   const int prompts = argc - optind - 1;
   if (prompts < 1 || prompts > MAX_SEQUENCES)
-    fail("expected MODEL.safetensors and 1 to %d prompts", MAX_SEQUENCES);
+    fail(
+        "usage: generate [-n TOKENS] [-t TEMPERATURE] [-s SEED] [-r] MODEL.safetensors PROMPT..., "
+        "up to %d prompts; -r: without a cache",
+        MAX_SEQUENCES);
   return options;
 }
 
