@@ -85,11 +85,7 @@ INLINE void few_code_values_block(struct few_columns *c, const float *weights, f
   const __mmask64 mask = first_codes(width - i - (vectors - 4) * VECTOR);
   code_marks marks = c->marks;
   vec sum[4][8];
-#pragma GCC unroll 4
-  for (int r = 0; r < rows; r++)
-#pragma GCC unroll 8
-    for (int v = 0; v < vectors; v++)
-      sum[r][v] = vec_load(output + r * FEW_STRIDE + i + v * VECTOR);
+  few_load_sums(sum, output + i, rows, vectors);
   for (int64_t k = 0; k < c->count; k++) {
     const char *from = c->rows[k] + i;
     few_fetch(c->next[k] + i, vectors * VECTOR, rows);
@@ -107,11 +103,7 @@ INLINE void few_code_values_block(struct few_columns *c, const float *weights, f
       for (int r = 0; r < rows; r++) sum[r][v] = vec_fma(weight[r], column, sum[r][v]);
     }
   }
-#pragma GCC unroll 4
-  for (int r = 0; r < rows; r++)
-#pragma GCC unroll 8
-    for (int v = 0; v < vectors; v++)
-      vec_store(output + r * FEW_STRIDE + i + v * VECTOR, sum[r][v]);
+  few_store_sums(sum, output + i, rows, vectors);
   c->marks = marks;
 }
 

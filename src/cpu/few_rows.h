@@ -68,6 +68,22 @@ INLINE void few_fetch(const char *row, const int64_t size, const int rows) {
   }
 }
 
+/* `vectors` vectors of `rows` rows' outputs, which are added to in registers. Both are constants
+ * where this is called. */
+INLINE void few_load_sums(vec sum[4][8], const float *output, const int rows, const int vectors) {
+#pragma GCC unroll 4
+  for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+    for (int v = 0; v < vectors; v++) sum[r][v] = vec_load(output + r * FEW_STRIDE + v * VECTOR);
+}
+
+INLINE void few_store_sums(vec sum[4][8], float *output, const int rows, const int vectors) {
+#pragma GCC unroll 4
+  for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+    for (int v = 0; v < vectors; v++) vec_store(output + r * FEW_STRIDE + v * VECTOR, sum[r][v]);
+}
+
 #if FEW_PAIRS
 #include "few_codes.h"
 #endif
@@ -193,11 +209,7 @@ INLINE void few_values_block(const struct few_columns *c, const float *weights, 
                              const int vectors) {
   const int64_t size = size_of(dtype);
   vec sum[4][8];
-#pragma GCC unroll 4
-  for (int r = 0; r < rows; r++)
-#pragma GCC unroll 8
-    for (int v = 0; v < vectors; v++)
-      sum[r][v] = vec_load(output + r * FEW_STRIDE + i + v * VECTOR);
+  few_load_sums(sum, output + i, rows, vectors);
   for (int64_t k = 0; k < c->count; k++) {
     const char *from = c->rows[k] + i * size;
     few_fetch(c->next[k] + i * size, vectors * VECTOR * size, rows);
@@ -212,11 +224,7 @@ INLINE void few_values_block(const struct few_columns *c, const float *weights, 
       for (int r = 0; r < rows; r++) sum[r][v] = vec_fma(weight[r], column, sum[r][v]);
     }
   }
-#pragma GCC unroll 4
-  for (int r = 0; r < rows; r++)
-#pragma GCC unroll 8
-    for (int v = 0; v < vectors; v++)
-      vec_store(output + r * FEW_STRIDE + i + v * VECTOR, sum[r][v]);
+  few_store_sums(sum, output + i, rows, vectors);
 }
 
 /* Many vectors at a time, as many as SUMS allows, then pairs, then single vectors. */

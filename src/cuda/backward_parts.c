@@ -130,7 +130,7 @@ void deal_parts(const struct problem *problem, const struct visits *visits, int6
                             .workers = workers,
                             .bytes = bytes_of_part(kernel),
                             .chained = !has_window(problem),
-                            .sums = !has_window(problem) && plan->cluster == 1 &&
+                            .sums = takes_more_sums(problem) && plan->cluster == 1 &&
                                     bytes_of_sum(problem, plan) <= MORE_SUMS_BYTES,
                             .taken = kernel->tile_q == 128};
   int64_t most = smaller(MOST_PER_WORKER * workers, MOST_TILE_PARTS);

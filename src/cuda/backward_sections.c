@@ -118,10 +118,10 @@ static int64_t find_short_section(const struct problem *problem, const struct vi
   return (double)size * steps >= short_tiles_apart * workers ? size : 0;
 }
 
-/* Chains in flight that keep tiles from waiting for each other, or as many heads as the L2 cache
+/* Heads of keys whose chains keep tiles from waiting for each other, or as many as the L2 cache
  * holds. */
-static int64_t find_size(const struct problem *problem, const struct backward_plan *plan,
-                         int64_t in_turn, int64_t workers) {
+static int64_t enough_heads(const struct problem *problem, const struct backward_plan *plan,
+                            int64_t in_turn, int64_t workers) {
   return larger(CACHE_BYTES / bytes_of_head(problem, plan->kernel),
                 enough_chains(plan, in_turn, workers) / fa3_key_tile_parts(&plan->tiles));
 }
@@ -148,7 +148,7 @@ static int64_t find_section_of_windows(const struct problem *problem,
   const double all_bytes = (double)(all * parts) * (double)bytes;
   const double rounds = (double)(count_tiles(problem, tiles) * parts) / (double)workers;
   const bool few = equally_long && all * parts <= FEW_WINDOWS;
-  int64_t size = find_size(problem, plan, in_turn, workers);
+  int64_t size = enough_heads(problem, plan, in_turn, workers);
   if (equally_long) size = smaller(size, larger(FEW_WINDOWS / parts, 1));
   if (all_bytes <= ALL_WINDOWS_BYTES || (few && all_bytes * rounds <= ROUNDS_OF_WINDOWS_BYTES))
     return size;
@@ -165,7 +165,7 @@ static int64_t find_causal_section(const struct problem *problem, const struct b
   const int64_t group = query_heads_of_key_head(problem);
   /* The wide kernel is done with a query head before it takes the next. */
   const int64_t in_turn = plan->cluster > 1 ? 1 : divide_up(group, plan->tiles.head_parts);
-  const int64_t size = find_size(problem, plan, in_turn, workers);
+  const int64_t size = enough_heads(problem, plan, in_turn, workers);
   /* More keys are more rounds of tiles. */
   const int64_t keys = smaller(problem->max_seqlen_k, problem->rows_k);
   const int64_t way = larger(queries, smaller(keys, 4 * queries));

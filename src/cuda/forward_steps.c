@@ -43,7 +43,11 @@ double grid_time(const struct problem *problem, const struct cuda_facts *facts,
   return time * fmax(fmax(longest, rounds * mean), time_of_rounds(longest, mean, rounds));
 }
 
-/* Whether the last of so many keys is in the first half of a step: then that computes no others. */
+/* What a step of codes takes less where no key is in its second half, in steps: then it computes
+ * the first half alone. */
+static const double half_less = 0.4;
+
+/* Whether the last of so many keys is in the first half of a step. */
 static bool half_filled(int64_t keys, int64_t width) {
   return (keys - 1) % width < width / 2;
 }
@@ -51,7 +55,7 @@ static bool half_filled(int64_t keys, int64_t width) {
 /* The steps that a tile of scales of heads has for so many keys, of `width` each. */
 static double steps_of(double keys, double width) {
   const double steps = fmax(ceil(keys / width), 1);
-  return keys - (steps - 1) * width <= width / 2 ? steps - 0.4 : steps;
+  return keys - (steps - 1) * width <= width / 2 ? steps - half_less : steps;
 }
 
 /* What a tile costs more where so many query heads share it, in steps: O leaves by the copy engine
@@ -123,7 +127,8 @@ static struct tile_times time_tiles(const struct problem *problem, const struct 
     if (grid) {
       const struct grid_cost *cost = grid_cost(kernel, warpgroups, taken);
       const int64_t end = fa3_visible_keys(&mask, (int)last - 1).end;
-      time = cost->tile + shared + cost->step * (half_filled(end, width) ? steps - 0.4 : steps) -
+      time = cost->tile + shared +
+             cost->step * (half_filled(end, width) ? steps - half_less : steps) -
              (steps > 1 ? 0 : cost->single);
     }
     times.all += time;
