@@ -638,9 +638,12 @@ typedef struct fa3_append_args {
 /* Needs no workspace. Returns as fa3_forward does. No two sequences may be given the same rows. */
 FA3_API fa3_status fa3_append(const fa3_append_args *args);
 
-/* fa3_append, then fa3_forward on the same cache, in one call. On a GPU it takes a little less time
- * than the two where the cache is short: attention of few queries begins with older keys while the
- * new ones are on their way. The device and the stream have to be the same. Two arrays of lengths
+/* fa3_append, then fa3_forward on the same cache, in one call. On a GPU it takes less time than the
+ * two. A kernel does both for caches of 16 bits, head dims up to 128 and tables of 16 bits, if
+ * queries times query heads of a key head are up to 8, and there is one sequence, or neither a page
+ * table nor cache_batch_index; not where keys are dealt out or put together by another kernel, as
+ * those of many sequences are. Else attention of few queries begins with older keys while the new
+ * ones are on their way. The device and the stream have to be the same. Two arrays of lengths
  * are needed: append's seqused_k are the lengths before it, forward's those after it. forward may
  * read what the append writes: new rows of the cache, their scales, and rotated_query as its query.
  * New rows of other sequences, in pages or an entry of the cache that they share, have to be among

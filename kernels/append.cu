@@ -4,9 +4,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "append_params.h"
-#include "codes.cuh"
-#include "registers.cuh"
+#include "append_quads.cuh"
 
 enum { kPairs = 4, kChunk = 32 * kPairs }; /* of a lane, 32 apart; of a warp */
 
@@ -36,17 +34,6 @@ __device__ __forceinline__ uint32_t bits_of(float x, int kind) {
          : kind == FA3_APPEND_FLOAT16 ? __half_as_ushort(__float2half_rn(x))
                                       : __bfloat16_as_ushort(__float2bfloat16_rn(x));
 }
-
-__device__ __forceinline__ int64_t offset(const fa3_operand &tensor, int batch, int row, int head) {
-  return batch * tensor.stride_batch + row * tensor.stride_row + head * tensor.stride_head;
-}
-
-// A head of a row.
-struct head {
-  const void *from;
-  int64_t at;
-  int dim, pairs;  // elements, and pairs of them that are turned
-};
 
 // Two elements: of those that are turned a pair, then neighbours. Nobody else reads or writes them.
 struct pair {
@@ -96,9 +83,10 @@ __device__ __forceinline__ void turn_chunk(const fa3_append_params &p, const hea
 #pragma unroll
   for (int n = 0; n < kPairs; ++n) {
     const float first = number_of(c.bits[n][0], p.kind), second = number_of(c.bits[n][1], p.kind);
+    const float2 y = turn_pair(first, second, cos[n], sin[n]);
     const bool turned = index_of(begin, n) < h.pairs;
-    x[n][0] = turned ? first * cos[n] - second * sin[n] : first;
-    x[n][1] = turned ? first * sin[n] + second * cos[n] : second;
+    x[n][0] = turned ? y.x : first;
+    x[n][1] = turned ? y.y : second;
   }
 }
 
@@ -168,72 +156,18 @@ __device__ __forceinline__ void store_chunk(const fa3_append_params &p, const he
   }
 }
 
-// Two pairs of neighbours, of 16 bits each: two pairs that are turned, or what is not.
-struct quad {
-  int first, second;  // elements
-  bool turned;
-};
-
-__device__ __forceinline__ quad find_quad(const fa3_append_params &p, const head &h, int i) {
-  const bool turned = 2 * i < h.pairs, halves = turned && !p.interleaved;
-  return {halves ? 2 * i : 4 * i, halves ? 2 * i + h.pairs : 4 * i + 2, turned};
-}
-
-__device__ __forceinline__ uint32_t load_word(const void *data, int64_t i) {
-  return *(const uint32_t *)((const uint16_t *)data + i);
-}
-
-// A quad as it is.
-struct words {
-  uint32_t first, second;
-};
-
-__device__ __forceinline__ words load_quad(const head &h, const quad &q, int i) {
-  if (4 * i >= h.dim) return {0, 0};
-  return {load_word(h.from, h.at + q.first), load_word(h.from, h.at + q.second)};
-}
-
-// Not as number_of has it: of a quad all elements are of one kind, of two.
-__device__ __forceinline__ float2 numbers_of(uint32_t word, int kind) {
-  if (kind == FA3_APPEND_FLOAT16) return unpack_fp16(word);
-  return make_float2(__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000));
-}
-
-__device__ __forceinline__ uint32_t word_of(float2 x, int kind) {
-  return kind == FA3_APPEND_FLOAT16 ? pack_fp16(x.x, x.y) : pack_bf16(x.x, x.y);
-}
-
-struct numbers {
-  float2 first, second;
-};
-
-// Turned by the angles of a position, which begin at `cos` and `sin`: NaN where the tables have
-// none.
-__device__ __forceinline__ numbers turn_quad(const fa3_append_params &p, const quad &q, int i,
-                                             int position, const words &w) {
-  float2 a = numbers_of(w.first, p.kind), b = numbers_of(w.second, p.kind);
-  if (!q.turned) return {a, b};
-  float2 cos = make_float2(NAN, NAN), sin = cos;
-  if (position >= 0 && position < p.table_rows) {
-    cos = numbers_of(load_word(p.cos.data, position * p.cos.stride_row + 2 * i), p.table_kind);
-    sin = numbers_of(load_word(p.sin.data, position * p.sin.stride_row + 2 * i), p.table_kind);
-  }
-  if (p.interleaved) {
-    const float x = a.y;
-    a.y = b.x, b.x = x;
-  }
-  const float2 x = make_float2(a.x * cos.x - b.x * sin.x, a.y * cos.y - b.y * sin.y);
-  const float2 y = make_float2(a.x * sin.x + b.x * cos.x, a.y * sin.y + b.y * cos.y);
-  if (p.interleaved) return {make_float2(x.x, y.x), make_float2(x.y, y.y)};
-  return {x, y};
-}
-
 __device__ __forceinline__ float largest_of(const numbers &x, float largest) {
   const float all[4] = {x.first.x, x.first.y, x.second.x, x.second.y};
 #pragma unroll
   for (int i = 0; i < 4; ++i)
     if (fabsf(all[i]) < INFINITY) largest = fmaxf(largest, fabsf(all[i]));
   return largest;
+}
+
+// A quad's numbers, turned by the angles of the position.
+__device__ __forceinline__ numbers turn_quad_at(const fa3_append_params &p, const quad &q, int i,
+                                                int position, const words &w) {
+  return turn_quad(p, q, w, load_angles(p, q, i, position), p.kind);
 }
 
 // As make_scale, of which x is the first quad.
@@ -243,7 +177,7 @@ __device__ __forceinline__ float make_scale_of_quads(const fa3_append_params &p,
 #pragma unroll 1
   for (int i = threadIdx.x % 32 + 32; 4 * i < h.dim; i += 32) {
     const quad q = find_quad(p, h, i);
-    largest = largest_of(turn_quad(p, q, i, position, load_quad(h, q, i)), largest);
+    largest = largest_of(turn_quad_at(p, q, i, position, load_quad(h, q, i)), largest);
   }
   return scale_of_largest(largest);
 }
@@ -259,8 +193,9 @@ __device__ __forceinline__ void store_quad(const fa3_append_params &p, const qua
     return;
   }
   uint16_t *const row = (uint16_t *)to + at;
-  *(uint32_t *)(row + q.first) = q.turned ? word_of(x.first, p.kind) : w.first;
-  *(uint32_t *)(row + q.second) = q.turned ? word_of(x.second, p.kind) : w.second;
+  const words out = words_of(q, w, x, p.kind);
+  *(uint32_t *)(row + q.first) = out.first;
+  *(uint32_t *)(row + q.second) = out.second;
 }
 
 // A warp's head of a row. What does not depend on memory goes before the wait for what was queued
@@ -307,7 +242,7 @@ __device__ __forceinline__ void append_head(const fa3_append_params &p) {
   numbers y; /* turned while the page is on its way */
   float x[kPairs][2];
   if (kWords)
-    y = turn_quad(p, q, lane, position, w);
+    y = turn_quad_at(p, q, lane, position, w);
   else
     turn_chunk(p, h, 0, position, c, x);
   if (!query && !(there && page >= 0 && page < p.pages)) return;
@@ -333,7 +268,7 @@ __device__ __forceinline__ void append_head(const fa3_append_params &p) {
     for (int i = lane + 32; 4 * i < h.dim; i += 32) {
       const quad next = find_quad(p, h, i);
       w = load_quad(h, next, i);
-      store_quad(p, next, w, turn_quad(p, next, i, position, w), to.data, at, coded, divisor);
+      store_quad(p, next, w, turn_quad_at(p, next, i, position, w), to.data, at, coded, divisor);
     }
   } else {
 #pragma unroll 1

@@ -28,7 +28,8 @@
 #include "scheduler.h"
 
 typedef struct {
-  int tiles; /* of keys, of the longest sequence */
+  int tiles; /* of keys, of the longest sequence, from `first` on */
+  int first; /* no query sees the keys of those before it, which nobody takes */
   int heads; /* of keys */
   int batches;
   int rising;         /* chains that come first and whose tiles all go upwards */
@@ -38,8 +39,7 @@ typedef struct {
   int row_parts;      /* by blocks of queries */
   int upward;         /* of their first tiles: taken in reverse, visiting blocks upwards */
   int sums_log2; /* neighbours add to 2^this sums of a block of dQ; 0 if tiles go upwards, which add
-                    to a sum of their own, or are staggered. More sums than one are not for windows.
-                  */
+                    to a sum of their own, or are staggered */
   int staggered; /* tiles begin at different blocks; without a mask, and if row_parts is 1 */
   int stagger_log2; /* 2^this blocks from where a tile begins to where the next one does */
 } fa3_key_tiles;
@@ -84,6 +84,8 @@ FA3_SHARED fa3_key_tile fa3_key_tile_at(const fa3_key_tiles *tiles, int index) {
   tile.tile = rest / (width * tiles->row_parts);
   tile.upward = rises ? tiles->tiles : tiles->upward;
   if (tile.tile < tile.upward) tile.tile = tile.upward - 1 - tile.tile;
+  tile.tile += tiles->first;
+  if (tile.upward > 0) tile.upward += tiles->first;
   tile.head = head % tiles->heads;
   tile.batch = head / tiles->heads;
   tile.head_part = chain % tiles->head_parts;
@@ -180,8 +182,7 @@ FA3_SHARED int fa3_sum_count(const fa3_key_tiles *tiles) {
 /* A lane of a warp waits for each (backward_finish.cuh). */
 #define FA3_MOST_SUMS 32
 
-/* How many of a block's first `n` visible tiles add to a sum. Where there is more than one, the
- * first that is visible is the head's first. */
+/* How many of a head's first `n` tiles add to a sum of a block that sees all of them. */
 FA3_SHARED int fa3_tiles_of_sum(const fa3_key_tiles *tiles, int n, int sum) {
   const int upward = tiles->upward, log2 = tiles->sums_log2;
   if (upward == 0) return (n + (1 << log2) - 1 - sum) >> log2;
@@ -262,9 +263,10 @@ FA3_SHARED fa3_turn fa3_find_staggered_turn(const fa3_key_tiles *tiles, fa3_stag
 FA3_SHARED int fa3_additions_to_sum(const fa3_key_tiles *tiles, const fa3_mask *mask, int block,
                                     int sum, int tile_q, int tile_k) {
   const fa3_range seen = fa3_visible_tiles(mask, block * tile_q, (block + 1) * tile_q, tile_k);
-  const int n = seen.end > seen.begin ? seen.end - seen.begin : 0;
-  if (!tiles->staggered) return fa3_tiles_of_sum(tiles, n, sum);
-  const int blocks = (mask->queries + tile_q - 1) / tile_q;
+  if (seen.begin >= seen.end) return 0;
+  if (!tiles->staggered)
+    return fa3_tiles_of_sum(tiles, seen.end, sum) - fa3_tiles_of_sum(tiles, seen.begin, sum);
+  const int blocks = (mask->queries + tile_q - 1) / tile_q, n = seen.end;
   return fa3_staggered_before(tiles, fa3_find_stagger(tiles, blocks, n), n, block, sum);
 }
 

@@ -2,7 +2,8 @@
  *
  * Two launches on one stream, up to five:
  *   1. backward_prepare (backward_prepare.cu): lse and D = rowsum(dO * O) - dlse of each row, in
- *      tiles, and zeros in the counters (and in dQ where a block of rows sees no key).
+ *      tiles, and zeros in the counters, in dQ where a block of rows sees no key, and in dK and dV
+ *      of a head's first tiles that no query sees.
  *   2. backward (backward.cu, backward_wide.cu): dK, dV and dQ.
  *   3. backward_finish (of the same file), if dQ is finished later: stores it from `partial`.
  *   4. backward_sum (backward_prepare.cu), if backward_wide deals tiles out in parts: dK and dV as
@@ -84,7 +85,9 @@ typedef struct {
   int64_t lse_stride_batch, lse_stride_row, lse_stride_head; /* elements */
   int64_t grad_lse_stride_batch, grad_lse_stride_row, grad_lse_stride_head;
   const float *sink; /* one logit per query head; null unless its gradient is wanted */
-  fa3_gradient grad_query;
+  fa3_gradient grad_query, grad_key, grad_value;
+  int unseen;          /* a head's first tiles, of which no query sees a key */
+  int queries_per_key; /* heads_q / heads_k */
   int slots, sums, arrival_words;
   int *counters, *arrivals;
   float *rows, *sinks;
@@ -133,13 +136,14 @@ typedef struct {
   fa3_gradient part_key, part_value; /* what is added up */
   fa3_gradient grad_key, grad_value;
   int parts;
+  int first; /* key of a head that a query sees */
 } fa3_backward_sum_params;
 
-/* Grids and threads: backward_prepare (blocks_q, heads_q, batch), also for blocks_q of 0 with one
- * block, which clears `next_tile`; backward_sink (heads_q); backward as many blocks as there are
- * SMs to use, at most fa3_key_tile_count; backward_wide as many pairs of blocks; backward_finish
- * (blocks_q * heads_q, batch); backward_sum (threads for eight columns of each key, heads_k,
- * batch).
+/* Grids and threads: backward_prepare (blocks_q + unseen, heads_q, batch), also for 0 of both with
+ * one block, which clears `next_tile`; backward_sink (heads_q); backward as many blocks as there
+ * are SMs to use, at most fa3_key_tile_count; backward_wide as many pairs of blocks;
+ * backward_finish (blocks_q * heads_q, batch); backward_sum (threads for eight columns of each key,
+ * heads_k, batch).
  */
 #define FA3_BACKWARD_PREPARE_THREADS 256
 #define FA3_BACKWARD_SINK_THREADS 256
@@ -189,7 +193,7 @@ FA3_SHARED int fa3_backward_slot(const fa3_sequences *sequences, const fa3_query
 /* Likewise of tiles of keys. */
 FA3_SHARED int fa3_backward_key_slot(const fa3_sequences *sequences, const fa3_key_tiles *tiles,
                                      int batch, int key_row, int tile_k) {
-  return sequences->cu_seqlens_k ? key_row / tile_k + batch : batch * tiles->tiles;
+  return sequences->cu_seqlens_k ? key_row / tile_k + batch : batch * (tiles->first + tiles->tiles);
 }
 
 #endif

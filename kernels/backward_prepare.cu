@@ -61,6 +61,31 @@ __device__ __forceinline__ float sum_of_block(float x) {
   return x;
 }
 
+// Zeros in rows of a gradient that is not added to.
+__device__ __forceinline__ void clear_rows(fa3_gradient g, int batch, int first, fa3_range rows,
+                                           int head) {
+  g.accumulate = 0;
+#pragma unroll 1
+  for (int row = rows.begin + threadIdx.x / kLanes; row < rows.end; row += kRowsApart) {
+#pragma unroll 1
+    for (int column = threadIdx.x % kLanes * 8; column < g.head_dim; column += 8 * kLanes) {
+      float zeros[8] = {};
+      store_gradient(g, batch, first + row, head, column, zeros);
+    }
+  }
+}
+
+// Zeros in dK and dV of a tile of keys that no query sees. Each query head of the group has a share
+// of the rows.
+__device__ __forceinline__ void clear_unseen(const fa3_backward_prepare_params &p,
+                                             const fa3_sequence &s, int tile, int query_head) {
+  const int head = query_head / p.queries_per_key, share = query_head % p.queries_per_key;
+  const fa3_range all = {tile * p.blocks.tile_k, (tile + 1) * p.blocks.tile_k};
+  const fa3_range rows = fa3_share_of(all, share, p.queries_per_key);
+  clear_rows(p.grad_key, s.key_batch, s.key_row, rows, head);
+  clear_rows(p.grad_value, s.key_batch, s.key_row, rows, head);
+}
+
 extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_PREPARE_THREADS, 4)
     backward_prepare(const __grid_constant__ fa3_backward_prepare_params p) {
   wait_for_prior_grids();
@@ -83,7 +108,9 @@ extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_PREPARE_THREADS, 4)
   let_next_grid_launch();
   const fa3_sequence s = fa3_find_sequence(&p.sequences, batch);
   const int tile_q = p.blocks.tile_q, first = block * tile_q;
-  if (first >= s.mask.queries) return;
+  if (block >= p.blocks.blocks_q && block < p.blocks.blocks_q + p.unseen)
+    clear_unseen(p, s, block - p.blocks.blocks_q, head);
+  if (block >= p.blocks.blocks_q || first >= s.mask.queries) return;
   const int64_t slot = (int64_t)head * p.slots + block +
                        fa3_backward_slot(&p.sequences, &p.blocks, batch, s.query_row);
   static_assert(2 * FA3_MOST_SUMS <= FA3_BACKWARD_PREPARE_THREADS, "a thread clears each counter");
@@ -144,15 +171,9 @@ extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_PREPARE_THREADS, 4)
     statistics[in_tile] = log_sum == -INFINITY ? INFINITY : log_sum;
   }
   const fa3_range tiles = fa3_visible_tiles(&s.mask, first, first + tile_q, p.blocks.tile_k);
-  if (tiles.begin >= tiles.end && !p.grad_query.accumulate) {
-    for (int in_tile = threadIdx.x / kLanes; in_tile < tile_q && in_tile < left;
-         in_tile += kRowsApart) {
-      float zeros[8] = {};
-      for (int column = 8 * lane; column < p.grad_query.head_dim; column += 8 * kLanes)
-        store_gradient(p.grad_query, s.query_batch, s.query_row + first + in_tile, head, column,
-                       zeros);
-    }
-  }
+  if (tiles.begin >= tiles.end && !p.grad_query.accumulate)
+    clear_rows(p.grad_query, s.query_batch, s.query_row + first, {0, tile_q < left ? tile_q : left},
+               head);
   if (p.sink) {
     of_sink = sum_of_block<FA3_BACKWARD_PREPARE_THREADS>(of_sink);
     if (threadIdx.x == 0) p.sinks[slot] = of_sink;
@@ -184,7 +205,7 @@ extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_SUM_THREADS)
   const fa3_sequence s = fa3_find_sequence(&p.sequences, batch);
   const int of_row = (p.grad_key.head_dim + p.grad_value.head_dim) / 8;
   const int64_t item = (int64_t)blockIdx.x * FA3_BACKWARD_SUM_THREADS + threadIdx.x;
-  const int row = (int)(item / of_row), column = (int)(item % of_row) * 8;
+  const int row = p.first + (int)(item / of_row), column = (int)(item % of_row) * 8;
   if (row >= s.mask.keys) return;
   if (column < p.grad_key.head_dim)
     sum_parts(p.part_key, p.parts, p.grad_key, s.key_batch, s.key_row + row, head, column);

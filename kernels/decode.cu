@@ -7,6 +7,7 @@
 // where a sequence is cut into more parts than a cluster has blocks, combine.cu does the rest.
 //
 // Compile with -DFA3_BF16=1 or FA3_FP16=1, FA3_TILE_Q, FA3_HEAD_DIM and FA3_STAGES.
+#include "decode_append.cuh"
 #include "decode_deal.cuh"
 #include "decode_load.cuh"
 #include "decode_merge.cuh"
@@ -95,18 +96,20 @@ __device__ __forceinline__ void load_queries(const fa3_decode_params &p, const w
 }
 
 // This warp's keys of the block's range. Code that runs once or twice is read from far, so there is
-// one copy of each part.
+// one copy of each part. `appends`: other warps do (decode_append.cuh), from key `first_new` on.
 __device__ __forceinline__ void attend(const fa3_decode_params &p, const work &w, uint32_t ring,
-                                       attention &a) {
-  const int steps = count_steps(w);
+                                       bool appends, int first_new, attention &a) {
+  const int steps = appends ? max(count_steps(w), 1) : count_steps(w);
   int key = w.units.begin * kUnitKeys + threadIdx.x / 32 * kStepKeys;  // of the next load
 
-  // The queries pass through what is the last stage. Those that are turned just now come when keys
-  // are under way.
-  const uint32_t queries = ring + (kStages - 1) * kStageBytes;
-  const bool late = kRegistersLeft && begins_early(p);
+  // The queries pass through what is the last stage, if they have no place of their own. Those that
+  // another kernel turns just now come when keys are under way.
+  const uint32_t queries = appends ? (uint32_t)__cvta_generic_to_shared(shared + kTurnedAt)
+                                   : ring + (kStages - 1) * kStageBytes;
+  const bool late = !appends && kRegistersLeft && begins_early(p);
   if (late && p.lengths_known) begin_grid(p);
-  if (!late) load_queries(p, w, queries);
+  if (!appends && !late) load_queries(p, w, queries);
+  const int appended_at = appends ? step_of_new_keys(w, first_new) : 0;
   uint32_t query[kQueryParts][4];
   const fa3_range common = find_common_keys(p, w);
   const float scale = product_scale(p);
@@ -120,6 +123,10 @@ __device__ __forceinline__ void attend(const fa3_decode_params &p, const work &w
         load_queries(p, w, queries);
         copy_async_wait_all();
       }
+    }
+    if (appends && i == appended_at) {
+      await_turned_rows();
+      if (p.cluster > 1) cluster_announce();
     }
     if (i >= 0) {
       copy_async_wait<kStages - 2>();
@@ -152,14 +159,15 @@ __device__ __forceinline__ void attend(const fa3_decode_params &p, const work &w
 
 // One tile's keys, or a part of them; false if there are none, for this block.
 __device__ __forceinline__ bool run_piece(const fa3_decode_params &p, const work &w, uint32_t base,
-                                          bool dealt) {
+                                          bool dealt, bool appends, int first_new) {
   if (w.rows <= 0) return false;  // as all of the cluster
   if (!dealt) prefetch_keys(p, w);
-  begin_block(p, w, base);
+  begin_block(p, w, base, appends);
   if (w.rank >= w.active) return false;
   attention a = no_attention();
   const work &kept = kKeptWork ? *(const work *)(shared + kWorkAt) : w;
-  if (w.units.begin < w.units.end) attend(p, kept, base + threadIdx.x / 32 * kWarpBytes, a);
+  if (appends || w.units.begin < w.units.end)
+    attend(p, kept, base + threadIdx.x / 32 * kWarpBytes, appends, first_new, a);
   finish_block(p, w, base, dealt, a);
   return true;
 }
@@ -167,8 +175,28 @@ __device__ __forceinline__ bool run_piece(const fa3_decode_params &p, const work
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
     decode(const __grid_constant__ fa3_decode_params p) {
   prefetch_sequences(p);
-  run_piece(p, find_work(p), (uint32_t)__cvta_generic_to_shared(shared), false);
+  run_piece(p, find_work(p), (uint32_t)__cvta_generic_to_shared(shared), false, false, 0);
   wait_for_prior_grids();  // whoever waits for this kernel may count on what was before
+}
+
+// Of a cache that gets its new rows just now, by as many warps more.
+extern "C" __global__ void __launch_bounds__(FA3_DECODE_APPEND_THREADS, 2)
+    decode_append(const __grid_constant__ fa3_decode_append_params p) {
+  if constexpr (kMayAppend) {  // else the plan never asks for it
+    prefetch_sequences(p.decode);
+    begin_append(p);
+    int used;
+    const work w = find_work(p.decode, p.append.sequences.used_k, used);
+    const int first_new = first_new_key(p.append, w, used);
+    if (threadIdx.x >= kThreads) {
+      registers_give_back<kAppendRegisters>();
+      append_rows(p, w, first_new);
+    } else {
+      registers_take<kAttendRegisters>();
+      run_piece(p.decode, w, (uint32_t)__cvta_generic_to_shared(shared), false, true, first_new);
+    }
+    wait_for_prior_grids();
+  }
 }
 
 // With keys dealt out. A function of its own, for which all that follows from the block's index is
@@ -178,8 +206,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   if constexpr (kRegistersLeft) {  // else the plan never asks for it
     prefetch_sequences(p);
     begin_deal(p);
-    while (run_piece(p, take_piece(p), (uint32_t)__cvta_generic_to_shared(shared), true) &&
-           !deal_ends())
+    while (
+        run_piece(p, take_piece(p), (uint32_t)__cvta_generic_to_shared(shared), true, false, 0) &&
+        !deal_ends())
       __syncthreads();  // others still read what the next tile takes the place of
     wait_for_prior_grids();
   }

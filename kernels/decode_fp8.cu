@@ -291,7 +291,7 @@ __device__ __forceinline__ bool run_piece(const fa3_decode_fp8_params &p, const 
                                           uint32_t base, bool dealt) {
   if (w.rows <= 0) return false;  // as all of the cluster
   if (!dealt) prefetch_keys(p.decode, w);
-  begin_block(p.decode, w, base);
+  begin_block(p.decode, w, base, false);
   if (w.rank >= w.active) return false;
   attention a = no_attention();
   if (w.units.begin < w.units.end) attend(p, w, base + threadIdx.x / 32 * kWarpBytes, a);

@@ -32,7 +32,11 @@ constexpr int kWorkAt = kReceived + 8;
 constexpr int kWorkBytes = 96;
 constexpr int kDealAt = kWorkAt + kWorkBytes;  // what is left to do (decode_deal.cuh)
 constexpr int kDealBytes = 24 + 4 * kWarps;
-constexpr int kSharedBytes = kDealAt + kDealBytes;
+// Queries that are turned here (decode_append.cuh).
+constexpr bool kMayAppend = kElementBytes == 2 && FA3_DECODE_MAY_APPEND(kRows, kHeadDim);
+constexpr int kTurnedBarrierAt = kDealAt + kDealBytes;
+constexpr int kTurnedAt = (kTurnedBarrierAt + 8 + 127) / 128 * 128;
+constexpr int kSharedBytes = kMayAppend ? kTurnedAt + kRows * kRowBytes : kDealAt + kDealBytes;
 constexpr int kTilesInRing = kHeads * kLoads * kStages;  // of keys
 constexpr int kSharedBytesByHost =
     kElementBytes == 1 ? FA3_DECODE_FP8_SHARED_BYTES(kWarps, kRows, kHeadDim, kTilesInRing)

@@ -8,6 +8,12 @@
 #include "decode_softmax.cuh"
 #include "decode_store.cuh"
 #include "mbarrier.cuh"
+#include "registers.cuh"
+
+// Of the warps that attend: others may append meanwhile, or have done so (decode_append.cuh).
+__device__ __forceinline__ void sync_attending(void) {
+  named_barrier_sync(1, kThreads);
+}
 
 // The lane's columns of row number r of its two of 8t to 8t + 7, times `factor`, go to their places
 // in a row of floats. Each kernel has its own: columns are dealt out as its products take them.
@@ -28,7 +34,7 @@ __device__ __forceinline__ void merge_warps(const work &w, attention &a) {
       sums[warp * kRows + lane / 4 + 8 * t] = a.sum[t];
     }
   }
-  __syncthreads();  // and nobody uses a ring any more
+  sync_attending();  // and nobody uses a ring any more
   float *const output = (float *)(shared + warp * kWarpBytes);
 #pragma unroll
   for (int t = 0; t < kRowTiles; ++t) {
@@ -56,7 +62,7 @@ __device__ __forceinline__ void merge_warps(const work &w, attention &a) {
       if (output_row < w.rows) store_columns(a, t, r, of_row, output + output_row * kPitch);
     }
   }
-  __syncthreads();
+  sync_attending();
 }
 
 // Four neighbouring columns of a row.
@@ -129,15 +135,16 @@ __device__ __forceinline__ void store_results(const fa3_decode_params &p, const 
 }
 
 // Before a block attends: what it does may be left in shared memory, for its end or for all. Blocks
-// of a cluster must be there when results are sent.
+// of a cluster must be there when results are sent; one that appends says so when it has its
+// queries.
 __device__ __forceinline__ void begin_block(const fa3_decode_params &p, const work &w,
-                                            uint32_t base) {
+                                            uint32_t base, bool appends) {
   if (kSharedWork && threadIdx.x == 0) *(work *)(shared + kWorkAt) = w;
-  if (kKeptWork) __syncthreads();
+  if (kKeptWork) sync_attending();
   if (p.cluster == 1) return;
   if (w.active > 1 && w.rank < w.active && threadIdx.x == 0) expect_results(w, base);
   __syncwarp();
-  cluster_announce();
+  if (!appends || w.rank >= w.active) cluster_announce();
 }
 
 // When its warps have attended. `dealt`: more may follow.

@@ -10,6 +10,7 @@
 
 #include <stdint.h>
 
+#include "append_params.h"
 #include "combine_params.h"
 #include "fp8_scales.h"
 #include "sequence.h"
@@ -80,6 +81,16 @@ typedef struct {
   int piece_units; /* that a tile's beginning counts for */
 } fa3_decode_params;
 
+/* The launch contract of the kernel that appends too: clusters have all of a sequence's rows, whose
+ * newest keys only they read, and their own results. */
+typedef struct {
+  fa3_decode_params decode;
+  fa3_append_params
+      append;      /* elements are read by words; `query` is decode's, before it is turned */
+  int query_pairs; /* that are turned */
+} fa3_decode_append_params;
+enum { FA3_DECODE_APPEND_THREADS = 2 * 32 * FA3_DECODE_WARPS };
+
 /* What queries are where key and value are E4M3 codes. */
 enum { FA3_QUERY_BF16, FA3_QUERY_FP16, FA3_QUERY_E4M3 };
 
@@ -96,6 +107,10 @@ typedef struct {
 /* Whether registers have no room for what a block does while it attends: such a kernel deals no
  * keys out, and awaits an append as a whole. */
 #define FA3_DECODE_KEEPS_WORK(head_dim, element_bytes) ((element_bytes) == 2 && (head_dim) > 128)
+
+/* Whether a kernel of 16 bits may append. With more rows it takes longer to turn the queries than
+ * two kernels do. */
+#define FA3_DECODE_MAY_APPEND(rows, head_dim) ((rows) <= 8 && !FA3_DECODE_KEEPS_WORK(head_dim, 2))
 
 /* What a compiled variant needs of the host: rings of loads of 16 keys and values, and of their
  * scales; and what the blocks of a cluster send each other. */

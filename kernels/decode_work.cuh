@@ -123,7 +123,10 @@ __device__ __forceinline__ void await_append(const fa3_decode_params &p, const w
   if (key + kStepKeys > w.sequence.mask.keys - p.appended) wait_for_prior_grids();
 }
 
-__device__ __forceinline__ work find_work(const fa3_decode_params &p) {
+// `also`: lengths beside those of the sequences, or null; the sequence's is read together with
+// them.
+__device__ __forceinline__ work find_work(const fa3_decode_params &p, const int *also,
+                                          int &also_of_sequence) {
   work w;
   const int tile = divide(blockIdx.x, p.splits), above = divide(tile, p.row_tiles);
   const int split = blockIdx.x - tile * p.splits.divisor;
@@ -133,6 +136,7 @@ __device__ __forceinline__ work find_work(const fa3_decode_params &p) {
   w.batch = divide(above, p.heads_k);
   w.head = above - w.batch * p.heads_k.divisor;
   if (!p.lengths_known) begin_grid(p);  // else when it loads: what is before that takes a while
+  if (also != nullptr) also_of_sequence = also[w.batch];
 
   w.sequence = fa3_find_sequence(&p.sequences, w.batch);
   find_rows(p, w);
@@ -148,6 +152,11 @@ __device__ __forceinline__ work find_work(const fa3_decode_params &p) {
   w.share = (w.rows * kQuads + w.active - 1) / w.active;
   w.share_factor = (1 << kShareBits) / max(w.share, 1) + 1;
   return w;
+}
+
+__device__ __forceinline__ work find_work(const fa3_decode_params &p) {
+  int nothing;
+  return find_work(p, nullptr, nothing);
 }
 
 // Which of the cluster's blocks puts a quad together: quad / share, exactly for quads of a block.

@@ -217,7 +217,7 @@ __device__ __forceinline__ void find_row_scales(const fa3_forward_fp8_params &fp
 template <int kCount = kTileK>
 __device__ __forceinline__ void cap_and_mask(const fa3_forward_params &params, const work &w,
                                              consumer &c, int n, float (&scale)[2]) {
-  if (params.softcap_log2 != 0.0f) {
+  if (FA3_SOFTCAP && params.softcap_log2 != 0.0f) {
     const float inverse = reciprocal_unit(params.scale.log2);
     // In parts, each behind a question (always no) that the compiler can't answer: it would take
     // registers for all at once.

@@ -345,7 +345,7 @@ __device__ __forceinline__ void attend(const fa3_forward_fp8_params &fp8, const 
       }
       clear_output(c);
       --n;
-      while (n >= uniform(work_again(t).warpgroup[warpgroup].tiles.begin)) {
+      while (!kOneStep && n >= uniform(work_again(t).warpgroup[warpgroup].tiles.begin)) {
         if (n % kPeriod == kPeriod - 1 &&
             n != uniform(work_again(t).warpgroup[warpgroup].tiles.end) - 2) {
           keep_output(fp8, m, c);

@@ -29,11 +29,12 @@ typedef struct {
 #define FA3_FORWARD_FP8_PERIOD 4096
 #define FA3_FORWARD_FP8_SUMS(head_dim, tile_q) ((head_dim) > 64 ? (tile_q) * (head_dim) : 0)
 #define FA3_FORWARD_FP8_CHUNK(head_dim) ((head_dim) % 128 == 0 ? 128 : 64)
-#define FA3_FORWARD_FP8_OUTPUT_CHUNKS(head_dim) ((head_dim) == 128 ? 2 : 1)
+#define FA3_FORWARD_FP8_OUTPUT_CHUNKS(head_dim, tile_k) \
+  ((head_dim) == 128 && (tile_k) <= 192 ? 2 : 1)
 #define FA3_FORWARD_FP8_TRANSPOSED_STAGES(head_dim, tile_k, transposed) \
   ((transposed) ? 3 : (head_dim) == 128 && (tile_k) <= 128 ? 4 : 2)
 #define FA3_FORWARD_FP8_SHARED_BYTES(head_dim, tile_q, tile_k, transposed)                        \
-  ((tile_q) * ((head_dim) + 48 + 128 * FA3_FORWARD_FP8_OUTPUT_CHUNKS(head_dim)) +                 \
+  ((tile_q) * ((head_dim) + 48 + 128 * FA3_FORWARD_FP8_OUTPUT_CHUNKS(head_dim, tile_k)) +         \
    FA3_FORWARD_STAGES * (tile_k) *                                                                \
        ((head_dim) + ((transposed) ? 0 : FA3_FORWARD_FP8_CHUNK(head_dim))) +                      \
    FA3_FORWARD_FP8_TRANSPOSED_STAGES(head_dim, tile_k, transposed) * (tile_k) * (head_dim) +      \

@@ -13,6 +13,9 @@
 #ifndef FA3_TRANSPOSED
 #define FA3_TRANSPOSED 0
 #endif
+#ifndef FA3_MOST_KEYS
+#define FA3_MOST_KEYS 0
+#endif
 
 constexpr int kHeadDim = FA3_HEAD_DIM;           // of Q and K
 constexpr int kHeadDimV = FA3_VALUE_HEAD_DIM;    // of V and O
@@ -28,6 +31,8 @@ constexpr int kWorkSlots = 2;  // the tile that is computed, and the next
 // dim 256 that gains nothing.
 constexpr int kNarrow = kTileK / 2;
 constexpr bool kNarrows = kHeadDim <= 128;
+constexpr bool kOneStep = FA3_MOST_KEYS > 0;  // no sequence has more keys
+static_assert(FA3_MOST_KEYS <= kTileK, "a step's keys");
 // Tiles of keys whose products the matrix unit sums.
 constexpr int kPeriod = FA3_FORWARD_FP8_PERIOD / kTileK;
 
@@ -60,7 +65,7 @@ constexpr int kChunk = 64;
 constexpr int kRowBytes = 2 * kChunk;
 constexpr int kUnits = kRowBytes / 16;
 constexpr int kChunksV = kHeadDimV / kChunk;
-constexpr int kOChunks = FA3_FORWARD_FP8_OUTPUT_CHUNKS(kHeadDimV);
+constexpr int kOChunks = FA3_FORWARD_FP8_OUTPUT_CHUNKS(kHeadDimV, kTileK);
 constexpr int kOChunkBytes = 16 * kRowBytes;
 constexpr int kOBytes = kOChunks * kOChunkBytes;
 

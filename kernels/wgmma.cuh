@@ -74,10 +74,11 @@ __device__ constexpr uint32_t wgmma_descriptor_high(void) {
 #define WGMMA_LIST80 WGMMA_LIST72 ",%72,%73,%74,%75,%76,%77,%78,%79"
 #define WGMMA_LIST88 WGMMA_LIST80 ",%80,%81,%82,%83,%84,%85,%86,%87"
 #define WGMMA_LIST96 WGMMA_LIST88 ",%88,%89,%90,%91,%92,%93,%94,%95"
-#define WGMMA_LIST128                                                             \
-  WGMMA_LIST96                                                                    \
-  ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111," \
-  "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+#define WGMMA_LIST112 \
+  WGMMA_LIST96 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"
+#define WGMMA_LIST128 \
+  WGMMA_LIST112       \
+  ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
 // D = A B + D with A and B in shared memory, B row by row along K (as Q K^T
 // needs it); D = A B where `accumulate` is 0.

@@ -24,13 +24,25 @@ __device__ __forceinline__ void wgmma_fp8_shared(float (&d)[kColumns / 2], uint3
     WGMMA_FP8_SHARED(48, WGMMA_LIST24, "%24,%26", "%25,%26", "%27", WGMMA_OUT24(d, 0));
   else if constexpr (kColumns == 64)
     WGMMA_FP8_SHARED(64, WGMMA_LIST32, "%32,%34", "%33,%34", "%35", WGMMA_OUT32(d, 0));
+  else if constexpr (kColumns == 80)
+    WGMMA_FP8_SHARED(80, WGMMA_LIST40, "%40,%42", "%41,%42", "%43", WGMMA_OUT32(d, 0),
+                     WGMMA_OUT8(d, 32));
   else if constexpr (kColumns == 96)
     WGMMA_FP8_SHARED(96, WGMMA_LIST48, "%48,%50", "%49,%50", "%51", WGMMA_OUT48(d, 0));
+  else if constexpr (kColumns == 112)
+    WGMMA_FP8_SHARED(112, WGMMA_LIST56, "%56,%58", "%57,%58", "%59", WGMMA_OUT48(d, 0),
+                     WGMMA_OUT8(d, 48));
   else if constexpr (kColumns == 128)
     WGMMA_FP8_SHARED(128, WGMMA_LIST64, "%64,%66", "%65,%66", "%67", WGMMA_OUT64(d, 0));
+  else if constexpr (kColumns == 160)
+    WGMMA_FP8_SHARED(160, WGMMA_LIST80, "%80,%82", "%81,%82", "%83", WGMMA_OUT64(d, 0),
+                     WGMMA_OUT8(d, 64), WGMMA_OUT8(d, 72));
   else if constexpr (kColumns == 192)
     WGMMA_FP8_SHARED(192, WGMMA_LIST96, "%96,%98", "%97,%98", "%99", WGMMA_OUT64(d, 0),
                      WGMMA_OUT32(d, 64));
+  else if constexpr (kColumns == 224)
+    WGMMA_FP8_SHARED(224, WGMMA_LIST112, "%112,%114", "%113,%114", "%115", WGMMA_OUT64(d, 0),
+                     WGMMA_OUT48(d, 64));
   else
     static_assert(kColumns == 96, "no wrapper for this tile width");
 }
@@ -56,13 +68,25 @@ __device__ __forceinline__ void wgmma_fp8_registers(float (&d)[kColumns / 2],
     WGMMA_FP8_REGISTERS(48, WGMMA_LIST24, "%24,%25,%26,%27", "%28,%29", "%30", WGMMA_OUT24(d, 0));
   else if constexpr (kColumns == 64)
     WGMMA_FP8_REGISTERS(64, WGMMA_LIST32, "%32,%33,%34,%35", "%36,%37", "%38", WGMMA_OUT32(d, 0));
+  else if constexpr (kColumns == 80)
+    WGMMA_FP8_REGISTERS(80, WGMMA_LIST40, "%40,%41,%42,%43", "%44,%45", "%46", WGMMA_OUT32(d, 0),
+                        WGMMA_OUT8(d, 32));
   else if constexpr (kColumns == 96)
     WGMMA_FP8_REGISTERS(96, WGMMA_LIST48, "%48,%49,%50,%51", "%52,%53", "%54", WGMMA_OUT48(d, 0));
+  else if constexpr (kColumns == 112)
+    WGMMA_FP8_REGISTERS(112, WGMMA_LIST56, "%56,%57,%58,%59", "%60,%61", "%62", WGMMA_OUT48(d, 0),
+                        WGMMA_OUT8(d, 48));
   else if constexpr (kColumns == 128)
     WGMMA_FP8_REGISTERS(128, WGMMA_LIST64, "%64,%65,%66,%67", "%68,%69", "%70", WGMMA_OUT64(d, 0));
+  else if constexpr (kColumns == 160)
+    WGMMA_FP8_REGISTERS(160, WGMMA_LIST80, "%80,%81,%82,%83", "%84,%85", "%86", WGMMA_OUT64(d, 0),
+                        WGMMA_OUT8(d, 64), WGMMA_OUT8(d, 72));
   else if constexpr (kColumns == 192)
     WGMMA_FP8_REGISTERS(192, WGMMA_LIST96, "%96,%97,%98,%99", "%100,%101", "%102",
                         WGMMA_OUT64(d, 0), WGMMA_OUT32(d, 64));
+  else if constexpr (kColumns == 224)
+    WGMMA_FP8_REGISTERS(224, WGMMA_LIST112, "%112,%113,%114,%115", "%116,%117", "%118",
+                        WGMMA_OUT64(d, 0), WGMMA_OUT48(d, 64));
   else if constexpr (kColumns == 256)
     WGMMA_FP8_REGISTERS(256, WGMMA_LIST128, "%128,%129,%130,%131", "%132,%133", "%134",
                         WGMMA_OUT64(d, 0), WGMMA_OUT64(d, 64));

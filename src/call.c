@@ -102,9 +102,14 @@ fa3_status fa3_append_forward(const fa3_append_args *append, const fa3_forward_a
   TRY(problem_check_data(&first.problem));
   TRY(problem_check_data(&second.problem));
   TRY(check_workspace(&second));
-  second.problem.appended = appended_keys(&first.problem, &second.problem);
-  TRY(first.engine->run(&first.problem, &first.plan));
-  return second.engine->run(&second.problem, &second.plan);
+  const struct engine *engine = second.engine;
+  if (engine->takes_append && engine->takes_append(&second.problem, &second.plan, &first.problem)) {
+    second.problem.append = &first.problem;
+  } else {
+    second.problem.appended = appended_keys(&first.problem, &second.problem);
+    TRY(engine->run(&first.problem, &first.plan));
+  }
+  return engine->run(&second.problem, &second.plan);
 }
 
 fa3_status fa3_combine(const fa3_combine_args *args) {

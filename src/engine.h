@@ -30,6 +30,10 @@ struct engine {
 
   /* Queues nothing, and reads no tensor. Called only with what `supports` takes. */
   fa3_status (*plan)(const struct problem *problem, struct plan *plan);
+  /* Whether `run` of such a forward call takes an append with it, as its problem's `append`. Null:
+   * it never does. */
+  bool (*takes_append)(const struct problem *forward, const struct plan *plan,
+                       const struct problem *append);
   /* The problem's workspace holds plan->workspace_size bytes, of any alignment. */
   fa3_status (*run)(const struct problem *problem, const struct plan *plan);
 };

@@ -67,6 +67,7 @@ struct problem {
   int32_t num_splits; /* at most; 0: the engine chooses */
   int64_t split_keys; /* of a part; 0: the engine chooses */
   int64_t appended;   /* newest keys of a sequence that the call queued just before writes */
+  const struct problem *append; /* what the call does first, or null */
 
   void *workspace; /* as it was given, unchecked */
   size_t workspace_size;

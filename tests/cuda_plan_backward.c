@@ -348,6 +348,17 @@ static void test_sums(void **state) {
   check_sums(deal(1, 4096, 4096, 1, 1, 256, true), 0, 1);
 }
 
+/* Where the sequence is short for its window, all of whose tiles begin at the last block. */
+static void test_sums_of_windows(void **state) {
+  (void)state;
+  check_sums(deal_windows(2, 1024, 11648, 4, 4, 128, 4095), 0, 4);
+  check_sums(deal_windows(4, 256, 4096, 8, 8, 128, 4095), 0, 4);
+  check_sums(deal_windows(4, 512, 8192, 8, 8, 64, 1023), 0, 2);
+  assert_true(deal_windows(4, 512, 8192, 8, 8, 64, 1023).finished_later);
+  check_sums(deal_windows(4, 8192, 8192, 8, 8, 128, 1023), 0, 1); /* few see the last block */
+  check_sums(deal_windows(1, 4096, 4096, 8, 8, 64, 511), 0, 1);
+}
+
 static void check_stagger(const struct backward_plan plan, int32_t staggered, int32_t log2) {
   assert_int_equal(plan.tiles.staggered, staggered);
   assert_int_equal(plan.tiles.stagger_log2, log2);
@@ -456,7 +467,7 @@ static void test_section_of_windows(void **state) {
   /* Tiles that are not in step, since the first ones see few queries. */
   assert_int_equal(deal_windows(2, 4096, 16384, 16, 4, 128, 2047).tiles.section, 4);
   assert_int_equal(deal_windows(4, 4406, 7190, 48, 12, 128, 1023).tiles.section, 4);
-  assert_int_equal(deal_windows(1, 1024, 8192, 32, 8, 128, 4095).tiles.section, 8); /* all */
+  assert_int_equal(deal_windows(1, 1024, 8192, 32, 8, 128, 4095).tiles.section, 2 * 8); /* all */
 }
 
 /* Groups are dealt out as under a causal mask, and to no parts by rows. */
@@ -472,6 +483,39 @@ static void test_parts_of_windows(void **state) {
   check_parts(deal_windows(3, 8192, 8192, 15, 5, 128, 1023), 1, 1);   /* short ones */
   check_parts(deal_windows(4, 2417, 2417, 40, 8, 64, 511), 1, 1);
   check_parts(deal_windows(1, 2048, 32768, 8, 1, 128, 4095), 4, 1);
+}
+
+static void check_first(const fa3_key_tiles tiles, int32_t first, int32_t taken) {
+  assert_int_equal(tiles.first, first);
+  assert_int_equal(tiles.tiles, taken);
+}
+
+/* Tiles that no query sees are not taken, if it is known which these are. */
+static void test_unseen_tiles(void **state) {
+  (void)state;
+  check_first(deal_windows(2, 1000, 5000, 4, 4, 128, 1000).tiles, 23, 17); /* from key 3000 on */
+  check_first(deal_windows(4, 128, 8192, 8, 8, 256, 127).tiles, 62, 2);
+  check_first(deal_windows(2, 1000, 1900, 4, 4, 128, 1000).tiles, 0, 15);
+  check_first(deal_windows(2, 1000, 1000, 4, 4, 128, 100).tiles, 0, 8);
+  check_first(deal(2, 1000, 5000, 4, 4, 128, true).tiles, 0, 40);
+  struct problem problem = make_backward_problem(1000, 5000, 128, 128);
+  struct cuda_plan plan;
+  static const int32_t lengths[2];
+  static const int64_t diagonals[2];
+  problem.window_left = problem.window_right = 0;
+  assert_int_equal(plan_backward(&problem, &facts, &plan), FA3_OK);
+  check_first(plan.backward.tiles, 31, 9);
+  problem.seqused_k = lengths;
+  assert_int_equal(plan_backward(&problem, &facts, &plan), FA3_OK);
+  check_first(plan.backward.tiles, 0, 40);
+  problem.seqused_k = NULL;
+  problem.leftpad_k = lengths;
+  assert_int_equal(plan_backward(&problem, &facts, &plan), FA3_OK);
+  check_first(plan.backward.tiles, 0, 40);
+  problem.leftpad_k = NULL;
+  problem.diagonal = diagonals;
+  assert_int_equal(plan_backward(&problem, &facts, &plan), FA3_OK);
+  check_first(plan.backward.tiles, 0, 40);
 }
 
 static void check_rising(const fa3_key_tiles tiles, int32_t rising, int32_t together) {
@@ -537,10 +581,12 @@ int main(void) {
       cmocka_unit_test(test_packed_sequences),
       cmocka_unit_test(test_finished_later),
       cmocka_unit_test(test_sums),
+      cmocka_unit_test(test_sums_of_windows),
       cmocka_unit_test(test_stagger),
       cmocka_unit_test(test_backward_section),
       cmocka_unit_test(test_section_of_windows),
       cmocka_unit_test(test_parts_of_windows),
+      cmocka_unit_test(test_unseen_tiles),
       cmocka_unit_test(test_rising),
       cmocka_unit_test(test_half_rising),
   };

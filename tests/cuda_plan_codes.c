@@ -246,6 +246,25 @@ static void test_steps(void **state) {
   }
 }
 
+/* Where one step sees all keys, and not of the kernels that take any number. */
+static void test_one_step(void **state) {
+  (void)state;
+  static const struct {
+    int64_t batch, keys, head_dim;
+    bool causal;
+    int32_t most_keys;
+  } cases[] = {{64, 128, 64, false, 0},   {64, 129, 64, false, 160}, {64, 160, 64, true, 160},
+               {64, 161, 64, false, 0},   {64, 192, 128, false, 0},  {64, 193, 128, false, 224},
+               {4, 224, 128, true, 224},  {64, 224, 128, true, 0},   {64, 225, 128, false, 0},
+               {64, 200, 96, false, 224}, {64, 140, 256, false, 0}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    const struct forward_plan plan = plan_codes(cases[i].batch, cases[i].keys, cases[i].keys, 12,
+                                                12, cases[i].head_dim, cases[i].causal);
+    assert_int_equal(plan.kernel->most_keys, cases[i].most_keys);
+    if (cases[i].most_keys) assert_true(plan.kernel->tile_k >= cases[i].keys);
+  }
+}
+
 /* Few tiles: query heads share them where that leaves fewer multiprocessors without work. */
 static void test_few_shared_tiles(void **state) {
   (void)state;
@@ -279,7 +298,7 @@ static void test_many_shared_tiles(void **state) {
                {4, 1024, 32, 8, 64, false, 1},  {64, 224, 16, 4, 64, true, 4},
                {4, 1024, 32, 8, 128, true, 4},  {64, 150, 32, 8, 128, false, 1},
                {16, 320, 32, 8, 128, true, 4},  {4, 2048, 32, 8, 128, true, 1},
-               {40, 100, 24, 6, 128, false, 1}, {40, 200, 24, 6, 128, false, 4}};
+               {40, 100, 24, 6, 128, false, 1}, {40, 230, 24, 6, 128, false, 4}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     const struct forward_plan plan =
         plan_codes(cases[i].batch, cases[i].seqlen, cases[i].seqlen, cases[i].heads_q,
@@ -291,6 +310,7 @@ static void test_many_shared_tiles(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_many_shared_tiles),
+      cmocka_unit_test(test_one_step),
       cmocka_unit_test(test_codes),
       cmocka_unit_test(test_chunks),
       cmocka_unit_test(test_scales_of_heads),

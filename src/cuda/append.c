@@ -57,7 +57,7 @@ static bool in_words(const struct operand *operand) {
           operand->stride_head % 2 == 0);
 }
 
-static bool takes_words(const struct problem *problem) {
+bool append_takes_words(const struct problem *problem) {
   static const enum tensor read[] = {TENSOR_new_key, TENSOR_new_value, TENSOR_query,
                                      TENSOR_rotary_cos, TENSOR_rotary_sin};
   static const enum tensor written[] = {TENSOR_key, TENSOR_value, TENSOR_rotated_query};
@@ -71,15 +71,10 @@ static bool takes_words(const struct problem *problem) {
          problem->value_head_dim % 4 == 0;
 }
 
-fa3_status launch_append(
-    const struct cuda_scope *scope, const struct problem *problem, const struct cuda_plan *plan,
-    /* NOLINTNEXTLINE(readability-non-const-parameter): as every phase has it */
-    char *workspace) {
-  (void)workspace;
-  const int64_t longest = longest_query(problem);
+fa3_append_params make_append_params(const struct problem *problem) {
   const bool paged = problem->features & FA3_FEATURE_PAGE_TABLE;
   const struct operand *positions = &problem->positions;
-  fa3_append_params params = {
+  return (fa3_append_params){
       .new_key = make_operand(&problem->new_key),
       .new_value = make_operand(&problem->new_value),
       .key = make_operand(&problem->key),
@@ -106,11 +101,20 @@ fa3_status launch_append(
       .interleaved = problem->interleaved,
       .kind = element_kind(problem->new_key.dtype),
       .table_kind = element_kind(problem->rotary_cos.dtype),
-      .words = takes_words(problem),
+      .words = append_takes_words(problem),
       .quantised = problem->key.dtype != problem->new_key.dtype,
       .key_scale = make_fp8_scales(&problem->key_scale, problem->key_scale_rows, problem->heads_k),
       .value_scale =
           make_fp8_scales(&problem->value_scale, problem->value_scale_rows, problem->heads_k)};
+}
+
+fa3_status launch_append(
+    const struct cuda_scope *scope, const struct problem *problem, const struct cuda_plan *plan,
+    /* NOLINTNEXTLINE(readability-non-const-parameter): as every phase has it */
+    char *workspace) {
+  (void)workspace;
+  const int64_t longest = longest_query(problem);
+  fa3_append_params params = make_append_params(problem);
   if (longest == 0 || problem->batch == 0) return FA3_OK;
   const struct grid grid = {.x = (unsigned)longest,
                             .y = (unsigned)problem->batch,

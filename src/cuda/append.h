@@ -4,9 +4,13 @@
 
 #include "cuda/context.h"
 #include "cuda/plan.h"
+#include "kernels/append_params.h"
 
 fa3_status plan_append(const struct problem *problem, const struct cuda_facts *facts,
                        struct cuda_plan *plan);
+fa3_append_params make_append_params(const struct problem *problem);
+/* Whether all that is read, and what is written without codes, has 16 bits and lies in words. */
+bool append_takes_words(const struct problem *problem);
 fa3_status launch_append(const struct cuda_scope *scope, const struct problem *problem,
                          const struct cuda_plan *plan, char *workspace);
 

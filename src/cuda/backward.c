@@ -85,6 +85,10 @@ static fa3_status launch_prepare(const struct call *call) {
       .grad_lse_stride_head = problem->grad_lse.stride_head,
       .sink = has_elements(&problem->grad_sink) ? (const float *)(void *)problem->sink.data : NULL,
       .grad_query = call->grad_query,
+      .grad_key = call->grad_key,
+      .grad_value = call->grad_value,
+      .unseen = problem->accumulate ? 0 : plan->tiles.first,
+      .queries_per_key = (int)(problem->heads_q / problem->heads_k),
       .slots = plan->slots,
       .sums = fa3_sum_count(&plan->tiles),
       .counters = in_workspace(call, &plan->counters),
@@ -93,7 +97,7 @@ static fa3_status launch_prepare(const struct call *call) {
       .arrivals = in_workspace(call, &plan->arrivals),
       .arrival_words = plan->arrival_words,
       .next_tile = in_workspace(call, &plan->next_tile)};
-  const struct grid grid = {.x = plan->blocks_q > 1 ? (unsigned)plan->blocks_q : 1,
+  const struct grid grid = {.x = (unsigned)larger(plan->blocks_q + params.unseen, 1),
                             .y = (unsigned)problem->heads_q,
                             .z = (unsigned)problem->batch,
                             .threads = FA3_BACKWARD_PREPARE_THREADS,
@@ -206,14 +210,17 @@ static fa3_status launch_gradients(const struct call *call) {
 
 static fa3_status launch_sum(const struct call *call) {
   const struct problem *problem = call->problem;
-  const int64_t longest = smaller(problem->max_seqlen_k, problem->rows_k);
+  const fa3_key_tiles *tiles = &call->plan->tiles;
+  const int64_t first = (int64_t)tiles->first * call->kernel->tile_k;
+  const int64_t rows = smaller(problem->max_seqlen_k, problem->rows_k) - first;
   fa3_backward_sum_params params = {.sequences = call->sequences,
                                     .grad_key = call->grad_key,
                                     .grad_value = call->grad_value,
-                                    .parts = fa3_key_tile_parts(&call->plan->tiles)};
+                                    .parts = fa3_key_tile_parts(tiles),
+                                    .first = (int)first};
   if (!call->plan->summed_later) return FA3_OK;
   set_parts(call, &params.part_key, &params.part_value);
-  const int64_t threads = longest * (params.grad_key.head_dim + params.grad_value.head_dim) / 8;
+  const int64_t threads = rows * (params.grad_key.head_dim + params.grad_value.head_dim) / 8;
   const struct grid grid = {.x = (unsigned)divide_up(threads, FA3_BACKWARD_SUM_THREADS),
                             .y = (unsigned)problem->heads_k,
                             .z = (unsigned)problem->batch,

@@ -44,7 +44,7 @@ static const struct kernel *find_by_head(const struct kernel *kernel, bool softc
 }
 
 void deal_tiles(const struct problem *problem, int64_t workers, struct backward_plan *plan) {
-  const struct visits visits = count_visits(problem, plan->kernel, plan->tiles.tiles);
+  const struct visits visits = count_visits(problem, plan->kernel, &plan->tiles);
   plan->tiles.head_parts = plan->tiles.row_parts = 1;
   if (fa3_key_tile_count(&plan->tiles) > 0) {
     deal_parts(problem, &visits, MULTIPROCESSORS / plan->cluster, plan);
@@ -62,7 +62,7 @@ void deal_tiles(const struct problem *problem, int64_t workers, struct backward_
     deal_half_rising(problem, &visits, plan);
   }
   /* With 128 queries a step the last tile takes all sums, if it is not the last of all blocks. */
-  const bool takes_sums = plan->kernel->tile_q == 128 && !alike(&visits);
+  const bool takes_sums = plan->kernel->tile_q == 128 && !alike(&visits) && !has_window(problem);
   if ((fa3_sum_count(&plan->tiles) > 1 && !takes_sums) || finish_later(problem, plan))
     plan->finished_later = true;
 }

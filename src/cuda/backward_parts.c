@@ -130,7 +130,7 @@ void deal_parts(const struct problem *problem, const struct visits *visits, int6
                             .workers = workers,
                             .bytes = bytes_of_part(kernel),
                             .chained = !has_window(problem),
-                            .sums = takes_more_sums(problem) && plan->cluster == 1 &&
+                            .sums = !has_window(problem) && plan->cluster == 1 &&
                                     bytes_of_sum(problem, plan) <= MORE_SUMS_BYTES,
                             .taken = kernel->tile_q == 128};
   int64_t most = smaller(MOST_PER_WORKER * workers, MOST_TILE_PARTS);
@@ -180,8 +180,7 @@ void deal_groups(const struct problem *problem, const struct visits *visits,
       count_arrivals(problem) > MAX_TILES)
     return;
   const int64_t group = query_heads_of_key_head(problem);
-  const double mean = visits->seen > 0 ? visits->mean / visits->seen : 0;
-  const double steps = mean * find_typical_share(problem, tiles) * (double)group;
+  const double steps = visits->mean * find_typical_share(problem, tiles) * (double)group;
   const double long_parts = has_window(problem)
                                 ? steps * plan->kernel->tile_q / LEAST_QUERIES_IN_WINDOW
                                 : steps / LEAST_STEPS;

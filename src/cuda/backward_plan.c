@@ -90,7 +90,9 @@ static fa3_status plan_tiles(const struct problem *problem, struct backward_plan
                      "%" PRId64 " key heads of %" PRId64 " sequences of up to %" PRId64
                      " rows: more tiles than the CUDA kernels count",
                      problem->heads_k, problem->batch, longest_k);
-  plan->tiles = (fa3_key_tiles){.tiles = (int32_t)blocks,
+  const int64_t unseen = count_unseen_tiles(problem, kernel->tile_k);
+  plan->tiles = (fa3_key_tiles){.tiles = (int32_t)(blocks - unseen),
+                                .first = (int32_t)unseen,
                                 .heads = (int32_t)problem->heads_k,
                                 .batches = (int32_t)problem->batch};
   plan->blocks_q = (int32_t)divide_up(longest_q, kernel->tile_q);

@@ -77,7 +77,7 @@ int64_t bytes_of_more_sums(int64_t sum_bytes) {
  * mask. Pairs of blocks cannot go upwards. */
 static bool may_rise(const struct problem *problem, const struct visits *visits,
                      const struct backward_plan *plan) {
-  return plan->cluster == 1 && takes_more_sums(problem) && visits->mean <= 0.6 * visits->most;
+  return plan->cluster == 1 && !has_window(problem) && visits->mean <= 0.6 * visits->most;
 }
 
 void deal_rising(const struct problem *problem, const struct visits *visits,
@@ -173,6 +173,29 @@ static void stagger_tiles(const struct problem *problem, struct backward_plan *p
   tiles->stagger_log2 = best > 0 ? best : 0;
 }
 
+/* Whether tiles, but for the first ones, see all queries, and so begin at the same block. */
+static bool is_wide_window(const struct problem *problem) {
+  return problem->window_left + problem->window_right >= longest_query(problem);
+}
+
+/* How many sums a block of dQ has, as a power of 2, where so many tiles begin at the same block
+ * side by side, `rounds` times. More sums than tiles are of no use. */
+static int find_sums_log2(const struct backward_plan *plan, double beside, double rounds,
+                          double bytes) {
+  double best = 0;
+  int found = 0;
+  for (int log2 = 1; (1 << log2) <= plan->most_sums && (1 << log2) < 2 * beside; log2++) {
+    const double sums = 1 << log2;
+    if (sums * bytes > CACHED_SUMS_BYTES) break;
+    const double gain = wait_steps * beside * (1 - 1 / sums) * rounds;
+    const double cost = sum_passes * (sums - 1) * bytes / bytes_of_step + finish_steps;
+    if (gain <= cost || (log2 > 1 && 0.6 * gain - cost <= best)) continue;
+    best = 0.6 * gain - cost;
+    found = log2;
+  }
+  return found;
+}
+
 void deal_sums(const struct problem *problem, const struct visits *visits,
                struct backward_plan *plan) {
   fa3_key_tiles *tiles = &plan->tiles;
@@ -182,26 +205,15 @@ void deal_sums(const struct problem *problem, const struct visits *visits,
   const double bytes = bytes_of_sum(problem, plan);
   const double steps_of_sum = bytes / bytes_of_step;
   const int64_t workers = MULTIPROCESSORS / plan->cluster;
-  if (!takes_more_sums(problem)) return;
   stagger_tiles(problem, plan);
   if (tiles->staggered) return;
-  if (alike(visits)) {
+  if (has_window(problem) ? is_wide_window(problem) : alike(visits)) {
     const double beside = floor(tiles_side_by_side(plan));
     const double steps = visits->most * (double)group / parts;
     const double rounds =
         steps < 1.75 * beside ? (double)divide_up(all * tiles->tiles, workers) : 1;
-    double best = 0;
-    /* More sums than tiles side by side are of no use. */
-    for (int log2 = 1; (1 << log2) <= plan->most_sums && (1 << log2) < 2 * beside; log2++) {
-      const double sums = 1 << log2;
-      if (sums * bytes > CACHED_SUMS_BYTES) break;
-      const double gain = wait_steps * beside * (1 - 1 / sums) * rounds;
-      const double cost = sum_passes * (sums - 1) * steps_of_sum + finish_steps;
-      if (gain <= cost || (log2 > 1 && 0.6 * gain - cost <= best)) continue;
-      best = 0.6 * gain - cost;
-      tiles->sums_log2 = log2;
-    }
-  } else if (plan->cluster == 1 && bytes <= MORE_SUMS_BYTES) {
+    tiles->sums_log2 = find_sums_log2(plan, beside, rounds, bytes);
+  } else if (!has_window(problem) && plan->cluster == 1 && bytes <= MORE_SUMS_BYTES) {
     const int64_t beside = workers / all;
     if (plan->kernel->tile_q == 128) { /* the last tile takes both sums */
       if (beside <= 1 || group > tiles->head_parts || all * tiles->tiles > FEW_ROUNDS * workers)

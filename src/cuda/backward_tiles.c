@@ -13,6 +13,21 @@ int64_t count_key_slots(const struct problem *problem) {
       TILE_K);
 }
 
+/* Of the longest sequence. */
+static fa3_mask find_mask(const struct problem *problem) {
+  const int queries = (int)longest_query(problem);
+  const int keys = (int)smaller(problem->max_seqlen_k, problem->rows_k);
+  return fa3_make_mask(queries, keys, keys - queries, problem->window_left, problem->window_right);
+}
+
+int64_t count_unseen_tiles(const struct problem *problem, int32_t tile_k) {
+  if (queries_vary(problem) || keys_vary(problem) || problem->leftpad_k || problem->diagonal)
+    return 0;
+  const fa3_mask mask = find_mask(problem);
+  const fa3_range seen = fa3_visible_tiles(&mask, 0, mask.queries, tile_k);
+  return seen.begin;
+}
+
 int64_t count_key_tiles(const struct problem *problem) {
   return multiply(count_key_slots(problem), problem->heads_k);
 }
@@ -70,24 +85,18 @@ double bytes_of_sum(const struct problem *problem, const struct backward_plan *p
          plan->kernel->head_dim;
 }
 
-bool takes_more_sums(const struct problem *problem) {
-  return !has_window(problem);
-}
-
-struct visits count_visits(const struct problem *problem, const struct kernel *kernel, int tiles) {
-  const int queries = (int)longest_query(problem);
-  const int keys = (int)smaller(problem->max_seqlen_k, problem->rows_k);
-  const fa3_mask mask =
-      fa3_make_mask(queries, keys, keys - queries, problem->window_left, problem->window_right);
-  const int samples = tiles < SAMPLES ? tiles : SAMPLES;
+struct visits count_visits(const struct problem *problem, const struct kernel *kernel,
+                           const fa3_key_tiles *tiles) {
+  const fa3_mask mask = find_mask(problem);
+  const int samples = tiles->tiles < SAMPLES ? tiles->tiles : SAMPLES;
   struct visits visits = {.samples = samples};
   for (int i = 0; i < samples; i++) {
-    const int first = (int)((int64_t)i * tiles / samples) * kernel->tile_k;
+    const int tile = tiles->first + (int)((int64_t)i * tiles->tiles / samples);
+    const int first = tile * kernel->tile_k;
     const fa3_range seen = fa3_seeing_tiles(&mask, first, first + kernel->tile_k, kernel->tile_q);
     const double blocks = seen.end > seen.begin ? seen.end - seen.begin : 0;
     visits.of[i] = blocks;
     visits.mean += blocks / samples;
-    if (blocks > 0) visits.seen += 1.0 / samples;
     if (blocks > visits.most) visits.most = blocks;
   }
   return visits;

@@ -29,6 +29,10 @@ static const double boundary_steps = 2.5;  /* where a tile begins and ends */
 /* Numbers that the tiles of a head of keys may have, of all sequences: as blocks of queries. */
 int64_t count_key_slots(const struct problem *problem);
 
+/* Tiles at the beginning of each head whose keys no query sees, where lengths are known: outside of
+ * a window, where keys are more than queries. */
+int64_t count_unseen_tiles(const struct problem *problem, int32_t tile_k);
+
 int64_t count_key_tiles(const struct problem *problem); /* of all heads */
 int64_t query_heads_of_key_head(const struct problem *problem);
 bool is_causal(const struct problem *problem); /* without a window */
@@ -57,9 +61,6 @@ int64_t bytes_of_head(const struct problem *problem, const struct kernel *kernel
 /* Of dQ in float32, whose blocks are summed there. */
 double bytes_of_sum(const struct problem *problem, const struct backward_plan *plan);
 
-/* Whether a block of dQ may have more sums than one: not under a window. */
-bool takes_more_sums(const struct problem *problem);
-
 /* Tiles that are looked at, to know what all do. */
 enum { SAMPLES = 64 };
 
@@ -68,12 +69,12 @@ enum { SAMPLES = 64 };
 struct visits {
   double mean;
   double most;
-  double seen; /* of all tiles, those that any query sees */
   double of[SAMPLES];
   int samples;
 };
 
-struct visits count_visits(const struct problem *problem, const struct kernel *kernel, int tiles);
+struct visits count_visits(const struct problem *problem, const struct kernel *kernel,
+                           const fa3_key_tiles *tiles);
 
 /* Whether tiles are nearly alike. */
 bool alike(const struct visits *visits);

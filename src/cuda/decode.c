@@ -1,7 +1,9 @@
 #include "cuda/decode.h"
 
+#include "cuda/append.h"
 #include "cuda/combine.h"
 #include "cuda/launch.h"
+#include "cuda/operands.h"
 #include "cuda/scales.h"
 #include "cuda/sequences.h"
 #include "error.h"
@@ -118,6 +120,19 @@ static void set_partial(fa3_decode_params *params, const struct split_room *room
   params->partial_lse = (float *)(void *)(workspace + room->partial_lse.offset);
 }
 
+/* What the kernel that appends too takes. Queries that the append leaves alone are the call's. */
+static fa3_decode_append_params join_append(const struct problem *problem,
+                                            const fa3_decode_params *decode) {
+  const struct problem *append = problem->append;
+  fa3_decode_append_params params = {.decode = *decode,
+                                     .append = make_append_params(append),
+                                     .query_pairs = (int)append->rotary_cos.dim};
+  if (append->query.dtype) return params;
+  params.append.query = make_operand(&problem->query);
+  params.query_pairs = 0;
+  return params;
+}
+
 static fa3_status launch_few(const struct cuda_scope *scope, const struct problem *problem,
                              const struct decode_plan *plan, char *workspace) {
   const int64_t heads_k = problem->heads_k / decode_heads(plan->kernel);
@@ -139,15 +154,25 @@ static fa3_status launch_few(const struct cuda_scope *scope, const struct proble
                              ? plan->blocks
                              : problem->batch * heads_k * (int64_t)plan->row_tiles * plan->splits;
   if (blocks == 0) return FA3_OK;
+  const unsigned threads =
+      problem->append ? FA3_DECODE_APPEND_THREADS : (unsigned)decode_threads(plan->kernel);
   const struct grid grid = {.x = (unsigned)blocks,
                             .y = 1,
                             .z = 1,
-                            .threads = (unsigned)decode_threads(plan->kernel),
+                            .threads = threads,
                             .cluster = plan->blocks ? 0 : (unsigned)plan->cluster,
                             .alone = plan->alone,
                             .dependent = true};
+  fa3_decode_append_params joined;
+  void *all = &fp8;
+  if (problem->append) {
+    joined = join_append(problem, params);
+    params = &joined.decode;
+    all = &joined;
+  }
+  const int entry = problem->append ? DECODE_APPEND : plan->blocks ? DECODE_DEALT : DECODE_ALONE;
   const struct error_message before = error_keep();
-  fa3_status status = launch_kernel(scope, plan->kernel, plan->blocks > 0, &grid, &fp8);
+  fa3_status status = launch_kernel(scope, plan->kernel, entry, &grid, all);
   if (!status) return plan->combine ? combine_parts(scope, problem, plan, workspace) : FA3_OK;
   if (plan->cluster == 1) return status;
   /* A context with few multiprocessors has no room for the cluster: one block does it all. */
@@ -155,14 +180,14 @@ static fa3_status launch_few(const struct cuda_scope *scope, const struct proble
   const struct grid alone = {.x = (unsigned)(blocks / plan->splits),
                              .y = 1,
                              .z = 1,
-                             .threads = (unsigned)decode_threads(plan->kernel),
+                             .threads = threads,
                              .cluster = 1,
                              .dependent = true};
   params->splits = make_divisor(1);
   params->cluster = 1;
   params->partial = NULL;
   params->partial_lse = NULL;
-  return launch_kernel(scope, plan->kernel, 0, &alone, &fp8);
+  return launch_kernel(scope, plan->kernel, entry, &alone, all);
 }
 
 static fa3_status launch_chunk(const struct cuda_scope *scope, const struct problem *problem,

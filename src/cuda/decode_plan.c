@@ -28,8 +28,8 @@ static int32_t shared_bytes(const struct kernel *kernel) {
 }
 
 const struct kernel_kind decode_kind = {.phase = FA3_FORWARD,
-                                        .entries = {"decode", "decode_dealt"},
-                                        .others_with_shared = 1,
+                                        .entries = {"decode", "decode_dealt", "decode_append"},
+                                        .others_with_shared = 2,
                                         .shared_bytes = shared_bytes,
                                         .large_clusters = true,
                                         .may_be_alone = true};

@@ -14,6 +14,9 @@ struct split_room {
   struct reservation parts; /* where partial results are, of keys that are dealt out */
 };
 
+/* The functions of a kernel of 16 bits; that of codes has the first two. */
+enum { DECODE_ALONE, DECODE_DEALT, DECODE_APPEND };
+
 struct decode_plan {
   const struct kernel *kernel;  /* null: chunk has all sequences */
   const struct kernel *combine; /* null: each cluster's result is whole */

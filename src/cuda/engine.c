@@ -9,6 +9,7 @@
 #include "cuda/backward.h"
 #include "cuda/check.h"
 #include "cuda/context.h"
+#include "cuda/decode_append.h"
 #include "cuda/device.h"
 #include "cuda/forward.h"
 #include "cuda/kernels.h"
@@ -36,6 +37,7 @@ static void name_kernel(const struct kernel *kernel, char *name, size_t size) {
   } features[] = {{"pages", kernel->pages},
                   {"head_scales", kernel->head_scales},
                   {"small_tiles", kernel->small_tiles},
+                  {"most_keys", kernel->most_keys},
                   {"transposed", kernel->transposed},
                   {"by_head", kernel->by_head},
                   {"last_keys", kernel->last_keys},
@@ -117,11 +119,24 @@ static fa3_status plan(const struct problem *problem, struct plan *plan) {
   return FA3_OK;
 }
 
-/* In scope: memory that a kernel may touch, then the kernels. */
+static bool takes_append(const struct problem *forward, const struct plan *plan,
+                         const struct problem *append) {
+  const struct engine_plan *ours = (const struct engine_plan *)plan->of_engine;
+  return decode_takes_append(forward, &ours->plan, append);
+}
+
+/* In scope: memory that a kernel may touch. */
+static fa3_status check(const struct problem *problem, const struct engine_plan *ours,
+                        char *workspace) {
+  TRY(cuda_check_memory(&ours->scope, problem, workspace));
+  return ours->scope.device->checks ? cuda_check_contents(&ours->scope, problem) : FA3_OK;
+}
+
+/* In scope. */
 static fa3_status launch(const struct problem *problem, const struct engine_plan *ours) {
   char *workspace = ours->plan.workspace_size ? problem->workspace : NULL;
-  TRY(cuda_check_memory(&ours->scope, problem, workspace));
-  if (ours->scope.device->checks) TRY(cuda_check_contents(&ours->scope, problem));
+  if (problem->append) TRY(check(problem->append, ours, NULL));
+  TRY(check(problem, ours, workspace));
   workspace = align_workspace(workspace);
   const struct staging *staging = &ours->plan.staging;
   struct problem staged;
@@ -155,5 +170,6 @@ const struct engine cuda_engine = {
     .kernel_count = kernel_count,
     .kernel_info = kernel_info,
     .plan = plan,
+    .takes_append = takes_append,
     .run = run,
 };

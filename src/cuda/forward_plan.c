@@ -128,7 +128,8 @@ static void plan_tile_size(const struct problem *problem, const struct cuda_fact
              : grid_time(problem, facts, kernel, warpgroups, warpgroups * rows, blocks * all_heads);
     /* Side by side. One warpgroup of two has else been slower with codes. */
     const bool even = blocks > 1 && blocks * all_heads <= facts->multiprocessors;
-    if (warpgroups < all && wide_codes && !(even && kernel->head_scales && counts_tiles(problem)))
+    if (warpgroups < all && wide_codes &&
+        !(even && kernel->head_scales && !kernel->most_keys && counts_tiles(problem)))
       return;
     /* As many tiles: a gain only where they run side by side, and the last was the shorter one, or
      * where all are full. */
@@ -168,7 +169,7 @@ static void take_small_tiles(const struct problem *problem, const struct cuda_fa
   const int64_t rows = ROWS / plan->tile_heads; /* of a warpgroup */
   const bool two = plan->tile_queries == 2 * rows ||
                    (plan->tile_queries == 3 * rows && longest > rows && longest <= 2 * rows);
-  if (!kernel->head_scales || !two) return;
+  if (!kernel->head_scales || kernel->most_keys || !two) return;
   const struct kernel *small =
       find_kernel(&(struct kernel_need){.kind = kernel->kind,
                                         .architecture = facts->architecture,
@@ -445,6 +446,32 @@ static void take_transposed(const struct problem *problem, const struct cuda_fac
                                                      .transposed = true});
 }
 
+/* Takes the kernel that sees all keys of a sequence in one step, if there is one and they would be
+ * more of another's. At head dim 128 it has two warpgroups: under a mask several rounds of tiles of
+ * three are faster. */
+static void take_one_step(const struct problem *problem, const struct cuda_facts *facts,
+                          struct forward_plan *plan) {
+  const struct kernel *kernel = plan->kernel;
+  const bool wide = kernel->head_dim > 64;
+  if (!kernel->head_scales || has_pages(problem) ||
+      problem->max_seqlen_k <= (int64_t)kernel->tile_k * (wide ? 2 : 1))
+    return;
+  const struct kernel *other =
+      find_kernel(&(struct kernel_need){.kind = kernel->kind,
+                                        .architecture = facts->architecture,
+                                        .dtype = problem->query.dtype,
+                                        .head_dim = kernel->head_dim,
+                                        .value_head_dim = kernel->value_head_dim,
+                                        .softcap = problem->features & FA3_FEATURE_SOFTCAP,
+                                        .head_scales = true,
+                                        .most_keys = problem->max_seqlen_k});
+  if (!other || other->head_dim != kernel->head_dim) return;
+  const double tiles = (double)divide_up(longest_query(problem), other->tile_q) *
+                       (double)problem->heads_q * (double)problem->batch;
+  if (wide && problem->window_right < MASK_UNBOUNDED && tiles > facts->multiprocessors) return;
+  plan->kernel = other;
+}
+
 fa3_status plan_forward(const struct problem *problem, const struct cuda_facts *facts,
                         struct cuda_plan *plan) {
   struct forward_plan *forward = &plan->forward;
@@ -460,6 +487,7 @@ fa3_status plan_forward(const struct problem *problem, const struct cuda_facts *
   TRY(check_lengths(problem));
   TRY(check_scale(problem));
   const struct kernel *largest = forward->kernel;
+  if (fp8) take_one_step(problem, facts, forward);
   TRY(plan_tiles(problem, facts, forward));
   TRY(plan_pages(problem, forward));
   if (fp8) {

@@ -78,7 +78,8 @@ const struct kernel *find_kernel(const struct kernel_need *need) {
         (kernel->pages || !need->pages) && (!kernel->head_scales || need->head_scales) &&
         kernel->small_tiles == need->small_tiles && kernel->transposed == need->transposed &&
         kernel->by_head == need->by_head && !kernel->last_keys == !need->last_keys &&
-        kernel->last_keys >= need->last_keys && kernel->heads == need->heads &&
+        kernel->last_keys >= need->last_keys && !kernel->most_keys == !need->most_keys &&
+        kernel->most_keys >= need->most_keys && kernel->heads == need->heads &&
         kernel->warps == need->warps && kernel->least_queries <= need->queries &&
         kernel->tile_q >= need->tile_q)
       return kernel;

@@ -65,6 +65,7 @@ struct kernel_need {
   bool pages;
   bool head_scales;  /* keys and values have no scale of fewer rows than a sequence's */
   bool small_tiles;  /* exactly */
+  int64_t most_keys; /* of a sequence, for a kernel that relies on it; 0: none does */
   bool transposed;   /* exactly: values come transposed */
   bool by_head;      /* exactly: a kernel with it is no better in general */
   int64_t last_keys; /* of the last tile of keys, for a kernel that relies on it; 0: none does */

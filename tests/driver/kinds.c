@@ -23,6 +23,7 @@ static int count, first;
 static fa3_append_params append_params;
 static fa3_combine_params combine_params;
 static fa3_decode_fp8_params decode_params;
+static fa3_decode_append_params joined_params;
 static fa3_forward_fp8_params fp8_params;
 static fa3_transpose_values_params transpose_params;
 
@@ -33,6 +34,7 @@ static void watch(const struct fake_launch *launch) {
   fake_keep(launch, "combine_rows", &combine_params, sizeof combine_params);
   fake_keep(launch, "combine_tiles", &combine_params, sizeof combine_params);
   fake_keep(launch, "decode", &decode_params, sizeof decode_params);
+  fake_keep(launch, "decode_append", &joined_params, sizeof joined_params);
   fake_keep(launch, "forward_fp8", &fp8_params, sizeof fp8_params);
   fake_keep(launch, "transpose_values", &transpose_params, sizeof transpose_params);
   launches[count++] = *launch;
@@ -282,6 +284,93 @@ static void test_appended_keys(void **state) {
   assert_int_equal(decode_params.decode.appended, 3 * BATCH);
 }
 
+/* The same, of three rows. */
+static fa3_tensor with_rows(fa3_tensor of_two) {
+  return fa3_dense(of_two.data, of_two.dtype, BATCH, 3, of_two.shape[2], of_two.shape[3]);
+}
+
+/* A call of both with so many launches, of which the last is that function's. */
+static void run_both(const fa3_append_args *append, fa3_forward_args *forward, int launched,
+                     const char *function) {
+  good(fa3_forward_workspace(forward, &forward->workspace_size));
+  first = count;
+  good(fa3_append_forward(append, forward));
+  assert_int_equal(count, first + launched);
+  assert_string_equal(launches[count - 1].function, function);
+}
+
+/* Attention appends by itself where only a cluster's blocks read what it writes. */
+static void test_append_in_one_kernel(void **state) {
+  (void)state;
+  fa3_append_args append = make_append(FA3_BFLOAT16);
+  append.new_key = tensor(1, FA3_BFLOAT16, 2, HEADS_K, 64);
+  append.new_value = tensor(2, FA3_BFLOAT16, 2, HEADS_K, 64);
+  append.query = tensor(6, FA3_BFLOAT16, 2, HEADS_Q, 64);
+  append.rotated_query = tensor(7, FA3_BFLOAT16, 2, HEADS_Q, 64);
+  append.rotary_cos = matrix(8, FA3_BFLOAT16, 200, 16);
+  append.rotary_sin = matrix(9, FA3_BFLOAT16, 200, 16);
+  fa3_forward_args forward = {.struct_size = sizeof forward,
+                              .device = gpu,
+                              .query = append.rotated_query,
+                              .key = append.key,
+                              .value = append.value,
+                              .output = tensor(10, FA3_BFLOAT16, 2, HEADS_Q, 64),
+                              .seqused_k = fa3_vector(place(11), FA3_INT32, BATCH),
+                              .workspace = place(20)};
+  run_both(&append, &forward, 1, "decode_append");
+  assert_grid(&launches[first], BATCH * HEADS_K * 2, 1, 1, FA3_DECODE_APPEND_THREADS);
+  assert_int_equal(joined_params.query_pairs, 16);
+  assert_ptr_equal(joined_params.append.query.data, place(6));
+  assert_ptr_equal(joined_params.append.sequences.used_k, place(5));
+  assert_ptr_equal(joined_params.decode.sequences.used_k, place(11));
+  assert_int_equal(joined_params.decode.early_blocks, 0);
+
+  fa3_append_args other = append;
+  fa3_forward_args attention = forward;
+  other.query = other.rotated_query = (fa3_tensor){0};
+  run_both(&other, &forward, 1, "decode_append"); /* of queries that the append leaves alone */
+  assert_int_equal(joined_params.query_pairs, 0);
+  assert_ptr_equal(joined_params.append.query.data, place(7));
+  other = append;
+  other.rotary_cos.dtype = other.rotary_sin.dtype = FA3_FLOAT32;
+  run_both(&other, &forward, 2, "decode");
+  other = append;
+  fa3_tensor *const of_rows[] = {&other.new_key,       &other.new_value, &other.query,
+                                 &other.rotated_query, &attention.query, &attention.output};
+  for (size_t i = 0; i < sizeof of_rows / sizeof *of_rows; i++)
+    *of_rows[i] = with_rows(*of_rows[i]);
+  run_both(&other, &attention, 2, "decode"); /* more rows than 8 */
+  attention = forward;
+  attention.query.data = place(6); /* queries that the append has not turned */
+  run_both(&append, &attention, 2, "decode");
+  attention = forward;
+  attention.output.data = place(6); /* over queries that other clusters may still read */
+  run_both(&append, &attention, 2, "decode");
+  attention = forward;
+  attention.seqused_k = (fa3_tensor){0};
+  run_both(&append, &attention, 2, "decode");
+  attention = forward;
+  attention.split_keys = 64; /* parts of a sequence are put together by another kernel */
+  run_both(&append, &attention, 3, "combine_rows");
+
+  /* Sequences may have the same pages; one has them to itself. */
+  for (int64_t batch = 1; batch <= BATCH; batch++) {
+    other = append;
+    other.key = fa3_dense(place(3), FA3_BFLOAT16, 40, 16, HEADS_K, 64);
+    other.value = fa3_dense(place(4), FA3_BFLOAT16, 40, 16, HEADS_K, 64);
+    other.page_table = make_matrix(place(12), FA3_INT32, batch, 10);
+    attention = forward;
+    attention.key = other.key;
+    attention.value = other.value;
+    attention.page_table = other.page_table;
+    fa3_tensor *const of_batch[] = {&other.new_key,       &other.new_value,    &other.query,
+                                    &other.rotated_query, &other.seqused_k,    &attention.query,
+                                    &attention.output,    &attention.seqused_k};
+    for (size_t i = 0; i < sizeof of_batch / sizeof *of_batch; i++) of_batch[i]->shape[0] = batch;
+    run_both(&other, &attention, (int)batch, batch == 1 ? "decode_append" : "decode");
+  }
+}
+
 /* Three sets of keys: all sequences of one after all of another. */
 static void test_combine(void **state) {
   (void)state;
@@ -422,15 +511,11 @@ int main(void) {
   }
   fake_watch(watch);
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_fp8_forward),
-      cmocka_unit_test(test_transposed_values),
-      cmocka_unit_test(test_append),
-      cmocka_unit_test(test_append_forward),
-      cmocka_unit_test(test_appended_keys),
-      cmocka_unit_test(test_combine),
-      cmocka_unit_test(test_combine_many_rows),
-      cmocka_unit_test(test_dealt_keys),
-      cmocka_unit_test(test_every_function),
+      cmocka_unit_test(test_fp8_forward),   cmocka_unit_test(test_transposed_values),
+      cmocka_unit_test(test_append),        cmocka_unit_test(test_append_forward),
+      cmocka_unit_test(test_appended_keys), cmocka_unit_test(test_append_in_one_kernel),
+      cmocka_unit_test(test_combine),       cmocka_unit_test(test_combine_many_rows),
+      cmocka_unit_test(test_dealt_keys),    cmocka_unit_test(test_every_function),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -280,6 +280,165 @@ static void run_pair(int trial) {
     fail_msg("trial %d: both in one differ from one after the other", trial);
 }
 
+/* What one kernel does, as run_joined says: few queries, 16 bits, no rows that several sequences
+ * may have. Lengths lie at edges of pages, and where the cache ends. */
+static fa3_append_args make_joined_append(struct rng *rng, int64_t group) {
+  const fa3_dtype dtype = (fa3_dtype)RNG_PICK(rng, FA3_FLOAT16, FA3_BFLOAT16);
+  const int64_t rows = rng_between(rng, 1, 8 / group), heads_k = rng_between(rng, 1, 3);
+  const int64_t head_dim = RNG_PICK(rng, 8, 40, 64, 96, 128, 128);
+  const int64_t value_head_dim = RNG_PICK(rng, 8, 64, 128, 128);
+  const bool packed = rng_chance(rng, 0.3), paged = rng_chance(rng, 0.5);
+  const int64_t batch = paged ? 1 : rng_between(rng, 1, 3);
+  const int64_t room = RNG_PICK(rng, 20, 130, 1000, 3000);
+  fa3_append_args args = {
+      .struct_size = sizeof args,
+      .device = {FA3_CUDA, 0},
+      .new_key = make_rows(rng, dtype, packed, batch, rows, heads_k, head_dim),
+      .new_value = make_rows(rng, dtype, packed, batch, rows, heads_k, value_head_dim),
+      .seqused_k = vector(rng, batch)};
+  const int64_t extent = paged ? RNG_PICK(rng, 1, 3, 16, 64) : room;
+  const int64_t columns = (room + extent - 1) / extent;
+  int32_t *const used = args.seqused_k.data;
+  for (int64_t b = 0; b < batch; b++) {
+    const int64_t edge = rng_between(rng, 0, room / 16) * 16 + rng_between(rng, -1, 1);
+    const int64_t any = rng_between(rng, 0, room), last = room - rng_between(rng, 0, rows);
+    const int64_t before = RNG_PICK(rng, edge, any, last);
+    used[b] = (int32_t)(before < 0 ? 0 : before > room ? room : before);
+  }
+  if (packed) {
+    args.cu_seqlens_q = vector(rng, batch + 1);
+    args.max_seqlen_q = rows;
+    int32_t *const starts = args.cu_seqlens_q.data;
+    starts[0] = 0;
+    for (int64_t b = 0; b < batch; b++)
+      starts[b + 1] = starts[b] + (int32_t)rng_between(rng, 0, rows);
+  }
+  if (rng_chance(rng, 0.2)) {
+    args.seqused_q = vector(rng, batch);
+    for (int64_t b = 0; b < batch; b++) {
+      const int32_t *const starts = args.cu_seqlens_q.data;
+      const int64_t most = packed ? starts[b + 1] - starts[b] : rows;
+      ((int32_t *)args.seqused_q.data)[b] = (int32_t)rng_between(rng, 0, most);
+    }
+  }
+  if (rng_chance(rng, 0.3)) {
+    args.leftpad_k = vector(rng, batch);
+    for (int64_t b = 0; b < batch; b++)
+      ((int32_t *)args.leftpad_k.data)[b] = (int32_t)rng_between(rng, 0, used[b]);
+  }
+  if (paged) {
+    args.page_table = MAKE(rng, FA3_INT32, batch, columns);
+    for (int64_t i = 0; i < columns; i++)
+      ((int32_t *)args.page_table.data)[i] = (int32_t)(columns - 1 - i);
+  } else if (batch == 1 && rng_chance(rng, 0.3)) {
+    args.cache_batch_index = vector(rng, 1);
+    *(int32_t *)args.cache_batch_index.data = 1;
+  }
+  const int64_t entries = paged ? columns : args.cache_batch_index.data ? 2 : batch;
+  args.key = MAKE(rng, dtype, entries, extent, heads_k, head_dim);
+  args.value = MAKE(rng, dtype, entries, extent, heads_k, value_head_dim);
+  if (rng_chance(rng, 0.2)) return args;
+  const int64_t pairs = rng_chance(rng, 0.5) ? head_dim / 2 : 2 * rng_between(rng, 1, head_dim / 4);
+  /* Positions that the tables do not have give NaN. */
+  const int64_t positions = rng_chance(rng, 0.9) ? room + 16 : room / 2 + 1;
+  args.flags = rng_chance(rng, 0.5) ? FA3_ROTARY_INTERLEAVED : 0;
+  args.rotary_cos = MAKE(rng, dtype, positions, pairs);
+  args.rotary_sin = MAKE(rng, dtype, positions, pairs);
+  if (rng_chance(rng, 0.3)) {
+    args.positions =
+        packed ? MAKE(rng, FA3_INT32, batch * rows) : MAKE(rng, FA3_INT32, batch, rows);
+    for (int64_t i = 0; i < batch * rows; i++)
+      ((int32_t *)args.positions.data)[i] = (int32_t)rng_between(rng, 0, positions - 1);
+  }
+  if (rng_chance(rng, 0.8)) {
+    args.query = make_rows(rng, dtype, packed, batch, rows, heads_k * group, head_dim);
+    args.rotated_query = rng_chance(rng, 0.5) ? args.query
+                                              : make_rows(rng, dtype, packed, batch, rows,
+                                                          heads_k * group, head_dim);
+  }
+  return args;
+}
+
+static fa3_forward_args attention_joined(struct rng *rng, const fa3_append_args *append,
+                                         int64_t group) {
+  const int64_t last = append->new_key.rank - 1, heads = group * append->new_key.shape[last - 1];
+  fa3_tensor query = append->new_key;
+  query.shape[last - 1] = heads;
+  query = append->rotated_query.dtype ? append->rotated_query
+                                      : make(rng, query.dtype, query.rank, query.shape);
+  fa3_forward_args args = attention_of(rng, append);
+  args.query = query;
+  args.seqused_q = append->seqused_q;
+  query.shape[last] = append->new_value.shape[last];
+  args.output = make(rng, query.dtype, query.rank, query.shape);
+  const int64_t rows = query.shape[last - 2];
+  args.lse = last == 2 ? MAKE(rng, FA3_FLOAT32, heads, rows)
+                       : MAKE(rng, FA3_FLOAT32, query.shape[0], heads, rows);
+  const int64_t room = append->page_table.dtype ? append->page_table.shape[1] * append->key.shape[1]
+                                                : append->key.shape[1];
+  int32_t *const used = args.seqused_k.data;
+  for (int64_t b = 0; b < args.seqused_k.shape[0]; b++)
+    used[b] = used[b] > room ? (int32_t)room : used[b];
+  if (rng_chance(rng, 0.3)) args.flags = 0;
+  if (rng_chance(rng, 0.2)) {
+    args.flags = FA3_WINDOW;
+    args.window_left = rng_between(rng, 0, 300);
+    args.window_right = rng_between(rng, 0, 3);
+  }
+  if (rng_chance(rng, 0.2)) args.softcap = 20;
+  return args;
+}
+
+/* How many kernels a call in one queues. */
+static size_t count_kernels(fa3_append_args append, fa3_forward_args forward, gpu_stream stream) {
+  gpu_graph graph;
+  size_t count = 0;
+  append.stream = forward.stream = stream;
+  GPU(cuStreamBeginCapture, stream, 0);
+  if (fa3_append_forward(&append, &forward)) fail_msg("%s", fa3_last_error());
+  GPU(cuStreamEndCapture, stream, &graph);
+  GPU(cuGraphGetNodes, graph, NULL, &count);
+  GPU(cuGraphDestroy, graph);
+  return count;
+}
+
+enum { RESULTS = 5 };
+
+/* One kernel gives the bits of an append and attention behind it, in all that either writes. */
+static void run_joined(int trial, gpu_stream stream) {
+  struct rng rng = rng_for(2000 + (uint64_t)trial);
+  taken = 0;
+  const int64_t group = rng_between(&rng, 1, 8);
+  const fa3_append_args append = make_joined_append(&rng, group);
+  const fa3_forward_args forward = attention_joined(&rng, &append, group);
+  const size_t kernels = count_kernels(append, forward, stream);
+  if (kernels != 1) fail_msg("trial %d: %zu kernels, not one", trial, kernels);
+  const fa3_tensor *const results[RESULTS] = {&append.key, &append.value, &append.rotated_query,
+                                              &forward.output, &forward.lse};
+  void *before[RESULTS] = {0}, *expected[RESULTS] = {0};
+  size_t bytes[RESULTS];
+  for (int i = 0; i < RESULTS; i++) {
+    bytes[i] = (size_t)tensor_reach(results[i]) * fa3_dtype_size(results[i]->dtype);
+    if (!results[i]->dtype) continue;
+    before[i] = memcpy(take(bytes[i]), results[i]->data, bytes[i]);
+    expected[i] = take(bytes[i]);
+  }
+  for (int one = 0; one < 2; one++) {
+    for (int i = 0; i < RESULTS; i++)
+      if (before[i]) memcpy(results[i]->data, before[i], bytes[i]);
+    fa3_status status = one ? fa3_append_forward(&append, &forward) : fa3_append(&append);
+    GPU(cuCtxSynchronize, );
+    if (!one && !status) status = fa3_forward(&forward);
+    if (status) fail_msg("trial %d: %s", trial, fa3_last_error());
+    GPU(cuCtxSynchronize, );
+    for (int i = 0; i < RESULTS; i++)
+      if (before[i] && !one) memcpy(expected[i], results[i]->data, bytes[i]);
+  }
+  for (int i = 0; i < RESULTS; i++)
+    if (before[i] && memcmp(expected[i], results[i]->data, bytes[i]) != 0)
+      fail_msg("trial %d: result %d of one kernel differs from that of two", trial, i);
+}
+
 static int trials;
 
 static void test_append_and_attend(void **state) {
@@ -289,6 +448,19 @@ static void test_append_and_attend(void **state) {
   memory = pages;
   const int pairs = gpu_trials(400);
   for (int trial = 0; trial < pairs; trial++) run_pair(trial);
+  GPU(cuMemFreeHost, pages);
+}
+
+static void test_one_kernel(void **state) {
+  (void)state;
+  void *pages;
+  gpu_stream stream;
+  GPU(cuMemAllocHost, &pages, MEMORY);
+  GPU(cuStreamCreate, &stream, 1);
+  memory = pages;
+  const int joined = gpu_trials(400);
+  for (int trial = 0; trial < joined; trial++) run_joined(trial, stream);
+  GPU(cuStreamDestroy, stream);
   GPU(cuMemFreeHost, pages);
 }
 
@@ -306,7 +478,8 @@ int main(void) {
   if (!gpu_open()) return TEST_SKIPPED;
   rng_run_seed();
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_against_the_cpu),
-                                     cmocka_unit_test(test_append_and_attend)};
+                                     cmocka_unit_test(test_append_and_attend),
+                                     cmocka_unit_test(test_one_kernel)};
   const int result = cmocka_run_group_tests(tests, NULL, NULL);
   if (result == 0) printf("passed: %d calls\n", trials);
   return result;

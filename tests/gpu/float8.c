@@ -480,6 +480,22 @@ static void test_against_the_cpu(void **state) {
                             .nan_in = -1},
             ++number);
   }
+  /* As many keys as one step of a kernel of its own has, in tiles enough for several of a block. */
+  for (int i = 0; i < (most < 60 ? 4 : 12); i++) {
+    const int keys = (int)(i % 2 ? rng_between(&rng, 193, 224) : rng_between(&rng, 129, 160));
+    compare(&(struct shape){.head_dim = dims[i % 2],
+                            .value_head_dim = dims[i % 2],
+                            .batch = i % 4 == 3 ? 4 : 30,
+                            .rows_q = i % 3 ? keys : (int)rng_between(&rng, 65, 300),
+                            .rows_k = keys,
+                            .heads_q = 12,
+                            .heads_k = i % 5 ? 12 : 4,
+                            .causal = i / 2 % 2,
+                            .padded = rng_chance(&rng, 0.5),
+                            .output = i % 3 == 1 ? FA3_FLOAT32 : FA3_BFLOAT16,
+                            .nan_in = -1},
+            ++number);
+  }
   /* More sequences than a warp looks at together, short but for one. */
   for (int d = 0; d < 3; d++)
     for (int causal = 0; causal < 2; causal++)

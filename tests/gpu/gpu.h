@@ -38,6 +38,7 @@ typedef struct CUevent_st *gpu_event;
   FUNCTION(cuStreamBeginCapture, 12000, gpu_stream, int)                                           \
   FUNCTION(cuStreamEndCapture, 12000, gpu_stream, gpu_graph *)                                     \
   FUNCTION(cuGraphInstantiateWithFlags, 12000, gpu_graph_exec *, gpu_graph, unsigned long long)    \
+  FUNCTION(cuGraphGetNodes, 12000, gpu_graph, void **, size_t *)                                   \
   FUNCTION(cuGraphLaunch, 12000, gpu_graph_exec, gpu_stream)                                       \
   FUNCTION(cuGraphDestroy, 12000, gpu_graph)                                                       \
   FUNCTION(cuGraphExecDestroy, 12000, gpu_graph_exec)                                              \
