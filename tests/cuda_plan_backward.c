@@ -198,7 +198,11 @@ static void test_backward_parts(void **state) {
   check_parts(deal(3, 14981, 1513, 32, 8, 128, false), 4, 1); /* nine rounds, not five */
   check_parts(deal(1, 9000, 9000, 16, 2, 128, false), 8, 1);
   check_parts(deal(3, 8701, 8701, 12, 3, 128, false), 1, 1); /* for four there is no room */
-  check_parts(deal(3, 700, 700, 20, 4, 128, true), 5, 1);
+  check_parts(deal(3, 700, 700, 20, 4, 128, true), 3, 1);    /* five would cost more to add up */
+  check_parts(deal(1, 2944, 2944, 24, 8, 128, true), 2, 1);
+  check_parts(deal(1, 3026, 3026, 4, 4, 64, true), 1, 2);
+  check_parts(deal(1, 617, 617, 32, 8, 256, true), 2, 1);
+  check_parts(deal(3, 66, 512, 20, 4, 128, true), 1, 2); /* tiles alike */
 }
 
 /* Large groups under a causal mask: few heads take a block in turn, each with 32 queries of a step
@@ -332,7 +336,12 @@ static void test_sums(void **state) {
   check_sums(deal(1, 8192, 8192, 4, 4, 128, true), 33, 2);
   check_sums(deal(2, 1400, 1400, 8, 8, 128, true), 8, 2);   /* tests/gpu/deterministic.c */
   check_sums(deal(4, 2048, 2048, 16, 1, 128, true), 0, 1);  /* would take longer to add up */
-  check_sums(deal(1, 16384, 16384, 1, 1, 128, true), 0, 1); /* parts by rows */
+  check_sums(deal(1, 16384, 16384, 1, 1, 128, true), 0, 2); /* parts by rows */
+  check_sums(deal(1, 6016, 6016, 1, 1, 96, true), 0, 4);
+  check_sums(deal(1, 2800, 2800, 1, 1, 128, true), 0, 4); /* tests/gpu/deterministic.c */
+  check_sums(deal(2, 1704, 1704, 4, 4, 128, true), 0, 1);
+  check_sums(deal(4, 256, 4096, 8, 8, 128, true), 0, 2); /* rounds of tiles get out of step */
+  check_sums(deal(3, 128, 3353, 48, 16, 64, true), 0, 2);
   check_sums(deal(1, 1024, 1024, 8, 8, 128, true), 0, 1);   /* all at the same time */
   check_sums(deal(4, 4096, 4096, 16, 16, 128, true), 0, 1); /* many tiles */
   check_sums(deal(1, 2048, 16384, 2, 2, 64, false), 0, 16);
@@ -423,7 +432,12 @@ static void test_backward_section(void **state) {
   assert_int_equal(deal(2, 8192, 1024, 32, 4, 128, true).tiles.section, 4 * 2);  /* likewise */
   assert_int_equal(deal(1, 32768, 32768, 28, 4, 128, true).tiles.section, 1);    /* half a group */
   /* As in tests/gpu/deterministic.c, which is to have several sections: two of them. */
-  assert_int_equal(deal(1, 1100, 1300, 64, 8, 128, true).tiles.section, 4 * 4);
+  assert_int_equal(deal(1, 2200, 2600, 64, 8, 128, true).tiles.section, 4 * 4);
+  /* Two rounds of tiles of groups, or three of pairs of blocks, are together. */
+  assert_int_equal(deal(1, 1100, 1300, 64, 8, 128, true).tiles.section, 3 * 8);
+  assert_int_equal(deal(1, 1024, 1024, 64, 8, 256, true).tiles.section, 2 * 8);
+  /* Few tiles of long heads, without a mask: all parts of one. */
+  assert_int_equal(deal(1, 12288, 697, 48, 24, 128, false).tiles.section, 2);
   /* Packed, of whole sequences, or equal ones of each. */
   assert_int_equal(deal_packed(17, 32768, 8036, 32, 8, 128).tiles.section, 2 * 4);
   assert_int_equal(deal_packed(40, 44697, 5401, 8, 1, 64).tiles.section, 2 * 12);
@@ -435,7 +449,7 @@ static void test_backward_section(void **state) {
   assert_int_equal(deal_packed(8, 41785, 9000, 14, 2, 64).tiles.section, 4);
   assert_int_equal(deal_packed(2, 15000, 12000, 12, 12, 128).tiles.section, 12); /* 10 fit */
   assert_int_equal(deal_packed(2, 30000, 24000, 12, 12, 128).tiles.section, 4);
-  assert_int_equal(deal_packed(4, 25903, 10500, 7, 1, 64).tiles.section, 3 * 4); /* 3 fit */
+  assert_int_equal(deal_packed(4, 25903, 10500, 7, 1, 64).tiles.section, 2 * 4); /* 3 fit */
 }
 
 static int32_t section_of_packed_windows(int64_t batch, int64_t seqlen, int64_t heads,

@@ -20,9 +20,17 @@ enum { MOST_TAKEN = 4096 };
 enum { QUERIES_PER_HEAD = 32, LEAST_STEPS = 32, LEAST_QUERIES_IN_WINDOW = 2600 };
 
 /* In steps. Measured: likewise. */
-static const double sum_steps = 2.0;   /* the kernel that sums over parts, */
-static const double part_share = 0.8;  /* and its share for each tile in each part */
-static const double chain_steps = 1.3; /* that tiles of a head begin after each other */
+static const double chain_steps = 0.3; /* that tiles of a head begin after each other */
+
+/* What parts cost beside their work, in steps, and by their bytes. */
+struct part_cost {
+  double sum;   /* adding up, */
+  double share; /* its share of the time that writing and reading once takes, */
+  double rows;  /* times the rest, for parts by rows differ */
+};
+
+static const struct part_cost alike_cost = {2, 0.8, 1.08}, causal_cost = {1, 2.4, 1.1},
+                              wide_causal_cost = {1, 2.4, 1.27};
 
 /* dK and dV of a tile, in float32. */
 static int64_t bytes_of_part(const struct kernel *kernel) {
@@ -58,9 +66,10 @@ struct deal {
   int64_t blocks;  /* of queries */
   int64_t workers; /* that take a tile at a time */
   int64_t bytes;   /* of dK and dV of a tile in float32 */
-  bool chained;    /* tiles of a part begin at the same block, under a causal mask, */
-  bool sums;       /* but there is room for two sums of dQ, */
-  bool taken;      /* which the last tile takes */
+  const struct part_cost *cost;
+  bool chained; /* tiles of a part begin at the same block, under a causal mask, */
+  bool sums;    /* but there is room for two sums of dQ, */
+  bool taken;   /* which the last tile takes */
 };
 
 /* At least, where tiles are dealt out by heads and long ones are taken first: when a worker takes
@@ -92,9 +101,9 @@ static double estimate(const struct deal *deal, int64_t head_parts, int64_t row_
     if (row_parts > 1) steps = (double)divide_up(tiles, deal->workers) * longest;
     if (even > steps) steps = even;
   } else { /* the long ones first, and the short ones fill the gaps */
-    const double filled = (even > longest ? even : longest) + 0.2 * mean;
+    const double filled = (even > longest ? even : longest) + 0.4 * mean;
     if (filled > steps) steps = filled;
-    if (row_parts > 1) steps *= 1.08; /* the parts differ too */
+    if (row_parts > 1) steps *= deal->cost->rows;
     const bool sums =
         deal->sums &&
         (!deal->taken || (deal->group == head_parts && tiles <= FEW_ROUNDS * deal->workers));
@@ -105,7 +114,7 @@ static double estimate(const struct deal *deal, int64_t head_parts, int64_t row_
   }
   if (deal->group % head_parts) steps *= 1.03; /* so do these */
   const double bytes = (double)(tiles * deal->bytes);
-  return parts > 1 ? steps + sum_steps + part_share * bytes / bytes_of_step : steps;
+  return parts > 1 ? steps + deal->cost->sum + deal->cost->share * bytes / bytes_of_step : steps;
 }
 
 /* The wide kernel's are whole tensors. */
@@ -129,6 +138,9 @@ void deal_parts(const struct problem *problem, const struct visits *visits, int6
                             .blocks = divide_up(longest_query(problem), kernel->tile_q),
                             .workers = workers,
                             .bytes = bytes_of_part(kernel),
+                            .cost = !is_causal(problem) || alike(visits) ? &alike_cost
+                                    : plan->cluster == 1                 ? &causal_cost
+                                                                         : &wide_causal_cost,
                             .chained = !has_window(problem),
                             .sums = !has_window(problem) && plan->cluster == 1 &&
                                     bytes_of_sum(problem, plan) <= MORE_SUMS_BYTES,

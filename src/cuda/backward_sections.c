@@ -7,8 +7,9 @@
 #include "cuda/sequences.h"
 #include "integer.h"
 
-/* Heads that a section without a mask has whatever their size. */
-enum { LEAST_HEADS = 4 };
+/* Heads that a section without a mask has whatever their size; of few tiles so many parts of heads.
+ */
+enum { LEAST_HEADS = 4, FEW_KEY_TILES = 8 };
 
 /* A head is short where its tiles share so many times what one has of its own, at most. */
 enum { MOST_SHARED = 3 };
@@ -36,6 +37,11 @@ static const double ends_of_128 = 0.6, ends_of_fewer = 2;
 
 /* Less than a round of tiles, of a section of large groups. */
 static const double least_part_of_round = 0.67;
+
+/* Rounds of tiles of groups that are one section under a causal mask, of blocks and of pairs of
+ * them, and bytes at most. Measured: likewise. */
+static const double rounds_together = 2.05, rounds_of_pairs_together = 3.2;
+enum { ROUNDS_TOGETHER_BYTES = 160 << 20 };
 
 /* Under a causal mask: chains in flight together that are enough for a tile not to wait for the one
  * before it; fewer where a block of queries is a step for each of the heads that take it in turn.
@@ -188,7 +194,9 @@ static int64_t find_section_of_heads(const struct problem *problem, const struct
     if (whole_sequences && most > fitting && 3 * all > 4 * fitting)
       return smaller(find_packed_section(fitting, larger(plan->tiles.heads, 1)), larger(all, 1));
   } else {
-    most = larger(CACHE_BYTES / bytes_per_head, LEAST_HEADS);
+    const int64_t parts = plan->tiles.tiles <= FEW_KEY_TILES ? fa3_key_tile_parts(&plan->tiles) : 1;
+    const int64_t least = divide_up(LEAST_HEADS, parts);
+    most = larger(CACHE_BYTES / bytes_per_head, least);
     const int64_t fewer = find_short_section(problem, visits, plan);
     if (fewer > 0) most = smaller(most, fewer);
     /* Where lengths are packed, most are shorter than the longest. */
@@ -198,8 +206,21 @@ static int64_t find_section_of_heads(const struct problem *problem, const struct
   return larger(divide_up(all, larger(divide_up(all, larger(most, 1)), 1)), 1);
 }
 
+/* Whether tiles are so few that all are one section, the longest first: of several, the long tiles
+ * of the last would begin when others end. */
+static bool are_together(const struct problem *problem, const struct backward_plan *plan,
+                         int64_t workers) {
+  const fa3_key_tiles *tiles = &plan->tiles;
+  const double parts = fa3_key_tile_parts(tiles), heads = (double)tiles->heads * tiles->batches;
+  const double rounds = heads * tiles->tiles * parts / (double)workers;
+  return is_causal(problem) && !is_packed(problem) && query_heads_of_key_head(problem) > 1 &&
+         rounds <= (plan->cluster > 1 ? rounds_of_pairs_together : rounds_together) &&
+         heads * (double)bytes_of_head(problem, plan->kernel) <= ROUNDS_TOGETHER_BYTES;
+}
+
 int64_t find_section(const struct problem *problem, const struct visits *visits,
                      const struct backward_plan *plan, int64_t workers) {
+  if (are_together(problem, plan, workers)) return larger(fa3_chain_count(&plan->tiles), 1);
   if (has_large_groups(problem, visits, plan))
     return find_section_of_groups(problem, visits, plan, workers);
   return plan->tiles.head_parts * find_section_of_heads(problem, visits, plan, workers);

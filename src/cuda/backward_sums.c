@@ -32,8 +32,17 @@ enum { FARTHEST_RISE = 72 };
  * longest tiles of heads that rise come last, and with few heads they end late. */
 static const int64_t least_packed_heads = 24;
 
-/* What the half of all heads that rises keeps in the L2 cache. */
-enum { RISING_BYTES = 44 << 20 };
+/* What the half of all heads that rises keeps in the L2 cache; and all heads, where groups are in
+ * parts and in more than two rounds of tiles. */
+enum { RISING_BYTES = 44 << 20, RISING_PARTS_BYTES = 56 << 20 };
+
+/* Rounds of tiles that wait for each other under a mask, at most, if a tile has so many steps: such
+ * tiles begin at different times after that. */
+static const double waiting_rounds = 2;
+enum { STEPS_APART = 4 };
+
+/* Of what tiles wait for each other, where they are in parts by rows under a mask. */
+static const double row_part_waits = 0.6;
 
 /* In steps. Measured: likewise. */
 static const double finish_steps = 1.5; /* the kernel that stores dQ, beside its bytes */
@@ -54,7 +63,8 @@ bool finish_later(const struct problem *problem, const struct backward_plan *pla
   const int64_t group = query_heads_of_key_head(problem);
   const int64_t steps = plan->blocks_q * group / fa3_key_tile_parts(tiles);
   if (is_masked(problem)) return false;
-  if (plan->cluster > 1) return tiles->tiles > 2 && plan->blocks_q > 0;
+  if (plan->cluster > 1)
+    return tiles->tiles > 2 ? plan->blocks_q > 0 : tiles->tiles == 2 && steps >= LONG_TILE;
   const int tile_q = plan->kernel->tile_q;
   const int64_t count = fa3_key_tile_count(tiles);
   const bool many = count > FEW_TILES && tile_q != 80;
@@ -109,6 +119,8 @@ void deal_half_rising(const struct problem *problem, const struct visits *visits
       smaller(MULTIPROCESSORS / tiles->tiles, even_rounds ? all / 2 : 3 * all / 8);
   const int64_t bytes_per_chain = bytes_of_head(problem, plan->kernel) / tiles->head_parts;
   if (rising < 1 || rising * bytes_per_chain > RISING_BYTES) return;
+  if (tiles->head_parts > 1 && rounds > two_rounds && all * bytes_per_chain > RISING_PARTS_BYTES)
+    return;
   const int64_t group = query_heads_of_key_head(problem);
   const int64_t in_turn = divide_up(group, tiles->head_parts);
   const double longest = visits->most * (double)in_turn;
@@ -210,8 +222,9 @@ void deal_sums(const struct problem *problem, const struct visits *visits,
   if (has_window(problem) ? is_wide_window(problem) : alike(visits)) {
     const double beside = floor(tiles_side_by_side(plan));
     const double steps = visits->most * (double)group / parts;
-    const double rounds =
-        steps < 1.75 * beside ? (double)divide_up(all * tiles->tiles, workers) : 1;
+    double rounds = steps < 1.75 * beside ? (double)divide_up(all * tiles->tiles, workers) : 1;
+    if (is_causal(problem) && (steps >= STEPS_APART || plan->cluster > 1))
+      rounds = fmin(rounds, waiting_rounds);
     tiles->sums_log2 = find_sums_log2(plan, beside, rounds, bytes);
   } else if (!has_window(problem) && plan->cluster == 1 && bytes <= MORE_SUMS_BYTES) {
     const int64_t beside = workers / all;
@@ -219,10 +232,15 @@ void deal_sums(const struct problem *problem, const struct visits *visits,
       if (beside <= 1 || group > tiles->head_parts || all * tiles->tiles > FEW_ROUNDS * workers)
         return;
       tiles->sums_log2 = 1;
+    } else if (tiles->row_parts > 1) {
+      if (!is_packed(problem))
+        tiles->sums_log2 =
+            find_sums_log2(plan, floor(tiles_side_by_side(plan)), row_part_waits, bytes);
+      return;
     } else {
       const double gain = 0.95 * (double)beside;
-      if (is_packed(problem) || tiles->row_parts > 1 || 3 * beside < tiles->tiles ||
-          beside >= tiles->tiles || gain < 1.1 * (finish_steps + 2.5 * steps_of_sum))
+      if (is_packed(problem) || 3 * beside < tiles->tiles || beside >= tiles->tiles ||
+          gain < 1.1 * (finish_steps + 2.5 * steps_of_sum))
         return;
       /* Of three rounds the last tiles upwards, which are the longest, would end last. */
       tiles->upward = (int32_t)(2 * beside < tiles->tiles ? 0.8 * (double)beside : (double)beside);

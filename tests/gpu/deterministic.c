@@ -199,8 +199,15 @@ static void test_hundred_runs(void **state) {
   struct gradient_spec groups = make_spec(128, 8, FA3_CAUSAL);
   groups.forward.batch = 1;
   groups.forward.heads_k = 8;
+  groups.forward.max_seqlen_q = 2200;
+  groups.forward.max_seqlen_k = 2600;
   groups.forward.packed_q = groups.forward.packed_k = false;
   run(&groups, (uint64_t)calls++);
+  /* Parts by blocks of queries, and several sums of dQ. */
+  struct gradient_spec rows = make_spec(128, 1, FA3_CAUSAL);
+  rows.forward.batch = rows.forward.heads_k = 1;
+  rows.forward.max_seqlen_q = rows.forward.max_seqlen_k = 2800;
+  run(&rows, (uint64_t)calls++);
   /* Tiles that go by head, one query head after the other (backward_deal.c). */
   struct gradient_spec window = make_spec(128, 4, FA3_CAUSAL | FA3_WINDOW);
   window.forward.batch = 1;
