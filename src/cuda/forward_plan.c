@@ -101,27 +101,24 @@ static void plan_groups(double head_bytes, bool codes, const struct cuda_facts *
   tiles->grouped = (heads - last) / tiles->group * tiles->group;
 }
 
-/* Whether two warpgroups, of which the second has few rows, are faster than one and one, though the
- * multiprocessors are there: with few keys. */
-static bool stay_together(const struct problem *problem, const struct kernel *kernel, int64_t rows,
-                          int64_t longest) {
-  return kernel->dtype != FA3_FLOAT8_E4M3 && kernel->tile_q == 2 * ROWS && longest > rows &&
-         4 * longest <= 7 * rows && problem->max_seqlen_k <= 2 * (int64_t)ROWS;
-}
-
 /* Where tiles are fewer than multiprocessors, or leave many without work at the end, smaller ones
  * are faster: some warpgroups stand by. No result depends on it. */
 static void plan_tile_size(const struct problem *problem, const struct cuda_facts *facts,
                            int64_t longest, int64_t all_heads, struct forward_plan *plan) {
   const struct kernel *kernel = plan->kernel;
   const int64_t rows = ROWS / plan->tile_heads;
+  if (counts_sizes(problem, kernel)) {
+    const int64_t warpgroups = find_tile_size(problem, facts, kernel, plan->tile_heads).warpgroups;
+    plan->tile_queries = (int32_t)(warpgroups * rows);
+    plan->tiles.blocks = (int32_t)divide_up(longest, plan->tile_queries);
+    return;
+  }
   const bool grid = has_grid_steps(kernel);
-  const int64_t all = grid && are_two(kernel, rows, longest) ? 2 : kernel->tile_q / ROWS;
-  const int64_t least = stay_together(problem, kernel, rows, longest) ? 2 : 1;
+  const int64_t all = grid && are_two(problem, kernel, rows, longest) ? 2 : kernel->tile_q / ROWS;
   const bool wide_codes = kernel->dtype == FA3_FLOAT8_E4M3 && kernel->tile_q == 2 * ROWS;
   const double gain = kernel->head_scales ? 0.98 : 0.95; /* or better, to be taken */
   double best = 0;
-  for (int64_t warpgroups = all; warpgroups >= least; warpgroups--) {
+  for (int64_t warpgroups = all; warpgroups >= 1; warpgroups--) {
     const int64_t blocks = divide_up(longest, warpgroups * rows);
     const double time =
         grid ? grid_steps(problem, facts, kernel, warpgroups, plan->tile_heads)
@@ -135,8 +132,9 @@ static void plan_tile_size(const struct problem *problem, const struct cuda_fact
      * where all are full. */
     const bool full =
         grid && blocks > 1 && !plan->tiles.uneven && longest % (warpgroups * rows) == 0;
+    const bool small = grid && warpgroups == 2 && small_tiles_pay(problem, kernel);
     if (warpgroups < all &&
-        ((blocks == plan->tiles.blocks && !even && !full) || time > gain * best))
+        ((blocks == plan->tiles.blocks && !even && !full && !small) || time > gain * best))
       continue;
     best = time;
     plan->tiles.blocks = (int32_t)blocks;
@@ -169,7 +167,8 @@ static void take_small_tiles(const struct problem *problem, const struct cuda_fa
   const int64_t rows = ROWS / plan->tile_heads; /* of a warpgroup */
   const bool two = plan->tile_queries == 2 * rows ||
                    (plan->tile_queries == 3 * rows && longest > rows && longest <= 2 * rows);
-  if (!kernel->head_scales || kernel->most_keys || !two) return;
+  if (!kernel->head_scales || kernel->most_keys || !two || !small_tiles_pay(problem, kernel))
+    return;
   const struct kernel *small =
       find_kernel(&(struct kernel_need){.kind = kernel->kind,
                                         .architecture = facts->architecture,

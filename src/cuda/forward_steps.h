@@ -25,9 +25,25 @@ bool counts_tiles(const struct problem *problem);
 double grid_steps(const struct problem *problem, const struct cuda_facts *facts,
                   const struct kernel *kernel, int64_t warpgroups, int64_t tile_heads);
 
-/* Whether rows fill two warpgroups of a head dim whose small tiles are another kernel's (see
- * take_small_tiles). */
-bool are_two(const struct kernel *kernel, int64_t rows, int64_t longest);
+/* Whether find_tile_size is for this call: of few queries and keys, in 16 bits. */
+bool counts_sizes(const struct problem *problem, const struct kernel *kernel);
+
+struct tile_size {
+  int64_t warpgroups;
+  double time; /* of the call */
+};
+
+/* The tile size that takes the least time, each tile counted by itself. */
+struct tile_size find_tile_size(const struct problem *problem, const struct cuda_facts *facts,
+                                const struct kernel *kernel, int64_t tile_heads);
+
+/* Whether the kernel for tiles of two warpgroups is faster than the one for three, two of which
+ * have queries: where one of its steps, of twice as many keys, sees all, or keys are many. */
+bool small_tiles_pay(const struct problem *problem, const struct kernel *kernel);
+
+/* Whether that is so, and rows fill two warpgroups. */
+bool are_two(const struct problem *problem, const struct kernel *kernel, int64_t rows,
+             int64_t longest);
 
 /* Whether the query heads of a group are to share tiles: where queries are few, that fills tiles
  * better, and tiles see fewer keys that only some of their rows see. */
