@@ -101,7 +101,7 @@ static double estimate(const struct deal *deal, int64_t head_parts, int64_t row_
     if (row_parts > 1) steps = (double)divide_up(tiles, deal->workers) * longest;
     if (even > steps) steps = even;
   } else { /* the long ones first, and the short ones fill the gaps */
-    const double filled = (even > longest ? even : longest) + 0.4 * mean;
+    const double filled = (even > longest ? even : longest) + 0.35 * mean;
     if (filled > steps) steps = filled;
     if (row_parts > 1) steps *= deal->cost->rows;
     const bool sums =

@@ -32,9 +32,9 @@ enum { FARTHEST_RISE = 72 };
  * longest tiles of heads that rise come last, and with few heads they end late. */
 static const int64_t least_packed_heads = 24;
 
-/* What the half of all heads that rises keeps in the L2 cache; and all heads, where groups are in
- * parts and in more than two rounds of tiles. */
-enum { RISING_BYTES = 44 << 20, RISING_PARTS_BYTES = 56 << 20 };
+/* What the half of all heads that rises keeps in the L2 cache; and all heads, where groups of no
+ * more tiles than these are in parts, and in more than two rounds of tiles. */
+enum { RISING_BYTES = 44 << 20, RISING_PARTS_BYTES = 56 << 20, SHORT_CHAIN = 32 };
 
 /* Rounds of tiles that wait for each other under a mask, at most, if a tile has so many steps: such
  * tiles begin at different times after that. */
@@ -119,7 +119,8 @@ void deal_half_rising(const struct problem *problem, const struct visits *visits
       smaller(MULTIPROCESSORS / tiles->tiles, even_rounds ? all / 2 : 3 * all / 8);
   const int64_t bytes_per_chain = bytes_of_head(problem, plan->kernel) / tiles->head_parts;
   if (rising < 1 || rising * bytes_per_chain > RISING_BYTES) return;
-  if (tiles->head_parts > 1 && rounds > two_rounds && all * bytes_per_chain > RISING_PARTS_BYTES)
+  if (tiles->head_parts > 1 && tiles->tiles <= SHORT_CHAIN && rounds > two_rounds &&
+      all * bytes_per_chain > RISING_PARTS_BYTES)
     return;
   const int64_t group = query_heads_of_key_head(problem);
   const int64_t in_turn = divide_up(group, tiles->head_parts);
