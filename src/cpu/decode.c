@@ -19,7 +19,6 @@ enum {
   FEW_ROWS = 16,      /* queries times heads of a group: with more, arranging keys pays */
   WANTED_PARTS = 128, /* of all heads of all sequences */
   LEAST_PART = 4 * FEW_KEYS,
-  MOST_ROWS = 64,     /* of all heads that a thread takes together */
   TASKS_OF_THREAD = 4 /* so that threads end at about the same time */
 };
 
@@ -199,11 +198,9 @@ static void attend_keys(const struct few *few, int64_t begin, int64_t end) {
   load_queries(few);
   for (int64_t key = begin; key < end; key += FEW_KEYS) {
     const int64_t count = smaller(FEW_KEYS, end - key);
-    for (int64_t k = 0; k < count + FEW_GROUP; k++) {
-      const int64_t at = smaller(key + k, end - 1);
-      keys[k] = cache_row(&problem->key, sequence, at, few->head_k);
-      values[k] = cache_row(&problem->value, sequence, at, few->head_k);
-    }
+    const int64_t named = count + FEW_GROUP, there = smaller(named, end - key);
+    cache_rows(&problem->key, sequence, key, there, named, few->head_k, keys);
+    cache_rows(&problem->value, sequence, key, there, named, few->head_k, values);
     if (codes) {
       const int64_t row = sequence->leftpad + key;
       find_scales(few, key_scale_at, &problem->key_scale, row, count, scratch->key_scales);

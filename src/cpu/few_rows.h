@@ -46,8 +46,8 @@ struct few_operand {
 
 /* One head's rows of a group, and the rows that are asked for meanwhile. */
 struct few_columns {
-  const char *rows[FEW_GROUP];
-  const char *next[FEW_GROUP];
+  const char *const *rows;
+  const char *const *next;
   int64_t first; /* key of the step */
   int64_t count;
   code_marks marks; /* of all codes so far */
@@ -55,6 +55,12 @@ struct few_columns {
 
 static inline bool few_waits(const struct few_rows_step *s) {
   return s->rows <= WAITING_ROWS && s->dtype != FA3_FLOAT8_E4M3;
+}
+
+/* How many keys a group has. Large ones should not leave the first cache. */
+static inline int64_t few_group(const struct few_rows_step *s) {
+  if (few_waits(s)) return TOGETHER;
+  return s->dtype == FA3_FLOAT8_E4M3 && s->rows >= TOGETHER ? FEW_GROUP : FEW_GROUP / 2;
 }
 
 /* Asks for `size` bytes, a constant, of a row: where memory decides, as read once. */
@@ -287,23 +293,41 @@ static const struct few_products few_all_values[] = FEW_TABLE(few_values, few_co
 
 #if !FEW_PAIRS
 /* A group's codes of one head become the float16 that they are computed with. */
-static inline void few_widen(struct few_columns *c, int64_t width, uint16_t *halves) {
+static inline void few_widen(struct few_columns *c, int64_t width, uint16_t *halves,
+                             const char *rows[FEW_GROUP]) {
   for (int64_t k = 0; k < c->count; k += TOGETHER)
     c->marks = widen_codes(c->rows + k, c->next + k, width, halves + k * width, c->marks);
-  for (int64_t k = 0; k < FEW_GROUP; k++)
-    c->rows[k] = c->next[k] = (const char *)(halves + k * width);
+  for (int64_t k = 0; k < FEW_GROUP; k++) rows[k] = (const char *)(halves + k * width);
+  c->rows = c->next = rows;
 }
 #endif
+
+/* Where a group's rows are of the head that is so many bytes from the first. */
+static inline void few_find_rows(const char *const *rows, int64_t group, int64_t offset,
+                                 const char **restrict found) {
+  for (int64_t k = 0; k < group; k += TOGETHER)
+#pragma GCC unroll 4
+    for (int i = 0; i < TOGETHER; i++) found[k + i] = rows[k + i] + offset;
+}
+
+/* The same of all heads, in the order of memory. */
+static inline void few_find_all(const char *const *rows, int64_t group, int64_t heads,
+                                int64_t head_stride, const char **restrict found) {
+  for (int64_t k = 0; k < group; k++)
+    for (int64_t head = 0; head < heads; head++)
+      found[k * heads + head] = rows[k] + head * head_stride;
+}
 
 /* All rows with all of `operand`, the step's keys or values: four rows of a head together, then
  * two, then one. `after` are the rows that are needed then. Returns whether there are codes that
  * are NaN, which are taken for numbers. */
 static bool few_multiply(const struct few_rows_step *s, const struct few_operand *operand,
                          const struct few_operand *after, const struct few_products *products) {
-  const int64_t group = few_waits(s) ? TOGETHER : FEW_GROUP;
+  const int64_t group = few_group(s);
   const bool codes = s->dtype == FA3_FLOAT8_E4M3, in_order = !few_waits(s);
   const int64_t bytes = s->heads * operand->width * (codes ? 1 : size_of(s->dtype));
   const int64_t ahead = few_waits(s) && 2 * group * bytes <= NEAR ? 2 * group : group;
+  const char *rows[FEW_GROUP], *next_rows[MOST_ROWS * FEW_GROUP / 2];
 #if !FEW_PAIRS
   uint16_t halves[FEW_GROUP * LARGEST_HEAD_DIM] __attribute__((aligned(64)));
 #endif
@@ -316,16 +340,16 @@ static bool few_multiply(const struct few_rows_step *s, const struct few_operand
     const int64_t first_next = there < s->count ? there : few_waits(s) ? there - s->count : 0;
     c.first = first;
     c.count = left < group ? left : group;
-    int64_t next_key = 0, next_head = 0;
+    if (in_order)
+      few_find_all(next->rows + first_next, group, s->heads, next->head_stride, next_rows);
     for (int64_t head = 0; head < s->heads; head++) {
-      for (int64_t k = 0; k < group; k++) {
-        c.rows[k] = operand->rows[first + k] + head * operand->head_stride;
-        c.next[k] = next->rows[first_next + (in_order ? next_key : k)] +
-                    (in_order ? next_head : head) * next->head_stride;
-        if (++next_head == s->heads) next_head = 0, next_key++;
-      }
+      few_find_rows(operand->rows + first, group, head * operand->head_stride, rows);
+      if (!in_order)
+        few_find_rows(next->rows + first_next, group, head * next->head_stride, next_rows);
+      c.rows = rows;
+      c.next = in_order ? next_rows + head * group : next_rows;
 #if !FEW_PAIRS
-      if (codes) few_widen(&c, operand->width, halves);
+      if (codes) few_widen(&c, operand->width, halves, rows);
 #endif
       const int64_t end = (head + 1) * s->rows;
       for (int64_t row = head * s->rows, size; row < end; row += size) {

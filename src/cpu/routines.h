@@ -72,8 +72,9 @@ struct rows {
 /* Some keys' step of the online softmax for few rows of some heads, on keys and values as they lie.
  * What is of a row comes head by head: row r of head h is h * rows + r. */
 enum {
+  MOST_ROWS = 64, /* of all heads */
   FEW_KEYS = 64,
-  FEW_GROUP = 16,                    /* of keys that are asked for early, at most */
+  FEW_GROUP = 32,                    /* of keys that are asked for early, at most */
   FEW_STRIDE = LARGEST_HEAD_DIM + 16 /* floats from row to row of queries and outputs; not a power
                                       * of two, as their rows should not share sets of a cache */
 };
