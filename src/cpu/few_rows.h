@@ -264,9 +264,9 @@ typedef void few_product(const struct few_rows_step *s, struct few_columns *colu
 FEW_PRODUCTS(few_scores, BFLOAT16)
 FEW_PRODUCTS(few_values, BFLOAT16)
 
-/* Of one, two and four rows. */
+/* Of one, two, four and, if that is not twice four, eight rows. */
 struct few_products {
-  few_product *of[3];
+  few_product *of[4];
 };
 #define FEW_OF(kind, dtype)                                        \
   {                                                                \
@@ -274,22 +274,30 @@ struct few_products {
   }
 #if FEW_PAIRS
 FEW_PRODUCTS(few_code_scores, FLOAT8_E4M3)
+FEW_PRODUCT(few_code_scores, FLOAT8_E4M3, 8)
 FEW_PRODUCTS(few_code_values, FLOAT8_E4M3)
-#define FEW_TABLE(kind, of_codes) \
-  { [FA3_BFLOAT16] = FEW_OF(kind, BFLOAT16), [FA3_FLOAT8_E4M3] = FEW_OF(of_codes, FLOAT8_E4M3) }
+static const struct few_products few_all_scores[] = {
+    [FA3_BFLOAT16] = FEW_OF(few_scores, BFLOAT16),
+    [FA3_FLOAT8_E4M3] = {{few_code_scores_FLOAT8_E4M3_1, few_code_scores_FLOAT8_E4M3_2,
+                          few_code_scores_FLOAT8_E4M3_4, few_code_scores_FLOAT8_E4M3_8}},
+};
+static const struct few_products few_all_values[] = {
+    [FA3_BFLOAT16] = FEW_OF(few_values, BFLOAT16),
+    [FA3_FLOAT8_E4M3] = FEW_OF(few_code_values, FLOAT8_E4M3),
+};
 #else
 FEW_PRODUCTS(few_scores, FLOAT32)
 FEW_PRODUCTS(few_scores, FLOAT16)
 FEW_PRODUCTS(few_values, FLOAT32)
 FEW_PRODUCTS(few_values, FLOAT16)
-#define FEW_TABLE(kind, of_codes)                                                       \
+#define FEW_TABLE(kind)                                                                 \
   {                                                                                     \
     [FA3_FLOAT32] = FEW_OF(kind, FLOAT32), [FA3_FLOAT16] = FEW_OF(kind, FLOAT16),       \
     [FA3_BFLOAT16] = FEW_OF(kind, BFLOAT16), [FA3_FLOAT8_E4M3] = FEW_OF(kind, FLOAT16), \
   }
+static const struct few_products few_all_scores[] = FEW_TABLE(few_scores);
+static const struct few_products few_all_values[] = FEW_TABLE(few_values);
 #endif
-static const struct few_products few_all_scores[] = FEW_TABLE(few_scores, few_code_scores);
-static const struct few_products few_all_values[] = FEW_TABLE(few_values, few_code_values);
 
 #if !FEW_PAIRS
 /* A group's codes of one head become the float16 that they are computed with. */
@@ -318,9 +326,9 @@ static inline void few_find_all(const char *const *rows, int64_t group, int64_t 
       found[k * heads + head] = rows[k] + head * head_stride;
 }
 
-/* All rows with all of `operand`, the step's keys or values: four rows of a head together, then
- * two, then one. `after` are the rows that are needed then. Returns whether there are codes that
- * are NaN, which are taken for numbers. */
+/* All rows with all of `operand`, the step's keys or values: four rows of a head together, or
+ * eight, then two, then one. `after` are the rows that are needed then. Returns whether there are
+ * codes that are NaN, which are taken for numbers. */
 static bool few_multiply(const struct few_rows_step *s, const struct few_operand *operand,
                          const struct few_operand *after, const struct few_products *products) {
   const int64_t group = few_group(s);
@@ -353,8 +361,10 @@ static bool few_multiply(const struct few_rows_step *s, const struct few_operand
 #endif
       const int64_t end = (head + 1) * s->rows;
       for (int64_t row = head * s->rows, size; row < end; row += size) {
-        size = end - row >= 4 ? 4 : end - row >= 2 ? 2 : 1;
-        products->of[size / 2](s, &c, row);
+        int log2 = end - row >= 4 ? 2 : end - row >= 2 ? 1 : 0;
+        if (end - row >= 8 && products->of[3]) log2 = 3;
+        size = 1 << log2;
+        products->of[log2](s, &c, row);
       }
     }
   }

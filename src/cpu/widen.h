@@ -43,9 +43,7 @@ static inline __mmask64 first_codes(int64_t count) {
 }
 
 /* A byte permutation leaves out the eighth bit of its index, which is the code's sign. */
-static inline void widen_vector(const char *codes, __mmask64 mask, __m512i words[2],
-                                code_marks *marks) {
-  const __m512i code = _mm512_maskz_loadu_epi8(mask, codes);
+static inline void widen_codes_in(__m512i code, __m512i words[2], code_marks *marks) {
   const __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(code_low), code,
                                                _mm512_load_si512(code_low + CODES));
   const __m512i magnitude = _mm512_permutex2var_epi8(_mm512_load_si512(code_high), code,
@@ -56,6 +54,11 @@ static inline void widen_vector(const char *codes, __mmask64 mask, __m512i words
   words[0] = _mm512_unpacklo_epi8(low, high);
   words[1] = _mm512_unpackhi_epi8(low, high);
   *marks = _mm512_or_si512(*marks, low);
+}
+
+static inline void widen_vector(const char *codes, __mmask64 mask, __m512i words[2],
+                                code_marks *marks) {
+  widen_codes_in(_mm512_maskz_loadu_epi8(mask, codes), words, marks);
 }
 
 static inline bool has_nan(code_marks marks) {
