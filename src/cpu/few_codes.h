@@ -1,7 +1,7 @@
 /* Few queries of bfloat16 against E4M3 codes, for a level with AVX512_BF16 and AVX512_VBMI (part of
  * few_rows.h). The two vectors of bfloat16 that 64 codes become (widen.h) are pairs for the scores
  * as they are, and float32 by a shift and a mask for the values. Queries and outputs are in the
- * order of these vectors. */
+ * order of these vectors. With four rows or more the vectors of scores have codes of four keys. */
 #ifndef FA3_CPU_FEW_CODES_H
 #define FA3_CPU_FEW_CODES_H
 
