@@ -130,7 +130,11 @@ static int set_tensor(struct call *call, PyObject *object, const struct field *f
       fa3_tensor_from_dlpack(&tensor, (fa3_tensor *)((char *)&call->args + field->offset));
   if (status) {
     PyObject *type = status == FA3_INVALID_DTYPE ? PyExc_TypeError : PyExc_ValueError;
-    PyErr_Format(type, "%s: %s", name, fa3_last_error());
+    /* The message begins with the C argument's name. */
+    static const char theirs[] = "dl_tensor";
+    const char *message = fa3_last_error();
+    const size_t skipped = strncmp(message, theirs, sizeof theirs - 1) ? 0 : sizeof theirs - 1;
+    PyErr_Format(type, "%s%s%s", name, skipped ? "" : ": ", message + skipped);
     return -1;
   }
   int on_gpu = tensor.device.type == DL_CUDA || tensor.device.type == DL_CUDA_MANAGED;

@@ -101,7 +101,7 @@ fa3_status fa3_tensor_from_dlpack(const void *dl_tensor, fa3_tensor *tensor) {
   if (!dtype)
     return set_error(FA3_INVALID_DTYPE,
                      "dl_tensor's dtype has code %d%s, %d bits and %d lanes: expected float32, "
-                     "float16, bfloat16, E4M3 (fn), int32 or int64 of one lane",
+                     "float16, bfloat16 or E4M3 (fn), or int32 or int64 of integers, of one lane",
                      source->dtype_code, foreign_dtype(source->dtype_code, source->dtype_bits),
                      source->dtype_bits, source->dtype_lanes);
   if (source->ndim < 1 || source->ndim > 4)

@@ -22,14 +22,14 @@ def test_numpy():
         *tensors, causal=True, window_size=(6, 0), return_attn_probs=True
     )
     assert (found == wanted.numpy()).all() and (lse == wanted_lse.numpy()).all()
-    with pytest.raises(TypeError, match="float64"):
+    with pytest.raises(TypeError, match="^query's dtype .*float64"):
         fa3.attention(q.astype(numpy.float64), k, v)
     with pytest.raises(TypeError, match="query is of .*Tensor.*flash_attn_func"):
         fa3.attention(*tensors)
     for wrong, name in (((q.tolist(), k, v), "query"), ((q, k, [1.0]), "value")):
         with pytest.raises(TypeError, match=f"{name} is of .*list"):
             fa3.attention(*wrong)
-    with pytest.raises(ValueError, match="value: dl_tensor has 0 dimensions"):
+    with pytest.raises(ValueError, match="value has 0 dimensions"):
         fa3.attention(q, k, numpy.zeros((), numpy.float32))
     with pytest.raises(OverflowError, match="index"):
         fa3._core.prepare(2**40)
