@@ -335,10 +335,10 @@ static void test_append_in_one_kernel(void **state) {
   other.rotary_cos.dtype = other.rotary_sin.dtype = FA3_FLOAT32;
   run_both(&other, &forward, 2, "decode");
   other = append;
-  fa3_tensor *const of_rows[] = {&other.new_key,       &other.new_value, &other.query,
-                                 &other.rotated_query, &attention.query, &attention.output};
-  for (size_t i = 0; i < sizeof of_rows / sizeof *of_rows; i++)
-    *of_rows[i] = with_rows(*of_rows[i]);
+  enum { OF_ROWS = 6, OF_BATCH = 8 };
+  fa3_tensor *const of_rows[OF_ROWS] = {&other.new_key,       &other.new_value, &other.query,
+                                        &other.rotated_query, &attention.query, &attention.output};
+  for (int i = 0; i < OF_ROWS; i++) *of_rows[i] = with_rows(*of_rows[i]);
   run_both(&other, &attention, 2, "decode"); /* more rows than 8 */
   attention = forward;
   attention.query.data = place(6); /* queries that the append has not turned */
@@ -363,10 +363,10 @@ static void test_append_in_one_kernel(void **state) {
     attention.key = other.key;
     attention.value = other.value;
     attention.page_table = other.page_table;
-    fa3_tensor *const of_batch[] = {&other.new_key,       &other.new_value,    &other.query,
-                                    &other.rotated_query, &other.seqused_k,    &attention.query,
-                                    &attention.output,    &attention.seqused_k};
-    for (size_t i = 0; i < sizeof of_batch / sizeof *of_batch; i++) of_batch[i]->shape[0] = batch;
+    fa3_tensor *const of_batch[OF_BATCH] = {
+        &other.new_key,   &other.new_value, &other.query,      &other.rotated_query,
+        &other.seqused_k, &attention.query, &attention.output, &attention.seqused_k};
+    for (int i = 0; i < OF_BATCH; i++) of_batch[i]->shape[0] = batch;
     run_both(&other, &attention, (int)batch, batch == 1 ? "decode_append" : "decode");
   }
 }

@@ -203,7 +203,8 @@ static void run_trial(int trial) {
 
 /* Attention behind that append, of the queries that it turns or of others. */
 static fa3_forward_args attention_of(struct rng *rng, const fa3_append_args *append) {
-  const bool packed = append->new_key.rank == 3;
+  const int32_t *const starts = append->cu_seqlens_q.data;
+  const bool packed = starts;
   const int64_t batch = append->seqused_k.shape[0], rows = append->new_key.shape[packed ? 0 : 1];
   const int64_t last = append->new_key.rank - 1, dim = append->new_key.shape[last];
   const int64_t each = packed ? rows / batch : rows, heads = 2 * append->new_key.shape[last - 1];
@@ -230,7 +231,7 @@ static fa3_forward_args attention_of(struct rng *rng, const fa3_append_args *app
   args.output = make_rows(rng, append->new_key.dtype, packed, batch, each, heads_q,
                           append->new_value.shape[last]);
   args.workspace = take(args.workspace_size);
-  const int32_t *starts = append->cu_seqlens_q.data, *before = append->seqused_k.data;
+  const int32_t *before = append->seqused_k.data;
   for (int64_t b = 0; b < batch; b++)
     ((int32_t *)args.seqused_k.data)[b] =
         before[b] + (packed ? starts[b + 1] - starts[b] : (int32_t)rows);
