@@ -22,14 +22,15 @@ enum { QUERIES_PER_HEAD = 32, LEAST_STEPS = 32, LEAST_QUERIES_IN_WINDOW = 2600 }
 /* In steps. Measured: likewise. */
 static const double chain_steps = 0.3; /* that tiles of a head begin after each other */
 
-/* What parts cost beside their work, in steps, and by their bytes. */
+/* What parts cost beside their work, in steps, and by their bytes. Under a causal mask tiles end at
+ * different times, and others read and write meanwhile. */
 struct part_cost {
   double sum;   /* adding up, */
   double share; /* its share of the time that writing and reading once takes, */
   double rows;  /* times the rest, for parts by rows differ */
 };
 
-static const struct part_cost alike_cost = {2, 0.8, 1.08}, causal_cost = {1, 2.4, 1.1},
+static const struct part_cost usual_cost = {2, 0.8, 1.08}, causal_cost = {1, 2.4, 1.1},
                               wide_causal_cost = {1, 2.4, 1.27};
 
 /* dK and dV of a tile, in float32. */
@@ -138,7 +139,7 @@ void deal_parts(const struct problem *problem, const struct visits *visits, int6
                             .blocks = divide_up(longest_query(problem), kernel->tile_q),
                             .workers = workers,
                             .bytes = bytes_of_part(kernel),
-                            .cost = !is_causal(problem) || alike(visits) ? &alike_cost
+                            .cost = !is_causal(problem) || alike(visits) ? &usual_cost
                                     : plan->cluster == 1                 ? &causal_cost
                                                                          : &wide_causal_cost,
                             .chained = !has_window(problem),

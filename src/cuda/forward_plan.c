@@ -107,7 +107,7 @@ static void plan_tile_size(const struct problem *problem, const struct cuda_fact
                            int64_t longest, int64_t all_heads, struct forward_plan *plan) {
   const struct kernel *kernel = plan->kernel;
   const int64_t rows = ROWS / plan->tile_heads;
-  if (counts_sizes(problem, kernel)) {
+  if (counts_tile_size(problem, kernel)) {
     const int64_t warpgroups = find_tile_size(problem, facts, kernel, plan->tile_heads).warpgroups;
     plan->tile_queries = (int32_t)(warpgroups * rows);
     plan->tiles.blocks = (int32_t)divide_up(longest, plan->tile_queries);
@@ -160,28 +160,32 @@ static void cut_last_tiles(const struct problem *problem, const struct cuda_fact
   plan->tiles.parts = parts;
 }
 
-/* Where two of a tile's three warpgroups have rows, a kernel of two is faster, if there is one. */
+/* A kernel of the same head dim for what else the call needs; null: there is none. */
+static const struct kernel *find_like(const struct kernel *kernel, const struct problem *problem,
+                                      const struct cuda_facts *facts, struct kernel_need need) {
+  need.kind = kernel->kind;
+  need.architecture = facts->architecture;
+  need.dtype = problem->query.dtype;
+  need.head_dim = kernel->head_dim;
+  need.value_head_dim = kernel->value_head_dim;
+  const struct kernel *other = find_kernel(&need);
+  return other && other->head_dim == kernel->head_dim ? other : NULL;
+}
+
+/* Where tiles are of two warpgroups, a kernel of two may be faster than one of three. */
 static void take_small_tiles(const struct problem *problem, const struct cuda_facts *facts,
-                             int64_t longest, struct forward_plan *plan) {
+                             struct forward_plan *plan) {
   const struct kernel *kernel = plan->kernel;
   const int64_t rows = ROWS / plan->tile_heads; /* of a warpgroup */
-  const bool two = plan->tile_queries == 2 * rows ||
-                   (plan->tile_queries == 3 * rows && longest > rows && longest <= 2 * rows);
-  if (!kernel->head_scales || kernel->most_keys || !two || !small_tiles_pay(problem, kernel))
+  if (!kernel->head_scales || kernel->most_keys || plan->tile_queries != 2 * rows ||
+      !small_tiles_pay(problem, kernel))
     return;
-  const struct kernel *small =
-      find_kernel(&(struct kernel_need){.kind = kernel->kind,
-                                        .architecture = facts->architecture,
-                                        .dtype = problem->query.dtype,
-                                        .head_dim = kernel->head_dim,
-                                        .value_head_dim = kernel->head_dim,
-                                        .softcap = kernel->softcap,
-                                        .head_scales = true,
-                                        .small_tiles = true,
-                                        .pages = has_pages(problem)});
-  if (!small || small->head_dim != kernel->head_dim) return;
-  plan->kernel = small;
-  plan->tile_queries = (int32_t)(2 * rows);
+  const struct kernel *small = find_like(kernel, problem, facts,
+                                         (struct kernel_need){.softcap = kernel->softcap,
+                                                              .head_scales = true,
+                                                              .small_tiles = true,
+                                                              .pages = has_pages(problem)});
+  if (small) plan->kernel = small;
 }
 
 /* Whether a packed batch has so many fewer rows than its longest sequence would make that tiles
@@ -246,7 +250,7 @@ static fa3_status plan_tiles(const struct problem *problem, const struct cuda_fa
                                  .packed = lengths_differ(problem, blocks)};
   plan_tile_size(problem, facts, longest, all_heads, plan);
   cut_last_tiles(problem, facts, plan);
-  take_small_tiles(problem, facts, longest, plan);
+  take_small_tiles(problem, facts, plan);
   plan_groups(head_bytes, problem->query.dtype == FA3_FLOAT8_E4M3, facts, &plan->tiles);
   return FA3_OK;
 }
@@ -393,15 +397,11 @@ static void take_short_tile(const struct problem *problem, const struct cuda_fac
       keys_vary(problem) || problem->leftpad_k || plan->combine || last == 0)
     return;
   const struct kernel *other =
-      find_kernel(&(struct kernel_need){.kind = kernel->kind,
-                                        .architecture = facts->architecture,
-                                        .dtype = problem->query.dtype,
-                                        .head_dim = kernel->head_dim,
-                                        .value_head_dim = kernel->value_head_dim,
-                                        .softcap = problem->features & FA3_FEATURE_SOFTCAP,
-                                        .pages = has_pages(problem),
-                                        .last_keys = last});
-  if (other && other->head_dim == kernel->head_dim) plan->kernel = other;
+      find_like(kernel, problem, facts,
+                (struct kernel_need){.softcap = problem->features & FA3_FEATURE_SOFTCAP,
+                                     .pages = has_pages(problem),
+                                     .last_keys = last});
+  if (other) plan->kernel = other;
 }
 
 /* Blocks stay until the work is done, as many as run at the same time: their shared memory leaves
@@ -435,14 +435,9 @@ static void take_transposed(const struct problem *problem, const struct cuda_fac
     return;
   take_transpose(problem, transposing, &plan->transpose);
   if (plan->transpose.kernel)
-    plan->kernel = find_kernel(&(struct kernel_need){.kind = kernel->kind,
-                                                     .architecture = facts->architecture,
-                                                     .dtype = problem->query.dtype,
-                                                     .head_dim = kernel->head_dim,
-                                                     .value_head_dim = kernel->value_head_dim,
-                                                     .softcap = kernel->softcap,
-                                                     .head_scales = true,
-                                                     .transposed = true});
+    plan->kernel = find_like(
+        kernel, problem, facts,
+        (struct kernel_need){.softcap = kernel->softcap, .head_scales = true, .transposed = true});
 }
 
 /* Takes the kernel that sees all keys of a sequence in one step, if there is one and they would be
@@ -456,15 +451,11 @@ static void take_one_step(const struct problem *problem, const struct cuda_facts
       problem->max_seqlen_k <= (int64_t)kernel->tile_k * (wide ? 2 : 1))
     return;
   const struct kernel *other =
-      find_kernel(&(struct kernel_need){.kind = kernel->kind,
-                                        .architecture = facts->architecture,
-                                        .dtype = problem->query.dtype,
-                                        .head_dim = kernel->head_dim,
-                                        .value_head_dim = kernel->value_head_dim,
-                                        .softcap = problem->features & FA3_FEATURE_SOFTCAP,
-                                        .head_scales = true,
-                                        .most_keys = problem->max_seqlen_k});
-  if (!other || other->head_dim != kernel->head_dim) return;
+      find_like(kernel, problem, facts,
+                (struct kernel_need){.softcap = problem->features & FA3_FEATURE_SOFTCAP,
+                                     .head_scales = true,
+                                     .most_keys = problem->max_seqlen_k});
+  if (!other) return;
   const double tiles = (double)divide_up(longest_query(problem), other->tile_q) *
                        (double)problem->heads_q * (double)problem->batch;
   if (wide && problem->window_right < MASK_UNBOUNDED && tiles > facts->multiprocessors) return;

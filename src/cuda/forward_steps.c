@@ -84,6 +84,7 @@ struct grid_cost {
 };
 
 bool small_tiles_pay(const struct problem *problem, const struct kernel *kernel) {
+  /* Measured: docs/notes/hopper-fp8.md. */
   enum { LEAST_OF_ONE_STEP = 96, MOST_OF_ONE_STEP = 192, MANY_KEYS = 400 };
   const double queries = (double)problem->max_seqlen_q, keys = (double)problem->max_seqlen_k;
   return kernel->head_dim > 64 && ((keys > LEAST_OF_ONE_STEP && keys <= MOST_OF_ONE_STEP) ||
@@ -202,7 +203,7 @@ static double counted_time(const struct problem *problem, const struct cuda_fact
   return fmax(some, all * (times.shortest + (mean - times.shortest) * (rounds - all + 1)));
 }
 
-bool counts_sizes(const struct problem *problem, const struct kernel *kernel) {
+bool counts_tile_size(const struct problem *problem, const struct kernel *kernel) {
   return counts_tiles(problem) && kernel->dtype != FA3_FLOAT8_E4M3;
 }
 
@@ -270,7 +271,7 @@ bool sharing_pays(const struct problem *problem, const struct cuda_facts *facts,
   if (has_grid_steps(kernel) && tiles * (double)problem->batch <= 2 * facts->multiprocessors)
     return least_grid_steps(problem, facts, kernel, group) <=
            gain * least_grid_steps(problem, facts, kernel, 1);
-  if (counts_sizes(problem, kernel))
+  if (counts_tile_size(problem, kernel))
     return find_tile_size(problem, facts, kernel, group).time <=
            gain * find_tile_size(problem, facts, kernel, 1).time;
   const struct shared_time shared = time_shared(problem, facts, kernel, group),

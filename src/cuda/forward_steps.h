@@ -26,7 +26,7 @@ double grid_steps(const struct problem *problem, const struct cuda_facts *facts,
                   const struct kernel *kernel, int64_t warpgroups, int64_t tile_heads);
 
 /* Whether find_tile_size is for this call: of few queries and keys, in 16 bits. */
-bool counts_sizes(const struct problem *problem, const struct kernel *kernel);
+bool counts_tile_size(const struct problem *problem, const struct kernel *kernel);
 
 struct tile_size {
   int64_t warpgroups;

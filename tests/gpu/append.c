@@ -84,6 +84,16 @@ static fa3_tensor vector(struct rng *rng, int64_t count) {
   return MAKE(rng, FA3_INT32, count);
 }
 
+/* Packed sequences of up to `rows` new rows each. */
+static void add_starts(struct rng *rng, fa3_append_args *args, int64_t batch, int64_t rows) {
+  args->cu_seqlens_q = vector(rng, batch + 1);
+  args->max_seqlen_q = rows;
+  int32_t *const starts = args->cu_seqlens_q.data;
+  starts[0] = 0;
+  for (int64_t b = 0; b < batch; b++)
+    starts[b + 1] = starts[b] + (int32_t)rng_between(rng, 0, rows);
+}
+
 static fa3_append_args make_call(struct rng *rng) {
   const fa3_dtype dtype =
       (fa3_dtype)RNG_PICK(rng, FA3_FLOAT32, FA3_FLOAT16, FA3_BFLOAT16, FA3_FLOAT8_E4M3);
@@ -104,14 +114,7 @@ static fa3_append_args make_call(struct rng *rng) {
       .seqused_k = vector(rng, batch)};
   int32_t *const used = args.seqused_k.data;
   for (int64_t b = 0; b < batch; b++) used[b] = (int32_t)rng_between(rng, 0, ROOM - rows);
-  if (packed) {
-    args.cu_seqlens_q = vector(rng, batch + 1);
-    args.max_seqlen_q = rows;
-    int32_t *const starts = args.cu_seqlens_q.data;
-    starts[0] = 0;
-    for (int64_t b = 0; b < batch; b++)
-      starts[b + 1] = starts[b] + (int32_t)rng_between(rng, 0, rows);
-  }
+  if (packed) add_starts(rng, &args, batch, rows);
   int64_t entries = batch, extent = ROOM;
   if (paged) {
     extent = RNG_PICK(rng, 1, 3, 16, 64);
@@ -306,14 +309,7 @@ static fa3_append_args make_joined_append(struct rng *rng, int64_t group) {
     const int64_t before = RNG_PICK(rng, edge, any, last);
     used[b] = (int32_t)(before < 0 ? 0 : before > room ? room : before);
   }
-  if (packed) {
-    args.cu_seqlens_q = vector(rng, batch + 1);
-    args.max_seqlen_q = rows;
-    int32_t *const starts = args.cu_seqlens_q.data;
-    starts[0] = 0;
-    for (int64_t b = 0; b < batch; b++)
-      starts[b + 1] = starts[b] + (int32_t)rng_between(rng, 0, rows);
-  }
+  if (packed) add_starts(rng, &args, batch, rows);
   if (rng_chance(rng, 0.2)) {
     args.seqused_q = vector(rng, batch);
     for (int64_t b = 0; b < batch; b++) {
