@@ -14,6 +14,7 @@ CPU, CUDA = CONSTANTS["FA3_CPU"], CONSTANTS["FA3_CUDA"]
 CAUSAL, WINDOW = CONSTANTS["FA3_CAUSAL"], CONSTANTS["FA3_WINDOW"]
 DETERMINISTIC = CONSTANTS["FA3_DETERMINISTIC"]
 ROTATE, SUBTRACT_MEAN = CONSTANTS["FA3_ROTATE"], CONSTANTS["FA3_SUBTRACT_MEAN"]
+SEPARATE_SEQUENCES = CONSTANTS["FA3_SEPARATE_SEQUENCES"]
 DTYPES = {
     torch.float32: CONSTANTS["FA3_FLOAT32"],
     torch.float16: CONSTANTS["FA3_FLOAT16"],
@@ -165,7 +166,8 @@ class Library:
     def append_gpu(self, **tensors):
         """A function that queues the call on the current stream: tensors, or None, by their names in
         the header."""
-        return self.gpu_call("append", AppendArgs(struct_size=ctypes.sizeof(AppendArgs)), tensors)
+        args = AppendArgs(struct_size=ctypes.sizeof(AppendArgs), flags=SEPARATE_SEQUENCES)
+        return self.gpu_call("append", args, tensors)
 
     def append_forward(self, append, forward):
         """The calls that append_gpu and forward_gpu gave, as one."""

@@ -315,7 +315,10 @@ enum {
   FA3_ROTARY_INTERLEAVED = 1 << 5,
   /* Quantize alone. */
   FA3_SUBTRACT_MEAN = 1 << 6, /* each head's mean row is taken off first */
-  FA3_ROTATE = 1 << 7         /* heads are rotated first, by seed */
+  FA3_ROTATE = 1 << 7,        /* heads are rotated first, by seed */
+  /* Append alone, for fa3_append_forward: no sequence attends to another's new rows. Sequences may
+   * still share older rows: pages, or an entry of the cache. */
+  FA3_SEPARATE_SEQUENCES = 1 << 8
 };
 
 /* Forward. */
@@ -618,7 +621,7 @@ typedef struct fa3_append_args {
   fa3_tensor page_table;
 
   int64_t max_seqlen_q;
-  uint32_t flags; /* FA3_ROTARY_INTERLEAVED */
+  uint32_t flags; /* FA3_ROTARY_INTERLEAVED, FA3_SEPARATE_SEQUENCES */
   int32_t num_threads;
 
   /* Optional, float32, of an E4M3 cache that new rows of another dtype go into: the cache's scales,
@@ -641,13 +644,14 @@ FA3_API fa3_status fa3_append(const fa3_append_args *args);
 /* fa3_append, then fa3_forward on the same cache, in one call. On a GPU it takes less time than the
  * two. A kernel does both for caches of 16 bits, head dims up to 128 and tables of 16 bits, if
  * queries times query heads of a key head are up to 8, and there is one sequence, or neither a page
- * table nor cache_batch_index; not where keys are dealt out or put together by another kernel, as
- * those of many sequences are. Else attention of few queries begins with older keys while the new
- * ones are on their way. The device and the stream have to be the same. Two arrays of lengths
- * are needed: append's seqused_k are the lengths before it, forward's those after it. forward may
- * read what the append writes: new rows of the cache, their scales, and rotated_query as its query.
- * New rows of other sequences, in pages or an entry of the cache that they share, have to be among
- * a sequence's newest keys, as many as the append's longest sequence writes times its batch.
+ * table nor cache_batch_index, or FA3_SEPARATE_SEQUENCES; not where keys are dealt out or put
+ * together by another kernel, as those of many sequences are. Else attention of few queries begins
+ * with older keys while the new ones are on their way. The device and the stream have to be the
+ * same. Two arrays of lengths are needed: append's seqused_k are the lengths before it, forward's
+ * those after it. forward may read what the append writes: new rows of the cache, their scales, and
+ * rotated_query as its query. New rows of other sequences, in pages or an entry of the cache that
+ * they share, have to be among a sequence's newest keys, as many as the append's longest sequence
+ * writes times its batch; with FA3_SEPARATE_SEQUENCES it may see none of them.
  * FA3_INVALID_DEVICE if the devices or streams differ; else it returns as either does, and needs
  * forward's workspace alone. Nothing is queued if either's arguments are refused, but for what is
  * found in the memory of a GPU alone: FA3_INVALID_POINTER, and what FA3_CHECK_DEVICE looks at. */

@@ -460,6 +460,7 @@ PyMODINIT_FUNC PyInit__core(void) {
       {"ROTARY_INTERLEAVED", FA3_ROTARY_INTERLEAVED},
       {"SUBTRACT_MEAN", FA3_SUBTRACT_MEAN},
       {"ROTATE", FA3_ROTATE},
+      {"SEPARATE_SEQUENCES", FA3_SEPARATE_SEQUENCES},
   };
   for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
     if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value)) return NULL;

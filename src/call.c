@@ -84,10 +84,10 @@ fa3_status fa3_append(const fa3_append_args *args) {
  * all where several may share pages or an entry of the cache. All keys may be, if it is not said
  * how many there are. */
 static int64_t appended_keys(const struct problem *append, const struct problem *forward) {
-  const bool shared = append->features & (FA3_FEATURE_PAGE_TABLE | FA3_FEATURE_BATCH_INDEX);
   int64_t rows = smaller(append->max_seqlen_q, append->rows_q);
   if (append->batch == 0 || rows == 0) return 0;
-  if (shared && __builtin_mul_overflow(rows, append->batch, &rows)) rows = INT64_MAX;
+  if (problem_shares_new_rows(append) && __builtin_mul_overflow(rows, append->batch, &rows))
+    rows = INT64_MAX;
   return forward->seqused_k ? rows : INT64_MAX;
 }
 

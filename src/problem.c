@@ -98,10 +98,10 @@ static fa3_status check_device_fields(const struct options *options) {
 static fa3_status check_flags(const struct options *options, fa3_phase phase) {
   uint32_t known = FA3_CAUSAL | FA3_WINDOW | FA3_SCALE;
   if (phase == FA3_BACKWARD) known |= FA3_ACCUMULATE | FA3_DETERMINISTIC;
-  if (phase == FA3_APPEND) known = FA3_ROTARY_INTERLEAVED;
+  if (phase == FA3_APPEND) known = FA3_ROTARY_INTERLEAVED | FA3_SEPARATE_SEQUENCES;
   if (phase == FA3_QUANTIZE) known = FA3_ROTARY_INTERLEAVED | FA3_SUBTRACT_MEAN | FA3_ROTATE;
   const uint32_t refused = options->flags & ~known, first = refused & -refused;
-  if (first > FA3_ROTATE)
+  if (first > FA3_SEPARATE_SEQUENCES)
     return set_error(FA3_INVALID_FLAGS, "flags is 0x%" PRIx32 ": 0x%" PRIx32 " is unknown",
                      options->flags, first);
   if (first)
@@ -291,6 +291,7 @@ fa3_status problem_from_args(fa3_phase phase, const void *args, struct problem *
   if (phase == FA3_COMBINE) TRY(check_combine(problem));
   if (phase == FA3_QUANTIZE) TRY(check_rotary(&options, problem, "input"));
   problem->interleaved = options.flags & FA3_ROTARY_INTERLEAVED;
+  problem->separate_sequences = options.flags & FA3_SEPARATE_SEQUENCES;
   TRY(set_longest(&options, problem));
   drop_idle_limits(problem);
   problem->scale = options.flags & FA3_SCALE ? options.softmax_scale

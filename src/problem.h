@@ -54,7 +54,8 @@ struct problem {
   int64_t codes_scale_rows;
 
   bool accumulate;
-  bool interleaved; /* of rotary embedding */
+  bool interleaved;        /* of rotary embedding */
+  bool separate_sequences; /* none attends to another's new rows */
   bool subtract_mean;
   bool rotate;
   uint64_t seed; /* of the rotation */
@@ -121,6 +122,10 @@ struct sequence {
 
 /* Whether no vector tells the sequences apart, but for where their keys are. */
 bool problem_sequences_alike(const struct problem *problem);
+
+/* Whether a sequence may attend to new rows of another that the append writes: in the same page, or
+ * the same entry of the cache. */
+bool problem_shares_new_rows(const struct problem *append);
 
 /* Reads the lengths (host memory); they have passed problem_check_data. */
 struct sequence problem_sequence(const struct problem *problem, int64_t batch);

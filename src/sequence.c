@@ -147,6 +147,11 @@ bool problem_sequences_alike(const struct problem *problem) {
   return true;
 }
 
+bool problem_shares_new_rows(const struct problem *append) {
+  return append->batch > 1 && !append->separate_sequences &&
+         append->features & (FA3_FEATURE_PAGE_TABLE | FA3_FEATURE_BATCH_INDEX);
+}
+
 int64_t problem_position(const struct problem *problem, const struct sequence *sequence,
                          int64_t row) {
   const struct operand *positions = &problem->positions;

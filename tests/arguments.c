@@ -85,6 +85,7 @@ static void test_scalars(void **state) {
   REFUSED_FORWARD(args->flags |= 8, FA3_INVALID_FLAGS, "flags", "0x8 is not for fa3_forward");
   REFUSED_FORWARD(args->flags |= 16, FA3_INVALID_FLAGS, "flags", "0x10 is not for fa3_forward");
   REFUSED(args->flags |= 32, FA3_INVALID_FLAGS, "flags", "0x20 is not for fa3_");
+  REFUSED(args->flags |= 256, FA3_INVALID_FLAGS, "flags", "0x100 is not for fa3_");
   REFUSED(args->flags |= 0x80000000, FA3_INVALID_FLAGS, "flags", "0x80000000 is unknown");
   REFUSED(args->softmax_scale = NAN, FA3_INVALID_SCALE, "softmax_scale", "nan");
   REFUSED(args->softmax_scale = INFINITY, FA3_INVALID_SCALE, "softmax_scale", "inf");

@@ -52,6 +52,8 @@ def call_append_forward(rows, query, key, value, sink, options, *, output=None, 
     output, lse = new_results(query, key, value, output, with_lse, options.get("seqused_q"))
     forward = {**options, "key": key, "value": value, "output": output, "lse": lse, "sink": sink}
     append = {**rows, **shared(forward, rows["new_key"])}
+    # As the official call, which promises no order between sequences.
+    append["flags"] = (rows.get("flags") or 0) | _core.SEPARATE_SEQUENCES
     forward["query"] = rows_contiguous(query)
     if rows.get("query") is not None:
         append["rotated_query"] = forward["query"] = rotated_like(rows["query"])

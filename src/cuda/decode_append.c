@@ -22,13 +22,6 @@ static bool same_sequences(const struct problem *forward, const struct problem *
          same_operand(&forward->key, &append->key) && same_operand(&forward->value, &append->value);
 }
 
-/* Whether new rows are read by their own sequences alone. Others may be in the same page, or the
- * same entry of the cache. */
-static bool apart(const struct problem *append) {
-  return append->batch == 1 ||
-         !(append->features & (FA3_FEATURE_PAGE_TABLE | FA3_FEATURE_BATCH_INDEX));
-}
-
 /* Memory, from its first byte to its last. */
 struct extent {
   uintptr_t begin, end;
@@ -62,7 +55,8 @@ bool decode_takes_append(const struct problem *forward, const struct cuda_plan *
                          const struct problem *append) {
   const struct decode_plan *decode = &plan->decode;
   if (!plan->decodes || plan->staging.count || append->new_key.dtype != append->key.dtype ||
-      !append_takes_words(append) || !same_sequences(forward, append) || !apart(append))
+      !append_takes_words(append) || !same_sequences(forward, append) ||
+      problem_shares_new_rows(append))
     return false;
   /* So keys have 16 bits. A cluster has all of a sequence's rows of a key head, and their results.
    */

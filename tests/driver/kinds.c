@@ -282,6 +282,9 @@ static void test_appended_keys(void **state) {
   forward.seqused_k = fa3_vector(place(9), FA3_INT32, BATCH);
   good(fa3_append_forward(&append, &forward));
   assert_int_equal(decode_params.decode.appended, 3 * BATCH);
+  append.flags = FA3_SEPARATE_SEQUENCES;
+  good(fa3_append_forward(&append, &forward));
+  assert_int_equal(decode_params.decode.appended, 3);
 }
 
 /* The same, of three rows. */
@@ -353,7 +356,7 @@ static void test_append_in_one_kernel(void **state) {
   attention.split_keys = 64; /* parts of a sequence are put together by another kernel */
   run_both(&append, &attention, 3, "combine_rows");
 
-  /* Sequences may have the same pages; one has them to itself. */
+  /* Sequences may have the same pages; one has them to itself, and others if they are separate. */
   for (int64_t batch = 1; batch <= BATCH; batch++) {
     other = append;
     other.key = fa3_dense(place(3), FA3_BFLOAT16, 40, 16, HEADS_K, 64);
@@ -368,6 +371,8 @@ static void test_append_in_one_kernel(void **state) {
         &other.seqused_k, &attention.query, &attention.output, &attention.seqused_k};
     for (int i = 0; i < OF_BATCH; i++) of_batch[i]->shape[0] = batch;
     run_both(&other, &attention, (int)batch, batch == 1 ? "decode_append" : "decode");
+    other.flags = FA3_SEPARATE_SEQUENCES;
+    run_both(&other, &attention, 1, "decode_append");
   }
 }
 

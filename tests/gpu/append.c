@@ -284,15 +284,31 @@ static void run_pair(int trial) {
     fail_msg("trial %d: both in one differ from one after the other", trial);
 }
 
-/* What one kernel does, as run_joined says: few queries, 16 bits, no rows that several sequences
- * may have. Lengths lie at edges of pages, and where the cache ends. */
+/* Each sequence's own pages, but for the first ones, which are full of older rows of all: those are
+ * the first sequence's. */
+static fa3_tensor make_page_table(struct rng *rng, int64_t batch, int64_t columns,
+                                  int64_t page_size, const int32_t *used) {
+  const fa3_tensor table = MAKE(rng, FA3_INT32, batch, columns);
+  int64_t shared = columns;
+  for (int64_t b = 0; b < batch; b++)
+    shared = used[b] / page_size < shared ? used[b] / page_size : shared;
+  if (rng_chance(rng, 0.5)) shared = 0;
+  for (int64_t b = 0; b < batch; b++)
+    for (int64_t i = 0; i < columns; i++)
+      ((int32_t *)table.data)[b * columns + i] =
+          (int32_t)((i < shared ? 1 : batch - b) * columns - 1 - i);
+  return table;
+}
+
+/* What one kernel does, as run_joined says: few queries, 16 bits, and new rows that their own
+ * sequence alone attends to. Lengths lie at edges of pages, and where the cache ends. */
 static fa3_append_args make_joined_append(struct rng *rng, int64_t group) {
   const fa3_dtype dtype = (fa3_dtype)RNG_PICK(rng, FA3_FLOAT16, FA3_BFLOAT16);
   const int64_t rows = rng_between(rng, 1, 8 / group), heads_k = rng_between(rng, 1, 3);
   const int64_t head_dim = RNG_PICK(rng, 8, 40, 64, 96, 128, 128);
   const int64_t value_head_dim = RNG_PICK(rng, 8, 64, 128, 128);
   const bool packed = rng_chance(rng, 0.3), paged = rng_chance(rng, 0.5);
-  const int64_t batch = paged ? 1 : rng_between(rng, 1, 3);
+  const int64_t batch = rng_between(rng, 1, 3);
   const int64_t room = RNG_PICK(rng, 20, 130, 1000, 3000);
   fa3_append_args args = {
       .struct_size = sizeof args,
@@ -324,21 +340,21 @@ static fa3_append_args make_joined_append(struct rng *rng, int64_t group) {
       ((int32_t *)args.leftpad_k.data)[b] = (int32_t)rng_between(rng, 0, used[b]);
   }
   if (paged) {
-    args.page_table = MAKE(rng, FA3_INT32, batch, columns);
-    for (int64_t i = 0; i < columns; i++)
-      ((int32_t *)args.page_table.data)[i] = (int32_t)(columns - 1 - i);
-  } else if (batch == 1 && rng_chance(rng, 0.3)) {
-    args.cache_batch_index = vector(rng, 1);
-    *(int32_t *)args.cache_batch_index.data = 1;
+    args.page_table = make_page_table(rng, batch, columns, extent, used);
+  } else if (rng_chance(rng, 0.3)) {
+    args.cache_batch_index = vector(rng, batch);
+    for (int64_t b = 0; b < batch; b++)
+      ((int32_t *)args.cache_batch_index.data)[b] = (int32_t)(batch - b);
   }
-  const int64_t entries = paged ? columns : args.cache_batch_index.data ? 2 : batch;
+  if (batch > 1 && (paged || args.cache_batch_index.data)) args.flags = FA3_SEPARATE_SEQUENCES;
+  const int64_t entries = paged ? batch * columns : batch + (args.cache_batch_index.data ? 1 : 0);
   args.key = MAKE(rng, dtype, entries, extent, heads_k, head_dim);
   args.value = MAKE(rng, dtype, entries, extent, heads_k, value_head_dim);
   if (rng_chance(rng, 0.2)) return args;
   const int64_t pairs = rng_chance(rng, 0.5) ? head_dim / 2 : 2 * rng_between(rng, 1, head_dim / 4);
   /* Positions that the tables do not have give NaN. */
   const int64_t positions = rng_chance(rng, 0.9) ? room + 16 : room / 2 + 1;
-  args.flags = rng_chance(rng, 0.5) ? FA3_ROTARY_INTERLEAVED : 0;
+  if (rng_chance(rng, 0.5)) args.flags |= FA3_ROTARY_INTERLEAVED;
   args.rotary_cos = MAKE(rng, dtype, positions, pairs);
   args.rotary_sin = MAKE(rng, dtype, positions, pairs);
   if (rng_chance(rng, 0.3)) {
