@@ -331,8 +331,6 @@ __device__ __forceinline__ void finish_query_step(const fa3_backward_params &p, 
 // A tile whose keys no query sees.
 __device__ __forceinline__ void skip_tile(const fa3_backward_params &p, const work &w,
                                           int warpgroup) {
-  const parts_of_tile parts = find_parts(p, w, kTileQ, kTileK);
-  if (parts.number < 0 || parts.count > 0) return;
   const int first_key = w.tile * kTileK + warpgroup * kKeys, thread = thread_again() & 127;
   const int keys = w.sequence.mask.keys - first_key, key_row = w.sequence.key_row + first_key;
   store_zeros(p.grad_key, w.sequence.key_batch, key_row, keys, w.head, thread);

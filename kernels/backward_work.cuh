@@ -3,6 +3,7 @@
 #ifndef FA3_BACKWARD_WORK_CUH
 #define FA3_BACKWARD_WORK_CUH
 
+#include "backward_parts.cuh"
 #include "backward_tile.cuh"
 #include "counters.cuh"
 #include "ring.cuh"
@@ -223,6 +224,13 @@ __device__ __forceinline__ turn &turn_of(uint32_t use) {
   return *(turn *)(shared + ring_tile(from_shared.turns, use));
 }
 
+// Whether a part has something to do: blocks of queries, or, where no part of its tile has any, to
+// clear the gradients. Only the scheduling warp looks at the others: each would cost the block the
+// beginning and the end of a tile.
+__device__ __forceinline__ bool has_work(const fa3_backward_params &p, const work &w) {
+  return w.steps > 0 || find_parts(p, w, kTileQ, kTileK).number >= 0;
+}
+
 // `index` is the first tile's.
 __device__ __forceinline__ void schedule(const fa3_backward_params &p, uint32_t base, int index) {
   const int total = fa3_key_tile_count(&p.tiles);
@@ -234,7 +242,7 @@ __device__ __forceinline__ void schedule(const fa3_backward_params &p, uint32_t 
     if ((threadIdx.x & 31) == 0) {
       work &w = work_of(done);
       if (done > 0) index = atomicAdd(p.next_tile, 1);
-      while (index < total && !find_work(p, index, kTileQ, kTileK, w))
+      while (index < total && !(find_work(p, index, kTileQ, kTileK, w) && has_work(p, w)))
         index = atomicAdd(p.next_tile, 1);
       w.last = last = index >= total;
       w.first = w.tile * kTileK;
