@@ -2,6 +2,7 @@
 
 #include <inttypes.h>
 
+#include "cuda/decode_time.h"
 #include "cuda/kernels.h"
 #include "cuda/limits.h"
 #include "cuda/plan.h"
@@ -258,6 +259,31 @@ fa3_status decode_find_combine(const struct problem *problem, const struct cuda_
                    problem->batch, MAX_GRID);
 }
 
+/* Where there is much to read. `all`: of all sequences; else of those with few queries. */
+static void choose_long_splits(const struct problem *problem, const struct cuda_facts *facts,
+                               bool all, int64_t tiles, struct decode_plan *plan, int64_t *splits,
+                               int64_t *cluster) {
+  *splits = *cluster = choose_splits(problem, plan->kernel, tiles);
+  if (*splits > large_cluster && (*splits > largest_cluster || problem->max_seqlen_k > long_keys ||
+                                  plan->kernel->head_dim > 128))
+    *cluster = large_cluster;
+  /* Without room for partial results, a cluster is all; so it is where others need that room. */
+  if (*cluster < *splits && (problem->max_seqlen_k < long_keys || !all)) *splits = *cluster;
+  const int64_t pairs = all && tiles ? choose_pairs(problem, facts, plan->kernel, tiles) : 0;
+  if (pairs) {
+    *splits = pairs;
+    *cluster = 2;
+    plan->alone = true;
+  } else if (all && deals(problem, facts, plan->kernel, tiles, *splits)) {
+    *splits = *cluster = 1;
+    choose_dealt_blocks(problem, facts, plan);
+    plan->most_units = (int32_t)most_units(problem) + 1;
+    plan->piece_units = (int32_t)piece_units;
+  } else if (plan->kernel->heads > 1 && one_round(facts, tiles)) {
+    *splits = *cluster = 1;
+  }
+}
+
 fa3_status plan_decode_splits(const struct problem *problem, const struct cuda_facts *facts,
                               struct decode_plan *plan) {
   const bool all = plan->most_queries == INT32_MAX;
@@ -272,25 +298,14 @@ fa3_status plan_decode_splits(const struct problem *problem, const struct cuda_f
     plan->kernel = two_heads;
     all_tiles /= 2;
   }
-  int64_t splits = choose_splits(problem, plan->kernel, all_tiles), cluster = splits;
-  if (splits > large_cluster && (splits > largest_cluster || problem->max_seqlen_k > long_keys ||
-                                 plan->kernel->head_dim > 128))
-    cluster = large_cluster;
-  /* Without room for partial results, a cluster is all; so it is where others need that room. */
-  if (cluster < splits && (problem->max_seqlen_k < long_keys || !all)) splits = cluster;
-  const int64_t pairs =
-      all && all_tiles ? choose_pairs(problem, facts, plan->kernel, all_tiles) : 0;
-  if (pairs) {
-    splits = pairs;
-    cluster = 2;
-    plan->alone = true;
-  } else if (all && deals(problem, facts, plan->kernel, all_tiles, splits)) {
-    splits = cluster = 1;
-    choose_dealt_blocks(problem, facts, plan);
-    plan->most_units = (int32_t)most_units(problem) + 1;
-    plan->piece_units = (int32_t)piece_units;
-  } else if (two_heads && one_round(facts, all_tiles)) {
-    splits = cluster = 1;
+  int64_t splits, cluster;
+  if (all && all_tiles && !two_heads && decode_is_short(problem, all_tiles)) {
+    const struct decode_way way =
+        decode_fastest_way(problem, facts, plan->kernel, find_lone_kernel(plan->kernel), all_tiles);
+    splits = cluster = way.splits;
+    plan->alone = way.alone;
+  } else {
+    choose_long_splits(problem, facts, all, all_tiles, plan, &splits, &cluster);
   }
   while (splits > 1 && problem->num_splits && splits > problem->num_splits) splits /= 2;
   cluster = smaller(cluster, splits);
