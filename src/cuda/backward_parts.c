@@ -19,19 +19,21 @@ enum { MOST_TAKEN = 4096 };
  * docs/notes/hopper-backward-tiles.md. */
 enum { QUERIES_PER_HEAD = 32, LEAST_STEPS = 32, LEAST_QUERIES_IN_WINDOW = 2600 };
 
-/* In steps. Measured: likewise. */
-static const double chain_steps = 0.3; /* that tiles of a head begin after each other */
+/* Times are counted in steps of 64 queries and 128 columns, and fitted to measured ones
+ * (docs/notes/hopper-backward-tiles.md): where a part begins and ends; passing over one without
+ * work; each time that sums of parts are added up in pairs, and their bytes' share of what writing
+ * and reading takes. */
+static const double ends_of_part = 4.5, empty_part = 4, adding_up = 1, share_of_bytes = 0.4;
 
-/* What parts cost beside their work, in steps, and by their bytes. Under a causal mask tiles end at
- * different times, and others read and write meanwhile. */
-struct part_cost {
-  double sum;   /* adding up, */
-  double share; /* its share of the time that writing and reading once takes, */
-  double rows;  /* times the rest, for parts by rows differ */
-};
+/* In steps of the kernel: how far tiles of a chain are apart at a block, times the root of the
+ * heads that take it in turn. Times as much where tiles are alike; in parts by rows, and in those
+ * of a kernel whose last tile would take two sums of dQ, but not of so many parts; and where it
+ * does. */
+static const double apart_in_chain = 0.35, apart_if_alike = 0.45, apart_in_row_parts = 1.8,
+                    apart_without_sums = 2.5, apart_with_sums = 0.4;
 
-static const struct part_cost usual_cost = {2, 0.8, 1.08}, causal_cost = {1, 2.4, 1.1},
-                              wide_causal_cost = {1, 2.4, 1.27};
+/* Parts that end last, of the mean, where there are more than workers. */
+static const double last_parts = 0.235;
 
 /* dK and dV of a tile, in float32. */
 static int64_t bytes_of_part(const struct kernel *kernel) {
@@ -67,55 +69,86 @@ struct deal {
   int64_t blocks;  /* of queries */
   int64_t workers; /* that take a tile at a time */
   int64_t bytes;   /* of dK and dV of a tile in float32 */
-  const struct part_cost *cost;
-  bool chained; /* tiles of a part begin at the same block, under a causal mask, */
-  bool sums;    /* but there is room for two sums of dQ, */
-  bool taken;   /* which the last tile takes */
+  double step;     /* of the kernel, for a query head */
+  bool passes;     /* parts without work are passed over */
+  bool takes_sums; /* there is room for two sums of dQ, which the last tile takes */
 };
 
-/* At least, where tiles are dealt out by heads and long ones are taken first: when a worker takes
- * its tile of round number n, there have been enough that one has n tiles, each no shorter than
- * that. */
-static double longest_rounds(const struct deal *deal, int64_t parts, double heads) {
-  const int64_t tiles = deal->tiles * parts;
-  double steps =
-      deal->visits->most * heads + boundary_steps; /* the longest need not be the first */
-  for (int64_t round = 0; round * deal->workers < tiles; round++) {
-    const int64_t sample = round * deal->workers * deal->visits->samples / tiles;
-    const double all = (double)(round + 1) * (deal->visits->of[sample] * heads + boundary_steps);
-    if (all > steps) steps = all;
+/* The parts by rows of the tiles that are looked at: their blocks of queries, for a query head. */
+struct row_parts {
+  int64_t count; /* of parts by rows that a tile has */
+  int64_t with_work, blocks, longest;
+  int64_t width;              /* in blocks: parts are counted by how many widths they have, */
+  int64_t of_length[SAMPLES]; /* and this is their number */
+  int64_t least[SAMPLES];     /* and the shortest of them */
+};
+
+static struct row_parts count_row_parts(const struct deal *deal, int64_t count) {
+  struct row_parts parts = {.count = count, .width = divide_up(deal->blocks + 1, SAMPLES)};
+  for (int64_t part = 0; part < count; part++) {
+    const int64_t begin = deal->blocks * part / count, end = deal->blocks * (part + 1) / count;
+    for (int i = 0; i < deal->visits->samples; i++) {
+      const fa3_range seen = deal->visits->of[i];
+      const int64_t length = smaller(seen.end, end) - larger(seen.begin, begin);
+      if (length <= 0) continue;
+      parts.with_work++;
+      parts.blocks += length;
+      parts.longest = larger(parts.longest, length);
+      const int64_t widths = length / parts.width;
+      if (parts.of_length[widths] == 0 || length < parts.least[widths])
+        parts.least[widths] = length;
+      parts.of_length[widths]++;
+    }
   }
-  return steps;
+  return parts;
 }
 
-/* How long it takes, in steps, where each tile's work is dealt out so. */
-static double estimate(const struct deal *deal, int64_t head_parts, int64_t row_parts) {
-  const int64_t parts = head_parts * row_parts, tiles = deal->tiles * parts;
-  const double blocks = (double)divide_up(deal->blocks, row_parts);
-  const double rows = deal->visits->most < blocks ? deal->visits->most : blocks;
-  const double heads = (double)divide_up(deal->group, head_parts);
-  const double longest = rows * heads + boundary_steps;
-  const double mean = deal->visits->mean * (double)deal->group / (double)parts + boundary_steps;
-  const double even = (double)tiles * mean / (double)deal->workers;
-  double steps = row_parts == 1 ? longest_rounds(deal, parts, heads) : 0;
-  if (alike(deal->visits)) { /* nearly alike: rounds */
-    if (row_parts > 1) steps = (double)divide_up(tiles, deal->workers) * longest;
-    if (even > steps) steps = even;
-  } else { /* the long ones first, and the short ones fill the gaps */
-    const double filled = (even > longest ? even : longest) + 0.35 * mean;
-    if (filled > steps) steps = filled;
-    if (row_parts > 1) steps *= deal->cost->rows;
-    const bool sums =
-        deal->sums &&
-        (!deal->taken || (deal->group == head_parts && tiles <= FEW_ROUNDS * deal->workers));
-    if (deal->chained && (row_parts > 1 || !sums))
-      steps += chain_steps * (sums && deal->taken ? 0.8 : 1) *
-               fmin((double)deal->workers / (double)(deal->heads * parts),
-                    (double)deal->tiles / (double)deal->heads);
+/* At least: where there are so many parts of some length or longer that a worker has n of them.
+ * Each part that is counted stands for so many. */
+static double longest_rounds(const struct deal *deal, const struct row_parts *parts,
+                             int64_t head_parts, double step) {
+  const int64_t of_counted = deal->tiles * head_parts;
+  const int64_t of_workers = deal->visits->samples * deal->workers;
+  int64_t counted = 0;
+  double time = 0;
+  for (int64_t i = parts->longest / parts->width; i >= 0; i--) {
+    counted += parts->of_length[i];
+    const double rounds = (double)divide_up(counted * of_counted, of_workers);
+    time = fmax(time, rounds * ((double)parts->least[i] * step + ends_of_part));
   }
-  if (deal->group % head_parts) steps *= 1.03; /* so do these */
-  const double bytes = (double)(tiles * deal->bytes);
-  return parts > 1 ? steps + deal->cost->sum + deal->cost->share * bytes / bytes_of_step : steps;
+  return time;
+}
+
+/* Of so many heads that take a block in turn, parts by rows, and parts in all. */
+static double find_apart(const struct deal *deal, double heads, double rows, double parts) {
+  const bool same = alike(deal->visits);
+  const bool sums = deal->takes_sums && heads == 1 && parts <= (double)(FEW_ROUNDS * deal->workers);
+  double apart = sums && !same ? apart_with_sums : 1;
+  if (rows > 1) apart = deal->takes_sums && !sums ? apart_without_sums : apart_in_row_parts;
+  return apart_in_chain * (same ? apart_if_alike : 1) * apart * sqrt(heads);
+}
+
+/* How long it takes where each tile's work is dealt out so. */
+static double estimate(const struct deal *deal, const struct row_parts *row_parts,
+                       int64_t head_parts) {
+  const double workers = (double)deal->workers, of_sample = deal->visits->samples;
+  const double heads = (double)divide_up(deal->group, head_parts), step = heads * deal->step;
+  const double tiles = (double)(deal->tiles * head_parts), rows = (double)row_parts->count;
+  const double with_work = (double)row_parts->with_work * tiles / of_sample;
+  const double parts = deal->passes ? with_work : rows * tiles;
+  const double blocks = (double)(row_parts->blocks * deal->group * deal->tiles) / of_sample;
+  const double work = blocks * deal->step + parts * ends_of_part;
+  const double even = (work + empty_part * (rows * tiles - parts)) / workers;
+  const double longest = (double)row_parts->longest * step + ends_of_part;
+  const bool same = alike(deal->visits);
+  const double last = !same && parts > workers ? last_parts * work / parts : 0;
+  double time = fmax(fmax(even, longest) + last, longest_rounds(deal, row_parts, head_parts, step));
+  const double chains = (double)(deal->heads * head_parts) * rows;
+  time +=
+      find_apart(deal, heads, rows, tiles * rows) * deal->step * fmin(workers, with_work) / chains;
+  if (head_parts * row_parts->count == 1) return time;
+  return time + adding_up * log2((double)head_parts * rows) +
+         share_of_bytes * parts * (double)deal->bytes / bytes_of_step;
 }
 
 /* The wide kernel's are whole tensors. */
@@ -132,40 +165,39 @@ void deal_parts(const struct problem *problem, const struct visits *visits, int6
                 struct backward_plan *plan) {
   const struct kernel *kernel = plan->kernel;
   fa3_key_tiles *tiles = &plan->tiles;
-  const struct deal deal = {.visits = visits,
-                            .tiles = count_tiles(problem, tiles),
-                            .heads = tiles->heads * count_sequences(problem),
-                            .group = query_heads_of_key_head(problem),
-                            .blocks = divide_up(longest_query(problem), kernel->tile_q),
-                            .workers = workers,
-                            .bytes = bytes_of_part(kernel),
-                            .cost = !is_causal(problem) || alike(visits) ? &usual_cost
-                                    : plan->cluster == 1                 ? &causal_cost
-                                                                         : &wide_causal_cost,
-                            .chained = !has_window(problem),
-                            .sums = !has_window(problem) && plan->cluster == 1 &&
-                                    bytes_of_sum(problem, plan) <= MORE_SUMS_BYTES,
-                            .taken = kernel->tile_q == 128};
+  const struct deal deal = {
+      .visits = visits,
+      .tiles = count_tiles(problem, tiles),
+      .heads = tiles->heads * count_sequences(problem),
+      .group = query_heads_of_key_head(problem),
+      .blocks = divide_up(longest_query(problem), kernel->tile_q),
+      .workers = workers,
+      .bytes = bytes_of_part(kernel),
+      .step = plan->cluster > 1 ? 1 : (double)(kernel->tile_q * kernel->head_dim) / (64 * 128),
+      .passes = plan->cluster == 1,
+      .takes_sums = kernel->tile_q == 128 && !has_window(problem) &&
+                    bytes_of_sum(problem, plan) <= MORE_SUMS_BYTES};
   int64_t most = smaller(MOST_PER_WORKER * workers, MOST_TILE_PARTS);
-  if (plan->cluster == 1 && alike(deal.visits)) most *= 2;
-  if (2 * deal.tiles > most) return;
+  if (plan->cluster == 1 && alike(visits)) most *= 2;
+  if (2 * deal.tiles > most || visits->most == 0) return;
   const int64_t taken = fa3_key_tile_count(tiles);
-  double best = estimate(&deal, 1, 1);
   /* What a tile sees through a window lies in few of the parts by rows; parts by heads do as well
    * there. */
   const bool narrow =
-      deal.visits->most < 0.75 * (double)deal.blocks || (has_window(problem) && deal.group > 1);
-  for (int64_t parts = 2; parts <= FA3_MOST_PARTS; parts++) {
-    const int64_t most_row_parts = narrow ? 1 : smaller(parts, deal.blocks);
-    if (parts * taken > MOST_TAKEN || parts * deal.tiles > most ||
-        bytes_of_all_parts(problem, plan, parts) > plan->part_bytes)
-      break;
-    for (int64_t rows = 1; rows <= most_row_parts; rows++) {
-      if (parts % rows || parts / rows > deal.group) continue;
-      const double steps = estimate(&deal, parts / rows, rows);
-      if (steps > 0.97 * best) continue;
-      best = steps;
-      tiles->head_parts = (int32_t)(parts / rows);
+      visits->most < 0.75 * (double)deal.blocks || (has_window(problem) && deal.group > 1);
+  const int64_t most_rows = narrow ? 1 : smaller(FA3_MOST_PARTS, deal.blocks);
+  double least = INFINITY;
+  for (int64_t rows = 1; rows <= most_rows && rows * deal.tiles <= most; rows++) {
+    const struct row_parts row_parts = count_row_parts(&deal, rows);
+    for (int64_t heads = 1; heads <= deal.group && heads * rows <= FA3_MOST_PARTS; heads++) {
+      const int64_t parts = heads * rows;
+      if (parts > 1 && (parts * taken > MOST_TAKEN || parts * deal.tiles > most ||
+                        bytes_of_all_parts(problem, plan, parts) > plan->part_bytes))
+        break;
+      const double time = estimate(&deal, &row_parts, heads);
+      if (time > 0.99 * least) continue;
+      least = time;
+      tiles->head_parts = (int32_t)heads;
       tiles->row_parts = (int32_t)rows;
     }
   }

@@ -95,7 +95,7 @@ struct visits count_visits(const struct problem *problem, const struct kernel *k
     const int first = tile * kernel->tile_k;
     const fa3_range seen = fa3_seeing_tiles(&mask, first, first + kernel->tile_k, kernel->tile_q);
     const double blocks = seen.end > seen.begin ? seen.end - seen.begin : 0;
-    visits.of[i] = blocks;
+    visits.of[i] = seen;
     visits.mean += blocks / samples;
     if (blocks > visits.most) visits.most = blocks;
   }

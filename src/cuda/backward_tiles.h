@@ -64,12 +64,12 @@ double bytes_of_sum(const struct problem *problem, const struct backward_plan *p
 /* Tiles that are looked at, to know what all do. */
 enum { SAMPLES = 64 };
 
-/* Blocks of queries that a tile visits for a query head: in the mean, at most, and of some tiles,
- * in order. */
+/* Blocks of queries that a tile visits for a query head: how many in the mean and at most, and
+ * which ones, of some tiles, in order. */
 struct visits {
   double mean;
   double most;
-  double of[SAMPLES];
+  fa3_range of[SAMPLES];
   int samples;
 };
 
