@@ -13,7 +13,7 @@
 #include "tensor.h"
 #include "test.h"
 
-enum { MEMORY = 64 << 20, MOST_BATCH = 4, MOST_NEW = 6, ROOM = 40, POSITIONS = 60, OUTPUTS = 5 };
+enum { MEMORY = 128 << 20, MOST_BATCH = 4, MOST_NEW = 6, ROOM = 40, POSITIONS = 60, OUTPUTS = 5 };
 
 static char *memory;
 static size_t taken;
