@@ -2,6 +2,7 @@
 
 #include <math.h>
 
+#include "cuda/backward_sums.h"
 #include "cuda/kernels.h"
 #include "cuda/limits.h"
 #include "cuda/sequences.h"
@@ -27,10 +28,10 @@ static const double ends_of_part = 4.5, empty_part = 4, adding_up = 1, share_of_
 
 /* In steps of the kernel: how far tiles of a chain are apart at a block, times the root of the
  * heads that take it in turn. Times as much where tiles are alike; in parts by rows, and in those
- * of a kernel whose last tile would take two sums of dQ, but not of so many parts; and where it
- * does. */
+ * of a kernel whose last tile would take two sums of dQ, but not of so many parts; where it does;
+ * and where some tiles go upwards. */
 static const double apart_in_chain = 0.35, apart_if_alike = 0.45, apart_in_row_parts = 1.8,
-                    apart_without_sums = 2.5, apart_with_sums = 0.4;
+                    apart_without_sums = 2.5, apart_with_sums = 0.4, apart_with_upward = 0.2;
 
 /* Parts that end last, of the mean, where there are more than workers. */
 static const double last_parts = 0.235;
@@ -71,7 +72,9 @@ struct deal {
   int64_t bytes;   /* of dK and dV of a tile in float32 */
   double step;     /* of the kernel, for a query head */
   bool passes;     /* parts without work are passed over */
-  bool takes_sums; /* there is room for two sums of dQ, which the last tile takes */
+  bool two_sums;   /* there is room for two sums of dQ, */
+  bool taken;      /* which the last tile takes */
+  double sum_bytes;
 };
 
 /* The parts by rows of the tiles that are looked at: their blocks of queries, for a query head. */
@@ -119,12 +122,19 @@ static double longest_rounds(const struct deal *deal, const struct row_parts *pa
   return time;
 }
 
-/* Of so many heads that take a block in turn, parts by rows, and parts in all. */
-static double find_apart(const struct deal *deal, double heads, double rows, double parts) {
-  const bool same = alike(deal->visits);
-  const bool sums = deal->takes_sums && heads == 1 && parts <= (double)(FEW_ROUNDS * deal->workers);
-  double apart = sums && !same ? apart_with_sums : 1;
-  if (rows > 1) apart = deal->takes_sums && !sums ? apart_without_sums : apart_in_row_parts;
+/* Of so many heads that take a block in turn, parts by rows, parts in all, and tiles of a chain
+ * that run side by side. */
+static double find_apart(const struct deal *deal, double heads, double rows, double parts,
+                         int64_t beside) {
+  const bool same = alike(deal->visits), dealt_in_two = deal->two_sums && !same;
+  const bool sums = heads == 1 && parts <= (double)(FEW_ROUNDS * deal->workers);
+  double apart = 1;
+  if (rows > 1)
+    apart = deal->taken && deal->two_sums && !sums ? apart_without_sums : apart_in_row_parts;
+  else if (dealt_in_two && deal->taken)
+    apart = sums ? apart_with_sums : 1;
+  else if (dealt_in_two && count_upward(deal->tiles / deal->heads, beside, deal->sum_bytes) > 0)
+    apart = apart_with_upward;
   return apart_in_chain * (same ? apart_if_alike : 1) * apart * sqrt(heads);
 }
 
@@ -144,8 +154,8 @@ static double estimate(const struct deal *deal, const struct row_parts *row_part
   const double last = !same && parts > workers ? last_parts * work / parts : 0;
   double time = fmax(fmax(even, longest) + last, longest_rounds(deal, row_parts, head_parts, step));
   const double chains = (double)(deal->heads * head_parts) * rows;
-  time +=
-      find_apart(deal, heads, rows, tiles * rows) * deal->step * fmin(workers, with_work) / chains;
+  time += find_apart(deal, heads, rows, tiles * rows, (int64_t)(workers / chains)) * deal->step *
+          fmin(workers, with_work) / chains;
   if (head_parts * row_parts->count == 1) return time;
   return time + adding_up * log2((double)head_parts * rows) +
          share_of_bytes * parts * (double)deal->bytes / bytes_of_step;
@@ -175,8 +185,10 @@ void deal_parts(const struct problem *problem, const struct visits *visits, int6
       .bytes = bytes_of_part(kernel),
       .step = plan->cluster > 1 ? 1 : (double)(kernel->tile_q * kernel->head_dim) / (64 * 128),
       .passes = plan->cluster == 1,
-      .takes_sums = kernel->tile_q == 128 && !has_window(problem) &&
-                    bytes_of_sum(problem, plan) <= MORE_SUMS_BYTES};
+      .two_sums = !has_window(problem) && plan->cluster == 1 &&
+                  bytes_of_sum(problem, plan) <= MORE_SUMS_BYTES,
+      .taken = kernel->tile_q == 128,
+      .sum_bytes = bytes_of_sum(problem, plan)};
   int64_t most = smaller(MOST_PER_WORKER * workers, MOST_TILE_PARTS);
   if (plan->cluster == 1 && alike(visits)) most *= 2;
   if (2 * deal.tiles > most || visits->most == 0) return;

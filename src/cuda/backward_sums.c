@@ -209,6 +209,15 @@ static int find_sums_log2(const struct backward_plan *plan, double beside, doubl
   return found;
 }
 
+int64_t count_upward(int64_t tiles, int64_t beside, double bytes) {
+  const double gain = 0.95 * (double)beside;
+  if (3 * beside < tiles || beside >= tiles ||
+      gain < 1.1 * (finish_steps + 2.5 * bytes / bytes_of_step))
+    return 0;
+  /* Of three rounds the last tiles upwards, which are the longest, would end last. */
+  return (int64_t)(2 * beside < tiles ? 0.8 * (double)beside : (double)beside);
+}
+
 void deal_sums(const struct problem *problem, const struct visits *visits,
                struct backward_plan *plan) {
   fa3_key_tiles *tiles = &plan->tiles;
@@ -216,7 +225,6 @@ void deal_sums(const struct problem *problem, const struct visits *visits,
   const int64_t group = query_heads_of_key_head(problem);
   const int64_t all = larger(tiles->heads * count_sequences(problem), 1) * parts;
   const double bytes = bytes_of_sum(problem, plan);
-  const double steps_of_sum = bytes / bytes_of_step;
   const int64_t workers = MULTIPROCESSORS / plan->cluster;
   stagger_tiles(problem, plan);
   if (tiles->staggered) return;
@@ -239,12 +247,9 @@ void deal_sums(const struct problem *problem, const struct visits *visits,
             find_sums_log2(plan, floor(tiles_side_by_side(plan)), row_part_waits, bytes);
       return;
     } else {
-      const double gain = 0.95 * (double)beside;
-      if (is_packed(problem) || 3 * beside < tiles->tiles || beside >= tiles->tiles ||
-          gain < 1.1 * (finish_steps + 2.5 * steps_of_sum))
-        return;
-      /* Of three rounds the last tiles upwards, which are the longest, would end last. */
-      tiles->upward = (int32_t)(2 * beside < tiles->tiles ? 0.8 * (double)beside : (double)beside);
+      if (is_packed(problem)) return;
+      tiles->upward = (int32_t)count_upward(tiles->tiles, beside, bytes);
+      if (tiles->upward == 0) return;
     }
     tiles->section = fa3_chain_count(tiles);
   }
