@@ -81,13 +81,14 @@ struct deal {
 struct row_parts {
   int64_t count; /* of parts by rows that a tile has */
   int64_t with_work, blocks, longest;
-  int64_t width;              /* in blocks: parts are counted by how many widths they have, */
-  int64_t of_length[SAMPLES]; /* and this is their number */
+  int width_log2;             /* lengths are counted by how many times 2^this they are: */
+  int64_t of_length[SAMPLES]; /* parts, */
   int64_t least[SAMPLES];     /* and the shortest of them */
 };
 
 static struct row_parts count_row_parts(const struct deal *deal, int64_t count) {
-  struct row_parts parts = {.count = count, .width = divide_up(deal->blocks + 1, SAMPLES)};
+  struct row_parts parts = {.count = count};
+  while (deal->blocks >> parts.width_log2 >= SAMPLES) parts.width_log2++;
   for (int64_t part = 0; part < count; part++) {
     const int64_t begin = deal->blocks * part / count, end = deal->blocks * (part + 1) / count;
     for (int i = 0; i < deal->visits->samples; i++) {
@@ -97,7 +98,7 @@ static struct row_parts count_row_parts(const struct deal *deal, int64_t count) 
       parts.with_work++;
       parts.blocks += length;
       parts.longest = larger(parts.longest, length);
-      const int64_t widths = length / parts.width;
+      const int64_t widths = length >> parts.width_log2;
       if (parts.of_length[widths] == 0 || length < parts.least[widths])
         parts.least[widths] = length;
       parts.of_length[widths]++;
@@ -112,12 +113,13 @@ static double longest_rounds(const struct deal *deal, const struct row_parts *pa
                              int64_t head_parts, double step) {
   const int64_t of_counted = deal->tiles * head_parts;
   const int64_t of_workers = deal->visits->samples * deal->workers;
-  int64_t counted = 0;
+  int64_t counted = 0, rounds = 0;
   double time = 0;
-  for (int64_t i = parts->longest / parts->width; i >= 0; i--) {
+  for (int64_t i = parts->longest >> parts->width_log2; i >= 0; i--) {
     counted += parts->of_length[i];
-    const double rounds = (double)divide_up(counted * of_counted, of_workers);
-    time = fmax(time, rounds * ((double)parts->least[i] * step + ends_of_part));
+    if (counted * of_counted <= rounds * of_workers) continue;
+    rounds = divide_up(counted * of_counted, of_workers);
+    time = fmax(time, (double)rounds * ((double)parts->least[i] * step + ends_of_part));
   }
   return time;
 }
