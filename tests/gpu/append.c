@@ -284,8 +284,8 @@ static void run_pair(int trial) {
     fail_msg("trial %d: both in one differ from one after the other", trial);
 }
 
-/* Each sequence's own pages, but for the first ones, which are full of older rows of all: those are
- * the first sequence's. */
+/* Each sequence's own pages, but for the first ones, which may be full of older rows that all have:
+ * those are the last sequence's. */
 static fa3_tensor make_page_table(struct rng *rng, int64_t batch, int64_t columns,
                                   int64_t page_size, const int32_t *used) {
   const fa3_tensor table = MAKE(rng, FA3_INT32, batch, columns);
