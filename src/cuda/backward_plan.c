@@ -151,7 +151,8 @@ static fa3_status plan_workspace(const struct problem *problem, struct cuda_plan
   const int64_t sum_bytes = multiply(heads, multiply(rows, row_bytes));
   const int64_t least_bytes = multiply(heads, multiply(blocks, SMALLEST_TILE_Q * row_bytes));
   plan->most_sums = (int32_t)most_sums(least_bytes);
-  TRY(reserve(size, &plan->counters, "counters", heads * 2 * plan->most_sums, blocks,
+  TRY(reserve(size, &plan->counters, "counters", 2,
+              most_counters(multiply(heads, blocks), SMALLEST_TILE_Q * row_bytes),
               sizeof(int32_t)));
   TRY(reserve(size, &plan->rows, "a copy of lse", heads, 2 * rows + 8 * blocks, sizeof(float)));
   TRY(reserve(size, &plan->partial, "grad_query in float32", heads, rows, row_bytes));

@@ -79,6 +79,11 @@ int64_t most_sums(int64_t least_bytes) {
   return smaller(FA3_MOST_SUMS, larger(1 + MORE_SUMS_BYTES / larger(least_bytes, 1), 2));
 }
 
+int64_t most_counters(int64_t blocks, int64_t block_bytes) {
+  const int64_t some = blocks + MORE_SUMS_BYTES / larger(block_bytes, 1);
+  return smaller(multiply(FA3_MOST_SUMS, blocks), larger(multiply(2, blocks), some));
+}
+
 int64_t bytes_of_more_sums(int64_t sum_bytes) {
   return smaller(multiply(FA3_MOST_SUMS - 1, sum_bytes), MORE_SUMS_BYTES);
 }

@@ -7,6 +7,9 @@
 /* How many sums a block of dQ may have, if one of all blocks has so many bytes: two, or more. */
 int64_t most_sums(int64_t least_bytes);
 
+/* Counters for all sums of so many blocks of so many bytes: never fewer for more blocks. */
+int64_t most_counters(int64_t blocks, int64_t block_bytes);
+
 /* Room for the sums of dQ beyond the first. */
 int64_t bytes_of_more_sums(int64_t sum_bytes);
 
