@@ -8,6 +8,7 @@ DETERMINISTIC: int
 ROTARY_INTERLEAVED: int
 SUBTRACT_MEAN: int
 ROTATE: int
+SEPARATE_SEQUENCES: int
 
 def forward(*, stream: int | None = ..., **arguments: Any) -> None: ...
 def backward(*, stream: int | None = ..., **arguments: Any) -> None: ...
