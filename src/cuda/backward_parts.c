@@ -177,6 +177,7 @@ void deal_parts(const struct problem *problem, const struct visits *visits, int6
                 struct backward_plan *plan) {
   const struct kernel *kernel = plan->kernel;
   fa3_key_tiles *tiles = &plan->tiles;
+  const double sum_bytes = bytes_of_sum(problem, plan);
   const struct deal deal = {
       .visits = visits,
       .tiles = count_tiles(problem, tiles),
@@ -187,10 +188,9 @@ void deal_parts(const struct problem *problem, const struct visits *visits, int6
       .bytes = bytes_of_part(kernel),
       .step = plan->cluster > 1 ? 1 : (double)(kernel->tile_q * kernel->head_dim) / (64 * 128),
       .passes = plan->cluster == 1,
-      .two_sums = !has_window(problem) && plan->cluster == 1 &&
-                  bytes_of_sum(problem, plan) <= MORE_SUMS_BYTES,
+      .two_sums = !has_window(problem) && plan->cluster == 1 && sum_bytes <= MORE_SUMS_BYTES,
       .taken = kernel->tile_q == 128,
-      .sum_bytes = bytes_of_sum(problem, plan)};
+      .sum_bytes = sum_bytes};
   int64_t most = smaller(MOST_PER_WORKER * workers, MOST_TILE_PARTS);
   if (plan->cluster == 1 && alike(visits)) most *= 2;
   if (2 * deal.tiles > most || visits->most == 0) return;

@@ -27,8 +27,8 @@ int64_t bytes_of_more_sums(int64_t sum_bytes);
 void deal_sums(const struct problem *problem, const struct visits *visits,
                struct backward_plan *plan);
 
-/* How many tiles of a head then go upwards, where so many of its tiles run side by side; 0: none.
- */
+/* Of a head's tiles, under a causal mask with two sums: those that go upwards, where so many run
+ * side by side. 0: none. */
 int64_t count_upward(int64_t tiles, int64_t beside, double bytes_of_sum);
 
 /* Under a causal mask all tiles of the first heads may go upwards, taken in reverse: each begins at

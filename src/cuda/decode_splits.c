@@ -14,7 +14,6 @@
 
 /* docs/notes/hopper-decode.md says why these. */
 static const int64_t many_tiles = 264;  /* row tiles that need no splits, of sequences alike */
-static const int64_t long_keys = 8192;  /* from here on splits may be more than a cluster */
 static const int64_t short_split = 128; /* keys: with more, more splits where the grid isn't full */
 static const int64_t largest_cluster = 16;
 static const int64_t large_cluster = 8; /* larger ones load the GPU unevenly */
@@ -113,15 +112,16 @@ static int64_t choose_splits(const struct problem *problem, const struct kernel 
   /* With two loads a step of all warps takes two units: there are half as many splits at most. */
   const int64_t most = divide_up(most_units(problem), decode_loads(kernel));
   const bool codes = decode_has_codes(problem);
-  const int64_t grid = codes && problem->max_seqlen_k >= long_keys ? 2 * (int64_t)DECODE_FULL_GRID
-                                                                   : DECODE_FULL_GRID;
+  const int64_t grid = codes && problem->max_seqlen_k >= DECODE_LONG_KEYS
+                           ? 2 * (int64_t)DECODE_FULL_GRID
+                           : DECODE_FULL_GRID;
   int64_t splits = largest_cluster;
   while (splits > 1 && splits * tiles > grid) splits /= 2;
   if (tiles > grid && tiles <= many_tiles) splits = 2;
   if (splits < large_cluster && 5 * splits * tiles < 4 * grid)
     splits = 2 * tiles * large_cluster <= 2 * many_tiles ? large_cluster : large_cluster / 2;
   if (decode_lengths_differ(problem)) splits = larger(splits, choose_fine_splits(problem, tiles));
-  while (problem->max_seqlen_k >= long_keys && splits * tiles < DECODE_FULL_GRID &&
+  while (problem->max_seqlen_k >= DECODE_LONG_KEYS && splits * tiles < DECODE_FULL_GRID &&
          problem->max_seqlen_k / splits > short_split)
     splits *= 2;
   while (splits > 1 && splits > most) splits /= 2;
@@ -139,7 +139,8 @@ static int64_t choose_pairs(const struct problem *problem, const struct cuda_fac
   if (blocks > most || 10 * blocks < 9 * most ||
       blocks < lone_blocks_needed(problem, facts, kernel) || decode_lengths_differ(problem))
     return 0;
-  if (splits > 2 && (splits / 2 * tiles > partial_tiles || problem->max_seqlen_k < long_keys))
+  if (splits > 2 &&
+      (splits / 2 * tiles > partial_tiles || problem->max_seqlen_k < DECODE_LONG_KEYS))
     return 0;
   return problem->max_seqlen_k / splits >= (decode_has_codes(problem) ? 512 : 1024) ? splits : 0;
 }
@@ -199,7 +200,7 @@ static fa3_status count_split_rows(const struct problem *problem, const struct c
   const int64_t blocks = dealt_blocks * facts->most_multiprocessors;
   const int64_t tiles = DECODE_FEW_ROWS / FA3_DECODE_ROWS;
   int64_t units;
-  *rows = problem->max_seqlen_k < long_keys ? 0 : partial_tiles * FA3_DECODE_ROWS;
+  *rows = problem->max_seqlen_k < DECODE_LONG_KEYS ? 0 : partial_tiles * FA3_DECODE_ROWS;
   if (__builtin_mul_overflow(problem->batch, problem->heads_k * tiles, &units) ||
       __builtin_mul_overflow(units, most_units(problem), &units) ||
       units >= dealt_units * facts->most_multiprocessors)
@@ -259,16 +260,18 @@ fa3_status decode_find_combine(const struct problem *problem, const struct cuda_
                    problem->batch, MAX_GRID);
 }
 
-/* Where there is much to read. `all`: of all sequences; else of those with few queries. */
-static void choose_long_splits(const struct problem *problem, const struct cuda_facts *facts,
-                               bool all, int64_t tiles, struct decode_plan *plan, int64_t *splits,
-                               int64_t *cluster) {
+/* Where there is much to read, or for a kernel that decode_fastest_way does not know. `all`: of all
+ * sequences; else of those with few queries, in a batch that has others too. */
+static void choose_other_splits(const struct problem *problem, const struct cuda_facts *facts,
+                                bool all, int64_t tiles, struct decode_plan *plan, int64_t *splits,
+                                int64_t *cluster) {
   *splits = *cluster = choose_splits(problem, plan->kernel, tiles);
-  if (*splits > large_cluster && (*splits > largest_cluster || problem->max_seqlen_k > long_keys ||
-                                  plan->kernel->head_dim > 128))
+  if (*splits > large_cluster &&
+      (*splits > largest_cluster || problem->max_seqlen_k > DECODE_LONG_KEYS ||
+       plan->kernel->head_dim > 128))
     *cluster = large_cluster;
   /* Without room for partial results, a cluster is all; so it is where others need that room. */
-  if (*cluster < *splits && (problem->max_seqlen_k < long_keys || !all)) *splits = *cluster;
+  if (*cluster < *splits && (problem->max_seqlen_k < DECODE_LONG_KEYS || !all)) *splits = *cluster;
   const int64_t pairs = all && tiles ? choose_pairs(problem, facts, plan->kernel, tiles) : 0;
   if (pairs) {
     *splits = pairs;
@@ -305,7 +308,7 @@ fa3_status plan_decode_splits(const struct problem *problem, const struct cuda_f
     splits = cluster = way.splits;
     plan->alone = way.alone;
   } else {
-    choose_long_splits(problem, facts, all, all_tiles, plan, &splits, &cluster);
+    choose_other_splits(problem, facts, all, all_tiles, plan, &splits, &cluster);
   }
   while (splits > 1 && problem->num_splits && splits > problem->num_splits) splits /= 2;
   cluster = smaller(cluster, splits);

@@ -5,8 +5,9 @@
 #include "cuda/decode_plan.h"
 
 enum {
-  DECODE_FEW_ROWS = 64, /* of a key head: with more, the forward kernel's tiles are full */
-  DECODE_FULL_GRID = 64 /* blocks that use the memory well, of clusters */
+  DECODE_FEW_ROWS = 64,   /* of a key head: with more, the forward kernel's tiles are full */
+  DECODE_FULL_GRID = 64,  /* blocks that use the memory well, of clusters */
+  DECODE_LONG_KEYS = 8192 /* from here on a sequence's splits may be more than a cluster */
 };
 
 /* Rows of a key head, for that many queries of a sequence, and their tiles. */

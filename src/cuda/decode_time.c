@@ -9,17 +9,15 @@
 #include "integer.h"
 #include "kernels/decode_params.h"
 
-/* What short work has at most: numbers in keys and values, and keys of a sequence, of codes
- * `long_keys`. From there on sequences of 16 bits that are too few for these blocks have splits
- * that another kernel puts together. */
-static const int64_t most_numbers = 64 << 20, most_codes = 32 << 20;
-static const int64_t most_keys = 16384, long_keys = 8192, least_blocks = 64;
+/* What short work has at most: numbers in keys and values, and keys of a sequence of 16 bits. From
+ * DECODE_LONG_KEYS on those too few to fill the GPU have splits that another kernel puts together.
+ */
+static const int64_t most_numbers = 64 << 20, most_codes = 32 << 20, most_keys = 16384;
 
 /* Clusters of 1, 2, 4, 8 and 16 blocks that run at once where each block has a multiprocessor of an
  * H100 or H200: results do not depend on how many a call may use. */
 enum { SIZES = 5 };
 static const double at_once[SIZES] = {132, 66, 31, 15, 7};
-static const double multiprocessors = 132;
 
 /* In microseconds, fitted to measured times (docs/notes/hopper-decode.md): a call; a cluster, each
  * time that it doubles; a block, beside its units; a round of blocks, where some have few keys. */
@@ -78,7 +76,7 @@ static double longer_of(double a, double b) {
 /* All sequences are as long. */
 static double time_alike(const struct work *work, double steps, double clusters, double splits) {
   const double blocks = splits * fmin(work->tiles, clusters);
-  const double second = fmin(fmax(blocks / multiprocessors - 1, 0), 1);
+  const double second = fmin(fmax(blocks / at_once[0] - 1, 0), 1);
   const double unit = work->unit_time * (1 + second * (as_one_of_two - 1));
   double rounds = ceil(work->tiles / clusters);
   if (rounds > 2) rounds = work->tiles / clusters + 0.5; /* they end at different times */
@@ -101,7 +99,8 @@ bool decode_is_short(const struct problem *problem, int64_t tiles) {
       __builtin_mul_overflow(numbers, dims, &numbers) ||
       numbers > (codes ? most_codes : most_numbers))
     return false;
-  return keys < long_keys || (!codes && keys < most_keys && tiles << (SIZES - 1) >= least_blocks);
+  return keys < DECODE_LONG_KEYS ||
+         (!codes && keys < most_keys && tiles << (SIZES - 1) >= DECODE_FULL_GRID);
 }
 
 struct decode_way decode_fastest_way(const struct problem *problem, const struct cuda_facts *facts,
