@@ -300,7 +300,7 @@ static void test_finished_later(void **state) {
   assert_false(deal(16, 1024, 1024, 32, 32, 64, false).finished_later); /* many tiles */
   assert_false(deal(32, 512, 512, 16, 16, 128, false).finished_later);
   assert_true(deal(3, 512, 512, 16, 16, 128, false).finished_later);
-  assert_false(deal(3, 448, 512, 16, 16, 128, false).finished_later); /* short ones */
+  assert_false(deal(3, 256, 512, 16, 16, 128, false).finished_later); /* short ones */
   assert_true(deal_packed_full(16, 48000, 8192, 16, 64).finished_later);
   assert_false(deal_packed_full(64, 19200, 8192, 16, 64).finished_later); /* nearly all short */
   assert_true(deal(6, 600, 600, 8, 8, 64, false).finished_later);
@@ -350,6 +350,9 @@ static void test_sums(void **state) {
   check_sums(deal(6, 128, 16384, 2, 2, 128, true), 0, 16);
   check_sums(deal(1, 2048, 32768, 8, 1, 128, true), 0, 4); /* nearly all is seen */
   check_sums(deal(4, 128, 4096, 16, 16, 128, false), 0, 2);
+  check_sums(deal(2, 165, 558, 12, 12, 128, false), 0, 8); /* all tiles side by side */
+  check_sums(deal(1, 460, 1211, 1, 1, 64, false), 0, 16);
+  check_sums(deal(3, 211, 211, 10, 10, 64, false), 0, 1);   /* two of two steps */
   check_sums(deal(2, 0, 4096, 3, 3, 64, true), 0, 1);       /* no query */
   check_sums(deal(3, 5000, 5000, 12, 12, 64, false), 0, 1); /* beyond the workspace */
   check_sums(deal(1, 16384, 16384, 2, 2, 256, false), 0, 1);
@@ -385,6 +388,8 @@ static void test_stagger(void **state) {
   check_stagger(deal(1, 2048, 2048, 16, 16, 128, false), 1, 0);
   check_stagger(deal(1, 8192, 8192, 4, 4, 128, false), 1, 0);
   check_stagger(deal(1, 700, 700, 20, 4, 128, false), 1, 1);   /* parts by heads */
+  check_stagger(deal(3, 364, 364, 12, 12, 64, false), 1, 0);   /* three tiles */
+  check_stagger(deal(3, 155, 1140, 12, 12, 96, false), 0, 0);  /* three of nine side by side */
   check_stagger(deal(1, 16384, 16384, 2, 2, 64, false), 1, 1); /* places for a round */
   check_stagger(deal(1, 16384, 16384, 4, 4, 64, false), 1, 2);
   check_stagger(deal(1, 2048, 2048, 16, 16, 64, false), 1, 1);

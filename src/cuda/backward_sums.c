@@ -9,7 +9,7 @@
 /* Where dQ is stored by a kernel of its own: at least so many steps of a tile, and more where tiles
  * are more than these, in all their parts; fewer of 128 queries. With 80 queries it gains with any
  * number of tiles. */
-enum { LONG_TILE = 8, LONGER_TILE = 16, LONG_TILE_OF_128 = 5, LONGER_TILE_OF_128 = 12 };
+enum { LONG_TILE = 5, LONGER_TILE = 16, LONG_TILE_OF_128 = 5, LONGER_TILE_OF_128 = 12 };
 enum { FEW_TILES = 6 * MULTIPROCESSORS };
 
 /* The least share of a packed batch's rows (filled_share) for that kernel where tiles are many: it
@@ -19,9 +19,9 @@ static const double least_filled = 0.25;
 /* Bytes of all sums of dQ that stay in the L2 cache. */
 enum { CACHED_SUMS_BYTES = 34 << 20 };
 
-/* Tiles are staggered where at least so many of a head run side by side; and they begin at most
- * 2^this blocks apart. */
-enum { LEAST_STAGGERED = 4, MOST_STAGGER_LOG2 = 3 };
+/* Tiles are staggered where at least so many of a head run side by side, or these are all; and they
+ * begin at most 2^this blocks apart. */
+enum { LEAST_STAGGERED = 4, FEW_STAGGERED = 3, MOST_STAGGER_LOG2 = 3 };
 
 /* Where half of the heads rise: rounds of tiles, at least, or up to which more is gained; and steps
  * of a tile, at most, if dQ is finished later. Measured: docs/notes/hopper-backward-tiles.md. */
@@ -49,6 +49,10 @@ static const double finish_steps = 1.5; /* the kernel that stores dQ, beside its
 static const double wait_steps = 1.2;   /* that tiles begin after each other, without a mask */
 static const double packed_waits = 2;   /* so many times, where lengths are packed */
 static const double sum_passes = 3;     /* that a sum beyond the first is written or read */
+/* The same where all tiles run side by side, and in pairs of blocks; and what more a step takes
+ * that stores dQ. */
+static const double round_finish = 1.4, round_wait = 0.6, last_steps = 0.25;
+static const double round_passes = 0.4, round_passes_of_pairs = 2.5;
 static const double last_share = 1.4;   /* of a step that takes the sum and stores dQ */
 static const double finish_waits = 3.0; /* that such steps may cost before dQ is finished later */
 
@@ -175,7 +179,8 @@ static void stagger_tiles(const struct problem *problem, struct backward_plan *p
       tiles->row_parts > 1)
     return;
   const double beside = tiles_side_by_side(plan);
-  if (beside < LEAST_STAGGERED || !has_two_sums(problem, plan, beside)) return;
+  const int least = tiles->tiles == FEW_STAGGERED ? FEW_STAGGERED : LEAST_STAGGERED;
+  if (beside < least || !has_two_sums(problem, plan, beside)) return;
   const int64_t rounds = (int64_t)ceil(tiles->tiles / beside);
   const bool together = tiles->section >= fa3_chain_count(tiles); /* or there are no rounds */
   int best = -1;
@@ -214,6 +219,25 @@ static int find_sums_log2(const struct backward_plan *plan, double beside, doubl
   return found;
 }
 
+/* The same where all tiles run side by side, which have so many steps. What others add is hidden
+ * then, but with one sum each tile waits for all before it, and the last one stores dQ. */
+static int find_sums_of_round_log2(const struct backward_plan *plan, double tiles, double steps,
+                                   double bytes) {
+  const double passes = plan->cluster > 1 ? round_passes_of_pairs : round_passes;
+  double best = round_wait * (tiles - 1) + fmin(round_finish, last_steps * steps);
+  int found = 0;
+  for (int log2 = 1; (1 << log2) <= plan->most_sums && (1 << log2) < 2 * tiles; log2++) {
+    const double sums = 1 << log2;
+    if (sums * bytes > CACHED_SUMS_BYTES) break;
+    const double time = round_wait * (ceil(tiles / sums) - 1) + round_finish +
+                        passes * (sums - 1) * bytes / bytes_of_step;
+    if (time >= best) continue;
+    best = time;
+    found = log2;
+  }
+  return found;
+}
+
 int64_t count_upward(int64_t tiles, int64_t beside, double bytes) {
   const double gain = 0.95 * (double)beside;
   if (3 * beside < tiles || beside >= tiles ||
@@ -239,7 +263,9 @@ void deal_sums(const struct problem *problem, const struct visits *visits,
     double rounds = steps < 1.75 * beside ? (double)divide_up(all * tiles->tiles, workers) : 1;
     if (is_causal(problem) && (steps >= STEPS_APART || plan->cluster > 1))
       rounds = fmin(rounds, waiting_rounds);
-    tiles->sums_log2 = find_sums_log2(plan, beside, rounds, bytes);
+    tiles->sums_log2 = all * tiles->tiles <= workers
+                           ? find_sums_of_round_log2(plan, (double)tiles->tiles, steps, bytes)
+                           : find_sums_log2(plan, beside, rounds, bytes);
   } else if (!has_window(problem) && plan->cluster == 1 && bytes <= MORE_SUMS_BYTES) {
     const int64_t beside = workers / all;
     if (plan->kernel->tile_q == 128) { /* the last tile takes both sums */

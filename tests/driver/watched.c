@@ -521,7 +521,7 @@ static void test_staging(void **state) {
   backward.grad_output.strides[2] = backward.grad_output.strides[1] = 0; /* expanded: as it is */
   backward.value.data = (char *)place(3) + 4;
   run_backward(&backward);
-  ASSERT_LAUNCHES("copy_strided", "backward_prepare", "backward");
+  ASSERT_LAUNCHES("copy_strided", "backward_prepare", "backward", "backward_finish");
   assert_ptr_equal(copies[0].from.data, backward.value.data);
 }
 
