@@ -310,7 +310,9 @@ static void test_finished_later(void **state) {
   assert_false(deal(42, 2048, 206, 16, 16, 64, false).finished_later); /* two, and many */
   assert_true(deal(49, 2594, 321, 6, 6, 64, false).finished_later);
   assert_false(deal(8, 2048, 2048, 16, 16, 128, true).finished_later);
-  assert_true(deal(16, 512, 512, 8, 8, 256, false).finished_later); /* pairs of blocks */
+  assert_true(deal(16, 512, 512, 8, 8, 256, false).finished_later);  /* pairs of blocks */
+  assert_false(deal(16, 384, 256, 8, 8, 256, false).finished_later); /* two tiles, six steps */
+  assert_true(deal(16, 512, 256, 8, 8, 256, false).finished_later);  /* eight */
   assert_false(deal(8, 2048, 2048, 8, 8, 256, true).finished_later);
   assert_false(deal(64, 128, 128, 8, 8, 256, false).finished_later); /* one tile */
 }

@@ -8,8 +8,8 @@
 
 /* Where dQ is stored by a kernel of its own: at least so many steps of a tile, and more where tiles
  * are more than these, in all their parts; fewer of 128 queries. With 80 queries it gains with any
- * number of tiles. */
-enum { LONG_TILE = 5, LONGER_TILE = 16, LONG_TILE_OF_128 = 5, LONGER_TILE_OF_128 = 12 };
+ * number of tiles. Of pairs of blocks, where a head has two tiles. */
+enum { LONG_TILE = 5, LONGER_TILE = 16, LONGER_TILE_OF_128 = 12, LONG_TILE_OF_PAIRS = 8 };
 enum { FEW_TILES = 6 * MULTIPROCESSORS };
 
 /* The least share of a packed batch's rows (filled_share) for that kernel where tiles are many: it
@@ -49,10 +49,11 @@ static const double finish_steps = 1.5; /* the kernel that stores dQ, beside its
 static const double wait_steps = 1.2;   /* that tiles begin after each other, without a mask */
 static const double packed_waits = 2;   /* so many times, where lengths are packed */
 static const double sum_passes = 3;     /* that a sum beyond the first is written or read */
-/* The same where all tiles run side by side, and in pairs of blocks; and what more a step takes
- * that stores dQ. */
-static const double round_finish = 1.4, round_wait = 0.6, last_steps = 0.25;
-static const double round_passes = 0.4, round_passes_of_pairs = 2.5;
+/* Where all tiles run side by side (find_sums_of_round_log2). */
+static const double round_finish = 1.4; /* for finish_steps */
+static const double round_wait = 0.6;   /* for each tile that a sum has before this one */
+static const double round_passes = 0.4, round_passes_of_pairs = 2.5; /* for sum_passes */
+static const double last_steps = 0.25;  /* of each step that stores dQ, without that kernel */
 static const double last_share = 1.4;   /* of a step that takes the sum and stores dQ */
 static const double finish_waits = 3.0; /* that such steps may cost before dQ is finished later */
 
@@ -68,15 +69,15 @@ bool finish_later(const struct problem *problem, const struct backward_plan *pla
   const int64_t steps = plan->blocks_q * group / fa3_key_tile_parts(tiles);
   if (is_masked(problem)) return false;
   if (plan->cluster > 1)
-    return tiles->tiles > 2 ? plan->blocks_q > 0 : tiles->tiles == 2 && steps >= LONG_TILE;
+    return tiles->tiles > 2 ? plan->blocks_q > 0 : tiles->tiles == 2 && steps >= LONG_TILE_OF_PAIRS;
   const int tile_q = plan->kernel->tile_q;
   const int64_t count = fa3_key_tile_count(tiles);
   const bool many = count > FEW_TILES && tile_q != 80;
   if (tiles->tiles == 1 && 2 * count > MULTIPROCESSORS) return false;
   if (tiles->tiles == 2 && many) return false;
   if (many && filled_share(problem) < least_filled) return false;
-  if (tile_q == 128) return steps >= (many ? LONGER_TILE_OF_128 : LONG_TILE_OF_128);
-  return steps >= (many ? LONGER_TILE : LONG_TILE);
+  if (!many) return steps >= LONG_TILE;
+  return steps >= (tile_q == 128 ? LONGER_TILE_OF_128 : LONGER_TILE);
 }
 
 int64_t most_sums(int64_t least_bytes) {
@@ -201,15 +202,20 @@ static bool is_wide_window(const struct problem *problem) {
   return problem->window_left + problem->window_right >= longest_query(problem);
 }
 
+/* Whether a block may have 2^log2 sums: more than tiles that add at a time are of no use. */
+static bool may_have_sums(const struct backward_plan *plan, int log2, double tiles, double bytes) {
+  const double sums = 1 << log2;
+  return sums <= plan->most_sums && sums < 2 * tiles && sums * bytes <= CACHED_SUMS_BYTES;
+}
+
 /* How many sums a block of dQ has, as a power of 2, where so many tiles begin at the same block
- * side by side, `rounds` times. More sums than tiles are of no use. */
+ * side by side, `rounds` times. */
 static int find_sums_log2(const struct backward_plan *plan, double beside, double rounds,
                           double bytes) {
   double best = 0;
   int found = 0;
-  for (int log2 = 1; (1 << log2) <= plan->most_sums && (1 << log2) < 2 * beside; log2++) {
+  for (int log2 = 1; may_have_sums(plan, log2, beside, bytes); log2++) {
     const double sums = 1 << log2;
-    if (sums * bytes > CACHED_SUMS_BYTES) break;
     const double gain = wait_steps * beside * (1 - 1 / sums) * rounds;
     const double cost = sum_passes * (sums - 1) * bytes / bytes_of_step + finish_steps;
     if (gain <= cost || (log2 > 1 && 0.6 * gain - cost <= best)) continue;
@@ -219,16 +225,16 @@ static int find_sums_log2(const struct backward_plan *plan, double beside, doubl
   return found;
 }
 
-/* The same where all tiles run side by side, which have so many steps. What others add is hidden
- * then, but with one sum each tile waits for all before it, and the last one stores dQ. */
+/* The same where all tiles of the call run side by side, which have so many steps. Memory is idle
+ * then, so further sums cost little; in rounds this formula takes too many
+ * (docs/notes/hopper-backward-tiles.md). */
 static int find_sums_of_round_log2(const struct backward_plan *plan, double tiles, double steps,
                                    double bytes) {
   const double passes = plan->cluster > 1 ? round_passes_of_pairs : round_passes;
   double best = round_wait * (tiles - 1) + fmin(round_finish, last_steps * steps);
   int found = 0;
-  for (int log2 = 1; (1 << log2) <= plan->most_sums && (1 << log2) < 2 * tiles; log2++) {
+  for (int log2 = 1; may_have_sums(plan, log2, tiles, bytes); log2++) {
     const double sums = 1 << log2;
-    if (sums * bytes > CACHED_SUMS_BYTES) break;
     const double time = round_wait * (ceil(tiles / sums) - 1) + round_finish +
                         passes * (sums - 1) * bytes / bytes_of_step;
     if (time >= best) continue;
