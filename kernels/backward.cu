@@ -206,6 +206,27 @@ __device__ __forceinline__ void add_partial(float (&dq)[kQueryColumns / 2], cons
   }
 }
 
+// What the tiles before this one have added to a block, where it is the last. With few registers in
+// use the loads are on their way while dQ is computed.
+constexpr bool kSumAhead = kHeadDim < 128;
+struct query_sum {
+  float4 columns[kQueryColumns / 8];
+};
+
+__device__ __forceinline__ void load_sum(query_sum &sum, bool wanted, const float4 *from) {
+#pragma unroll
+  for (int j = 0; j < kQueryColumns / 8; ++j)
+    sum.columns[j] = load_relaxed_if(wanted, from + j * 128);
+}
+
+__device__ __forceinline__ void add_sum(float (&dq)[kQueryColumns / 2], const query_sum &sum) {
+#pragma unroll
+  for (int j = 0; j < kQueryColumns / 8; ++j) {
+    const float4 &x = sum.columns[j];
+    dq[4 * j] += x.x, dq[4 * j + 1] += x.y, dq[4 * j + 2] += x.z, dq[4 * j + 3] += x.w;
+  }
+}
+
 // What becomes of dQ: the first tile of keys stores it, others add to it, and the last takes the
 // sum.
 enum partial_fate { kAddPartial, kStorePartial, kKeepPartial };
@@ -314,14 +335,16 @@ __device__ __forceinline__ void finish_query_step(const fa3_backward_params &p, 
                                                   const work &w, const dq_share &share,
                                                   uint32_t use, float (&dq)[kQueryColumns / 2],
                                                   const query_step &q, int kind,
-                                                  const float4 *partial) {
+                                                  const query_sum &first_sum) {
   if (kind >= kTurnLast) {
+    if (kSumAhead) add_sum(dq, first_sum);
 #pragma unroll 1
-    for (int sum = 0; kTakesSums && sum < kind - kTurnLast; ++sum) {
+    for (int sum = kSumAhead; kTakesSums && sum < kind - kTurnLast; ++sum) {
       float *of_block = turn_of(use).partial + sum * p.sums_apart * (kTileQ * kHeadDim);
       add_partial(dq, partial_of(of_block, share));
     }
-    if (!kTakesSums && kind > kTurnLast) add_partial(dq, partial);
+    if (!kTakesSums && !kSumAhead && kind > kTurnLast)
+      add_partial(dq, partial_of(turn_of(use).partial, share));
     store_query_step(p, w.sequence, share, dq, q);
   }
   // Every thread has read the turn.
@@ -448,8 +471,10 @@ __device__ __forceinline__ void finish_tile(const fa3_backward_params &p, const 
   }
   float4 *partial;
   const int kind = wait_for_turn(m, share, use - 1, partial);
+  query_sum sum;
+  if (kSumAhead) load_sum(sum, kind > kTurnLast, partial);
   put_partials(share, dq, partial, fate_of_partial(kind), 0, kQueryColumns / 8);
-  finish_query_step(p, m, w, share, use - 1, dq, last, kind, partial);
+  finish_query_step(p, m, w, share, use - 1, dq, last, kind, sum);
   finish_work(m, t);
 }
 
@@ -546,6 +571,8 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, cons
       if (pending) ring_wait_full(m.d_s, use - 1);
       issue_query_step(m, share, use - 1, step > 0 ? keys_use : keys_use - 1, dq);
       if (pending) kind = wait_for_turn(m, share, use - 1, partial);
+      query_sum sum;
+      if (kSumAhead) load_sum(sum, kind > kTurnLast, partial);
       wgmma_wait<0>();
       registers_touch(dq);
       if (pending) ring_release(m.d_s, use - 1);
@@ -562,7 +589,7 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, cons
                      [&](int part) { put_share(part + kProductParts - kTileQ / 16); });
       if (pending)
         finish_query_step(p, m, follows ? work_of(t - 1) : w, share, use - 1, dq, before, kind,
-                          partial);
+                          sum);
       if (follows) finish_work(m, t - 1);
       if (kShortStep && step + 1 < steps) ring_wait_full(m.q, use + 1);
       wgmma_wait<0>();
@@ -594,37 +621,42 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, cons
   }
 }
 
-// On a multiprocessor. With columns that both warpgroups take the compiler would keep more
-// registers than it needs, and d=96 loses 5% of short calls.
-constexpr int kFinishBlocks = kOverlap > 0 ? 3 : 2;
+// What a block of backward_finish takes: 32 columns of a warpgroup's share, or all of it where that
+// is transposed.
+constexpr int kFinishSlices = FA3_BACKWARD_FINISH_SLICES(kHeadDim, kTileQ);
+constexpr int kSliceColumns = kTransposed ? kQueryColumns : 32;
+constexpr int kSlicesOfRow = kTransposed ? 1 : kHeadDim / 32;
+static_assert(kFinishSlices == kSlicesOfRow * (kSplitRows || kTransposed ? 2 : 1), "slices");
 
-// Takes a block's sums of dQ, which backward leaves, and stores it.
-extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_FINISH_THREADS, kFinishBlocks)
+// Takes a slice of a block's sums of dQ, which backward leaves, and stores it.
+extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_FINISH_THREADS, 5)
     backward_finish(const __grid_constant__ fa3_backward_params p) {
   let_next_grid_launch();
-  const finished_block at = find_finished_block(p, kTileQ, kTileK);
-  const int warpgroup = threadIdx.x / 128;
+  const finished_block at = find_finished_block(p, kFinishSlices, kTileQ, kTileK);
   if (at.seen) {
+    const int slice = at.slice % kSlicesOfRow;
+    const int warpgroup = kSplitRows || kTransposed ? at.slice / kSlicesOfRow
+                          : 32 * slice >= 64        ? 1
+                                                    : 0;
     const dq_share share = find_share(lay_out(0), warpgroup);
+    const int first_row = kSplitRows ? 64 * warpgroup : 0;
+    const int first_column = kTransposed ? share.column : 32 * slice;
+    const int first_vector = kTransposed ? 0 : (first_column - share.column) / 8;
     const int *counters = p.counters + warpgroup % kShares * p.counters_apart;
-    if (threadIdx.x % 128 < 32) wait_for_sums(p, at, counters, 1, kTileQ, kTileK);
-    named_barrier_sync(kBarrierOwn + warpgroup, 128);
-    const auto sum_of = [&](int sum) {
-      return partial_of(p.partial + (at.slot + sum * p.sums_apart) * (kTileQ * kHeadDim), share);
-    };
-    // The first sum is not waited for before the second is on its way.
-    float dq[kQueryColumns / 2] = {};
-    if (additions_to_sum(p, at, 0, kTileQ, kTileK) > 0) {
-#pragma unroll
-      for (int j = 0; j < kQueryColumns / 8; ++j) {
-        const float4 x = load_relaxed(sum_of(0) + j * 128);
-        dq[4 * j] = x.x, dq[4 * j + 1] = x.y, dq[4 * j + 2] = x.z, dq[4 * j + 3] = x.w;
-      }
-    }
-#pragma unroll 1
-    for (int sum = 1; sum < fa3_sum_count(&p.tiles); ++sum)
-      if (additions_to_sum(p, at, sum, kTileQ, kTileK) > 0) add_partial(dq, sum_of(sum));
-    store_query_step(p, at.sequence, share, dq, {at.block, at.head});
+    const uint32_t used = wait_for_sums(p, at, counters, 1, kTileQ, kTileK);
+    float *sum = p.partial + at.slot * (kTileQ * kHeadDim);
+    float dq[kSliceColumns / 2];
+    add_up_sums<kSliceColumns / 8, kTransposed ? 2 : 4>(
+        dq, partial_of(sum, share) + first_vector * 128, p.sums_apart * (kTileQ * kHeadDim / 4),
+        used);
+    const fa3_sequence &s = at.sequence;
+    const int row = at.block * kTileQ + first_row, rows = s.mask.queries - row;
+    if (kTransposed)
+      store_columns<kSliceColumns>(p.grad_query, dq, p.scale, s.query_batch, s.query_row + row,
+                                   rows, at.head, first_column);
+    else
+      store_rows<kSliceColumns>(p.grad_query, dq, p.scale, s.query_batch, s.query_row + row, rows,
+                                at.head, first_column, 0);
   }
   outlast_backward();
 }
@@ -643,16 +675,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     tma_prefetch_map(&p.value);
     init_barriers(lay_out(base));
   }
-  // It takes a while: the barriers are made beside it.
-  const int first_tile = threadIdx.x == 32 ? atomicAdd(p.next_tile, 1) : 0;
-  __syncthreads();
+  // The planning warp waits when it has found the first tile.
+  if (warp == 0) named_barrier_arrive(kBarrierMadeForPlan, 2 * 32);
+  if (warp != 1) named_barrier_sync(kBarrierMade, kThreads - 32);
 
   if (warp < 4) {
     registers_give_back<kProducerRegisters>();
     if (warp == 0)
       load(p, lay_out(base));
     else if (warp == 1)
-      schedule(p, base, first_tile);
+      schedule(p, base);
     else if (warp == 2)
       grant_turns(p, lay_out(base));
     else

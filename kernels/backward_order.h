@@ -74,22 +74,23 @@ FA3_SHARED fa3_key_tile fa3_key_tile_at(const fa3_key_tiles *tiles, int index) {
   const int begin = rises ? 0 : tiles->rising;
   const int end = rises ? tiles->rising : fa3_chain_count(tiles);
   const int most = rises ? tiles->rising_section : tiles->section;
-  const int first = begin + (index - begin * of_chain) / (most * of_chain) * most;
+  int first = begin;
+  if (most < end - begin) first += (index - begin * of_chain) / (most * of_chain) * most;
   const int width = end - first < most ? end - first : most;
-  const int rest = index - first * of_chain;
-  const int of_tile = rest % (width * tiles->row_parts);
-  const int chain = first + of_tile / tiles->row_parts;
-  const int head = chain / tiles->head_parts; /* over all batches */
+  const int rest = index - first * of_chain, of_all = width * tiles->row_parts;
   fa3_key_tile tile;
-  tile.tile = rest / (width * tiles->row_parts);
+  tile.tile = fa3_divide(rest, of_all);
+  const int of_tile = rest - tile.tile * of_all;
+  const int chain = fa3_divide(of_tile, tiles->row_parts); /* from `first` on */
+  tile.row_part = of_tile - chain * tiles->row_parts;
+  const int head = fa3_divide(first + chain, tiles->head_parts); /* over all batches */
+  tile.head_part = first + chain - head * tiles->head_parts;
+  tile.batch = tiles->batches == 1 ? 0 : fa3_divide(head, tiles->heads);
+  tile.head = head - tile.batch * tiles->heads;
   tile.upward = rises ? tiles->tiles : tiles->upward;
   if (tile.tile < tile.upward) tile.tile = tile.upward - 1 - tile.tile;
   tile.tile += tiles->first;
   if (tile.upward > 0) tile.upward += tiles->first;
-  tile.head = head % tiles->heads;
-  tile.batch = head / tiles->heads;
-  tile.head_part = chain % tiles->head_parts;
-  tile.row_part = of_tile % tiles->row_parts;
   return tile;
 }
 
@@ -106,7 +107,8 @@ FA3_SHARED fa3_range fa3_blocks_of_part(const fa3_key_tiles *tiles, const fa3_ke
                                         const fa3_mask *mask, int tile_q, int tile_k) {
   const int all = (mask->queries + tile_q - 1) / tile_q;
   const int rows = fa3_row_parts_of(tiles, all);
-  const int begin = all * tile->row_part / rows, end = all * (tile->row_part + 1) / rows;
+  const int begin = fa3_divide(all * tile->row_part, rows);
+  const int end = fa3_divide(all * (tile->row_part + 1), rows);
   fa3_range blocks = fa3_seeing_tiles(mask, tile->tile * tile_k, (tile->tile + 1) * tile_k, tile_q);
   if (blocks.begin < begin) blocks.begin = begin;
   if (blocks.end > end) blocks.end = end;

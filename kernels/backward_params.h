@@ -36,7 +36,7 @@
  *                   the bits of pairs of which one side has arrived, and of those of which it has
  *                   left its sum
  *   sinks     float [heads_q][slots], if the sink's gradient is wanted
- *   next_tile one int
+ *   next_tile one int, if there are more tiles than blocks
  *
  * Tensor maps (16-bit elements, zero fill out of bounds; innermost dimension first; `C` is the
  * variant's chunk, swizzle 2 * C bytes; a head dim below the variant's is encoded as it is and zero
@@ -89,6 +89,7 @@ typedef struct {
   int unseen;          /* a head's first tiles, of which no query sees a key */
   int queries_per_key; /* heads_q / heads_k */
   int slots, sums, arrival_words;
+  int early; /* as of the next kernel */
   int *counters, *arrivals;
   float *rows, *sinks;
   unsigned *next_tile;
@@ -117,7 +118,9 @@ typedef struct {
   int *counters, *arrivals;
   const float *rows;
   float *partial, *parts;
-  unsigned *next_tile;
+  unsigned *next_tile; /* null: each block, or pair of blocks, has one tile, that of its number */
+  int early; /* backward_wide: blocks are there before the kernels before backward_prepare are done,
+                and find out what they have to do: without a counter, or lengths in memory */
   int finished_later;     /* dQ is left as a sum in `partial`: backward_finish stores it */
   float scale;            /* of the scores: what dQ and dK are multiplied by */
   float scale_log2;       /* of the scores, or the cap, times log2(e) */
@@ -140,18 +143,22 @@ typedef struct {
 } fa3_backward_sum_params;
 
 /* Grids and threads: backward_prepare (blocks_q + unseen, heads_q, batch), also for 0 of both with
- * one block, which clears `next_tile`; backward_sink (heads_q); backward as many blocks as there
+ * one block; backward_sink (heads_q); backward as many blocks as there
  * are SMs to use, at most fa3_key_tile_count; backward_wide as many pairs of blocks;
- * backward_finish (blocks_q * heads_q, batch); backward_sum (threads for eight columns of each key,
- * heads_k, batch).
+ * backward_finish (blocks_q * heads_q * slices of a block, batch); backward_sum (threads for eight
+ * columns of each key, heads_k, batch).
  */
 #define FA3_BACKWARD_PREPARE_THREADS 256
 #define FA3_BACKWARD_SINK_THREADS 256
 #define FA3_BACKWARD_SUM_THREADS 256
-#define FA3_BACKWARD_FINISH_THREADS 256
+#define FA3_BACKWARD_FINISH_THREADS 128
 #define FA3_BACKWARD_THREADS 384
 #define FA3_BACKWARD_PART_WARPS 8
 #define FA3_BACKWARD_WIDE_THREADS 512
+
+/* 32 columns of a block of dQ, or of half of its rows; with 80 queries half of the columns. */
+#define FA3_BACKWARD_FINISH_SLICES(head_dim, tile_q) \
+  ((tile_q) == 80 ? 2 : (tile_q) == 128 ? (head_dim) / 16 : (head_dim) / 32)
 
 /* Floats of a block of rows in `rows`: the last is there eight times, a pair for each thread of a
  * quad. */

@@ -86,43 +86,53 @@ __device__ __forceinline__ void clear_unseen(const fa3_backward_prepare_params &
   clear_rows(p.grad_value, s.key_batch, s.key_row, rows, head);
 }
 
-extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_PREPARE_THREADS, 4)
-    backward_prepare(const __grid_constant__ fa3_backward_prepare_params p) {
+// The next kernel's blocks may move in as these move out. They load what the caller has given, and
+// take tiles. PTX promises that they see this grid's writes only once griddepcontrol.wait returns,
+// yet the counter is clear for them: it is written and taken from by atomic operations alone, which
+// the L2 cache performs, the fence returns when it has been written there, and the blocks do not
+// exist before all of this grid's have come to the last line. For the rest they wait.
+__device__ __forceinline__ void begin_grid(const fa3_backward_prepare_params &p) {
   wait_for_prior_grids();
-  const int block = blockIdx.x, head = blockIdx.y, batch = blockIdx.z;
-  if ((block | head | batch) == 0) {
+  if (p.next_tile && (blockIdx.x | blockIdx.y | blockIdx.z) == 0) {
     if (threadIdx.x == 0) {
       atomicExch(p.next_tile, 0u);
       __threadfence();
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < p.arrival_words; i += FA3_BACKWARD_PREPARE_THREADS)
-      p.arrivals[i] = 0;
   }
-  // The next kernel's blocks may move in as these move out. They load what the caller has given,
-  // and take tiles. PTX promises that they see this grid's writes only once griddepcontrol.wait
-  // returns, yet the counter is clear for them: it is written and taken from by atomic operations
-  // alone, which the L2 cache performs, the fence returns when it has been written there, and the
-  // blocks do not exist before all of this grid's have come to the next line. For the rest they
-  // wait.
   let_next_grid_launch();
+}
+
+extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_PREPARE_THREADS, 4)
+    backward_prepare(const __grid_constant__ fa3_backward_prepare_params p) {
+  if (p.early)
+    let_next_grid_launch();
+  else
+    begin_grid(p);
+  const int block = blockIdx.x, head = blockIdx.y, batch = blockIdx.z;
   const fa3_sequence s = fa3_find_sequence(&p.sequences, batch);
   const int tile_q = p.blocks.tile_q, first = block * tile_q;
-  if (block >= p.blocks.blocks_q && block < p.blocks.blocks_q + p.unseen)
-    clear_unseen(p, s, block - p.blocks.blocks_q, head);
-  if (block >= p.blocks.blocks_q || first >= s.mask.queries) return;
+  const int lane = threadIdx.x % kLanes;
   const int64_t slot = (int64_t)head * p.slots + block +
                        fa3_backward_slot(&p.sequences, &p.blocks, batch, s.query_row);
-  static_assert(2 * FA3_MOST_SUMS <= FA3_BACKWARD_PREPARE_THREADS, "a thread clears each counter");
-  if (threadIdx.x < 2 * p.sums) p.counters[(int64_t)threadIdx.x * gridDim.y * p.slots + slot] = 0;
-
-  const int lane = threadIdx.x % kLanes;
   const uint16_t *output = (const uint16_t *)p.output + s.query_batch * p.output_stride_batch +
                            head * p.output_stride_head + 8 * lane;
   const uint16_t *grad_output = (const uint16_t *)p.grad_output +
                                 s.query_batch * p.grad_output_stride_batch +
                                 head * p.grad_output_stride_head + 8 * lane;
   const float *lse = p.lse + s.query_batch * p.lse_stride_batch + head * p.lse_stride_head;
+  // So far nothing was read from memory, where lengths are known.
+  if (p.early) wait_for_prior_grids();
+
+  if ((block | head | batch) == 0)
+    for (int i = threadIdx.x; i < p.arrival_words; i += FA3_BACKWARD_PREPARE_THREADS)
+      p.arrivals[i] = 0;
+  if (block >= p.blocks.blocks_q && block < p.blocks.blocks_q + p.unseen)
+    clear_unseen(p, s, block - p.blocks.blocks_q, head);
+  if (block >= p.blocks.blocks_q || first >= s.mask.queries) return;
+  static_assert(2 * FA3_MOST_SUMS <= FA3_BACKWARD_PREPARE_THREADS, "a thread clears each counter");
+  if (threadIdx.x < 2 * p.sums) p.counters[(int64_t)threadIdx.x * gridDim.y * p.slots + slot] = 0;
+
   const int left = s.mask.queries - first;  // rows of the block that are in use
   float of_sink = 0.0f;
   bool large = false;

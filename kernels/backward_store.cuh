@@ -49,7 +49,7 @@ __device__ __forceinline__ void store_group(const fa3_gradient &g, const float (
     transpose_quad(pairs);
     uint16_t *at = (uint16_t *)g.data + batch * g.stride_batch + row * g.stride_row +
                    head * g.stride_head + column;
-    if (stored) *(uint4 *)at = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+    store_vector_if(stored, at, make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]));
     return;
   }
   uint32_t first[4], second[4];
@@ -103,20 +103,54 @@ __device__ __forceinline__ uint32_t staged_at(uint32_t staging, int row, int pie
   return staging + row * (2 * kColumns) + ((piece ^ swizzle) << 4);
 }
 
-// A warp's 16 rows leave shared memory; `bytes` are those of an element. Rows from `rows` on are
-// not stored, nor columns beyond the head dim.
+// A lane's share of a warp's 16 rows.
 template <int kColumns>
-__device__ __forceinline__ void copy_staged_rows(const fa3_gradient &g, int bytes, int64_t first,
-                                                 int rows, int column, uint32_t staging) {
+struct warp_rows {
+  uint4 pieces[kColumns / 16];
+};
+
+// kColumns of a warp's 16 rows, times `factor`, from wgmma's layout to rows in shared memory.
+template <int kColumns>
+__device__ __forceinline__ void stage_rows(const float *x, float factor, uint32_t staging) {
+  const int lane = thread_again() & 31;
+#pragma unroll
+  for (int j = 0; j < kColumns / 8; j += 2) {
+    const float *of = x + 4 * j;
+    store_matrices(
+        staged_at<kColumns>(staging, lane & 15, j + lane / 16),
+        pack_pair(of[0] * factor, of[1] * factor), pack_pair(of[2] * factor, of[3] * factor),
+        pack_pair(of[4] * factor, of[5] * factor), pack_pair(of[6] * factor, of[7] * factor));
+  }
+  __syncwarp();
+}
+
+template <int kColumns>
+__device__ __forceinline__ warp_rows<kColumns> read_staged_rows(uint32_t staging) {
   constexpr int kPieces = kColumns / 8;  // of a row
+  const int lane = thread_again() & 31;
+  warp_rows<kColumns> rows;
+#pragma unroll
+  for (int i = 0; i < kPieces / 2; ++i)
+    rows.pieces[i] = load_shared_vector(
+        staged_at<kColumns>(staging, (32 * i + lane) / kPieces, (32 * i + lane) % kPieces));
+  __syncwarp();
+  return rows;
+}
+
+// They leave; `bytes` are those of an element. Rows from `rows` on are not stored, nor columns
+// beyond the head dim.
+template <int kColumns>
+__device__ __forceinline__ void store_read_rows(const fa3_gradient &g, int bytes, int64_t first,
+                                                int rows, int column,
+                                                const warp_rows<kColumns> &read) {
+  constexpr int kPieces = kColumns / 8;
   const int lane = thread_again() & 31;
   unsigned char *to = (unsigned char *)g.data + bytes * (first + column);
 #pragma unroll
   for (int i = 0; i < kPieces / 2; ++i) {
     const int row = (32 * i + lane) / kPieces, piece = (32 * i + lane) % kPieces;
-    const uint4 x = load_shared_vector(staged_at<kColumns>(staging, row, piece));
-    if (row < rows && column * bytes + 16 * piece < g.head_dim * bytes)
-      *(uint4 *)(to + bytes * row * g.stride_row + 16 * piece) = x;
+    store_vector_if(row < rows && column * bytes + 16 * piece < g.head_dim * bytes,
+                    to + bytes * row * g.stride_row + 16 * piece, read.pieces[i]);
   }
 }
 
@@ -128,23 +162,13 @@ __device__ __forceinline__ void store_warp_rows(const fa3_gradient &g,
                                                 const float (&x)[kColumns / 2], float factor,
                                                 int batch, int64_t first_row, int rows, int head,
                                                 uint32_t staging) {
-  const int lane = thread_again() & 31;
   const int64_t first = batch * g.stride_batch + first_row * g.stride_row + head * g.stride_head;
   const bool whole = !g.accumulate && g.vectors;
   if (whole && !g.is_float) {
 #pragma unroll
     for (int column = 0; column < kColumns; column += kStaged) {
-#pragma unroll
-      for (int j = 0; j < kStaged / 8; j += 2) {
-        const float *of = x + column / 2 + 4 * j;
-        store_matrices(
-            staged_at<kStaged>(staging, lane & 15, j + lane / 16),
-            pack_pair(of[0] * factor, of[1] * factor), pack_pair(of[2] * factor, of[3] * factor),
-            pack_pair(of[4] * factor, of[5] * factor), pack_pair(of[6] * factor, of[7] * factor));
-      }
-      __syncwarp();
-      copy_staged_rows<kStaged>(g, 2, first, rows, column, staging);
-      __syncwarp();
+      stage_rows<kStaged>(x + column / 2, factor, staging);
+      store_read_rows(g, 2, first, rows, column, read_staged_rows<kStaged>(staging));
     }
     return;
   }
@@ -171,7 +195,7 @@ __device__ __forceinline__ void store_warp_rows(const fa3_gradient &g,
     }
     __syncwarp();
     if (whole) {
-      copy_staged_rows<kStaged>(g, 4, first, rows, column, staging);
+      store_read_rows(g, 4, first, rows, column, read_staged_rows<kStaged>(staging));
     } else {
       constexpr int kGroups = kFloats / 8;  // of eight columns
 #pragma unroll 1

@@ -32,6 +32,14 @@ struct __align__(16) work {
 constexpr int kWorkBytes = 128;
 static_assert(sizeof(work) <= kWorkBytes, "a work slot");
 
+// The number of the next tile, or of none. Without a counter each block, or pair of blocks, has
+// one tile, of its own number: they begin in the order of their numbers, so those that it may wait
+// for have begun.
+__device__ __forceinline__ int take_tile(const fa3_backward_params &p, int of_block, bool first) {
+  if (p.next_tile) return atomicAdd(p.next_tile, 1);
+  return first ? of_block : fa3_key_tile_count(&p.tiles);
+}
+
 // The part's number, counted over all heads of keys.
 __device__ __forceinline__ int number_of_part(const fa3_backward_params &p, const work &w) {
   return (w.head * p.tiles.head_parts + w.head_part) * p.tiles.row_parts + w.row_part;
@@ -48,8 +56,8 @@ __device__ __forceinline__ bool find_work(const fa3_backward_params &p, int inde
   w.batch = tile.batch;
   w.tile = tile.tile;
   w.upward = tile.upward;
-  const int head = p.queries_per_key * tile.head_part / p.tiles.head_parts;
-  w.heads = p.queries_per_key * (tile.head_part + 1) / p.tiles.head_parts - head;
+  const int head = fa3_divide(p.queries_per_key * tile.head_part, p.tiles.head_parts);
+  w.heads = fa3_divide(p.queries_per_key * (tile.head_part + 1), p.tiles.head_parts) - head;
   w.query_head = tile.head * p.queries_per_key + head;
   forget_memory();
   w.sequence = fa3_find_sequence(&p.sequences, tile.batch);

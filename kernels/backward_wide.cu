@@ -406,25 +406,21 @@ __device__ __forceinline__ void count_additions(const fa3_backward_params &p, co
   }
 }
 
-// Takes a block's sums of dQ, which backward leaves, and stores it.
-extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_FINISH_THREADS)
+// Takes 32 columns of a block's sums of dQ, which backward leaves, and stores them.
+extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_FINISH_THREADS, 5)
     backward_finish(const __grid_constant__ fa3_backward_params p) {
+  constexpr int kSlices = FA3_BACKWARD_FINISH_SLICES(kHeadDim, kTileQ);
   let_next_grid_launch();
-  const finished_block at = find_finished_block(p, kTileQ, kTileK);
+  const finished_block at = find_finished_block(p, kSlices, kTileQ, kTileK);
   if (at.seen) {
+    const uint32_t used = wait_for_sums(p, at, p.counters, 2, kTileQ, kTileK);
+    const float *sum = partial_of(p, at.slot, 0) + 4 * at.slice * 512;
+    float dq[16];
+    add_up_sums<4, 4>(dq, (const float4 *)sum, p.sums_apart * (kTileQ * kHeadDim / 4), used);
+    const fa3_sequence &s = at.sequence;
     const int row = at.block * kTileQ;
-    if (threadIdx.x < 32) wait_for_sums(p, at, p.counters, 2, kTileQ, kTileK);
-    __syncthreads();
-    for (int group = threadIdx.x / 128; group < kHeadDim / 32; group += 2) {
-      dq_sums all = {};
-#pragma unroll 1
-      for (int sum = 0; sum < fa3_sum_count(&p.tiles); ++sum) {
-        if (additions_to_sum(p, at, sum, kTileQ, kTileK) == 0) continue;
-        add_sums(all, load_sums(partial_of(p, at.slot + sum * p.sums_apart, 0), group));
-      }
-      store_sums(p.grad_query, all, p.scale, at.sequence.query_batch, at.sequence.query_row + row,
-                 at.sequence.mask.queries - row, at.head, 32 * group);
-    }
+    store_rows<32>(p.grad_query, dq, p.scale, s.query_batch, s.query_row + row,
+                   s.mask.queries - row, at.head, 32 * at.slice, 0);
   }
   outlast_backward();
 }
@@ -445,8 +441,11 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads,
     init_barriers(lay_out(base));
   }
   cluster_sync();
-  wait_for_prior_grids();
-  if (p.finished_later) let_next_grid_launch();  // backward_finish, once the counters are clear
+  // Who finds out what there is to do need not wait where that is in no memory.
+  if (!p.early || warp != 2) {
+    wait_for_prior_grids();
+    if (p.finished_later) let_next_grid_launch();  // backward_finish, once the counters are clear
+  }
 
   if (warp < 4) {
     registers_give_back<kProducerRegisters>();

@@ -55,15 +55,6 @@ __device__ __forceinline__ dq_sums load_sums(const float *partial, int group) {
   return sums;
 }
 
-__device__ __forceinline__ void add_sums(dq_sums &to, const dq_sums &sums) {
-#pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    float4 &x = to.of_columns[k];
-    const float4 &y = sums.of_columns[k];
-    x.x += y.x, x.y += y.y, x.z += y.z, x.w += y.w;
-  }
-}
-
 // `rows` from `row` on are in the sequence.
 __device__ __forceinline__ void store_sums(const fa3_gradient &g, const dq_sums &sums, float scale,
                                            int batch, int row, int rows, int head, int column) {

@@ -168,12 +168,12 @@ __device__ __forceinline__ int read_mail(void) {
 }
 
 // The first block of the cluster takes the next tile and tells the second.
-__device__ __forceinline__ int take_tile(const fa3_backward_params &p, const layout &m,
-                                         uint32_t taken, bool leader) {
+__device__ __forceinline__ int share_tile(const fa3_backward_params &p, const layout &m,
+                                          uint32_t taken, bool leader) {
   if (leader) barrier_expect(ring_full(m.mail, taken), 4);
   if (cluster_rank() == 0 && leader) {
     ring_wait_empty(m.mail, taken);
-    const int next = atomicAdd(p.next_tile, 1);
+    const int next = take_tile(p, blockIdx.x / 2, taken == 0);
 #pragma unroll
     for (int r = 0; r < 2; ++r)
       cluster_store(cluster_map(m.mail.data, r), next, cluster_map(m.mail.full.address, r));
@@ -191,7 +191,7 @@ __device__ __forceinline__ void schedule(const fa3_backward_params &p, uint32_t 
   uint32_t taken = 0, done = 0;
   for (;;) {
     forget(base);
-    const int index = take_tile(p, lay_out(base), taken++, leader);
+    const int index = share_tile(p, lay_out(base), taken++, leader);
     const bool last = index >= fa3_key_tile_count(&p.tiles);
     ring_claim(lay_out(base).work, done);
     bool found = true;

@@ -164,8 +164,10 @@ __device__ __forceinline__ void init_barriers(const layout &m) {
   mbarrier_init_fence();
 }
 
-// Named barriers; 0 is __syncthreads.
-enum { kBarrierTurn = 1, kBarrierOwn = 3 };  // + warpgroup: of both, and of its own warps
+// Named barriers; 0 is __syncthreads. Of both warpgroups, and of a warpgroup's own warps, those are
+// numbered from these on. The last two say that the barriers in shared memory are made: to all but
+// the planning warp, and to that one.
+enum { kBarrierTurn = 1, kBarrierOwn = 3, kBarrierMade = 5, kBarrierMadeForPlan = 6 };
 
 extern __shared__ __align__(1024) unsigned char shared[];
 
@@ -231,20 +233,26 @@ __device__ __forceinline__ bool has_work(const fa3_backward_params &p, const wor
   return w.steps > 0 || find_parts(p, w, kTileQ, kTileK).number >= 0;
 }
 
-// `index` is the first tile's.
-__device__ __forceinline__ void schedule(const fa3_backward_params &p, uint32_t base, int index) {
-  const int total = fa3_key_tile_count(&p.tiles);
+// The barriers are made beside the search for the first tile: this warp waits for them, with the
+// others, when it has found it.
+__device__ __forceinline__ void schedule(const fa3_backward_params &p, uint32_t base) {
   for (uint32_t done = 0;; ++done) {
-    // A tile that is taken early waits here, and so do those that come after it in its head.
-    if (done > 0) barrier_wait(lay_out(base).work_wanted, done - 1);
-    ring_claim(lay_out(base).work, done);
+    if (done > 0) {
+      // A tile that is taken early waits here, and so do those that come after it in its head.
+      barrier_wait(lay_out(base).work_wanted, done - 1);
+      ring_claim(lay_out(base).work, done);
+    }
     int last = 0;
     if ((threadIdx.x & 31) == 0) {
       work &w = work_of(done);
-      if (done > 0) index = atomicAdd(p.next_tile, 1);
-      while (index < total && !(find_work(p, index, kTileQ, kTileK, w) && has_work(p, w)))
-        index = atomicAdd(p.next_tile, 1);
-      w.last = last = index >= total;
+      bool first = done == 0;
+      for (;;) {
+        const int index = take_tile(p, blockIdx.x, first);
+        first = false;
+        last = index >= fa3_key_tile_count(&p.tiles);
+        if (last || (find_work(p, index, kTileQ, kTileK, w) && has_work(p, w))) break;
+      }
+      w.last = last;
       w.first = w.tile * kTileK;
 #pragma unroll 1
       for (int g = 0; g < kWarpgroups; ++g) {
@@ -254,8 +262,10 @@ __device__ __forceinline__ void schedule(const fa3_backward_params &p, uint32_t 
         // stands for block b.
         if (p.tiles.staggered && w.whole[g].end > 0) w.whole[g].begin -= w.blocks.end;
       }
-      barrier_arrive(ring_full(lay_out(base).work, done));
     }
+    __syncwarp();
+    if (done == 0) named_barrier_sync(kBarrierMadeForPlan, 2 * 32);
+    if ((threadIdx.x & 31) == 0) barrier_arrive(ring_full(lay_out(base).work, done));
     if (uniform(last)) break;
   }
   // The next kernel's blocks may take the place of those that end before the others.

@@ -39,4 +39,18 @@ __device__ __forceinline__ float4 load_relaxed(const float4 *from) {
   return x;
 }
 
+// The same if `wanted`, else zeros; without a branch, at whose end it would be waited for.
+__device__ __forceinline__ float4 load_relaxed_if(bool wanted, const float4 *from) {
+  float4 x;
+  asm volatile(
+      "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %5, 0;\n\t"
+      "mov.f32 %0, 0f00000000;\n\tmov.f32 %1, 0f00000000;\n\t"
+      "mov.f32 %2, 0f00000000;\n\tmov.f32 %3, 0f00000000;\n\t"
+      "@p ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];\n\t}"
+      : "=&f"(x.x), "=&f"(x.y), "=&f"(x.z), "=&f"(x.w)
+      : "l"(from), "r"((int)wanted)
+      : "memory");
+  return x;
+}
+
 #endif

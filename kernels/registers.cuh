@@ -165,6 +165,16 @@ __device__ __forceinline__ uint4 load_shared_vector(uint32_t address) {
   return x;
 }
 
+// PTX ISA, "st": 16 bytes of global memory, if `wanted`; without a branch, around which nothing
+// else could be moved.
+__device__ __forceinline__ void store_vector_if(bool wanted, void *to, uint4 x) {
+  asm volatile(
+      "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %5, 0;\n\t"
+      "@p st.global.v4.b32 [%0], {%1, %2, %3, %4};\n\t}" ::"l"(to),
+      "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"((int)wanted)
+      : "memory");
+}
+
 // PTX ISA, "ldmatrix": four 8x8 matrices of 16-bit values from shared memory, as they are or
 // transposed; lane i gives the address of row i % 8 of matrix i / 8.
 template <bool kTranspose>

@@ -21,6 +21,12 @@
 #define FA3_SHARED static inline
 #endif
 
+/* The quotient of numbers that are not negative. Most divisors of a plan are 1, and a thread of a
+ * GPU takes a hundred cycles for any other. */
+FA3_SHARED int fa3_divide(int a, int b) {
+  return b == 1 ? a : (int)((unsigned)a / (unsigned)b);
+}
+
 typedef struct {
   int blocks; /* row blocks of a head */
   int heads;  /* heads (of queries, or of keys where query heads share tiles) */

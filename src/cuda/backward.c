@@ -21,6 +21,8 @@ struct call {
   fa3_gradient grad_query;
   fa3_gradient grad_key;
   fa3_gradient grad_value;
+  unsigned *next_tile; /* as in fa3_backward_params */
+  bool early;
 };
 
 static void *in_workspace(const struct call *call, const struct reservation *staged) {
@@ -56,6 +58,10 @@ static void set_up(struct call *call) {
   call->grad_query = make_gradient(&problem->grad_query, problem->accumulate);
   call->grad_key = make_gradient(&problem->grad_key, problem->accumulate);
   call->grad_value = make_gradient(&problem->grad_value, problem->accumulate);
+  const struct backward_plan *plan = call->plan;
+  const bool counted = fa3_key_tile_count(&plan->tiles) > plan->workers / plan->cluster;
+  call->next_tile = counted ? in_workspace(call, &plan->next_tile) : NULL;
+  call->early = !counted && plan->cluster > 1 && lengths_known(problem);
 }
 
 static fa3_status launch_prepare(const struct call *call) {
@@ -96,7 +102,8 @@ static fa3_status launch_prepare(const struct call *call) {
       .sinks = in_workspace(call, &plan->sinks),
       .arrivals = in_workspace(call, &plan->arrivals),
       .arrival_words = plan->arrival_words,
-      .next_tile = in_workspace(call, &plan->next_tile)};
+      .early = call->early,
+      .next_tile = call->next_tile};
   const struct grid grid = {.x = (unsigned)larger(plan->blocks_q + params.unseen, 1),
                             .y = (unsigned)problem->heads_q,
                             .z = (unsigned)problem->batch,
@@ -181,7 +188,8 @@ static fa3_status launch_gradients(const struct call *call) {
   params.key_slots = plan->key_slots;
   params.parts = in_workspace(call, &plan->parts);
   params.arrivals = in_workspace(call, &plan->arrivals);
-  params.next_tile = in_workspace(call, &plan->next_tile);
+  params.next_tile = call->next_tile;
+  params.early = call->early;
   params.scale = problem->scale;
   params.scale_log2 = scales.scale_log2;
   params.softcap_log2 = scales.softcap_log2;
@@ -197,9 +205,10 @@ static fa3_status launch_gradients(const struct call *call) {
   params.finished_later = plan->finished_later;
   TRY(launch_kernel(call->scope, plan->kernel, BACKWARD_MAIN, &grid, &params));
   if (!plan->finished_later) return FA3_OK;
-  /* Each of these blocks has 16 KB of the workspace or more, so their number fits. */
+  /* Each of these blocks has 4 KB of the workspace or more, so their number fits. */
+  const int64_t slices = FA3_BACKWARD_FINISH_SLICES(call->kernel->head_dim, call->kernel->tile_q);
   const struct grid finish = {
-      .x = (unsigned)(plan->blocks_q * problem->heads_q),
+      .x = (unsigned)(plan->blocks_q * problem->heads_q * slices),
       .y = (unsigned)problem->batch,
       .z = 1,
       .threads = FA3_BACKWARD_FINISH_THREADS,

@@ -50,10 +50,10 @@ static const double wait_steps = 1.2;   /* that tiles begin after each other, wi
 static const double packed_waits = 2;   /* so many times, where lengths are packed */
 static const double sum_passes = 3;     /* that a sum beyond the first is written or read */
 /* Where all tiles run side by side (find_sums_of_round_log2). */
-static const double round_finish = 1.4; /* for finish_steps */
-static const double round_wait = 0.6;   /* for each tile that a sum has before this one */
-static const double round_passes = 0.4, round_passes_of_pairs = 2.5; /* for sum_passes */
-static const double last_steps = 0.25;  /* of each step that stores dQ, without that kernel */
+static const double round_finish = 1.2; /* for finish_steps */
+static const double round_wait = 0.75;  /* for each tile that a sum has before this one */
+static const double round_passes = 0.8, round_passes_of_pairs = 2.5; /* for sum_passes */
+static const double last_steps = 0.3;  /* of each step that stores dQ, without that kernel */
 static const double last_share = 1.4;   /* of a step that takes the sum and stores dQ */
 static const double finish_waits = 3.0; /* that such steps may cost before dQ is finished later */
 

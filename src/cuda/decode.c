@@ -58,13 +58,6 @@ static fa3_status combine_parts(const struct cuda_scope *scope, const struct pro
   return combine_splits(scope, problem, plan->combine, &params);
 }
 
-/* Whether nothing in memory says where sequences are, but for their pages. */
-static bool lengths_known(const struct problem *problem) {
-  const fa3_sequences all = make_sequences(problem);
-  return !all.cu_seqlens_q && !all.cu_seqlens_k && !all.used_q && !all.used_k && !all.leftpad_k &&
-         !all.batch_index_k && !all.diagonal;
-}
-
 static int64_t rows_of_scale(int64_t rows) {
   return smaller(larger(rows, 1), INT32_MAX);
 }

@@ -43,6 +43,13 @@ static inline bool keys_vary(const struct problem *problem) {
   return problem->cu_seqlens_k || problem->seqused_k;
 }
 
+/* Whether nothing in memory says where sequences are, but for their pages. */
+static inline bool lengths_known(const struct problem *problem) {
+  const fa3_sequences all = make_sequences(problem);
+  return !all.cu_seqlens_q && !all.cu_seqlens_k && !all.used_q && !all.used_k && !all.leftpad_k &&
+         !all.batch_index_k && !all.diagonal;
+}
+
 /* Rows of queries, as a share of what sequences as long as the longest would have: less than 1
  * where lengths are packed. */
 static inline double filled_share(const struct problem *problem) {

@@ -26,6 +26,7 @@ static struct fake_launch launches[MOST_LAUNCHES];
 static int count;
 static fa3_forward_params forward_params;
 static fa3_backward_params backward_params;
+static fa3_backward_prepare_params prepare_params;
 static fa3_copy_params copies[MOST_LAUNCHES];
 static fa3_sink_params sink_params;
 static fa3_decode_params decode_params;
@@ -37,6 +38,7 @@ static void watch(const struct fake_launch *launch) {
   assert_true(count < MOST_LAUNCHES);
   fake_keep(launch, "forward", &forward_params, sizeof forward_params);
   fake_keep(launch, "backward", &backward_params, sizeof backward_params);
+  fake_keep(launch, "backward_prepare", &prepare_params, sizeof prepare_params);
   fake_keep(launch, "decode", &decode_params, sizeof decode_params);
   fake_keep(launch, "decode_fp8", &decode_fp8_params, sizeof decode_fp8_params);
   fake_keep(launch, "combine", &combine_params, sizeof combine_params);
@@ -105,6 +107,14 @@ static size_t run_backward(fa3_backward_args *args) {
   count = 0;
   if (fa3_backward(args)) fail_msg("%s", fa3_last_error());
   return args->workspace_size;
+}
+
+static bool is_in_workspace(const void *data, size_t size) {
+  return (const char *)data >= workspace && (const char *)data < workspace + size;
+}
+
+static void assert_in_workspace(const void *data, size_t size) {
+  assert_true(is_in_workspace(data, size));
 }
 
 /* In the workspace, and aligned as its start is not. */
@@ -184,6 +194,33 @@ static void test_tile_counters(void **state) {
   unsetenv("FAKE_CUDA_CAPTURING");
   assert_ptr_not_equal(captured, of_stream);
   assert_int_equal(forward_params.next_tile - captured, 1);
+}
+
+/* Where each block has one tile there is no counter, and pairs of blocks may begin early. */
+static void test_backward_tile_counter(void **state) {
+  (void)state;
+  const struct {
+    int64_t seqlen, head_dim;
+    bool alone, early;
+  } cases[] = {{500, 128, true, false},
+               {5000, 128, false, false},
+               {256, 256, true, true},
+               {5000, 256, false, false}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    fa3_backward_args args = make_backward(cases[i].seqlen, cases[i].head_dim);
+    const size_t size = run_backward(&args);
+    assert_int_equal(is_in_workspace(backward_params.next_tile, size), !cases[i].alone);
+    assert_ptr_equal(prepare_params.next_tile, backward_params.next_tile);
+    if (cases[i].alone) assert_null(backward_params.next_tile);
+    assert_int_equal(backward_params.early, cases[i].early);
+    assert_int_equal(prepare_params.early, cases[i].early);
+  }
+  /* Lengths in memory are not known before the kernels before are done. */
+  fa3_backward_args args = make_backward(256, 256);
+  args.seqused_k = fa3_vector(place(10), FA3_INT32, 2);
+  run_backward(&args);
+  assert_null(backward_params.next_tile);
+  assert_false(backward_params.early);
 }
 
 /* One query against many keys: blocks of a cluster share a sequence, and a second kernel puts the
@@ -298,17 +335,13 @@ static void test_mixed_batch(void **state) {
   assert_int_equal(forward_params.few_queries, 0);
 }
 
-static void assert_in_workspace(const void *data, size_t size) {
-  assert_true((const char *)data >= workspace && (const char *)data < workspace + size);
-}
-
 static void test_backward(void **state) {
   (void)state;
   fa3_backward_args args = make_backward(3000, 64);
   run_backward(&args);
   ASSERT_LAUNCHES("backward_prepare", "backward", "backward_finish");
   assert_int_equal(backward_params.finished_later, 1);
-  assert_int_equal(launches[2].grid[0], 8 * 24);
+  assert_int_equal(launches[2].grid[0], 8 * 24 * FA3_BACKWARD_FINISH_SLICES(64, 128));
   assert_int_equal(launches[2].grid[1], 2);
   assert_int_equal(launches[2].grid[2], 1);
   assert_int_equal(launches[2].block[0], FA3_BACKWARD_FINISH_THREADS);
@@ -334,7 +367,8 @@ static void test_backward(void **state) {
   args = make_backward(3000, 256); /* pairs of blocks */
   run_backward(&args);
   ASSERT_LAUNCHES("backward_prepare", "backward", "backward_finish");
-  assert_int_equal(launches[2].grid[0], 8 * 47); /* blocks of 64 queries */
+  assert_int_equal(launches[2].grid[0],
+                   8 * 47 * FA3_BACKWARD_FINISH_SLICES(256, 64)); /* blocks of 64 queries */
   assert_int_equal(launches[1].grid[0], MULTIPROCESSORS);
   assert_int_equal(launches[1].block[0], FA3_BACKWARD_WIDE_THREADS);
   args = make_backward(100, 256);
@@ -559,6 +593,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_forward),
       cmocka_unit_test(test_tile_counters),
+      cmocka_unit_test(test_backward_tile_counter),
       cmocka_unit_test(test_decode),
       cmocka_unit_test(test_fp8_cache),
       cmocka_unit_test(test_mixed_batch),
