@@ -41,7 +41,9 @@ typedef struct {
   int sums_log2; /* neighbours add to 2^this sums of a block of dQ; 0 if tiles go upwards, which add
                     to a sum of their own, or are staggered */
   int staggered; /* tiles begin at different blocks; without a mask, and if row_parts is 1 */
-  int stagger_log2; /* 2^this blocks from where a tile begins to where the next one does */
+  int stagger_log2;  /* 2^this blocks from where a tile begins to where the next one does */
+  int longest_first; /* `batch` of a tile counts packed sequences by their queries, the most first
+                      */
 } fa3_key_tiles;
 
 typedef struct {
@@ -145,6 +147,8 @@ FA3_SHARED fa3_place_of_part fa3_find_part(const fa3_key_tiles *tiles, const fa3
   place.count = tiles->head_parts * of_head;
   return place;
 }
+
+#define FA3_MOST_SORTED 32 /* sequences that are taken longest first: a lane of a warp for each */
 
 #define FA3_MOST_PARTS 16 /* of a tile, where they are added up in pairs */
 

@@ -183,7 +183,7 @@ typedef struct {
   (2 * ((FA3_BACKWARD_KEY_STAGES(tile_q) * (tile_k) + FA3_BACKWARD_STAGES * (tile_q)) * \
             ((head_dim) + (head_dim_v)) +                                               \
         2 * (tile_q) * (tile_k)) +                                                      \
-   FA3_BACKWARD_STAGES * 8 * (tile_q) + 1024)
+   FA3_BACKWARD_STAGES * 8 * (tile_q) + 1024 + FA3_MOST_SORTED)
 
 /* Shared memory of backward_wide.cu: 64 keys and values, 128 columns of the neighbour's keys, two
  * tiles of 64 queries and `do_stages` of dO, four tiles of dS, one of probabilities, and the rest.

@@ -45,11 +45,28 @@ __device__ __forceinline__ int number_of_part(const fa3_backward_params &p, cons
   return (w.head * p.tiles.head_parts + w.head_part) * p.tiles.row_parts + w.row_part;
 }
 
+// The packed sequences by their queries, the most first: by a whole warp, which leaves them in
+// shared memory.
+__device__ __forceinline__ void sort_sequences(const fa3_backward_params &p, uint8_t *order) {
+  const int lane = threadIdx.x & 31;
+  const bool exists = lane < p.tiles.batches;
+  const int *starts = p.sequences.cu_seqlens_q;
+  const int queries = exists ? starts[lane + 1] - starts[lane] : 0;
+  int before = 0;
+  for (int other = 0; other < p.tiles.batches; ++other) {
+    const int its = __shfl_sync(0xffffffff, queries, other);
+    before += its > queries || (its == queries && other < lane);
+  }
+  if (exists) order[before] = (uint8_t)lane;
+  __syncwarp();
+}
+
 // Whether there are keys in this tile, and so work to do. For one thread of a warp that has few
-// registers.
+// registers. `order` is that of sort_sequences, or null.
 __device__ __forceinline__ bool find_work(const fa3_backward_params &p, int index, int tile_q,
-                                          int tile_k, work &w) {
-  const fa3_key_tile tile = fa3_key_tile_at(&p.tiles, index);
+                                          int tile_k, const uint8_t *order, work &w) {
+  fa3_key_tile tile = fa3_key_tile_at(&p.tiles, index);
+  if (order && p.tiles.longest_first) tile.batch = order[tile.batch];
   w.head = tile.head;
   w.head_part = tile.head_part;
   w.row_part = tile.row_part;

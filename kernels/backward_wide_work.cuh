@@ -198,7 +198,7 @@ __device__ __forceinline__ void schedule(const fa3_backward_params &p, uint32_t 
     if (leader) {
       work &w = work_of(done);
       w.last = last;
-      if (!last) found = find_work(p, index, kTileQ, kTileK, w);
+      if (!last) found = find_work(p, index, kTileQ, kTileK, nullptr, w);
       forget_memory();
       if (!last && found) {
         w.first = w.tile * kTileK + cluster_rank() * kKeys;

@@ -87,6 +87,7 @@ struct layout {
                                       // the second share, as behind `full`
   ring<kWorkSlots, kWorkBytes> work;
   barrier work_wanted;
+  uint32_t order;  // of sort_sequences
   uint32_t end;
 };
 
@@ -119,7 +120,8 @@ __host__ __device__ constexpr layout lay_out(uint32_t base) {
   m.d_s = make_ring<2, kDsBytes>(d_s, ds_barriers);
   m.turns = {turns, {turn_barriers}, {turns_empty}};
   m.work = make_ring<kWorkSlots, kWorkBytes>(work, work_barriers);
-  m.end = work + kWorkBytes * kWorkSlots;
+  m.order = work + kWorkBytes * kWorkSlots;
+  m.end = m.order + FA3_MOST_SORTED;
   return m;
 }
 
@@ -236,6 +238,9 @@ __device__ __forceinline__ bool has_work(const fa3_backward_params &p, const wor
 // The barriers are made beside the search for the first tile: this warp waits for them, with the
 // others, when it has found it.
 __device__ __forceinline__ void schedule(const fa3_backward_params &p, uint32_t base) {
+  constexpr layout from_shared = lay_out(0);
+  uint8_t *order = shared + from_shared.order;
+  if (p.tiles.longest_first) sort_sequences(p, order);
   for (uint32_t done = 0;; ++done) {
     if (done > 0) {
       // A tile that is taken early waits here, and so do those that come after it in its head.
@@ -250,7 +255,7 @@ __device__ __forceinline__ void schedule(const fa3_backward_params &p, uint32_t 
         const int index = take_tile(p, blockIdx.x, first);
         first = false;
         last = index >= fa3_key_tile_count(&p.tiles);
-        if (last || (find_work(p, index, kTileQ, kTileK, w) && has_work(p, w))) break;
+        if (last || (find_work(p, index, kTileQ, kTileK, order, w) && has_work(p, w))) break;
       }
       w.last = last;
       w.first = w.tile * kTileK;

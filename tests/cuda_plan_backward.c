@@ -263,7 +263,7 @@ static struct backward_plan deal_packed_full(int64_t batch, int64_t rows, int64_
  */
 static void test_packed_sequences(void **state) {
   (void)state;
-  check_parts(deal_packed(4, 8133, 7000, 8, 1, 128), 4, 1);
+  check_parts(deal_packed(4, 8133, 7000, 8, 1, 128), 8, 1); /* as one of 7000 */
   check_parts(deal_packed(17, 108436, 16000, 8, 1, 128), 4, 1);
   check_parts(deal_packed(40, 44697, 5401, 8, 1, 64), 2, 1);
   check_parts(deal_packed(160, 44697, 5401, 8, 1, 64), 1, 1); /* most are short */
@@ -329,23 +329,23 @@ static void test_sums(void **state) {
   (void)state;
   check_sums(deal(1, 8192, 8192, 8, 1, 128, true), 33, 2);
   check_sums(deal(1, 8192, 8192, 4, 4, 128, true), 33, 2);
-  check_sums(deal(1, 2048, 2048, 12, 12, 64, true), 0, 2); /* 128 queries a step */
-  check_sums(deal(3, 1537, 1537, 5, 5, 64, true), 0, 2);
+  check_sums(deal(1, 2048, 2048, 12, 12, 64, true), 0, 4); /* 128 queries a step */
+  check_sums(deal(3, 1537, 1537, 5, 5, 64, true), 0, 4);
   check_sums(deal(8, 1024, 1024, 12, 12, 64, true), 0, 1); /* many tiles */
   assert_false(deal(1, 2048, 2048, 12, 12, 64, true).finished_later);
   assert_true(deal(2, 1400, 1400, 8, 8, 128, true).finished_later);
   assert_true(deal(1, 16384, 16384, 2, 2, 64, false).finished_later);
-  check_sums(deal(1, 12288, 12288, 2, 2, 64, true), 0, 2);
+  check_sums(deal(1, 12288, 12288, 2, 2, 64, true), 0, 4);
   check_sums(deal(1, 10000, 10000, 8, 1, 128, true), 26, 2); /* three rounds */
   check_sums(deal(2, 1400, 1400, 8, 8, 128, true), 8, 2);    /* tests/gpu/deterministic.c */
   check_sums(deal(4, 2048, 2048, 16, 1, 128, true), 0, 1);   /* would take longer to add up */
-  check_sums(deal(1, 16384, 16384, 1, 1, 128, true), 0, 2);  /* parts by rows */
-  check_sums(deal(1, 6016, 6016, 1, 1, 96, true), 0, 4);
-  check_sums(deal(1, 2800, 2800, 1, 1, 128, true), 0, 4); /* tests/gpu/deterministic.c */
-  check_sums(deal(2, 1704, 1704, 4, 4, 128, true), 0, 1);
+  check_sums(deal(1, 16384, 16384, 1, 1, 128, true), 0, 4);  /* parts by rows */
+  check_sums(deal(1, 6016, 6016, 1, 1, 96, true), 0, 8);
+  check_sums(deal(1, 2800, 2800, 1, 1, 128, true), 0, 8); /* tests/gpu/deterministic.c */
+  check_sums(deal(2, 1704, 1704, 4, 4, 128, true), 0, 4);
   check_sums(deal(4, 256, 4096, 8, 8, 128, true), 0, 2); /* rounds of tiles get out of step */
   check_sums(deal(3, 128, 3353, 48, 16, 64, true), 0, 2);
-  check_sums(deal(1, 1024, 1024, 8, 8, 128, true), 0, 1);   /* all at the same time */
+  check_sums(deal(1, 1024, 1024, 8, 8, 128, true), 0, 2);   /* three parts by rows */
   check_sums(deal(4, 4096, 4096, 16, 16, 128, true), 0, 1); /* many tiles */
   check_sums(deal(1, 2048, 16384, 2, 2, 64, false), 0, 16);
   check_sums(deal(2, 60, 16384, 3, 3, 64, false), 0, 32); /* all tiles see the same block */
@@ -360,7 +360,7 @@ static void test_sums(void **state) {
   check_sums(deal(1, 16384, 16384, 2, 2, 256, false), 0, 1);
   check_sums(deal(1, 4096, 4096, 4, 1, 256, false), 0, 2); /* pairs of blocks */
   check_sums(deal(1, 4096, 4096, 1, 1, 256, false), 0, 4);
-  check_sums(deal(1, 4096, 4096, 1, 1, 256, true), 0, 1);
+  check_sums(deal(1, 4096, 4096, 1, 1, 256, true), 0, 4);
 }
 
 /* Where the sequence is short for its window, all of whose tiles begin at the last block. */
@@ -450,7 +450,7 @@ static void test_backward_section(void **state) {
   assert_int_equal(deal_packed(17, 32768, 8036, 32, 8, 128).tiles.section, 2 * 4);
   assert_int_equal(deal_packed(40, 44697, 5401, 8, 1, 64).tiles.section, 2 * 12);
   assert_int_equal(deal_packed(17, 32768, 3799, 32, 4, 64).tiles.section, 2 * 8);
-  assert_int_equal(deal_packed_full(4, 10000, 4000, 8, 64).tiles.section, 16);
+  assert_int_equal(deal_packed_full(4, 10000, 4000, 8, 64).tiles.section, 8); /* few tiles */
   assert_int_equal(deal_packed_full(8, 8464, 2000, 16, 64).tiles.section, 32);
   assert_int_equal(deal_packed_full(8, 8464, 2000, 64, 64).tiles.section, 24); /* less than half */
   assert_int_equal(deal_packed(8, 41785, 9000, 12, 6, 64).tiles.section, 12);
@@ -458,6 +458,19 @@ static void test_backward_section(void **state) {
   assert_int_equal(deal_packed(2, 15000, 12000, 12, 12, 128).tiles.section, 12); /* 10 fit */
   assert_int_equal(deal_packed(2, 30000, 24000, 12, 12, 128).tiles.section, 4);
   assert_int_equal(deal_packed(4, 25903, 10500, 7, 1, 64).tiles.section, 3 * 4); /* 3 fit */
+}
+
+/* Packed sequences are taken longest first where those that end last would be waited for. */
+static void test_longest_first(void **state) {
+  (void)state;
+  assert_true(deal_packed_full(4, 10000, 4000, 8, 64).tiles.longest_first);
+  assert_true(deal_packed_full(32, 40000, 8000, 16, 128).tiles.longest_first); /* many tiles */
+  assert_false(deal_packed_full(33, 40000, 8000, 16, 128).tiles.longest_first);
+  assert_false(deal_packed_full(1, 4000, 4000, 8, 64).tiles.longest_first);
+  assert_false(deal_packed_full(4, 10000, 4000, 8, 256).tiles.longest_first); /* pairs of blocks */
+  assert_true(deal_packed(4, 4000, 2000, 4, 4, 128).tiles.longest_first);
+  assert_false(deal_packed(8, 40000, 8000, 16, 16, 128).tiles.longest_first); /* many rounds */
+  assert_false(deal(4, 1000, 1000, 8, 8, 64, false).tiles.longest_first);
 }
 
 static int32_t section_of_packed_windows(int64_t batch, int64_t seqlen, int64_t heads,
@@ -606,6 +619,7 @@ int main(void) {
       cmocka_unit_test(test_sums_of_windows),
       cmocka_unit_test(test_stagger),
       cmocka_unit_test(test_backward_section),
+      cmocka_unit_test(test_longest_first),
       cmocka_unit_test(test_section_of_windows),
       cmocka_unit_test(test_parts_of_windows),
       cmocka_unit_test(test_unseen_tiles),

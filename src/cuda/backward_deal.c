@@ -12,6 +12,10 @@
 /* Between two tiles of a window that come to the same block of queries. */
 enum { BETWEEN_BYTES = 30 << 20 };
 
+/* Rounds of tiles that are few, where lengths are packed; and under a mask. Measured:
+ * docs/notes/hopper-backward-tiles.md. */
+enum { ROUNDS = 6, MASKED_ROUNDS = 3 };
+
 /* Whether a tile of keys should be done with a query head before it takes the next. Under a window
  * a tile begins at a block of its own, and comes to those of the tile before it so many blocks
  * later, times the heads of the group that take a block in turn. What all multiprocessors read and
@@ -43,6 +47,20 @@ static const struct kernel *find_by_head(const struct kernel *kernel, bool softc
                                                                                          : kernel;
 }
 
+/* Packed sequences are taken longest first, so that the tiles that end last are short ones. Without
+ * a mask all tiles of a sequence are alike, and if tiles are few each sequence has a section. With
+ * a mask a section's last tiles are short in any case: it gains where they are few. */
+static void sort_sequences(const struct problem *problem, struct backward_plan *plan) {
+  fa3_key_tiles *tiles = &plan->tiles;
+  const int64_t count = count_tiles(problem, tiles) * fa3_key_tile_parts(tiles);
+  const int64_t few = (is_masked(problem) ? MASKED_ROUNDS : ROUNDS) * MULTIPROCESSORS;
+  tiles->longest_first = problem->cu_seqlens_q && plan->cluster == 1 && !has_window(problem) &&
+                         problem->batch > 1 && problem->batch <= FA3_MOST_SORTED &&
+                         (count <= few || !is_masked(problem));
+  if (tiles->longest_first && count <= few && !is_masked(problem))
+    tiles->section = tiles->heads * tiles->head_parts;
+}
+
 void deal_tiles(const struct problem *problem, int64_t workers, struct backward_plan *plan) {
   const struct visits visits = count_visits(problem, plan->kernel, &plan->tiles);
   plan->tiles.head_parts = plan->tiles.row_parts = 1;
@@ -53,6 +71,7 @@ void deal_tiles(const struct problem *problem, int64_t workers, struct backward_
   if (goes_by_head(problem, &plan->tiles))
     plan->kernel = find_by_head(plan->kernel, problem->softcap > 0);
   plan->tiles.section = (int32_t)find_section(problem, &visits, plan, workers);
+  sort_sequences(problem, plan);
   plan->tiles.sums_log2 = plan->tiles.upward = plan->tiles.rising = 0;
   plan->tiles.staggered = plan->tiles.stagger_log2 = 0;
   plan->finished_later = false;

@@ -29,12 +29,17 @@ static const double ends_of_part = 4.5, empty_part = 4, adding_up = 1, share_of_
 /* In steps of the kernel: how far tiles of a chain are apart at a block, times the root of the
  * heads that take it in turn. Times as much where tiles are alike; in parts by rows, and in those
  * of a kernel whose last tile would take two sums of dQ, but not of so many parts; where it does;
- * and where some tiles go upwards. */
+ * where some tiles go upwards; and of pairs of blocks. */
 static const double apart_in_chain = 0.35, apart_if_alike = 0.45, apart_in_row_parts = 1.8,
-                    apart_without_sums = 2.5, apart_with_sums = 0.4, apart_with_upward = 0.2;
+                    apart_without_sums = 2.5, apart_with_sums = 0.4, apart_with_upward = 0.2,
+                    apart_in_pairs = 0.3;
 
-/* Parts that end last, of the mean, where there are more than workers. */
-static const double last_parts = 0.235;
+/* Parts that end last, of the mean, where there are more than workers; and where sequences differ
+ * in length, of the longest. */
+static const double last_parts = 0.235, last_of_packed = 0.3;
+
+/* Of a packed batch's rows (filled_share), at least, where its sequences count as equally long. */
+static const double equal_lengths = 0.95;
 
 /* dK and dV of a tile, in float32. */
 static int64_t bytes_of_part(const struct kernel *kernel) {
@@ -72,6 +77,9 @@ struct deal {
   int64_t bytes;   /* of dK and dV of a tile in float32 */
   double step;     /* of the kernel, for a query head */
   bool passes;     /* parts without work are passed over */
+  int64_t alike;   /* tiles that are as long as the longest, of these at least */
+  bool vary;       /* sequences differ in length: */
+  double length;   /* of a tile's in the mean, as a share of the longest one's */
   bool two_sums;   /* there is room for two sums of dQ, */
   bool taken;      /* which the last tile takes */
   double sum_bytes;
@@ -111,7 +119,7 @@ static struct row_parts count_row_parts(const struct deal *deal, int64_t count) 
  * Each part that is counted stands for so many. */
 static double longest_rounds(const struct deal *deal, const struct row_parts *parts,
                              int64_t head_parts, double step) {
-  const int64_t of_counted = deal->tiles * head_parts;
+  const int64_t of_counted = deal->alike * head_parts;
   const int64_t of_workers = deal->visits->samples * deal->workers;
   int64_t counted = 0, rounds = 0;
   double time = 0;
@@ -131,7 +139,9 @@ static double find_apart(const struct deal *deal, double heads, double rows, dou
   const bool same = alike(deal->visits), dealt_in_two = deal->two_sums && !same;
   const bool sums = heads == 1 && parts <= (double)(FEW_ROUNDS * deal->workers);
   double apart = 1;
-  if (rows > 1)
+  if (!deal->passes && rows == 1 && !same)
+    apart = apart_in_pairs;
+  else if (rows > 1)
     apart = deal->taken && deal->two_sums && !sums ? apart_without_sums : apart_in_row_parts;
   else if (dealt_in_two && deal->taken)
     apart = sums ? apart_with_sums : 1;
@@ -148,13 +158,17 @@ static double estimate(const struct deal *deal, const struct row_parts *row_part
   const double tiles = (double)(deal->tiles * head_parts), rows = (double)row_parts->count;
   const double with_work = (double)row_parts->with_work * tiles / of_sample;
   const double parts = deal->passes ? with_work : rows * tiles;
-  const double blocks = (double)(row_parts->blocks * deal->group * deal->tiles) / of_sample;
+  const double blocks =
+      deal->length * (double)(row_parts->blocks * deal->group * deal->tiles) / of_sample;
   const double work = blocks * deal->step + parts * ends_of_part;
   const double even = (work + empty_part * (rows * tiles - parts)) / workers;
   const double longest = (double)row_parts->longest * step + ends_of_part;
   const bool same = alike(deal->visits);
   const double last = !same && parts > workers ? last_parts * work / parts : 0;
-  double time = fmax(fmax(even, longest) + last, longest_rounds(deal, row_parts, head_parts, step));
+  double time = fmax(even, longest) + last;
+  if (!deal->passes) time = fmax(even + last, longest);
+  if (deal->vary) time = fmax(longest, even + (parts > workers ? last_of_packed * longest : 0));
+  time = fmax(time, longest_rounds(deal, row_parts, head_parts, step));
   const double chains = (double)(deal->heads * head_parts) * rows;
   time += find_apart(deal, heads, rows, tiles * rows, (int64_t)(workers / chains)) * deal->step *
           fmin(workers, with_work) / chains;
@@ -173,11 +187,21 @@ static int64_t bytes_of_all_parts(const struct problem *problem, const struct ba
   return (int64_t)sizeof(float) * parts * rows * (problem->head_dim + problem->value_head_dim);
 }
 
+/* The length of a tile's sequence in the mean, as a share of the longest one's: at least so much,
+ * if the others are equal. */
+static double find_mean_length(const struct problem *problem) {
+  const double longest = (double)longest_query(problem), rows = (double)problem->rows_q;
+  const double rest = rows - longest;
+  if (!problem->cu_seqlens_q || problem->batch < 2 || longest < 1) return 1;
+  return (longest * longest + rest * rest / (double)(problem->batch - 1)) / (rows * longest);
+}
+
 void deal_parts(const struct problem *problem, const struct visits *visits, int64_t workers,
                 struct backward_plan *plan) {
   const struct kernel *kernel = plan->kernel;
   fa3_key_tiles *tiles = &plan->tiles;
   const double sum_bytes = bytes_of_sum(problem, plan);
+  const bool vary = filled_share(problem) < equal_lengths;
   const struct deal deal = {
       .visits = visits,
       .tiles = count_tiles(problem, tiles),
@@ -188,6 +212,9 @@ void deal_parts(const struct problem *problem, const struct visits *visits, int6
       .bytes = bytes_of_part(kernel),
       .step = plan->cluster > 1 ? 1 : (double)(kernel->tile_q * kernel->head_dim) / (64 * 128),
       .passes = plan->cluster == 1,
+      .alike = vary ? (int64_t)tiles->tiles * tiles->heads : count_tiles(problem, tiles),
+      .vary = vary,
+      .length = find_mean_length(problem),
       .two_sums = !has_window(problem) && plan->cluster == 1 && sum_bytes <= MORE_SUMS_BYTES,
       .taken = kernel->tile_q == 128,
       .sum_bytes = sum_bytes};

@@ -41,9 +41,6 @@ enum { RISING_BYTES = 44 << 20, RISING_PARTS_BYTES = 56 << 20, SHORT_CHAIN = 32 
 static const double waiting_rounds = 2;
 enum { STEPS_APART = 4 };
 
-/* Of what tiles wait for each other, where they are in parts by rows under a mask. */
-static const double row_part_waits = 0.6;
-
 /* In steps. Measured: likewise. */
 static const double finish_steps = 1.5; /* the kernel that stores dQ, beside its bytes */
 static const double wait_steps = 1.2;   /* that tiles begin after each other, without a mask */
@@ -53,7 +50,7 @@ static const double sum_passes = 3;     /* that a sum beyond the first is writte
 static const double round_finish = 1.2; /* for finish_steps */
 static const double round_wait = 0.75;  /* for each tile that a sum has before this one */
 static const double round_passes = 0.8, round_passes_of_pairs = 2.5; /* for sum_passes */
-static const double last_steps = 0.3;  /* of each step that stores dQ, without that kernel */
+static const double last_steps = 0.3;   /* of each step that stores dQ, without that kernel */
 static const double last_share = 1.4;   /* of a step that takes the sum and stores dQ */
 static const double finish_waits = 3.0; /* that such steps may cost before dQ is finished later */
 
@@ -148,11 +145,13 @@ void deal_half_rising(const struct problem *problem, const struct visits *visits
 }
 
 /* Of a head, in the mean. */
-static double tiles_side_by_side(const struct backward_plan *plan) {
+static double tiles_side_by_side(const struct problem *problem, const struct backward_plan *plan) {
   const fa3_key_tiles *tiles = &plan->tiles;
   const double workers = (double)MULTIPROCESSORS / plan->cluster;
-  const int64_t in_flight = (int64_t)tiles->section * tiles->row_parts;
-  return fmin(tiles->tiles, workers / (double)larger(in_flight, 1));
+  const double in_flight = (double)larger((int64_t)tiles->section * tiles->row_parts, 1);
+  /* Most packed sequences have fewer tiles than the longest. */
+  const double all = (double)tiles->tiles * tiles->heads * tiles->batches;
+  return fmin(tiles->tiles, workers / in_flight * all / (double)count_tiles(problem, tiles));
 }
 
 /* Whether two sums of each block stay in the L2 cache. Those of the heads in flight are enough,
@@ -179,13 +178,14 @@ static void stagger_tiles(const struct problem *problem, struct backward_plan *p
   if (plan->cluster > 1 || (is_packed(problem) && !is_packed_self(problem)) || is_masked(problem) ||
       tiles->row_parts > 1)
     return;
-  const double beside = tiles_side_by_side(plan);
+  const double beside = tiles_side_by_side(problem, plan);
   const int least = tiles->tiles == FEW_STAGGERED ? FEW_STAGGERED : LEAST_STAGGERED;
   if (beside < least || !has_two_sums(problem, plan, beside)) return;
   const int64_t rounds = (int64_t)ceil(tiles->tiles / beside);
   const bool together = tiles->section >= fa3_chain_count(tiles); /* or there are no rounds */
   int best = -1;
-  for (int log2 = 0; log2 <= MOST_STAGGER_LOG2; log2++) {
+  /* Short sequences have few places. */
+  for (int log2 = 0; log2 <= (is_packed(problem) ? 0 : MOST_STAGGER_LOG2); log2++) {
     const int64_t places = divide_up(plan->blocks_q, 1 << log2);
     const bool for_all = places >= tiles->tiles;
     const bool for_a_round =
@@ -264,7 +264,7 @@ void deal_sums(const struct problem *problem, const struct visits *visits,
   stagger_tiles(problem, plan);
   if (tiles->staggered) return;
   if (has_window(problem) ? is_wide_window(problem) : alike(visits)) {
-    const double beside = floor(tiles_side_by_side(plan));
+    const double beside = floor(tiles_side_by_side(problem, plan));
     const double steps = visits->most * (double)group / parts;
     double rounds = steps < 1.75 * beside ? (double)divide_up(all * tiles->tiles, workers) : 1;
     if (is_causal(problem) && (steps >= STEPS_APART || plan->cluster > 1))
@@ -272,17 +272,16 @@ void deal_sums(const struct problem *problem, const struct visits *visits,
     tiles->sums_log2 = all * tiles->tiles <= workers
                            ? find_sums_of_round_log2(plan, (double)tiles->tiles, steps, bytes)
                            : find_sums_log2(plan, beside, rounds, bytes);
+  } else if (!has_window(problem) &&
+             (plan->cluster > 1 || (tiles->row_parts > 1 && plan->kernel->tile_q < 128))) {
+    tiles->sums_log2 =
+        find_sums_of_round_log2(plan, ceil(tiles_side_by_side(problem, plan)), 0, bytes);
   } else if (!has_window(problem) && plan->cluster == 1 && bytes <= MORE_SUMS_BYTES) {
     const int64_t beside = workers / all;
     if (plan->kernel->tile_q == 128) { /* the last tile takes both sums */
       if (beside <= 1 || group > tiles->head_parts || all * tiles->tiles > FEW_ROUNDS * workers)
         return;
-      tiles->sums_log2 = 1;
-    } else if (tiles->row_parts > 1) {
-      if (!is_packed(problem))
-        tiles->sums_log2 =
-            find_sums_log2(plan, floor(tiles_side_by_side(plan)), row_part_waits, bytes);
-      return;
+      tiles->sums_log2 = beside >= 8 && may_have_sums(plan, 2, (double)beside, bytes) ? 2 : 1;
     } else {
       if (is_packed(problem)) return;
       tiles->upward = (int32_t)count_upward(tiles->tiles, beside, bytes);

@@ -358,7 +358,10 @@ static void compare(const struct shape *shape, uint64_t number) {
       continue;
     if (isnan(lse[i]) && is_masked(shape, &place, row)) continue;
     if (shape->scores == ALIKE_AND_LARGE) continue; /* it is off by what a score lacks */
-    const float lse_bound = shape->scores == ONE_FAR ? 0.5f : 0x1p-6f; /* products of up to 448 */
+    /* A score of 448s loses what docs/notes/hopper-fp8.md measures: it grows as a sum's terms do.
+     */
+    const float lse_bound =
+        shape->scores == ONE_FAR ? 0.5f * sqrtf((float)shape->head_dim / 64) : 0x1p-6f;
     if (!(fabsf(got_lse[i] - lse[i]) <= lse_bound || got_lse[i] == lse[i]))
       fail_msg("trial %d: lse %lld is %g, expected %g", (int)number, (long long)i,
                (double)got_lse[i], (double)lse[i]);
