@@ -42,8 +42,7 @@ typedef struct {
                     to a sum of their own, or are staggered */
   int staggered; /* tiles begin at different blocks; without a mask, and if row_parts is 1 */
   int stagger_log2;  /* 2^this blocks from where a tile begins to where the next one does */
-  int longest_first; /* `batch` of a tile counts packed sequences by their queries, the most first
-                      */
+  int longest_first; /* packed sequences are numbered by their queries, the most first */
 } fa3_key_tiles;
 
 typedef struct {

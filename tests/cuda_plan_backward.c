@@ -329,13 +329,14 @@ static void test_sums(void **state) {
   (void)state;
   check_sums(deal(1, 8192, 8192, 8, 1, 128, true), 33, 2);
   check_sums(deal(1, 8192, 8192, 4, 4, 128, true), 33, 2);
-  check_sums(deal(1, 2048, 2048, 12, 12, 64, true), 0, 4); /* 128 queries a step */
-  check_sums(deal(3, 1537, 1537, 5, 5, 64, true), 0, 4);
+  check_sums(deal(1, 2048, 2048, 12, 12, 64, true), 0, 2); /* 128 queries a step */
+  check_sums(deal(3, 1537, 1537, 5, 5, 64, true), 0, 2);
   check_sums(deal(8, 1024, 1024, 12, 12, 64, true), 0, 1); /* many tiles */
   assert_false(deal(1, 2048, 2048, 12, 12, 64, true).finished_later);
   assert_true(deal(2, 1400, 1400, 8, 8, 128, true).finished_later);
   assert_true(deal(1, 16384, 16384, 2, 2, 64, false).finished_later);
-  check_sums(deal(1, 12288, 12288, 2, 2, 64, true), 0, 4);
+  check_sums(deal(1, 12288, 12288, 2, 2, 64, true), 0, 4); /* parts by rows */
+  check_sums(deal(2, 8837, 8837, 2, 2, 64, true), 0, 4);   /* 33 side by side */
   check_sums(deal(1, 10000, 10000, 8, 1, 128, true), 26, 2); /* three rounds */
   check_sums(deal(2, 1400, 1400, 8, 8, 128, true), 8, 2);    /* tests/gpu/deterministic.c */
   check_sums(deal(4, 2048, 2048, 16, 1, 128, true), 0, 1);   /* would take longer to add up */
@@ -460,7 +461,7 @@ static void test_backward_section(void **state) {
   assert_int_equal(deal_packed(4, 25903, 10500, 7, 1, 64).tiles.section, 3 * 4); /* 3 fit */
 }
 
-/* Packed sequences are taken longest first where those that end last would be waited for. */
+/* Packed sequences are taken longest first where all tiles of a sequence are alike. */
 static void test_longest_first(void **state) {
   (void)state;
   assert_true(deal_packed_full(4, 10000, 4000, 8, 64).tiles.longest_first);
@@ -468,8 +469,8 @@ static void test_longest_first(void **state) {
   assert_false(deal_packed_full(33, 40000, 8000, 16, 128).tiles.longest_first);
   assert_false(deal_packed_full(1, 4000, 4000, 8, 64).tiles.longest_first);
   assert_false(deal_packed_full(4, 10000, 4000, 8, 256).tiles.longest_first); /* pairs of blocks */
-  assert_true(deal_packed(4, 4000, 2000, 4, 4, 128).tiles.longest_first);
-  assert_false(deal_packed(8, 40000, 8000, 16, 16, 128).tiles.longest_first); /* many rounds */
+  assert_false(deal_packed_full(2, 200, 150, 4, 64).tiles.longest_first); /* all begin at once */
+  assert_false(deal_packed(4, 4000, 2000, 4, 4, 128).tiles.longest_first);
   assert_false(deal(4, 1000, 1000, 8, 8, 64, false).tiles.longest_first);
 }
 

@@ -12,9 +12,9 @@
 /* Between two tiles of a window that come to the same block of queries. */
 enum { BETWEEN_BYTES = 30 << 20 };
 
-/* Rounds of tiles that are few, where lengths are packed; and under a mask. Measured:
+/* Rounds of tiles up to which packed sequences have sections of their own. Measured:
  * docs/notes/hopper-backward-tiles.md. */
-enum { ROUNDS = 6, MASKED_ROUNDS = 3 };
+enum { SORTED_ROUNDS = 6 };
 
 /* Whether a tile of keys should be done with a query head before it takes the next. Under a window
  * a tile begins at a block of its own, and comes to those of the tile before it so many blocks
@@ -48,16 +48,16 @@ static const struct kernel *find_by_head(const struct kernel *kernel, bool softc
 }
 
 /* Packed sequences are taken longest first, so that the tiles that end last are short ones. Without
- * a mask all tiles of a sequence are alike, and if tiles are few each sequence has a section. With
- * a mask a section's last tiles are short in any case: it gains where they are few. */
+ * a mask all tiles of a sequence are alike; if tiles are few, each sequence has a section. Numbers
+ * beyond the end of short sequences then come last, too. Under a mask the last tiles are short in
+ * any case. */
 static void sort_sequences(const struct problem *problem, struct backward_plan *plan) {
   fa3_key_tiles *tiles = &plan->tiles;
   const int64_t count = count_tiles(problem, tiles) * fa3_key_tile_parts(tiles);
-  const int64_t few = (is_masked(problem) ? MASKED_ROUNDS : ROUNDS) * MULTIPROCESSORS;
-  tiles->longest_first = problem->cu_seqlens_q && plan->cluster == 1 && !has_window(problem) &&
-                         problem->batch > 1 && problem->batch <= FA3_MOST_SORTED &&
-                         (count <= few || !is_masked(problem));
-  if (tiles->longest_first && count <= few && !is_masked(problem))
+  tiles->longest_first = problem->cu_seqlens_q && !is_masked(problem) && plan->cluster == 1 &&
+                         2 * fa3_key_tile_count(tiles) > MULTIPROCESSORS && problem->batch > 1 &&
+                         problem->batch <= FA3_MOST_SORTED;
+  if (tiles->longest_first && count <= SORTED_ROUNDS * MULTIPROCESSORS)
     tiles->section = tiles->heads * tiles->head_parts;
 }
 

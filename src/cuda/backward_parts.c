@@ -34,6 +34,9 @@ static const double apart_in_chain = 0.35, apart_if_alike = 0.45, apart_in_row_p
                     apart_without_sums = 2.5, apart_with_sums = 0.4, apart_with_upward = 0.2,
                     apart_in_pairs = 0.3;
 
+/* Tiles of a chain of pairs of blocks, at least, that are so far apart. */
+enum { LONG_CHAIN = 16 };
+
 /* Parts that end last, of the mean, where there are more than workers; and where sequences differ
  * in length, of the longest. */
 static const double last_parts = 0.235, last_of_packed = 0.3;
@@ -139,7 +142,7 @@ static double find_apart(const struct deal *deal, double heads, double rows, dou
   const bool same = alike(deal->visits), dealt_in_two = deal->two_sums && !same;
   const bool sums = heads == 1 && parts <= (double)(FEW_ROUNDS * deal->workers);
   double apart = 1;
-  if (!deal->passes && rows == 1 && !same)
+  if (!deal->passes && rows == 1 && !same && deal->tiles >= LONG_CHAIN * deal->heads)
     apart = apart_in_pairs;
   else if (rows > 1)
     apart = deal->taken && deal->two_sums && !sums ? apart_without_sums : apart_in_row_parts;

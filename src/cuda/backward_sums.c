@@ -23,6 +23,10 @@ enum { CACHED_SUMS_BYTES = 34 << 20 };
  * begin at most 2^this blocks apart. */
 enum { LEAST_STAGGERED = 4, FEW_STAGGERED = 3, MOST_STAGGER_LOG2 = 3 };
 
+/* Tiles of a head side by side that have four sums which the last tile takes, at least, and not
+ * two; and where tiles are in parts by rows. Measured: docs/notes/hopper-backward-tiles.md. */
+enum { MANY_BESIDE = 32, MANY_BESIDE_IN_ROWS = 10 };
+
 /* Where half of the heads rise: rounds of tiles, at least, or up to which more is gained; and steps
  * of a tile, at most, if dQ is finished later. Measured: docs/notes/hopper-backward-tiles.md. */
 static const double least_rounds = 1.4, least_rounds_of_long_steps = 1.6, two_rounds = 2.05;
@@ -278,10 +282,11 @@ void deal_sums(const struct problem *problem, const struct visits *visits,
         find_sums_of_round_log2(plan, ceil(tiles_side_by_side(problem, plan)), 0, bytes);
   } else if (!has_window(problem) && plan->cluster == 1 && bytes <= MORE_SUMS_BYTES) {
     const int64_t beside = workers / all;
-    if (plan->kernel->tile_q == 128) { /* the last tile takes both sums */
+    if (plan->kernel->tile_q == 128) { /* the last tile takes them all */
       if (beside <= 1 || group > tiles->head_parts || all * tiles->tiles > FEW_ROUNDS * workers)
         return;
-      tiles->sums_log2 = beside >= 8 && may_have_sums(plan, 2, (double)beside, bytes) ? 2 : 1;
+      const bool more = beside >= (tiles->row_parts > 1 ? MANY_BESIDE_IN_ROWS : MANY_BESIDE);
+      tiles->sums_log2 = more && plan->most_sums >= 4 && 4 * bytes <= MORE_SUMS_BYTES ? 2 : 1;
     } else {
       if (is_packed(problem)) return;
       tiles->upward = (int32_t)count_upward(tiles->tiles, beside, bytes);

@@ -358,8 +358,7 @@ static void compare(const struct shape *shape, uint64_t number) {
       continue;
     if (isnan(lse[i]) && is_masked(shape, &place, row)) continue;
     if (shape->scores == ALIKE_AND_LARGE) continue; /* it is off by what a score lacks */
-    /* A score of 448s loses what docs/notes/hopper-fp8.md measures: it grows as a sum's terms do.
-     */
+    /* What a score of 448s loses grows as the root of its terms: docs/notes/hopper-fp8.md. */
     const float lse_bound =
         shape->scores == ONE_FAR ? 0.5f * sqrtf((float)shape->head_dim / 64) : 0x1p-6f;
     if (!(fabsf(got_lse[i] - lse[i]) <= lse_bound || got_lse[i] == lse[i]))
