@@ -55,7 +55,7 @@ static void sort_sequences(const struct problem *problem, struct backward_plan *
   fa3_key_tiles *tiles = &plan->tiles;
   const int64_t count = count_tiles(problem, tiles) * fa3_key_tile_parts(tiles);
   tiles->longest_first = problem->cu_seqlens_q && !is_masked(problem) && plan->cluster == 1 &&
-                         2 * fa3_key_tile_count(tiles) > MULTIPROCESSORS && problem->batch > 1 &&
+                         fa3_key_tile_count(tiles) > MULTIPROCESSORS / 2 && problem->batch > 1 &&
                          problem->batch <= FA3_MOST_SORTED;
   if (tiles->longest_first && count <= SORTED_ROUNDS * MULTIPROCESSORS)
     tiles->section = tiles->heads * tiles->head_parts;

@@ -37,9 +37,13 @@ static const double apart_in_chain = 0.35, apart_if_alike = 0.45, apart_in_row_p
 /* Tiles of a chain of pairs of blocks, at least, that are so far apart. */
 enum { LONG_CHAIN = 16 };
 
-/* Parts that end last, of the mean, where there are more than workers; and where sequences differ
- * in length, of the longest. */
-static const double last_parts = 0.235, last_of_packed = 0.3;
+/* Parts that end last, of the mean, where there are more than workers. Of the longest, where
+ * sequences differ in length; and where tiles are alike, but not their parts by rows, which are not
+ * taken longest first. */
+static const double last_parts = 0.235, last_of_packed = 0.3, last_of_unequal = 0.5;
+
+/* Parts by rows with fewer blocks than this are much shorter than those with one more. */
+enum { FEW_BLOCKS = 4 };
 
 /* Of a packed batch's rows (filled_share), at least, where its sequences count as equally long. */
 static const double equal_lengths = 0.95;
@@ -172,6 +176,9 @@ static double estimate(const struct deal *deal, const struct row_parts *row_part
   if (!deal->passes) time = fmax(even + last, longest);
   if (deal->vary) time = fmax(longest, even + (parts > workers ? last_of_packed * longest : 0));
   time = fmax(time, longest_rounds(deal, row_parts, head_parts, step));
+  const bool unequal =
+      deal->blocks % row_parts->count != 0 && deal->blocks < FEW_BLOCKS * row_parts->count;
+  if (same && unequal && parts > workers) time = fmax(time, even + last_of_unequal * longest);
   const double chains = (double)(deal->heads * head_parts) * rows;
   time += find_apart(deal, heads, rows, tiles * rows, (int64_t)(workers / chains)) * deal->step *
           fmin(workers, with_work) / chains;
