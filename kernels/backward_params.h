@@ -36,7 +36,7 @@
  *                   the bits of pairs of which one side has arrived, and of those of which it has
  *                   left its sum
  *   sinks     float [heads_q][slots], if the sink's gradient is wanted
- *   next_tile one int, if there are more tiles than blocks
+ *   next_tile one int, used if there are more tiles than blocks
  *
  * Tensor maps (16-bit elements, zero fill out of bounds; innermost dimension first; `C` is the
  * variant's chunk, swizzle 2 * C bytes; a head dim below the variant's is encoded as it is and zero
@@ -176,7 +176,8 @@ typedef struct {
 #define FA3_BACKWARD_CHUNK(head_dim, head_dim_v) FA3_FORWARD_CHUNK(head_dim, head_dim_v)
 
 /* Shared memory of backward.cu: keys and values, of the next tile too where there is room; rings of
- * queries and of dO, two tiles of dS, the rows' statistics, barriers and the work in hand. */
+ * queries and of dO, two tiles of dS, the rows' statistics, barriers, the work in hand and the
+ * order of sequences. */
 #define FA3_BACKWARD_STAGES 2
 #define FA3_BACKWARD_KEY_STAGES(tile_q) ((tile_q) == 128 ? 2 : 1)
 #define FA3_BACKWARD_SHARED_BYTES(head_dim, head_dim_v, tile_q, tile_k)                 \

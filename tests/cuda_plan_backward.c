@@ -335,8 +335,8 @@ static void test_sums(void **state) {
   assert_false(deal(1, 2048, 2048, 12, 12, 64, true).finished_later);
   assert_true(deal(2, 1400, 1400, 8, 8, 128, true).finished_later);
   assert_true(deal(1, 16384, 16384, 2, 2, 64, false).finished_later);
-  check_sums(deal(1, 12288, 12288, 2, 2, 64, true), 0, 4); /* parts by rows */
-  check_sums(deal(2, 8837, 8837, 2, 2, 64, true), 0, 4);   /* 33 side by side */
+  check_sums(deal(1, 12288, 12288, 2, 2, 64, true), 0, 4);   /* parts by rows */
+  check_sums(deal(2, 8837, 8837, 2, 2, 64, true), 0, 4);     /* 33 side by side */
   check_sums(deal(1, 10000, 10000, 8, 1, 128, true), 26, 2); /* three rounds */
   check_sums(deal(2, 1400, 1400, 8, 8, 128, true), 8, 2);    /* tests/gpu/deterministic.c */
   check_sums(deal(4, 2048, 2048, 16, 1, 128, true), 0, 1);   /* would take longer to add up */

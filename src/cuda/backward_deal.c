@@ -54,7 +54,7 @@ static const struct kernel *find_by_head(const struct kernel *kernel, bool softc
 static void sort_sequences(const struct problem *problem, struct backward_plan *plan) {
   fa3_key_tiles *tiles = &plan->tiles;
   const int64_t count = count_tiles(problem, tiles) * fa3_key_tile_parts(tiles);
-  tiles->longest_first = problem->cu_seqlens_q && !is_masked(problem) && plan->cluster == 1 &&
+  tiles->longest_first = lengths_differ(problem) && !is_masked(problem) && plan->cluster == 1 &&
                          fa3_key_tile_count(tiles) > MULTIPROCESSORS / 2 && problem->batch > 1 &&
                          problem->batch <= FA3_MOST_SORTED;
   if (tiles->longest_first && count <= SORTED_ROUNDS * MULTIPROCESSORS)

@@ -28,13 +28,13 @@ static const double ends_of_part = 4.5, empty_part = 4, adding_up = 1, share_of_
 
 /* In steps of the kernel: how far tiles of a chain are apart at a block, times the root of the
  * heads that take it in turn. Times as much where tiles are alike; in parts by rows, and in those
- * of a kernel whose last tile would take two sums of dQ, but not of so many parts; where it does;
- * where some tiles go upwards; and of pairs of blocks. */
+ * of a kernel whose last tile would take several sums of dQ, but not of so many parts; where it
+ * does; where some tiles go upwards; and of pairs of blocks. */
 static const double apart_in_chain = 0.35, apart_if_alike = 0.45, apart_in_row_parts = 1.8,
                     apart_without_sums = 2.5, apart_with_sums = 0.4, apart_with_upward = 0.2,
                     apart_in_pairs = 0.3;
 
-/* Tiles of a chain of pairs of blocks, at least, that are so far apart. */
+/* Tiles of a chain from which on apart_in_pairs is right. */
 enum { LONG_CHAIN = 16 };
 
 /* Parts that end last, of the mean, where there are more than workers. Of the longest, where
@@ -44,9 +44,6 @@ static const double last_parts = 0.235, last_of_packed = 0.3, last_of_unequal = 
 
 /* Parts by rows with fewer blocks than this are much shorter than those with one more. */
 enum { FEW_BLOCKS = 4 };
-
-/* Of a packed batch's rows (filled_share), at least, where its sequences count as equally long. */
-static const double equal_lengths = 0.95;
 
 /* dK and dV of a tile, in float32. */
 static int64_t bytes_of_part(const struct kernel *kernel) {
@@ -87,7 +84,7 @@ struct deal {
   int64_t alike;   /* tiles that are as long as the longest, of these at least */
   bool vary;       /* sequences differ in length: */
   double length;   /* of a tile's in the mean, as a share of the longest one's */
-  bool two_sums;   /* there is room for two sums of dQ, */
+  bool two_sums;   /* there is room for a second sum of dQ, */
   bool taken;      /* which the last tile takes */
   double sum_bytes;
 };
@@ -197,12 +194,13 @@ static int64_t bytes_of_all_parts(const struct problem *problem, const struct ba
   return (int64_t)sizeof(float) * parts * rows * (problem->head_dim + problem->value_head_dim);
 }
 
-/* The length of a tile's sequence in the mean, as a share of the longest one's: at least so much,
- * if the others are equal. */
+/* The length of a tile's sequence in the mean, as a share of the longest one's. Where longer ones
+ * have more tiles it is at least so much, if all but the longest are equal. */
 static double find_mean_length(const struct problem *problem) {
   const double longest = (double)longest_query(problem), rows = (double)problem->rows_q;
   const double rest = rows - longest;
-  if (!problem->cu_seqlens_q || problem->batch < 2 || longest < 1) return 1;
+  if (!problem->cu_seqlens_k || problem->batch < 2 || longest < 1) return filled_share(problem);
+  if (!problem->cu_seqlens_q) return 1;
   return (longest * longest + rest * rest / (double)(problem->batch - 1)) / (rows * longest);
 }
 
@@ -211,7 +209,7 @@ void deal_parts(const struct problem *problem, const struct visits *visits, int6
   const struct kernel *kernel = plan->kernel;
   fa3_key_tiles *tiles = &plan->tiles;
   const double sum_bytes = bytes_of_sum(problem, plan);
-  const bool vary = filled_share(problem) < equal_lengths;
+  const bool vary = lengths_differ(problem);
   const struct deal deal = {
       .visits = visits,
       .tiles = count_tiles(problem, tiles),

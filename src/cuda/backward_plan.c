@@ -85,7 +85,7 @@ static fa3_status plan_tiles(const struct problem *problem, struct backward_plan
                      problem->heads_q, problem->batch, MAX_GRID);
   if (__builtin_mul_overflow(problem->heads_k, problem->batch, &all_heads) ||
       __builtin_mul_overflow(blocks, all_heads, &tiles) || tiles > MAX_TILES ||
-      slots(problem, kernel->tile_q) > MAX_TILES)
+      all_heads > MAX_TILES || slots(problem, kernel->tile_q) > MAX_TILES)
     return set_error(FA3_UNSUPPORTED,
                      "%" PRId64 " key heads of %" PRId64 " sequences of up to %" PRId64
                      " rows: more tiles than the CUDA kernels count",

@@ -230,8 +230,9 @@ static int find_sums_log2(const struct backward_plan *plan, double beside, doubl
 }
 
 /* The same where all tiles of the call run side by side, which have so many steps. Memory is idle
- * then, so further sums cost little; in rounds this formula takes too many
- * (docs/notes/hopper-backward-tiles.md). */
+ * then, so further sums cost little. In rounds this formula takes too many without a mask
+ * (docs/notes/hopper-backward-tiles.md). Under a mask it serves there too, with no steps: the last
+ * tile stores dQ for nothing, as nobody waits for it. */
 static int find_sums_of_round_log2(const struct backward_plan *plan, double tiles, double steps,
                                    double bytes) {
   const double passes = plan->cluster > 1 ? round_passes_of_pairs : round_passes;
@@ -278,9 +279,9 @@ void deal_sums(const struct problem *problem, const struct visits *visits,
                            : find_sums_log2(plan, beside, rounds, bytes);
   } else if (!has_window(problem) &&
              (plan->cluster > 1 || (tiles->row_parts > 1 && plan->kernel->tile_q < 128))) {
-    tiles->sums_log2 =
-        find_sums_of_round_log2(plan, ceil(tiles_side_by_side(problem, plan)), 0, bytes);
-  } else if (!has_window(problem) && plan->cluster == 1 && bytes <= MORE_SUMS_BYTES) {
+    tiles->sums_log2 = find_sums_of_round_log2(
+        plan, ceil(fmin(tiles->tiles, (double)workers / (double)all)), 0, bytes);
+  } else if (!has_window(problem) && bytes <= MORE_SUMS_BYTES) {
     const int64_t beside = workers / all;
     if (plan->kernel->tile_q == 128) { /* the last tile takes them all */
       if (beside <= 1 || group > tiles->head_parts || all * tiles->tiles > FEW_ROUNDS * workers)

@@ -56,6 +56,10 @@ bool is_packed(const struct problem *problem) {
   return problem->cu_seqlens_q || problem->cu_seqlens_k;
 }
 
+bool lengths_differ(const struct problem *problem) {
+  return filled_share(problem) < 0.95;
+}
+
 int64_t count_sequences(const struct problem *problem) {
   const int64_t longest = smaller(problem->max_seqlen_k, problem->rows_k);
   if (!problem->cu_seqlens_k || longest < 1) return problem->batch;

@@ -16,7 +16,7 @@ enum { MULTIPROCESSORS = 132 };
 enum { CACHE_BYTES = 24 << 20 };
 
 /* Bytes of all sums of dQ beyond the first in the workspace; and tiles in all, for each worker, up
- * to which two sums pay under a causal mask. */
+ * to which several sums pay under a causal mask. */
 enum { MORE_SUMS_BYTES = 40 << 20, FEW_ROUNDS = 3 };
 
 /* Chains of windows that are few: some eight tiles of each run side by side. */
@@ -44,6 +44,9 @@ bool has_window(const struct problem *problem);
 bool is_small_step(const struct problem *problem);
 
 bool is_packed(const struct problem *problem);
+
+/* Whether packed queries fill so little of what sequences as long as the longest would have. */
+bool lengths_differ(const struct problem *problem);
 
 /* Sequences as long as the longest that there are rows for, where lengths are packed. */
 int64_t count_sequences(const struct problem *problem);
