@@ -12,9 +12,9 @@
 /* Between two tiles of a window that come to the same block of queries. */
 enum { BETWEEN_BYTES = 30 << 20 };
 
-/* Rounds of tiles up to which packed sequences have sections of their own. Measured:
+/* Tiles, in all their parts, up to which packed sequences have sections of their own. Measured:
  * docs/notes/hopper-backward-tiles.md. */
-enum { SORTED_ROUNDS = 6 };
+enum { FEW_SORTED = 6 * MULTIPROCESSORS };
 
 /* Whether a tile of keys should be done with a query head before it takes the next. Under a window
  * a tile begins at a block of its own, and comes to those of the tile before it so many blocks
@@ -57,7 +57,7 @@ static void sort_sequences(const struct problem *problem, struct backward_plan *
   tiles->longest_first = lengths_differ(problem) && !is_masked(problem) && plan->cluster == 1 &&
                          fa3_key_tile_count(tiles) > MULTIPROCESSORS / 2 && problem->batch > 1 &&
                          problem->batch <= FA3_MOST_SORTED;
-  if (tiles->longest_first && count <= SORTED_ROUNDS * MULTIPROCESSORS)
+  if (tiles->longest_first && count <= FEW_SORTED)
     tiles->section = tiles->heads * tiles->head_parts;
 }
 
