@@ -27,6 +27,8 @@
 #include "mask.h"
 #include "scheduler.h"
 
+#define FA3_MOST_SORTED 32 /* sequences that are taken longest first: a lane of a warp for each */
+
 typedef struct {
   int tiles; /* of keys, of the longest sequence, from `first` on */
   int first; /* no query sees the keys of those before it, which nobody takes */
@@ -146,8 +148,6 @@ FA3_SHARED fa3_place_of_part fa3_find_part(const fa3_key_tiles *tiles, const fa3
   place.count = tiles->head_parts * of_head;
   return place;
 }
-
-#define FA3_MOST_SORTED 32 /* sequences that are taken longest first: a lane of a warp for each */
 
 #define FA3_MOST_PARTS 16 /* of a tile, where they are added up in pairs */
 

@@ -12,10 +12,6 @@
 /* Between two tiles of a window that come to the same block of queries. */
 enum { BETWEEN_BYTES = 30 << 20 };
 
-/* Tiles, in all their parts, up to which packed sequences have sections of their own. Measured:
- * docs/notes/hopper-backward-tiles.md. */
-enum { FEW_SORTED = 6 * MULTIPROCESSORS };
-
 /* Whether a tile of keys should be done with a query head before it takes the next. Under a window
  * a tile begins at a block of its own, and comes to those of the tile before it so many blocks
  * later, times the heads of the group that take a block in turn. What all multiprocessors read and
@@ -47,18 +43,13 @@ static const struct kernel *find_by_head(const struct kernel *kernel, bool softc
                                                                                          : kernel;
 }
 
-/* Packed sequences are taken longest first, so that the tiles that end last are short ones. Without
- * a mask all tiles of a sequence are alike; if tiles are few, each sequence has a section. Numbers
- * beyond the end of short sequences then come last, too. Under a mask the last tiles are short in
- * any case. */
-static void sort_sequences(const struct problem *problem, struct backward_plan *plan) {
-  fa3_key_tiles *tiles = &plan->tiles;
-  const int64_t count = count_tiles(problem, tiles) * fa3_key_tile_parts(tiles);
-  tiles->longest_first = lengths_differ(problem) && !is_masked(problem) && plan->cluster == 1 &&
-                         fa3_key_tile_count(tiles) > MULTIPROCESSORS / 2 && problem->batch > 1 &&
-                         problem->batch <= FA3_MOST_SORTED;
-  if (tiles->longest_first && count <= FEW_SORTED)
-    tiles->section = tiles->heads * tiles->head_parts;
+/* Whether packed sequences are taken longest first, so that the tiles that end last are short ones.
+ * Under a mask these are short in any case. Where all begin at once, sorting costs more than it
+ * gains. */
+static bool takes_longest_first(const struct problem *problem, const struct backward_plan *plan) {
+  return lengths_differ(problem) && !is_masked(problem) && plan->cluster == 1 &&
+         fa3_key_tile_count(&plan->tiles) > MULTIPROCESSORS / 2 && problem->batch > 1 &&
+         problem->batch <= FA3_MOST_SORTED;
 }
 
 void deal_tiles(const struct problem *problem, int64_t workers, struct backward_plan *plan) {
@@ -70,8 +61,8 @@ void deal_tiles(const struct problem *problem, int64_t workers, struct backward_
   }
   if (goes_by_head(problem, &plan->tiles))
     plan->kernel = find_by_head(plan->kernel, problem->softcap > 0);
+  plan->tiles.longest_first = takes_longest_first(problem, plan);
   plan->tiles.section = (int32_t)find_section(problem, &visits, plan, workers);
-  sort_sequences(problem, plan);
   plan->tiles.sums_log2 = plan->tiles.upward = plan->tiles.rising = 0;
   plan->tiles.staggered = plan->tiles.stagger_log2 = 0;
   plan->finished_later = false;

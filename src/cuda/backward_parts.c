@@ -154,11 +154,32 @@ static double find_apart(const struct deal *deal, double heads, double rows, dou
   return apart_in_chain * (same ? apart_if_alike : 1) * apart * sqrt(heads);
 }
 
+/* When the last of so many parts ends, of so many steps in the mean; all workers would end together
+ * at `even`. */
+static double find_end(const struct deal *deal, const struct row_parts *row_parts,
+                       int64_t head_parts, double parts, double mean, double even) {
+  const double step = (double)divide_up(deal->group, head_parts) * deal->step;
+  const double longest = (double)row_parts->longest * step + ends_of_part;
+  const bool same = alike(deal->visits), in_turn = parts > (double)deal->workers;
+  const bool unequal =
+      deal->blocks % row_parts->count != 0 && deal->blocks < FEW_BLOCKS * row_parts->count;
+  double last = 0;
+  if (in_turn && deal->vary)
+    last = last_of_packed * longest;
+  else if (in_turn && !same)
+    last = last_parts * mean;
+  if (in_turn && same && unequal) last = fmax(last, last_of_unequal * longest);
+  /* Under a mask others end after the longest part too; but not of pairs of blocks, as measured. */
+  const bool after_longest = deal->passes && !same && !deal->vary;
+  const double end = after_longest ? fmax(even, longest) + last : fmax(even + last, longest);
+  return fmax(end, longest_rounds(deal, row_parts, head_parts, step));
+}
+
 /* How long it takes where each tile's work is dealt out so. */
 static double estimate(const struct deal *deal, const struct row_parts *row_parts,
                        int64_t head_parts) {
   const double workers = (double)deal->workers, of_sample = deal->visits->samples;
-  const double heads = (double)divide_up(deal->group, head_parts), step = heads * deal->step;
+  const double heads = (double)divide_up(deal->group, head_parts);
   const double tiles = (double)(deal->tiles * head_parts), rows = (double)row_parts->count;
   const double with_work = (double)row_parts->with_work * tiles / of_sample;
   const double parts = deal->passes ? with_work : rows * tiles;
@@ -166,16 +187,7 @@ static double estimate(const struct deal *deal, const struct row_parts *row_part
       deal->length * (double)(row_parts->blocks * deal->group * deal->tiles) / of_sample;
   const double work = blocks * deal->step + parts * ends_of_part;
   const double even = (work + empty_part * (rows * tiles - parts)) / workers;
-  const double longest = (double)row_parts->longest * step + ends_of_part;
-  const bool same = alike(deal->visits);
-  const double last = !same && parts > workers ? last_parts * work / parts : 0;
-  double time = fmax(even, longest) + last;
-  if (!deal->passes) time = fmax(even + last, longest);
-  if (deal->vary) time = fmax(longest, even + (parts > workers ? last_of_packed * longest : 0));
-  time = fmax(time, longest_rounds(deal, row_parts, head_parts, step));
-  const bool unequal =
-      deal->blocks % row_parts->count != 0 && deal->blocks < FEW_BLOCKS * row_parts->count;
-  if (same && unequal && parts > workers) time = fmax(time, even + last_of_unequal * longest);
+  double time = find_end(deal, row_parts, head_parts, parts, work / parts, even);
   const double chains = (double)(deal->heads * head_parts) * rows;
   time += find_apart(deal, heads, rows, tiles * rows, (int64_t)(workers / chains)) * deal->step *
           fmin(workers, with_work) / chains;

@@ -43,6 +43,10 @@ static const double least_part_of_round = 0.67;
 static const double rounds_together = 2.05, rounds_of_pairs_together = 3.2;
 enum { ROUNDS_TOGETHER_BYTES = 160 << 20 };
 
+/* Tiles, in all their parts, up to which packed sequences have sections of their own. Measured:
+ * likewise. */
+enum { FEW_SORTED = 6 * MULTIPROCESSORS };
+
 /* Under a causal mask: chains in flight together that are enough for a tile not to wait for the one
  * before it; fewer where a block of queries is a step for each of the heads that take it in turn.
  */
@@ -218,9 +222,17 @@ static bool are_together(const struct problem *problem, const struct backward_pl
          heads * (double)bytes_of_head(problem, plan->kernel) <= ROUNDS_TOGETHER_BYTES;
 }
 
+/* Whether sequences that are taken longest first have a section each, since tiles are few. Numbers
+ * beyond the end of short ones then come last, too. */
+static bool are_apart(const struct problem *problem, const fa3_key_tiles *tiles) {
+  return tiles->longest_first &&
+         count_tiles(problem, tiles) * fa3_key_tile_parts(tiles) <= FEW_SORTED;
+}
+
 int64_t find_section(const struct problem *problem, const struct visits *visits,
                      const struct backward_plan *plan, int64_t workers) {
   if (are_together(problem, plan, workers)) return larger(fa3_chain_count(&plan->tiles), 1);
+  if (are_apart(problem, &plan->tiles)) return (int64_t)plan->tiles.heads * plan->tiles.head_parts;
   if (has_large_groups(problem, visits, plan))
     return find_section_of_groups(problem, visits, plan, workers);
   return plan->tiles.head_parts * find_section_of_heads(problem, visits, plan, workers);

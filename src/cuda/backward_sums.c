@@ -286,6 +286,7 @@ void deal_sums(const struct problem *problem, const struct visits *visits,
     if (plan->kernel->tile_q == 128) { /* the last tile takes them all */
       if (beside <= 1 || group > tiles->head_parts || all * tiles->tiles > FEW_ROUNDS * workers)
         return;
+      /* Only the last tile reads them, so they may be more than stays in the L2 cache. */
       const bool more = beside >= (tiles->row_parts > 1 ? MANY_BESIDE_IN_ROWS : MANY_BESIDE);
       tiles->sums_log2 = more && plan->most_sums >= 4 && 4 * bytes <= MORE_SUMS_BYTES ? 2 : 1;
     } else {

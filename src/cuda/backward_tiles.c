@@ -57,7 +57,8 @@ bool is_packed(const struct problem *problem) {
 }
 
 bool lengths_differ(const struct problem *problem) {
-  return filled_share(problem) < 0.95;
+  const double equal = 0.95; /* a batch that is filled so far counts as one of equal lengths */
+  return filled_share(problem) < equal;
 }
 
 int64_t count_sequences(const struct problem *problem) {

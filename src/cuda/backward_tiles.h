@@ -45,7 +45,8 @@ bool is_small_step(const struct problem *problem);
 
 bool is_packed(const struct problem *problem);
 
-/* Whether packed queries fill so little of what sequences as long as the longest would have. */
+/* Whether packed sequences have different numbers of queries, as far as their total and the longest
+ * tell. */
 bool lengths_differ(const struct problem *problem);
 
 /* Sequences as long as the longest that there are rows for, where lengths are packed. */
