@@ -1,9 +1,10 @@
 /* The backward kernels' launch contract, shared by host and device.
  *
  * Two launches on one stream, up to five:
- *   1. backward_prepare (backward_prepare.cu): lse and D = rowsum(dO * O) - dlse of each row, in
- *      tiles, and zeros in the counters, in dQ where a block of rows sees no key, and in dK and dV
- *      of a head's first tiles that no query sees.
+ *   1. backward_prepare (backward_prepare.cu), or backward_prepare_long where rows of O have more
+ *      than FA3_BACKWARD_PREPARE_COLUMNS: lse and D = rowsum(dO * O) - dlse of each row, in tiles,
+ *      and zeros in the counters, in dQ where a block of rows sees no key, and in dK and dV of a
+ *      head's first tiles that no query sees.
  *   2. backward (backward.cu, backward_wide.cu): dK, dV and dQ.
  *   3. backward_finish (of the same file), if dQ is finished later: stores it from `partial`.
  *   4. backward_sum (backward_prepare.cu), if backward_wide deals tiles out in parts: dK and dV as
@@ -89,7 +90,8 @@ typedef struct {
   int unseen;          /* a head's first tiles, of which no query sees a key */
   int queries_per_key; /* heads_q / heads_k */
   int slots, sums, arrival_words;
-  int early; /* as of the next kernel */
+  int lengths_known; /* nothing of `sequences` is read from memory */
+  int early;         /* as of the next kernel, and only where lengths are known */
   int *counters, *arrivals;
   float *rows, *sinks;
   unsigned *next_tile;
@@ -149,6 +151,7 @@ typedef struct {
  * columns of each key, heads_k, batch).
  */
 #define FA3_BACKWARD_PREPARE_THREADS 256
+#define FA3_BACKWARD_PREPARE_COLUMNS 64
 #define FA3_BACKWARD_SINK_THREADS 256
 #define FA3_BACKWARD_SUM_THREADS 256
 #define FA3_BACKWARD_FINISH_THREADS 128
@@ -159,6 +162,9 @@ typedef struct {
 /* 32 columns of a block of dQ, or of half of its rows; with 80 queries half of the columns. */
 #define FA3_BACKWARD_FINISH_SLICES(head_dim, tile_q) \
   ((tile_q) == 80 ? 2 : (tile_q) == 128 ? (head_dim) / 16 : (head_dim) / 32)
+
+/* The largest tile_q. */
+#define FA3_BACKWARD_MOST_QUERIES 128
 
 /* Floats of a block of rows in `rows`: the last is there eight times, a pair for each thread of a
  * quad. */

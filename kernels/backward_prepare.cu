@@ -3,9 +3,12 @@
 #include "backward_gradient.cuh"
 
 constexpr float kLog2E = 1.44269504f;
-constexpr int kLanes = 8;       // that share a row
-constexpr int kRowsAtOnce = 4;  // of a thread: all their loads are in flight together
+constexpr int kLanes = 8;                            // that share a row
+constexpr int kPart = FA3_BACKWARD_PREPARE_COLUMNS;  // of a row, eight columns a lane
+constexpr int kRowsAtOnce = 2;  // of a thread: all their loads are in flight together
 constexpr int kRowsApart = FA3_BACKWARD_PREPARE_THREADS / kLanes;
+static_assert(kPart == 8 * kLanes, "a vector a lane");
+static_assert(FA3_BACKWARD_MOST_QUERIES <= FA3_BACKWARD_PREPARE_THREADS, "a thread for each row");
 
 // Eight neighbouring elements, in pairs.
 template <bool kVectors>
@@ -20,29 +23,41 @@ __device__ __forceinline__ float add_products(float sum, uint32_t x, uint32_t y)
   return fmaf(a.y, b.y, fmaf(a.x, b.x, sum));
 }
 
-// Adds to the products of rows of O and dO, of which the first begin at `x` and `y`, the thread's
-// share of the columns. Only the first `rows` are there.
-template <bool kVectors>
-__device__ __forceinline__ void add_row_products(const fa3_backward_prepare_params &p,
-                                                 const uint16_t *x, const uint16_t *y, int rows,
+// The rows of O or of dO that a thread reads, from its first column on.
+struct rows_read {
+  const uint16_t *first;
+  int64_t apart;  // from one of the rows to the next, in elements
+};
+
+// Adds the thread's share of the columns to the products of rows of O and dO. Only the first `rows`
+// are there. kParts of their columns are read at once.
+template <bool kVectors, int kParts>
+__device__ __forceinline__ void add_row_products(const rows_read &x, const rows_read &y, int rows,
                                                  int columns, float (&product)[kRowsAtOnce]) {
-  for (int column = 0; column < columns; column += 8 * kLanes) {
-    uint4 a[kRowsAtOnce], b[kRowsAtOnce];
+#pragma unroll 1
+  for (int column = 0; column < columns; column += kParts * kPart) {
+    uint4 a[kRowsAtOnce][kParts], b[kRowsAtOnce][kParts];
 #pragma unroll
     for (int i = 0; i < kRowsAtOnce; ++i) {
-      const int row = i * kRowsApart;
-      a[i] = b[i] = make_uint4(0, 0, 0, 0);
-      if (row < rows) {
-        a[i] = load_eight<kVectors>(x + row * p.output_stride_row + column);
-        b[i] = load_eight<kVectors>(y + row * p.grad_output_stride_row + column);
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        const int at = column + part * kPart;
+        a[i][part] = b[i][part] = make_uint4(0, 0, 0, 0);
+        if (i * kRowsApart < rows && (part == 0 || at < columns)) {
+          a[i][part] = load_eight<kVectors>(x.first + i * x.apart + at);
+          b[i][part] = load_eight<kVectors>(y.first + i * y.apart + at);
+        }
       }
     }
 #pragma unroll
     for (int i = 0; i < kRowsAtOnce; ++i) {
-      product[i] = add_products(product[i], a[i].x, b[i].x);
-      product[i] = add_products(product[i], a[i].y, b[i].y);
-      product[i] = add_products(product[i], a[i].z, b[i].z);
-      product[i] = add_products(product[i], a[i].w, b[i].w);
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        product[i] = add_products(product[i], a[i][part].x, b[i][part].x);
+        product[i] = add_products(product[i], a[i][part].y, b[i][part].y);
+        product[i] = add_products(product[i], a[i][part].z, b[i][part].z);
+        product[i] = add_products(product[i], a[i][part].w, b[i][part].w);
+      }
     }
   }
 }
@@ -91,8 +106,7 @@ __device__ __forceinline__ void clear_unseen(const fa3_backward_prepare_params &
 // yet the counter is clear for them: it is written and taken from by atomic operations alone, which
 // the L2 cache performs, the fence returns when it has been written there, and the blocks do not
 // exist before all of this grid's have come to the last line. For the rest they wait.
-__device__ __forceinline__ void begin_grid(const fa3_backward_prepare_params &p) {
-  wait_for_prior_grids();
+__device__ __forceinline__ void let_backward_launch(const fa3_backward_prepare_params &p) {
   if (p.next_tile && (blockIdx.x | blockIdx.y | blockIdx.z) == 0) {
     if (threadIdx.x == 0) {
       atomicExch(p.next_tile, 0u);
@@ -103,26 +117,33 @@ __device__ __forceinline__ void begin_grid(const fa3_backward_prepare_params &p)
   let_next_grid_launch();
 }
 
-extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_PREPARE_THREADS, 4)
-    backward_prepare(const __grid_constant__ fa3_backward_prepare_params p) {
-  if (p.early)
-    let_next_grid_launch();
-  else
-    begin_grid(p);
+// A block of rows, or zeros for a tile of keys that no query sees. Few instructions: a block's
+// loads are so short that their issue is what a multiprocessor would wait for.
+template <int kParts>
+__device__ __forceinline__ void prepare(const fa3_backward_prepare_params &p) {
+  if (p.early) let_next_grid_launch();
+  if (!p.lengths_known) wait_for_prior_grids();
   const int block = blockIdx.x, head = blockIdx.y, batch = blockIdx.z;
   const fa3_sequence s = fa3_find_sequence(&p.sequences, batch);
   const int tile_q = p.blocks.tile_q, first = block * tile_q;
-  const int lane = threadIdx.x % kLanes;
+  const int lane = threadIdx.x % kLanes, in_tile = threadIdx.x / kLanes;
   const int64_t slot = (int64_t)head * p.slots + block +
                        fa3_backward_slot(&p.sequences, &p.blocks, batch, s.query_row);
-  const uint16_t *output = (const uint16_t *)p.output + s.query_batch * p.output_stride_batch +
-                           head * p.output_stride_head + 8 * lane;
-  const uint16_t *grad_output = (const uint16_t *)p.grad_output +
-                                s.query_batch * p.grad_output_stride_batch +
-                                head * p.grad_output_stride_head + 8 * lane;
-  const float *lse = p.lse + s.query_batch * p.lse_stride_batch + head * p.lse_stride_head;
-  // So far nothing was read from memory, where lengths are known.
-  if (p.early) wait_for_prior_grids();
+  const int64_t first_row = s.query_row + first;
+  rows_read x = {(const uint16_t *)p.output + s.query_batch * p.output_stride_batch +
+                     (first_row + in_tile) * p.output_stride_row + head * p.output_stride_head +
+                     8 * lane,
+                 kRowsApart * p.output_stride_row};
+  rows_read y = {(const uint16_t *)p.grad_output + s.query_batch * p.grad_output_stride_batch +
+                     (first_row + in_tile) * p.grad_output_stride_row +
+                     head * p.grad_output_stride_head + 8 * lane,
+                 kRowsApart * p.grad_output_stride_row};
+  const int64_t row = first_row + threadIdx.x;  // the thread's own, once their products are known
+  const float *lse = p.lse + s.query_batch * p.lse_stride_batch + row * p.lse_stride_row +
+                     head * p.lse_stride_head;
+  // So far nothing was read that a kernel before may write.
+  if (p.lengths_known) wait_for_prior_grids();
+  if (!p.early) let_backward_launch(p);
 
   if ((block | head | batch) == 0)
     for (int i = threadIdx.x; i < p.arrival_words; i += FA3_BACKWARD_PREPARE_THREADS)
@@ -133,61 +154,65 @@ extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_PREPARE_THREADS, 4)
   static_assert(2 * FA3_MOST_SUMS <= FA3_BACKWARD_PREPARE_THREADS, "a thread clears each counter");
   if (threadIdx.x < 2 * p.sums) p.counters[(int64_t)threadIdx.x * gridDim.y * p.slots + slot] = 0;
 
-  const int left = s.mask.queries - first;  // rows of the block that are in use
-  float of_sink = 0.0f;
-  bool large = false;
-  float *statistics = p.rows + slot * FA3_BACKWARD_STATISTICS(tile_q);
-  for (int begin = threadIdx.x / kLanes; begin < tile_q; begin += kRowsAtOnce * kRowsApart) {
-    float log_sum[kRowsAtOnce], product[kRowsAtOnce] = {};
-#pragma unroll
-    for (int i = 0; i < kRowsAtOnce; ++i) {
-      const int in_tile = begin + i * kRowsApart;
-      log_sum[i] = -INFINITY;
-      if (lane == 0 && in_tile < tile_q && in_tile < left)
-        log_sum[i] = lse[(s.query_row + first + in_tile) * p.lse_stride_row];
-    }
-    const int64_t row = s.query_row + first + begin;
-    const uint16_t *x = output + row * p.output_stride_row,
-                   *y = grad_output + row * p.grad_output_stride_row;
-    const int rows = (tile_q < left ? tile_q : left) - begin, columns = p.head_dim_v - 8 * lane;
+  const int left = s.mask.queries - first;
+  const int rows = tile_q < left ? tile_q : left;  // of the block that are in use
+  const bool has_row = threadIdx.x < rows;
+  float log_sum = -INFINITY, grad_lse = 0.0f;
+  if (has_row) {
+    log_sum = *lse;
+    if (p.grad_lse)
+      grad_lse = p.grad_lse[s.query_batch * p.grad_lse_stride_batch + row * p.grad_lse_stride_row +
+                            head * p.grad_lse_stride_head];
+  }
+  __shared__ float products[FA3_BACKWARD_MOST_QUERIES];
+#pragma unroll 1
+  for (int begin = in_tile; begin - in_tile < rows; begin += kRowsAtOnce * kRowsApart) {
+    float product[kRowsAtOnce] = {};
+    const int columns = p.head_dim_v - 8 * lane;
     // Apart, for a load that may take two forms is waited for before the next.
     if (p.vectors)
-      add_row_products<true>(p, x, y, rows, columns, product);
+      add_row_products<true, kParts>(x, y, rows - begin, columns, product);
     else
-      add_row_products<false>(p, x, y, rows, columns, product);
+      add_row_products<false, kParts>(x, y, rows - begin, columns, product);
+    x.first += kRowsAtOnce * x.apart, y.first += kRowsAtOnce * y.apart;
 #pragma unroll
     for (int i = 0; i < kRowsAtOnce; ++i) {
 #pragma unroll
       for (int lanes = kLanes / 2; lanes > 0; lanes /= 2)
         product[i] += __shfl_xor_sync(0xffffffff, product[i], lanes);
-      const int in_tile = begin + i * kRowsApart, row = s.query_row + first + in_tile;
-      if (in_tile >= tile_q) continue;
-      if (lane != 0) continue;
-      if (in_tile < left && p.grad_lse)
-        product[i] -= p.grad_lse[s.query_batch * p.grad_lse_stride_batch +
-                                 row * p.grad_lse_stride_row + head * p.grad_lse_stride_head];
-      statistics[in_tile] = log_sum[i] == -INFINITY ? INFINITY : log_sum[i] * kLog2E;
-      statistics[tile_q + in_tile] = product[i];
-      if (log_sum[i] == -INFINITY) continue;
-      large |= fabsf(log_sum[i]) > FA3_LARGE_LSE;
-      if (p.sink) of_sink -= exp2_unit((p.sink[head] - log_sum[i]) * kLog2E) * product[i];
+      if (lane == 0 && begin + i * kRowsApart < rows) products[begin + i * kRowsApart] = product[i];
     }
   }
-  large = __syncthreads_or(large);
-  if (threadIdx.x < 8) statistics[2 * tile_q + threadIdx.x] = large;
-  for (int in_tile = threadIdx.x; large && in_tile < tile_q && in_tile < left;
-       in_tile += FA3_BACKWARD_PREPARE_THREADS) {
-    const float log_sum = lse[(s.query_row + first + in_tile) * p.lse_stride_row];
-    statistics[in_tile] = log_sum == -INFINITY ? INFINITY : log_sum;
+  const bool takes_part = log_sum != -INFINITY;
+  const bool large = __syncthreads_or(takes_part && fabsf(log_sum) > FA3_LARGE_LSE);
+
+  float *statistics = p.rows + slot * FA3_BACKWARD_STATISTICS(tile_q);
+  const float d = has_row ? products[threadIdx.x] - grad_lse : 0.0f;
+  if (threadIdx.x < tile_q) {
+    statistics[threadIdx.x] = !takes_part ? INFINITY : large ? log_sum : log_sum * kLog2E;
+    statistics[tile_q + threadIdx.x] = d;
   }
+  if (threadIdx.x < 8) statistics[2 * tile_q + threadIdx.x] = large;
   const fa3_range tiles = fa3_visible_tiles(&s.mask, first, first + tile_q, p.blocks.tile_k);
   if (tiles.begin >= tiles.end && !p.grad_query.accumulate)
-    clear_rows(p.grad_query, s.query_batch, s.query_row + first, {0, tile_q < left ? tile_q : left},
-               head);
+    clear_rows(p.grad_query, s.query_batch, s.query_row + first, {0, rows}, head);
   if (p.sink) {
-    of_sink = sum_of_block<FA3_BACKWARD_PREPARE_THREADS>(of_sink);
-    if (threadIdx.x == 0) p.sinks[slot] = of_sink;
+    const float of_row = takes_part ? -exp2_unit((p.sink[head] - log_sum) * kLog2E) * d : 0.0f;
+    const float of_block = sum_of_block<FA3_BACKWARD_PREPARE_THREADS>(of_row);
+    if (threadIdx.x == 0) p.sinks[slot] = of_block;
   }
+}
+
+// Where rows of O have up to FA3_BACKWARD_PREPARE_COLUMNS.
+extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_PREPARE_THREADS, 6)
+    backward_prepare(const __grid_constant__ fa3_backward_prepare_params p) {
+  prepare<1>(p);
+}
+
+// Where they have more.
+extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_PREPARE_THREADS, 4)
+    backward_prepare_long(const __grid_constant__ fa3_backward_prepare_params p) {
+  prepare<2>(p);
 }
 
 // Adds up one gradient of a key, eight columns a thread.

@@ -102,6 +102,7 @@ static fa3_status launch_prepare(const struct call *call) {
       .sinks = in_workspace(call, &plan->sinks),
       .arrivals = in_workspace(call, &plan->arrivals),
       .arrival_words = plan->arrival_words,
+      .lengths_known = lengths_known(problem),
       .early = call->early,
       .next_tile = call->next_tile};
   const struct grid grid = {.x = (unsigned)larger(plan->blocks_q + params.unseen, 1),
@@ -109,7 +110,10 @@ static fa3_status launch_prepare(const struct call *call) {
                             .z = (unsigned)problem->batch,
                             .threads = FA3_BACKWARD_PREPARE_THREADS,
                             .dependent = true};
-  return launch_kernel(call->scope, plan->prepare, BACKWARD_PREPARE, &grid, &params);
+  const int function = problem->value_head_dim > FA3_BACKWARD_PREPARE_COLUMNS
+                           ? BACKWARD_PREPARE_LONG
+                           : BACKWARD_PREPARE;
+  return launch_kernel(call->scope, plan->prepare, function, &grid, &params);
 }
 
 static fa3_status set_tensor_maps(const struct call *call, fa3_backward_params *params) {

@@ -40,6 +40,7 @@ const struct kernel_kind backward_wide_kind = {
     .shared_bytes = wide_shared_bytes};
 const struct kernel_kind backward_prepare_kind = {
     .entries = {[BACKWARD_PREPARE] = "backward_prepare",
+                [BACKWARD_PREPARE_LONG] = "backward_prepare_long",
                 [BACKWARD_SUM] = "backward_sum",
                 [BACKWARD_SINK] = "backward_sink"}};
 

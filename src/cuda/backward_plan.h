@@ -9,7 +9,7 @@
 enum { BACKWARD_MAIN, BACKWARD_FINISH };
 
 /* The functions of kernels/backward_prepare.cu. */
-enum { BACKWARD_PREPARE, BACKWARD_SUM, BACKWARD_SINK };
+enum { BACKWARD_PREPARE, BACKWARD_PREPARE_LONG, BACKWARD_SUM, BACKWARD_SINK };
 
 struct cuda_facts;
 struct cuda_plan;

@@ -39,6 +39,7 @@ static void watch(const struct fake_launch *launch) {
   fake_keep(launch, "forward", &forward_params, sizeof forward_params);
   fake_keep(launch, "backward", &backward_params, sizeof backward_params);
   fake_keep(launch, "backward_prepare", &prepare_params, sizeof prepare_params);
+  fake_keep(launch, "backward_prepare_long", &prepare_params, sizeof prepare_params);
   fake_keep(launch, "decode", &decode_params, sizeof decode_params);
   fake_keep(launch, "decode_fp8", &decode_fp8_params, sizeof decode_fp8_params);
   fake_keep(launch, "combine", &combine_params, sizeof combine_params);
@@ -214,11 +215,13 @@ static void test_backward_tile_counter(void **state) {
     if (cases[i].alone) assert_null(backward_params.next_tile);
     assert_int_equal(backward_params.early, cases[i].early);
     assert_int_equal(prepare_params.early, cases[i].early);
+    assert_int_equal(prepare_params.lengths_known, 1);
   }
   /* Lengths in memory are not known before the kernels before are done. */
   fa3_backward_args args = make_backward(256, 256);
   args.seqused_k = fa3_vector(place(10), FA3_INT32, 2);
   run_backward(&args);
+  assert_int_equal(prepare_params.lengths_known, 0);
   assert_null(backward_params.next_tile);
   assert_false(backward_params.early);
 }
@@ -366,7 +369,7 @@ static void test_backward(void **state) {
   assert_int_equal(backward_params.finished_later, 0);
   args = make_backward(3000, 256); /* pairs of blocks */
   run_backward(&args);
-  ASSERT_LAUNCHES("backward_prepare", "backward", "backward_finish");
+  ASSERT_LAUNCHES("backward_prepare_long", "backward", "backward_finish");
   assert_int_equal(launches[2].grid[0],
                    8 * 47 * FA3_BACKWARD_FINISH_SLICES(256, 64)); /* blocks of 64 queries */
   assert_int_equal(launches[1].grid[0], MULTIPROCESSORS);
@@ -390,7 +393,7 @@ static void test_backward(void **state) {
   args = make_backward(4096, 256);
   args.key.shape[1] = args.value.shape[1] = args.grad_key.shape[1] = args.grad_value.shape[1] = 77;
   const size_t size_of_pairs = run_backward(&args);
-  ASSERT_LAUNCHES("backward_prepare", "backward", "backward_sum");
+  ASSERT_LAUNCHES("backward_prepare_long", "backward", "backward_sum");
   assert_in_workspace(backward_params.grad_key.data, size_of_pairs);
   assert_in_workspace(backward_params.grad_value.data, size_of_pairs);
   assert_int_equal(backward_params.grad_key.is_float, 1);
@@ -403,7 +406,7 @@ static void test_backward(void **state) {
   args.sink = args.grad_sink = (fa3_tensor){
       .data = place(10), .dtype = FA3_FLOAT32, .rank = 1, .shape = {8}, .strides = {1}};
   run_backward(&args);
-  ASSERT_LAUNCHES("backward_prepare", "backward", "backward_sink");
+  ASSERT_LAUNCHES("backward_prepare_long", "backward", "backward_sink");
 }
 
 /* Grids keep off reserved multiprocessors, and something always runs. */
