@@ -398,7 +398,8 @@ __device__ __forceinline__ void store_gradients(const fa3_backward_params &p, co
   if (fa3_key_tile_parts(&p.tiles) > 1 && !join_parts(p, w, warp, dk, dv)) return;
   const int first_key = w.tile * kTileK + warp * 16;
   const int keys = w.sequence.mask.keys - first_key, key_row = w.sequence.key_row + first_key;
-  const uint32_t staging = ring_tile(m.v, keys_use) + warp * (32 * kHeadDim);
+  const uint32_t staging =
+      (kStagesApart ? m.staging : ring_tile(m.v, keys_use)) + warp * (32 * kHeadDim);
   store_warp_rows<kHeadDim, kHeadDim>(p.grad_value, dv, 1.0f, w.sequence.key_batch, key_row, keys,
                                       w.head, staging);
   store_warp_rows<kHeadDim, kHeadDim>(p.grad_key, dk, p.scale, w.sequence.key_batch, key_row, keys,
@@ -467,7 +468,7 @@ __device__ __forceinline__ void finish_tile(const fa3_backward_params &p, const 
   if (!kNoPause) {
     // Under a causal mask nobody waits for a tile's last step: its gradients go first.
     store_gradients(p, m, w, warpgroup, keys_use - 1, dk, dv);
-    barrier_arrive(ring_empty(m.v, keys_use - 1));  // every thread has staged rows there
+    if (!kStagesApart) barrier_arrive(ring_empty(m.v, keys_use - 1));
   }
   float4 *partial;
   const int kind = wait_for_turn(m, share, use - 1, partial);
@@ -616,6 +617,7 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, cons
       store_gradients(p, m, w, warpgroup, keys_use, dk, dv);
       barrier_arrive(ring_empty(m.v, keys_use));  // every thread has staged rows there
     }
+    if (kStagesApart) ring_release(m.v, keys_use);
     ++keys_use;
     if (!kNoPause) finish(t);
   }

@@ -46,6 +46,17 @@ __device__ __forceinline__ void load_keys(const fa3_backward_params &p, const la
                     landed, leader);
 }
 
+// A tile's keys and values, to the L2 cache: their buffers are in use until the tile before it has
+// stored its gradients.
+__device__ __forceinline__ void prefetch_keys(const fa3_backward_params &p, const work &w) {
+  const int row = w.sequence.key_row + w.tile * kTileK;
+#pragma unroll
+  for (int c = 0; c < kChunks; ++c) {
+    tma_prefetch_4d(&p.key, c * kChunk, row, w.head, w.sequence.key_batch);
+    tma_prefetch_4d(&p.value, c * kChunk, row, w.head, w.sequence.key_batch);
+  }
+}
+
 __device__ __forceinline__ void load(const fa3_backward_params &p, const layout &m) {
   const bool leader = elect_one();
   uint32_t use = 0, tiles = 0, landed = 0;  // buffers filled so far
@@ -57,6 +68,7 @@ __device__ __forceinline__ void load(const fa3_backward_params &p, const layout 
       load_keys(p, m, w, m.k, p.key, tiles, landed, leader);
       load_keys(p, m, w, m.v, p.value, tiles, landed, leader);
     }
+    if (!kNoPause && !kStagesApart && t > 0 && w.steps > 0 && leader) prefetch_keys(p, w);
     query_step step = first_step(w);
     for (int left = w.steps; left > 0; --left, ++use, next_step<kByHead>(w, step)) {
       // All that can be found out before the buffer is free.

@@ -74,11 +74,17 @@ constexpr int kRowsBytes = 4 * FA3_BACKWARD_STATISTICS(kTileQ);  // lse and D
 constexpr int kWholeBytes = sizeof(fa3_range[kWarpgroups]);
 constexpr int kTurnBytes = 32;
 
+// dK and dV leave by way of shared memory of their own, so that the next tile's V can come
+// meanwhile; or by way of V's buffer, where more shared memory would leave less than is wanted of
+// the L1 cache.
+constexpr bool kStagesApart = kTileQ == 64;
+
 // What lies in shared memory.
 struct layout {
   ring<kKeyStages, kKeyBytes> k, v;
   ring<kStages, kQueryBytes> q, d_o;  // Q and dO
   ring<2, kDsBytes> d_s;              // dS
+  uint32_t staging;                   // dK and dV on their way out, where they have it apart
   uint32_t rows;                      // lse and D of a block of queries, beside each buffer of Q
   uint32_t whole;                     // likewise: those of the work, or none if an lse is large
   barrier landed, cleared;            // a tile of which a part is to be cleared
@@ -97,7 +103,8 @@ __host__ __device__ constexpr layout lay_out(uint32_t base) {
   const uint32_t k = base, v = k + kKeyStages * kKeyBytes, q = v + kKeyStages * kKeyBytes;
   const uint32_t d_o = q + kStages * kQueryBytes;
   const uint32_t d_s = d_o + kStages * kQueryBytes;
-  m.rows = d_s + 2 * kDsBytes;
+  m.staging = d_s + 2 * kDsBytes;
+  m.rows = m.staging + (kStagesApart ? kKeyBytes : 0);
   m.whole = m.rows + kStages * kRowsBytes;
   const uint32_t k_barriers = m.whole + kStages * kWholeBytes;
   const uint32_t v_barriers = k_barriers + kRingBarrierBytes<kKeyStages>;
@@ -148,7 +155,7 @@ __device__ __forceinline__ barrier turn_taken(const layout &m, uint32_t use, int
 // Its barriers and the initial arrivals at them, by one thread.
 __device__ __forceinline__ void init_barriers(const layout &m) {
   ring_init(m.k, 1, kConsumerWarps);
-  ring_init(m.v, 1, 32 * kConsumerWarps);
+  ring_init(m.v, 1, kStagesApart ? kConsumerWarps : 32 * kConsumerWarps);
   barrier_init(m.landed, 1);
   barrier_init(m.cleared, 32);
   ring_init(m.q, 1, 32 * kConsumerWarps);

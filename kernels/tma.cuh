@@ -31,6 +31,13 @@ __device__ __forceinline__ void tma_load_4d(uint32_t to, const void *map, uint32
       : "memory");
 }
 
+// PTX ISA, "cp.async.bulk.prefetch.tensor", to the L2 cache.
+__device__ __forceinline__ void tma_prefetch_4d(const void *map, int c0, int c1, int c2, int c3) {
+  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];" ::"l"(map),
+               "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+               : "memory");
+}
+
 // PTX ISA, "cp.async.bulk", global to shared: a plain run of bytes, a multiple of 16, as are both
 // addresses.
 __device__ __forceinline__ void bulk_load(uint32_t to, const void *from, uint32_t bytes,
