@@ -62,7 +62,7 @@ def arguments():
     parser.add_argument("--head-dims", type=numbers, default=HEAD_DIMS, help="of the grid")
     parser.add_argument("--seqlens", type=numbers, default=SEQLENS, help="of the grid")
     parser.add_argument("--energy", action="store_true", help="joules of the grid's longer calls")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--milliseconds", type=float, default=5, help="of each kernel in a round")
     parser.add_argument("--results", type=pathlib.Path, help="also write the figures there, as JSON")
     options = parser.parse_args()

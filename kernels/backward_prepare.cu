@@ -117,8 +117,8 @@ __device__ __forceinline__ void let_backward_launch(const fa3_backward_prepare_p
   let_next_grid_launch();
 }
 
-// A block of rows, or zeros for a tile of keys that no query sees. Few instructions: a block's
-// loads are so short that their issue is what a multiprocessor would wait for.
+// A block of rows, or zeros for a tile of keys that no query sees. It is to have few instructions:
+// a multiprocessor would take longer to issue more of them than memory takes for the loads.
 template <int kParts>
 __device__ __forceinline__ void prepare(const fa3_backward_prepare_params &p) {
   if (p.early) let_next_grid_launch();
