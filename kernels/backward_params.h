@@ -190,7 +190,7 @@ typedef struct {
   (2 * ((FA3_BACKWARD_KEY_STAGES(tile_q) * (tile_k) + FA3_BACKWARD_STAGES * (tile_q)) *           \
             ((head_dim) + (head_dim_v)) +                                                         \
         2 * (tile_q) * (tile_k)) +                                                                \
-   ((tile_q) != 64 ? 0 : 2 * (tile_k) * (head_dim)) + FA3_BACKWARD_STAGES * 8 * (tile_q) + 1024 + \
+   ((tile_q) == 64 ? 2 * (tile_k) * (head_dim) : 0) + FA3_BACKWARD_STAGES * 8 * (tile_q) + 1024 + \
    FA3_MOST_SORTED)
 
 /* Shared memory of backward_wide.cu: 64 keys and values, 128 columns of the neighbour's keys, two

@@ -74,9 +74,9 @@ constexpr int kRowsBytes = 4 * FA3_BACKWARD_STATISTICS(kTileQ);  // lse and D
 constexpr int kWholeBytes = sizeof(fa3_range[kWarpgroups]);
 constexpr int kTurnBytes = 32;
 
-// dK and dV leave by way of shared memory of their own, so that the next tile's V can come
-// meanwhile; or by way of V's buffer, where more shared memory would leave less than is wanted of
-// the L1 cache.
+// Whether dK and dV leave by way of shared memory of their own: then the next tile's V need not
+// wait for them. Elsewhere they leave by way of V's buffer, for more than 196 KB would make the L1
+// cache smaller.
 constexpr bool kStagesApart = kTileQ == 64;
 
 // What lies in shared memory.
