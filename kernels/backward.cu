@@ -388,8 +388,8 @@ __device__ __forceinline__ bool join_parts(const fa3_backward_params &p, const w
   return true;
 }
 
-// dK and dV of the warp's keys, by way of the buffer of values, which all warps whose keys these
-// are have read for the last time.
+// dK and dV of the warp's keys, by way of shared memory. Where that is V's buffer, all warps whose
+// keys these are have read it for the last time.
 __device__ __forceinline__ void store_gradients(const fa3_backward_params &p, const layout &m,
                                                 const work &w, int warpgroup, uint32_t keys_use,
                                                 float (&dk)[kHeadDim / 2],
@@ -468,6 +468,7 @@ __device__ __forceinline__ void finish_tile(const fa3_backward_params &p, const 
   if (!kNoPause) {
     // Under a causal mask nobody waits for a tile's last step: its gradients go first.
     store_gradients(p, m, w, warpgroup, keys_use - 1, dk, dv);
+    // Every thread has staged rows there.
     if (!kStagesApart) barrier_arrive(ring_empty(m.v, keys_use - 1));
   }
   float4 *partial;
@@ -617,6 +618,7 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, cons
       store_gradients(p, m, w, warpgroup, keys_use, dk, dv);
       barrier_arrive(ring_empty(m.v, keys_use));  // every thread has staged rows there
     }
+    // Nothing passes through it: the next tile's values may come while this one's gradients leave.
     if (kStagesApart) ring_release(m.v, keys_use);
     ++keys_use;
     if (!kNoPause) finish(t);

@@ -186,12 +186,14 @@ typedef struct {
  * the rows' statistics, barriers, the work in hand and the order of sequences. */
 #define FA3_BACKWARD_STAGES 2
 #define FA3_BACKWARD_KEY_STAGES(tile_q) ((tile_q) == 128 ? 2 : 1)
-#define FA3_BACKWARD_SHARED_BYTES(head_dim, head_dim_v, tile_q, tile_k)                           \
-  (2 * ((FA3_BACKWARD_KEY_STAGES(tile_q) * (tile_k) + FA3_BACKWARD_STAGES * (tile_q)) *           \
-            ((head_dim) + (head_dim_v)) +                                                         \
-        2 * (tile_q) * (tile_k)) +                                                                \
-   ((tile_q) == 64 ? 2 * (tile_k) * (head_dim) : 0) + FA3_BACKWARD_STAGES * 8 * (tile_q) + 1024 + \
-   FA3_MOST_SORTED)
+#define FA3_BACKWARD_STAGING_BYTES(head_dim, tile_q, tile_k) \
+  ((tile_q) == 64 ? 2 * (tile_k) * (head_dim) : 0)
+#define FA3_BACKWARD_SHARED_BYTES(head_dim, head_dim_v, tile_q, tile_k)                        \
+  (2 * ((FA3_BACKWARD_KEY_STAGES(tile_q) * (tile_k) + FA3_BACKWARD_STAGES * (tile_q)) *        \
+            ((head_dim) + (head_dim_v)) +                                                      \
+        2 * (tile_q) * (tile_k)) +                                                             \
+   FA3_BACKWARD_STAGING_BYTES(head_dim, tile_q, tile_k) + FA3_BACKWARD_STAGES * 8 * (tile_q) + \
+   1024 + FA3_MOST_SORTED)
 
 /* Shared memory of backward_wide.cu: 64 keys and values, 128 columns of the neighbour's keys, two
  * tiles of 64 queries and `do_stages` of dO, four tiles of dS, one of probabilities, and the rest.

@@ -77,7 +77,8 @@ constexpr int kTurnBytes = 32;
 // Whether dK and dV leave by way of shared memory of their own: then the next tile's V need not
 // wait for them. Elsewhere they leave by way of V's buffer, for more than 196 KB would make the L1
 // cache smaller.
-constexpr bool kStagesApart = kTileQ == 64;
+constexpr int kStagingBytes = FA3_BACKWARD_STAGING_BYTES(FA3_HEAD_DIM, FA3_TILE_Q, FA3_TILE_K);
+constexpr bool kStagesApart = kStagingBytes > 0;
 
 // What lies in shared memory.
 struct layout {
@@ -104,7 +105,7 @@ __host__ __device__ constexpr layout lay_out(uint32_t base) {
   const uint32_t d_o = q + kStages * kQueryBytes;
   const uint32_t d_s = d_o + kStages * kQueryBytes;
   m.staging = d_s + 2 * kDsBytes;
-  m.rows = m.staging + (kStagesApart ? kKeyBytes : 0);
+  m.rows = m.staging + kStagingBytes;
   m.whole = m.rows + kStages * kRowsBytes;
   const uint32_t k_barriers = m.whole + kStages * kWholeBytes;
   const uint32_t v_barriers = k_barriers + kRingBarrierBytes<kKeyStages>;
@@ -155,6 +156,7 @@ __device__ __forceinline__ barrier turn_taken(const layout &m, uint32_t use, int
 // Its barriers and the initial arrivals at them, by one thread.
 __device__ __forceinline__ void init_barriers(const layout &m) {
   ring_init(m.k, 1, kConsumerWarps);
+  // By every thread where each has staged gradients there.
   ring_init(m.v, 1, kStagesApart ? kConsumerWarps : 32 * kConsumerWarps);
   barrier_init(m.landed, 1);
   barrier_init(m.cleared, 32);
