@@ -81,8 +81,9 @@ typedef struct {
   int piece_units; /* that a tile's beginning counts for */
 } fa3_decode_params;
 
-/* The launch contract of the kernel that appends too: clusters have all of a sequence's rows, whose
- * newest keys only they read, and their own results. */
+/* The launch contract of the kernel that appends too: a block has all of a sequence's rows of a key
+ * head, and only its blocks read its newest keys. Where a sequence has several clusters, turned
+ * queries are not in the place of those that they were made of. */
 typedef struct {
   fa3_decode_params decode;
   fa3_append_params

@@ -92,14 +92,48 @@ static void test_unknown_lengths(void **state) {
   }
 }
 
+/* An H200's memory. */
+static const struct cuda_facts faster = {.architecture = "sm_90a",
+                                         .multiprocessors = 132,
+                                         .most_multiprocessors = 132,
+                                         .bandwidth = 4917};
+
+/* A faster memory would be idle beside clusters on half of the multiprocessors: from some keys on
+ * all of these have one of a pair of blocks. */
+static void test_pairs(void **state) {
+  (void)state;
+  static const struct {
+    fa3_dtype dtype;
+    int64_t batch, seqlen_k, heads_k;
+    int32_t splits; /* 0: no pairs */
+  } cases[] = {
+      {FA3_BFLOAT16, 1, 6144, 8, 16},   {FA3_BFLOAT16, 1, 6143, 8, 0},
+      {FA3_BFLOAT16, 2, 4096, 8, 8},    {FA3_BFLOAT16, 1, 2048, 32, 4},
+      {FA3_BFLOAT16, 1, 8192, 6, 0},    {FA3_BFLOAT16, 8, 2048, 8, 2},
+      {FA3_BFLOAT16, 1, 49152, 1, 128}, {FA3_FLOAT8_E4M3, 4, 6000, 8, 4},
+      {FA3_FLOAT8_E4M3, 4, 1500, 8, 0},
+  };
+  struct cuda_plan plan;
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    const int64_t heads = cases[i].heads_k;
+    struct problem problem =
+        make_problem(FA3_BFLOAT16, cases[i].batch, 1, 4 * heads, heads, 128, 128);
+    problem.key.dtype = problem.value.dtype = cases[i].dtype;
+    problem.rows_k = problem.max_seqlen_k = cases[i].seqlen_k;
+    assert_int_equal(plan_forward(&problem, &faster, &plan), FA3_OK);
+    const bool pairs = plan.decode.alone && plan.decode.cluster == 2;
+    if (pairs != (cases[i].splits > 0) || (pairs && plan.decode.splits != cases[i].splits))
+      fail_msg("case %zu: %d splits in clusters of %d", i, plan.decode.splits, plan.decode.cluster);
+    if (pairs && plan.decode.splits > 2) assert_true(plan.decode.room.partial.used);
+    assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+    assert_true(!plan.decode.alone || cases[i].dtype == FA3_FLOAT8_E4M3);
+  }
+}
+
 /* Keys are dealt out to all blocks alike where sequences' own splits would leave the memory idle:
  * of codes with lengths that only the device knows, and where the memory is faster. */
 static void test_dealt_keys(void **state) {
   (void)state;
-  const struct cuda_facts faster = {.architecture = "sm_90a",
-                                    .multiprocessors = 132,
-                                    .most_multiprocessors = 132,
-                                    .bandwidth = 4917};
   static const int32_t lengths[32];
   struct cuda_plan plan;
   struct problem problem = make_problem(FA3_BFLOAT16, 11, 1, 16, 1, 128, 128);
@@ -260,10 +294,10 @@ static void test_chunk_splits(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_splits),          cmocka_unit_test(test_unknown_lengths),
-      cmocka_unit_test(test_one_short_round), cmocka_unit_test(test_dealt_keys),
-      cmocka_unit_test(test_pairs_of_heads),  cmocka_unit_test(test_lone_blocks),
-      cmocka_unit_test(test_chunk_splits),
+      cmocka_unit_test(test_splits),          cmocka_unit_test(test_pairs),
+      cmocka_unit_test(test_unknown_lengths), cmocka_unit_test(test_one_short_round),
+      cmocka_unit_test(test_dealt_keys),      cmocka_unit_test(test_pairs_of_heads),
+      cmocka_unit_test(test_lone_blocks),     cmocka_unit_test(test_chunk_splits),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -36,17 +36,20 @@ static struct extent extent_of(const struct operand *operand) {
   return (struct extent){begin, begin + (uintptr_t)last * fa3_dtype_size(operand->dtype)};
 }
 
+static bool apart(const struct operand *a, const struct operand *b) {
+  const struct extent first = extent_of(a), second = extent_of(b);
+  return first.begin >= second.end || second.begin >= first.end;
+}
+
 /* Whether results lie elsewhere than all that the append reads, and what it makes of queries: some
  * clusters have theirs before others begin. */
 static bool results_apart(const struct problem *forward, const struct problem *append) {
   static const enum tensor read[] = {TENSOR_new_key,      TENSOR_new_value,  TENSOR_query,
                                      TENSOR_rotary_cos,   TENSOR_rotary_sin, TENSOR_positions,
                                      TENSOR_rotated_query};
-  const struct extent results[] = {extent_of(&forward->output), extent_of(&forward->lse)};
   for (size_t i = 0; i < sizeof read / sizeof *read; i++) {
-    const struct extent one = extent_of(problem_operand(append, read[i]));
-    for (int r = 0; r < 2; r++)
-      if (results[r].begin < one.end && one.begin < results[r].end) return false;
+    const struct operand *one = problem_operand(append, read[i]);
+    if (!apart(&forward->output, one) || !apart(&forward->lse, one)) return false;
   }
   return true;
 }
@@ -58,12 +61,13 @@ bool decode_takes_append(const struct problem *forward, const struct cuda_plan *
       !append_takes_words(append) || !same_sequences(forward, append) ||
       problem_shares_new_rows(append))
     return false;
-  /* So keys have 16 bits. A cluster has all of a sequence's rows of a key head, and their results.
-   */
+  /* So keys have 16 bits. A block has all of a sequence's rows of a key head. */
   if (!FA3_DECODE_MAY_APPEND(decode->kernel->tile_q, decode->kernel->head_dim) || decode->blocks ||
-      decode->combine || decode->row_tiles != 1)
+      decode->row_tiles != 1)
     return false;
   const struct operand *turned = &append->rotated_query;
+  /* Blocks of a cluster wait for each other before they write over queries, clusters do not. */
+  if (decode->splits > decode->cluster && !apart(turned, &append->query)) return false;
   return (!turned->dtype || same_operand(turned, &forward->query)) &&
          results_apart(forward, append);
 }

@@ -20,7 +20,11 @@ static const int64_t large_cluster = 8; /* larger ones load the GPU unevenly */
 /* Where lengths differ: clusters of 8 and of 4 that run at once, keys of the longest sequence that
  * a split has at least, rows of pages that take longer to find. */
 static const int64_t one_round_by_8 = 30, one_round_by_4 = 62, least_keys = 512, small_pages = 16;
-static const int64_t partial_tiles = 64;       /* row tiles that have partial results */
+static const int64_t partial_tiles = 64; /* row tiles that have partial results */
+/* Keys of a block of a pair, at least, where more than two blocks have a tile's: they are put
+ * together by another kernel. Where the memory keeps up with blocks on half of the multiprocessors,
+ * and where they leave it idle. */
+static const int64_t pair_keys = 1024, pair_keys_of_codes = 512, pair_keys_if_idle = 384;
 static const int64_t two_heads_rows = 1 << 19; /* of keys: from here on two heads a block */
 static const int64_t most_blocks = 1 << 30;
 /* What a block gets of the memory by itself, in GB/s: it has other things to do than to load, and
@@ -129,20 +133,26 @@ static int64_t choose_splits(const struct problem *problem, const struct kernel 
 }
 
 /* Splits of a sequence in pairs of blocks, each of which has a multiprocessor; 0: they would not
- * fill the GPU, or have few keys. */
+ * fill the GPU, or have few keys; or work is short, and larger clusters on half of the
+ * multiprocessors use all of the memory. */
 static int64_t choose_pairs(const struct problem *problem, const struct cuda_facts *facts,
-                            const struct kernel *kernel, int64_t tiles) {
-  const int64_t most = facts->most_multiprocessors;
+                            const struct kernel *kernel, int64_t tiles, bool is_short) {
+  const int64_t most = facts->most_multiprocessors, keys = problem->max_seqlen_k;
+  const int64_t needed = lone_blocks_needed(problem, facts, kernel);
+  const bool idle = needed > DECODE_FULL_GRID; /* the memory, with fewer blocks */
   int64_t splits = 2;
   while (2 * splits * tiles <= most) splits *= 2;
   const int64_t blocks = splits * tiles;
-  if (blocks > most || 10 * blocks < 9 * most ||
-      blocks < lone_blocks_needed(problem, facts, kernel) || decode_lengths_differ(problem))
+  if (blocks > most || 10 * blocks < 9 * most || blocks < needed ||
+      decode_lengths_differ(problem) || (is_short && !idle))
     return 0;
-  if (splits > 2 &&
-      (splits / 2 * tiles > partial_tiles || problem->max_seqlen_k < DECODE_LONG_KEYS))
-    return 0;
-  return problem->max_seqlen_k / splits >= (decode_has_codes(problem) ? 512 : 1024) ? splits : 0;
+  int64_t least = decode_has_codes(problem) ? pair_keys_of_codes : pair_keys;
+  if (splits > 2) {
+    if (splits / 2 * tiles > partial_tiles) return 0;
+    if (!idle && keys < DECODE_LONG_KEYS) return 0;
+    if (idle) least = pair_keys_if_idle;
+  }
+  return keys >= least * splits ? splits : 0;
 }
 
 /* Whether row tiles fill the GPU as well as blocks that have as much to do each. */
@@ -200,7 +210,9 @@ static fa3_status count_split_rows(const struct problem *problem, const struct c
   const int64_t blocks = dealt_blocks * facts->most_multiprocessors;
   const int64_t tiles = DECODE_FEW_ROWS / FA3_DECODE_ROWS;
   int64_t units;
-  *rows = problem->max_seqlen_k < DECODE_LONG_KEYS ? 0 : partial_tiles * FA3_DECODE_ROWS;
+  *rows = problem->num_splits == 1 || problem->max_seqlen_k < 4 * pair_keys_if_idle
+              ? 0
+              : partial_tiles * FA3_DECODE_ROWS;
   if (__builtin_mul_overflow(problem->batch, problem->heads_k * tiles, &units) ||
       __builtin_mul_overflow(units, most_units(problem), &units) ||
       units >= dealt_units * facts->most_multiprocessors)
@@ -272,12 +284,7 @@ static void choose_other_splits(const struct problem *problem, const struct cuda
     *cluster = large_cluster;
   /* Without room for partial results, a cluster is all; so it is where others need that room. */
   if (*cluster < *splits && (problem->max_seqlen_k < DECODE_LONG_KEYS || !all)) *splits = *cluster;
-  const int64_t pairs = all && tiles ? choose_pairs(problem, facts, plan->kernel, tiles) : 0;
-  if (pairs) {
-    *splits = pairs;
-    *cluster = 2;
-    plan->alone = true;
-  } else if (all && deals(problem, facts, plan->kernel, tiles, *splits)) {
+  if (all && deals(problem, facts, plan->kernel, tiles, *splits)) {
     *splits = *cluster = 1;
     choose_dealt_blocks(problem, facts, plan);
     plan->most_units = (int32_t)most_units(problem) + 1;
@@ -301,8 +308,15 @@ fa3_status plan_decode_splits(const struct problem *problem, const struct cuda_f
     plan->kernel = two_heads;
     all_tiles /= 2;
   }
+  const bool is_short = all && all_tiles && !two_heads && decode_is_short(problem, all_tiles);
+  const int64_t pairs =
+      all && all_tiles ? choose_pairs(problem, facts, plan->kernel, all_tiles, is_short) : 0;
   int64_t splits, cluster;
-  if (all && all_tiles && !two_heads && decode_is_short(problem, all_tiles)) {
+  if (pairs) {
+    splits = pairs;
+    cluster = 2;
+    plan->alone = true;
+  } else if (is_short) {
     const struct decode_way way =
         decode_fastest_way(problem, facts, plan->kernel, find_lone_kernel(plan->kernel), all_tiles);
     splits = cluster = way.splits;
