@@ -288,6 +288,38 @@ static void test_packed_sequences(void **state) {
         }
 }
 
+/* Under a causal mask, too, the longest of packed sequences come first. Of heads that rise some
+ * long ones are left to go downwards behind them, as far as the rows tell how many are long. */
+static void test_long_sequences_rise(void **state) {
+  (void)state;
+  static const struct {
+    int64_t batch, rows, longest, heads, head_dim;
+    int32_t rising;
+    bool longest_first;
+  } cases[] = {
+      {2, 1873, 1841, 32, 128, 14, true},        /* one is long: 18 of its heads go downwards */
+      {6, 9327, 3350, 8, 128, 12, true},         /* as many rows as 22 long heads have */
+      {6, 6800, 1829, 6, 96, 18, false},         /* too few long ones: as they come */
+      {40, 44697, 5401, 8, 128, 320 - 7, false}, /* more than are sorted */
+      {3, 3881, 3582, 8, 128, 4, true},          /* half of the heads of one */
+      {3, 3881, 3582, 8, 64, 0, true},           /* not with 128 queries a step */
+      {3, 4485, 3043, 8, 128, 0, true},          /* others are not so short */
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    const int64_t heads = cases[i].heads;
+    const struct backward_plan plan = deal_packed(cases[i].batch, cases[i].rows, cases[i].longest,
+                                                  heads, heads, cases[i].head_dim);
+    if (plan.tiles.rising != cases[i].rising ||
+        (plan.tiles.longest_first != 0) != cases[i].longest_first)
+      fail_msg("case %zu: %d heads rise%s", i, plan.tiles.rising,
+               plan.tiles.longest_first ? ", the longest sequence's first" : "");
+  }
+  /* A long sequence among many short ones is dealt out in parts, though most numbers are of none.
+   */
+  assert_true(deal_packed(32, 10445, 6161, 16, 2, 128).tiles.head_parts > 1);
+  assert_true(deal_packed(24, 8358, 4464, 6, 3, 128).tiles.head_parts > 1);
+}
+
 /* A kernel of its own stores dQ where no mask shortens the last tile of a head, and others would
  * wait for it. */
 static void test_finished_later(void **state) {
@@ -461,7 +493,7 @@ static void test_backward_section(void **state) {
   assert_int_equal(deal_packed(4, 25903, 10500, 7, 1, 64).tiles.section, 3 * 4); /* 3 fit */
 }
 
-/* Packed sequences are taken longest first where all tiles of a sequence are alike. */
+/* Packed sequences are taken longest first, but where all tiles begin at once. */
 static void test_longest_first(void **state) {
   (void)state;
   assert_true(deal_packed_full(4, 10000, 4000, 8, 64).tiles.longest_first);
@@ -470,7 +502,7 @@ static void test_longest_first(void **state) {
   assert_false(deal_packed_full(1, 4000, 4000, 8, 64).tiles.longest_first);
   assert_false(deal_packed_full(4, 10000, 4000, 8, 256).tiles.longest_first); /* pairs of blocks */
   assert_false(deal_packed_full(2, 200, 150, 4, 64).tiles.longest_first); /* all begin at once */
-  assert_false(deal_packed(4, 4000, 2000, 4, 4, 128).tiles.longest_first);
+  assert_true(deal_packed(4, 4000, 2000, 4, 4, 128).tiles.longest_first);
   assert_false(deal(4, 1000, 1000, 8, 8, 64, false).tiles.longest_first);
 }
 
@@ -569,12 +601,13 @@ static void test_rising(void **state) {
   check_rising(deal(5, 1400, 1400, 14, 14, 64, true).tiles, 70 - 35, 35); /* deterministic.c */
   check_rising(deal(3, 1400, 1400, 14, 14, 128, true).tiles, 42 - 24, 17);
   check_rising(deal(4, 4096, 4096, 32, 32, 64, false).tiles, 0, 0);
-  check_rising(deal(2, 8192, 8192, 32, 8, 64, true).tiles, 0, 0);    /* heads of a group */
-  check_rising(deal(2, 8192, 8192, 8, 8, 256, true).tiles, 0, 0);    /* pairs of blocks */
-  check_rising(deal(1, 65536, 65536, 16, 16, 64, true).tiles, 0, 0); /* beyond the cache */
-  check_rising(deal(8, 1024, 8192, 32, 32, 64, true).tiles, 0, 0);   /* nearly all is seen */
-  check_rising(deal_packed(6, 20424, 5584, 24, 24, 128).tiles, 144 - 6, 4);
-  check_rising(deal_packed(4, 16550, 16000, 8, 8, 128).tiles, 0, 0); /* few long heads */
+  check_rising(deal(2, 8192, 8192, 32, 8, 64, true).tiles, 0, 0);          /* heads of a group */
+  check_rising(deal(2, 8192, 8192, 8, 8, 256, true).tiles, 0, 0);          /* pairs of blocks */
+  check_rising(deal(1, 65536, 65536, 16, 16, 64, true).tiles, 0, 0);       /* beyond the cache */
+  check_rising(deal(8, 1024, 8192, 32, 32, 64, true).tiles, 0, 0);         /* nearly all is seen */
+  check_rising(deal_packed(6, 20424, 5584, 24, 24, 128).tiles, 87 - 6, 4); /* as long as 87 */
+  check_rising(deal(1, 16000, 16000, 8, 8, 128, true).tiles, 8 - 3, 1);
+  check_rising(deal_packed(4, 16550, 16000, 8, 8, 128).tiles, 8 - 3, 1); /* as that one */
 }
 
 static void check_half_rising(struct backward_plan plan, int32_t rising, bool finished_later) {
@@ -615,6 +648,7 @@ int main(void) {
       cmocka_unit_test(test_backward_parts),
       cmocka_unit_test(test_parts_of_groups),
       cmocka_unit_test(test_packed_sequences),
+      cmocka_unit_test(test_long_sequences_rise),
       cmocka_unit_test(test_finished_later),
       cmocka_unit_test(test_sums),
       cmocka_unit_test(test_sums_of_windows),

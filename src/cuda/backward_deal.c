@@ -44,10 +44,10 @@ static const struct kernel *find_by_head(const struct kernel *kernel, bool softc
 }
 
 /* Whether packed sequences are taken longest first, so that the tiles that end last are short ones.
- * Under a mask these are short in any case. Where all begin at once, sorting costs more than it
+ * Under a window these are short in any case. Where all begin at once, sorting costs more than it
  * gains. */
 static bool takes_longest_first(const struct problem *problem, const struct backward_plan *plan) {
-  return lengths_differ(problem) && !is_masked(problem) && plan->cluster == 1 &&
+  return lengths_differ(problem) && !has_window(problem) && plan->cluster == 1 &&
          fa3_key_tile_count(&plan->tiles) > MULTIPROCESSORS / 2 && problem->batch > 1 &&
          problem->batch <= FA3_MOST_SORTED;
 }

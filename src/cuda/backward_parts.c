@@ -13,7 +13,7 @@
 enum { MOST_PER_WORKER = 5, MOST_TILE_PARTS = 660 };
 
 /* And with those that turn out to be beyond a packed sequence's end. */
-enum { MOST_TAKEN = 4096 };
+enum { MOST_TAKEN = 16384 };
 
 /* Of large groups: queries of a step for each head that takes a block in turn, at most, and steps
  * of a part in the mean, at least; under a window queries of all its heads, at least. Measured:

@@ -222,10 +222,10 @@ static bool are_together(const struct problem *problem, const struct backward_pl
          heads * (double)bytes_of_head(problem, plan->kernel) <= ROUNDS_TOGETHER_BYTES;
 }
 
-/* Whether sequences that are taken longest first have a section each, since tiles are few. Numbers
- * beyond the end of short ones then come last, too. */
+/* Whether sequences that are taken longest first have a section each, since tiles are few and all
+ * of a sequence alike. Numbers beyond the end of short ones then come last, too. */
 static bool are_apart(const struct problem *problem, const fa3_key_tiles *tiles) {
-  return tiles->longest_first &&
+  return tiles->longest_first && !is_masked(problem) &&
          count_tiles(problem, tiles) * fa3_key_tile_parts(tiles) <= FEW_SORTED;
 }
 

@@ -36,6 +36,10 @@ enum { FARTHEST_RISE = 72 };
  * longest tiles of heads that rise come last, and with few heads they end late. */
 static const int64_t least_packed_heads = 24;
 
+/* What the longest of packed sequences has of all rows, for its heads to rise as if it were alone.
+ */
+static const double least_of_long = 0.85;
+
 /* What the half of all heads that rises keeps in the L2 cache; and all heads, where groups of no
  * more tiles than these are in parts, and in more than two rounds of tiles. */
 enum { RISING_BYTES = 44 << 20, RISING_PARTS_BYTES = 56 << 20, SHORT_CHAIN = 32 };
@@ -101,29 +105,53 @@ static bool may_rise(const struct problem *problem, const struct visits *visits,
   return plan->cluster == 1 && !has_window(problem) && visits->mean <= 0.6 * visits->most;
 }
 
+/* Heads as long as the longest sequence's that there are rows for, where longest come first. */
+static int64_t count_long_heads(const struct problem *problem, const fa3_key_tiles *tiles) {
+  const int64_t longest = larger(longest_query(problem), 1);
+  if (!tiles->longest_first) return (int64_t)tiles->heads * tiles->batches;
+  return tiles->heads * problem->rows_q / longest;
+}
+
+/* Whether others are so short beside the first of packed sequences that its heads rise as if it
+ * were alone. With 128 queries a step that is slower. */
+static bool is_one_long(const struct problem *problem, const struct backward_plan *plan) {
+  return plan->tiles.longest_first && plan->kernel->tile_q < 128 &&
+         (double)longest_query(problem) >= least_of_long * (double)problem->rows_q;
+}
+
+/* Lets all of so many heads rise, but for the last ones. */
+static bool let_rise(const struct problem *problem, int64_t heads, struct backward_plan *plan) {
+  fa3_key_tiles *tiles = &plan->tiles;
+  const int64_t section = CACHE_BYTES / bytes_of_head(problem, plan->kernel);
+  const int64_t downward = larger(divide_up((int64_t)2 * MULTIPROCESSORS, tiles->tiles), section);
+  if (section < 1 || heads < section + downward) return false;
+  tiles->rising_section = (int32_t)section;
+  tiles->rising = (int32_t)(heads - downward);
+  tiles->section = (int32_t)downward;
+  return true;
+}
+
 void deal_rising(const struct problem *problem, const struct visits *visits,
                  struct backward_plan *plan) {
   fa3_key_tiles *tiles = &plan->tiles;
   if (!may_rise(problem, visits, plan) || problem->heads_q > problem->heads_k ||
       fa3_key_tile_parts(tiles) > 1 || fa3_sum_count(tiles) > 1)
     return;
-  if (is_packed(problem) && tiles->heads * count_sequences(problem) < least_packed_heads) return;
-  const int64_t all = (int64_t)tiles->heads * tiles->batches;
-  const int64_t section = CACHE_BYTES / bytes_of_head(problem, plan->kernel);
-  const int64_t downward = larger(divide_up((int64_t)2 * MULTIPROCESSORS, tiles->tiles), section);
-  if (section < 1 || all < section + downward) return;
-  tiles->rising_section = (int32_t)section;
-  tiles->rising = (int32_t)(all - downward);
-  tiles->section = (int32_t)downward;
+  if (is_packed(problem) && !is_one_long(problem, plan) &&
+      tiles->heads * count_sequences(problem) < least_packed_heads)
+    return;
+  if (let_rise(problem, count_long_heads(problem, tiles), plan) || !tiles->longest_first) return;
+  /* Too few are long: rather those of any sequences, as they come. */
+  tiles->longest_first = !let_rise(problem, (int64_t)tiles->heads * tiles->batches, plan);
 }
 
 void deal_half_rising(const struct problem *problem, const struct visits *visits,
                       struct backward_plan *plan) {
   fa3_key_tiles *tiles = &plan->tiles;
-  if (!may_rise(problem, visits, plan) || is_packed(problem) || tiles->rising > 0 ||
-      tiles->row_parts > 1)
+  const bool alone = !is_packed(problem) || is_one_long(problem, plan);
+  if (!may_rise(problem, visits, plan) || !alone || tiles->rising > 0 || tiles->row_parts > 1)
     return;
-  const int64_t all = fa3_chain_count(tiles);
+  const int64_t all = count_long_heads(problem, tiles) * tiles->head_parts;
   const double rounds = (double)(all * tiles->tiles) / MULTIPROCESSORS;
   const bool even_rounds = rounds >= least_rounds_of_long_steps && rounds <= two_rounds;
   const int64_t rising =
@@ -143,7 +171,7 @@ void deal_half_rising(const struct problem *problem, const struct visits *visits
   if (rounds < least || in_turn > 2 || (later && longest > FARTHEST_RISE)) return;
   if (rounds > two_rounds && (in_turn > 1 || (later && !short_steps))) return;
   tiles->rising = tiles->rising_section = (int32_t)rising;
-  tiles->section = (int32_t)(all - rising);
+  tiles->section = (int32_t)(fa3_chain_count(tiles) - rising);
   tiles->sums_log2 = tiles->upward = 0;
   plan->finished_later = later;
 }

@@ -63,7 +63,7 @@ bool decode_takes_append(const struct problem *forward, const struct cuda_plan *
     return false;
   /* So keys have 16 bits. A block has all of a sequence's rows of a key head. */
   if (!FA3_DECODE_MAY_APPEND(decode->kernel->tile_q, decode->kernel->head_dim) || decode->blocks ||
-      decode->row_tiles != 1)
+      (forward->split_keys && decode->combine) || decode->row_tiles != 1)
     return false;
   const struct operand *turned = &append->rotated_query;
   /* Blocks of a cluster wait for each other before they write over queries, clusters do not. */
