@@ -137,10 +137,11 @@ void deal_rising(const struct problem *problem, const struct visits *visits,
   if (!may_rise(problem, visits, plan) || problem->heads_q > problem->heads_k ||
       fa3_key_tile_parts(tiles) > 1 || fa3_sum_count(tiles) > 1)
     return;
-  if (is_packed(problem) && !is_one_long(problem, plan) &&
-      tiles->heads * count_sequences(problem) < least_packed_heads)
+  const bool many =
+      !is_packed(problem) || tiles->heads * count_sequences(problem) >= least_packed_heads;
+  if (!many && !is_one_long(problem, plan)) return;
+  if (let_rise(problem, count_long_heads(problem, tiles), plan) || !tiles->longest_first || !many)
     return;
-  if (let_rise(problem, count_long_heads(problem, tiles), plan) || !tiles->longest_first) return;
   /* Too few are long: rather those of any sequences, as they come. */
   tiles->longest_first = !let_rise(problem, (int64_t)tiles->heads * tiles->batches, plan);
 }
