@@ -6,9 +6,8 @@
 // It has warps of its own, as many as attend. These are alone on their schedulers otherwise, so
 // what is done while they ask for their first keys takes no longer. A thread has a quad of a row,
 // and so of some rows at once: of the block's queries, then of the sequence's new keys, then of its
-// new values. Every block that reads a new row writes all of them, and so does the last of the
-// sequence's first cluster, should nobody see them: two may write the same, but none reads what is
-// not there.
+// new values. Every block that reads a new row writes all of them, and so does each cluster's last,
+// should nobody see them: several may write the same, but none reads what is not there.
 #ifndef FA3_DECODE_APPEND_CUH
 #define FA3_DECODE_APPEND_CUH
 
@@ -58,8 +57,7 @@ __device__ __forceinline__ int first_new_key(const fa3_append_params &p, const w
 
 // The block's queries, and new rows if it writes them.
 __device__ __forceinline__ int count_turned_rows(const work &w, int first_new) {
-  const bool stands_in = w.part <= 0 && w.rank == w.active - 1;
-  const bool writes = stands_in || w.units.end * kUnitKeys > first_new;
+  const bool writes = w.rank == w.active - 1 || w.units.end * kUnitKeys > first_new;
   return w.rows + (writes ? 2 * w.sequence.mask.queries : 0);
 }
 
@@ -123,13 +121,13 @@ __device__ __forceinline__ void store_turning(const fa3_decode_append_params &p,
   }
 }
 
-// Queries leave too, by the first block of the sequence's first cluster, when all others of the
-// cluster have read what may be in the same place; of several clusters it is not. Of a row only the
-// warp that turned it reads or writes anything.
+// Queries leave too, by each cluster's first block, when all others of the cluster have read what
+// may be in the same place; where there are several clusters it is not. Of a row only the warp that
+// turned it reads or writes anything.
 __device__ __forceinline__ void store_turned_queries(const fa3_decode_append_params &p,
                                                      const work &w) {
   const fa3_operand &to = p.append.rotated_query;
-  if (w.part > 0 || w.rank > 0 || to.data == nullptr) return;
+  if (w.rank > 0 || to.data == nullptr) return;
   __syncwarp();
   if (p.decode.cluster > 1) {
     cluster_announce();

@@ -13,7 +13,7 @@
 #include "tensor.h"
 #include "test.h"
 
-enum { MEMORY = 128 << 20, MOST_BATCH = 4, MOST_NEW = 6, ROOM = 40, POSITIONS = 60, OUTPUTS = 5 };
+enum { MEMORY = 256 << 20, MOST_BATCH = 4, MOST_NEW = 6, ROOM = 40, POSITIONS = 60, OUTPUTS = 5 };
 
 static char *memory;
 static size_t taken;
@@ -479,7 +479,7 @@ static void test_one_kernel(void **state) {
   memory = pages;
   const int joined = gpu_trials(400);
   for (int trial = 0; trial < joined; trial++) run_joined(trial, stream, false);
-  for (int trial = 0; trial < joined / 8; trial++) run_joined(trial, stream, true);
+  for (int trial = 0; trial < joined / 20; trial++) run_joined(trial, stream, true);
   GPU(cuStreamDestroy, stream);
   GPU(cuMemFreeHost, pages);
 }
