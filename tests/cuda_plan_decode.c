@@ -103,15 +103,15 @@ static const struct cuda_facts faster = {.architecture = "sm_90a",
 static void test_pairs(void **state) {
   (void)state;
   static const struct {
-    fa3_dtype dtype;
     int64_t batch, seqlen_k, heads_k;
+    fa3_dtype dtype;
     int32_t splits; /* 0: no pairs */
   } cases[] = {
-      {FA3_BFLOAT16, 1, 6144, 8, 16},   {FA3_BFLOAT16, 1, 6143, 8, 0},
-      {FA3_BFLOAT16, 2, 4096, 8, 8},    {FA3_BFLOAT16, 1, 2048, 32, 4},
-      {FA3_BFLOAT16, 1, 8192, 6, 0},    {FA3_BFLOAT16, 8, 2048, 8, 2},
-      {FA3_BFLOAT16, 1, 49152, 1, 128}, {FA3_FLOAT8_E4M3, 4, 6000, 8, 4},
-      {FA3_FLOAT8_E4M3, 4, 1500, 8, 0},
+      {1, 6144, 8, FA3_BFLOAT16, 16},   {1, 6143, 8, FA3_BFLOAT16, 0},
+      {2, 4096, 8, FA3_BFLOAT16, 8},    {1, 2048, 32, FA3_BFLOAT16, 4},
+      {1, 8192, 6, FA3_BFLOAT16, 0},    {8, 2048, 8, FA3_BFLOAT16, 2},
+      {1, 49152, 1, FA3_BFLOAT16, 128}, {4, 6000, 8, FA3_FLOAT8_E4M3, 4},
+      {4, 1500, 8, FA3_FLOAT8_E4M3, 0},
   };
   struct cuda_plan plan;
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
