@@ -479,7 +479,7 @@ static void test_one_kernel(void **state) {
   memory = pages;
   const int joined = gpu_trials(400);
   for (int trial = 0; trial < joined; trial++) run_joined(trial, stream, false);
-  for (int trial = 0; trial < joined / 20; trial++) run_joined(trial, stream, true);
+  for (int trial = 0; trial < 1 + joined / 20; trial++) run_joined(trial, stream, true);
   GPU(cuStreamDestroy, stream);
   GPU(cuMemFreeHost, pages);
 }
