@@ -21,10 +21,10 @@ static const int64_t large_cluster = 8; /* larger ones load the GPU unevenly */
  * a split has at least, rows of pages that take longer to find. */
 static const int64_t one_round_by_8 = 30, one_round_by_4 = 62, least_keys = 512, small_pages = 16;
 static const int64_t partial_tiles = 64; /* row tiles that have partial results */
-/* Keys of a block of a pair, at least, where more than two blocks have a tile's: they are put
- * together by another kernel. Where the memory keeps up with blocks on half of the multiprocessors,
- * and where they leave it idle. */
+/* Keys of a block of a pair, at least. Fewer where blocks on half of the multiprocessors would
+ * leave the memory idle: that is worth the kernel which puts several pairs of a tile together. */
 static const int64_t pair_keys = 1024, pair_keys_of_codes = 512, pair_keys_if_idle = 384;
+static const int64_t least_pairs = 2;          /* of a tile, that are put together */
 static const int64_t two_heads_rows = 1 << 19; /* of keys: from here on two heads a block */
 static const int64_t most_blocks = 1 << 30;
 /* What a block gets of the memory by itself, in GB/s: it has other things to do than to load, and
@@ -147,7 +147,7 @@ static int64_t choose_pairs(const struct problem *problem, const struct cuda_fac
       decode_lengths_differ(problem) || (is_short && !idle))
     return 0;
   int64_t least = decode_has_codes(problem) ? pair_keys_of_codes : pair_keys;
-  if (splits > 2) {
+  if (splits >= 2 * least_pairs) {
     if (splits / 2 * tiles > partial_tiles) return 0;
     if (!idle && keys < DECODE_LONG_KEYS) return 0;
     if (idle) least = pair_keys_if_idle;
@@ -210,9 +210,9 @@ static fa3_status count_split_rows(const struct problem *problem, const struct c
   const int64_t blocks = dealt_blocks * facts->most_multiprocessors;
   const int64_t tiles = DECODE_FEW_ROWS / FA3_DECODE_ROWS;
   int64_t units;
-  *rows = problem->num_splits == 1 || problem->max_seqlen_k < 4 * pair_keys_if_idle
-              ? 0
-              : partial_tiles * FA3_DECODE_ROWS;
+  const bool several =
+      problem->num_splits != 1 && problem->max_seqlen_k >= 2 * least_pairs * pair_keys_if_idle;
+  *rows = several ? partial_tiles * FA3_DECODE_ROWS : 0;
   if (__builtin_mul_overflow(problem->batch, problem->heads_k * tiles, &units) ||
       __builtin_mul_overflow(units, most_units(problem), &units) ||
       units >= dealt_units * facts->most_multiprocessors)

@@ -7,7 +7,8 @@
 enum {
   DECODE_FEW_ROWS = 64,   /* of a key head: with more, the forward kernel's tiles are full */
   DECODE_FULL_GRID = 64,  /* blocks that use the memory well, of clusters */
-  DECODE_LONG_KEYS = 8192 /* from here on a sequence's splits may be more than a cluster */
+  DECODE_LONG_KEYS = 8192 /* from here on a sequence may have several clusters, or sooner: in pairs
+                             of blocks, where the memory would be idle beside fewer */
 };
 
 /* Rows of a key head, for that many queries of a sequence, and their tiles. */

@@ -302,7 +302,7 @@ static void run_both(const fa3_append_args *append, fa3_forward_args *forward, i
   assert_string_equal(launches[count - 1].function, function);
 }
 
-/* Attention appends by itself where only a cluster's blocks read what it writes. */
+/* Attention appends by itself where only one sequence's blocks read what it writes. */
 static void test_append_in_one_kernel(void **state) {
   (void)state;
   fa3_append_args append = make_append(FA3_BFLOAT16);
@@ -374,6 +374,42 @@ static void test_append_in_one_kernel(void **state) {
     other.flags = FA3_SEPARATE_SEQUENCES;
     run_both(&other, &attention, 1, "decode_append");
   }
+}
+
+/* Also where a sequence has several clusters, whose results another kernel puts together; but not
+ * where turned queries would take the place of those that a later cluster turns. */
+static void test_append_by_several_clusters(void **state) {
+  (void)state;
+  enum { KEYS = 1 << 16 };
+  fa3_append_args append = {.struct_size = sizeof append,
+                            .device = gpu,
+                            .new_key = fa3_dense(place(1), FA3_BFLOAT16, 1, 2, HEADS_K, 64),
+                            .new_value = fa3_dense(place(2), FA3_BFLOAT16, 1, 2, HEADS_K, 64),
+                            .key = fa3_dense(place(3), FA3_BFLOAT16, 1, KEYS, HEADS_K, 64),
+                            .value = fa3_dense(place(4), FA3_BFLOAT16, 1, KEYS, HEADS_K, 64),
+                            .seqused_k = fa3_vector(place(5), FA3_INT32, 1),
+                            .query = fa3_dense(place(6), FA3_BFLOAT16, 1, 2, HEADS_Q, 64),
+                            .rotated_query = fa3_dense(place(7), FA3_BFLOAT16, 1, 2, HEADS_Q, 64),
+                            .rotary_cos = matrix(8, FA3_BFLOAT16, KEYS, 16),
+                            .rotary_sin = matrix(9, FA3_BFLOAT16, KEYS, 16)};
+  fa3_forward_args forward = {.struct_size = sizeof forward,
+                              .device = gpu,
+                              .query = append.rotated_query,
+                              .key = append.key,
+                              .value = append.value,
+                              .output = fa3_dense(place(10), FA3_BFLOAT16, 1, 2, HEADS_Q, 64),
+                              .seqused_k = fa3_vector(place(11), FA3_INT32, 1),
+                              .workspace = place(20)};
+  run_both(&append, &forward, 2, "combine");
+  assert_string_equal(launches[first].function, "decode_append");
+  assert_true((int)joined_params.decode.splits.divisor > joined_params.decode.cluster);
+  assert_non_null(joined_params.decode.partial);
+  append.query.data = append.rotated_query.data;
+  run_both(&append, &forward, 3, "combine");
+  assert_string_equal(launches[first].function, "append");
+  append.query = append.rotated_query = (fa3_tensor){0}; /* queries that are not turned */
+  run_both(&append, &forward, 2, "combine");
+  assert_string_equal(launches[first].function, "decode_append");
 }
 
 /* Three sets of keys: all sequences of one after all of another. */
@@ -516,11 +552,17 @@ int main(void) {
   }
   fake_watch(watch);
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_fp8_forward),   cmocka_unit_test(test_transposed_values),
-      cmocka_unit_test(test_append),        cmocka_unit_test(test_append_forward),
-      cmocka_unit_test(test_appended_keys), cmocka_unit_test(test_append_in_one_kernel),
-      cmocka_unit_test(test_combine),       cmocka_unit_test(test_combine_many_rows),
-      cmocka_unit_test(test_dealt_keys),    cmocka_unit_test(test_every_function),
+      cmocka_unit_test(test_fp8_forward),
+      cmocka_unit_test(test_transposed_values),
+      cmocka_unit_test(test_append),
+      cmocka_unit_test(test_append_forward),
+      cmocka_unit_test(test_appended_keys),
+      cmocka_unit_test(test_append_in_one_kernel),
+      cmocka_unit_test(test_append_by_several_clusters),
+      cmocka_unit_test(test_combine),
+      cmocka_unit_test(test_combine_many_rows),
+      cmocka_unit_test(test_dealt_keys),
+      cmocka_unit_test(test_every_function),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
