@@ -178,6 +178,36 @@ static void test_backward_steps_without_mask(void **state) {
   assert_int_equal(deal(4, 1300, 1300, 16, 16, 128, true).kernel->tile_q, 64);
 }
 
+/* At head dim 64, of few tiles: steps of 64 queries, not of 128. */
+static void test_backward_short_steps(void **state) {
+  (void)state;
+  static const struct {
+    int64_t batch, queries, keys, heads_q, heads_k;
+    bool causal, is_short;
+  } cases[] = {
+      {4, 192, 192, 16, 4, false, true},   /* 128 tiles of query heads; half of a step is empty */
+      {3, 192, 192, 23, 23, false, false}, /* 138 */
+      {1, 128, 128, 2, 2, false, false},   /* one step of 128 */
+      {1, 640, 640, 6, 6, false, true},    /* 30 tiles */
+      {1, 640, 640, 7, 7, false, false},   /* 35 */
+      {1, 2048, 2048, 2, 1, false, true},  /* 32 */
+      {1, 2049, 2048, 2, 1, false, false}, /* long */
+      {1, 850, 154, 16, 1, false, false},  /* of few keys */
+      {1, 640, 640, 9, 9, true, true},     /* 45 */
+      {1, 640, 640, 10, 5, true, false},   /* 50 */
+      {1, 384, 384, 4, 4, true, false},    /* short: half is not seen */
+      {2, 300, 3000, 1, 1, true, false},   /* likewise */
+      {1, 5632, 5632, 1, 1, true, true},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    const struct backward_plan plan = deal(cases[i].batch, cases[i].queries, cases[i].keys,
+                                           cases[i].heads_q, cases[i].heads_k, 64, cases[i].causal);
+    assert_int_equal(plan.kernel->tile_q, cases[i].is_short ? 64 : 128);
+  }
+  assert_int_equal(deal(1, 640, 640, 6, 6, 48, false).kernel->tile_q, 64);
+  assert_int_equal(deal_windows(1, 640, 640, 6, 6, 64, 500).kernel->tile_q, 128);
+}
+
 static void check_parts(struct backward_plan plan, int32_t head_parts, int32_t row_parts) {
   assert_int_equal(plan.tiles.head_parts, head_parts);
   assert_int_equal(plan.tiles.row_parts, row_parts);
@@ -200,7 +230,10 @@ static void test_backward_parts(void **state) {
   check_parts(deal(3, 8701, 8701, 12, 3, 128, false), 1, 1); /* for four there is no room */
   check_parts(deal(3, 700, 700, 20, 4, 128, true), 3, 1);    /* five would cost more to add up */
   check_parts(deal(1, 2944, 2944, 24, 8, 128, true), 3, 1);
-  check_parts(deal(1, 3026, 3026, 4, 4, 64, true), 1, 3);
+  check_parts(deal(1, 3026, 3026, 4, 4, 64, true), 1, 2);
+  /* Few tiles: where parts are more than multiprocessors a counter hands them out. */
+  check_parts(deal(2, 320, 320, 5, 5, 128, true), 1, 3);
+  check_parts(deal(1, 64, 64, 24, 3, 64, true), 4, 1);
   check_parts(deal(2, 256, 256, 40, 10, 96, true), 2, 2); /* one round */
   check_parts(deal(1, 617, 617, 32, 8, 256, true), 2, 1);
   check_parts(deal(3, 66, 512, 20, 4, 128, true), 2, 1); /* tiles alike */
@@ -477,6 +510,11 @@ static void test_backward_section(void **state) {
   /* Two rounds of tiles of groups, or three of pairs of blocks, are together. */
   assert_int_equal(deal(1, 1100, 1300, 64, 8, 128, true).tiles.section, 2 * 8);
   assert_int_equal(deal(1, 1024, 1024, 64, 8, 256, true).tiles.section, 2 * 8);
+  /* So are more of short heads, of pairs of blocks or in large groups, but not of few keys. */
+  assert_int_equal(deal(4, 320, 320, 128, 8, 256, true).tiles.section, 4 * 8);
+  assert_int_equal(deal(1, 768, 768, 256, 32, 128, true).tiles.section, 2 * 32);
+  assert_int_equal(deal(16, 384, 384, 24, 6, 128, true).tiles.section, 16);
+  assert_int_equal(deal(8, 185, 1005, 16, 8, 256, true).tiles.section, 32);
   /* Few tiles of long heads, without a mask: all parts of one. */
   assert_int_equal(deal(1, 12288, 697, 48, 24, 128, false).tiles.section, 2);
   /* Packed, of whole sequences, or equal ones of each. */
@@ -645,6 +683,7 @@ int main(void) {
       cmocka_unit_test(test_backward_kernel_by_length),
       cmocka_unit_test(test_backward_kernel_by_head),
       cmocka_unit_test(test_backward_steps_without_mask),
+      cmocka_unit_test(test_backward_short_steps),
       cmocka_unit_test(test_backward_parts),
       cmocka_unit_test(test_parts_of_groups),
       cmocka_unit_test(test_packed_sequences),

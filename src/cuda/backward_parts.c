@@ -25,6 +25,7 @@ enum { QUERIES_PER_HEAD = 32, LEAST_STEPS = 32, LEAST_QUERIES_IN_WINDOW = 2600 }
  * work; each time that sums of parts are added up in pairs, and their bytes' share of what writing
  * and reading takes. */
 static const double ends_of_part = 4.5, empty_part = 4, adding_up = 1, share_of_bytes = 0.4;
+static const double smallest_step = 0.7; /* of 64 queries and 64 columns, for 0.5 by its products */
 
 /* In steps of the kernel: how far tiles of a chain are apart at a block, times the root of the
  * heads that take it in turn. Times as much where tiles are alike; in parts by rows, and in those
@@ -33,6 +34,12 @@ static const double ends_of_part = 4.5, empty_part = 4, adding_up = 1, share_of_
 static const double apart_in_chain = 0.35, apart_if_alike = 0.45, apart_in_row_parts = 1.8,
                     apart_without_sums = 2.5, apart_with_sums = 0.4, apart_with_upward = 0.2,
                     apart_in_pairs = 0.3;
+
+/* Where tiles of all query heads are a round at most, before they are dealt out: they are so many
+ * times as far apart, also in parts by rows; and parts that are more than workers cost a step, for
+ * they are taken from a counter then, and not by the blocks' numbers. Fitted to some 1700 calls,
+ * each in several forms of parts. */
+static const double apart_of_few = 0.25, apart_of_few_in_rows = 0.4, counter_of_few = 1;
 
 /* Tiles of a chain from which on apart_in_pairs is right. */
 enum { LONG_CHAIN = 16 };
@@ -82,6 +89,7 @@ struct deal {
   double step;     /* of the kernel, for a query head */
   bool passes;     /* parts without work are passed over */
   int64_t alike;   /* tiles that are as long as the longest, of these at least */
+  bool few;        /* tiles of all query heads are no more than workers, and equally long */
   bool vary;       /* sequences differ in length: */
   double length;   /* of a tile's in the mean, as a share of the longest one's */
   bool two_sums;   /* there is room for a second sum of dQ, */
@@ -151,6 +159,7 @@ static double find_apart(const struct deal *deal, double heads, double rows, dou
     apart = sums ? apart_with_sums : 1;
   else if (dealt_in_two && count_upward(deal->tiles / deal->heads, beside, deal->sum_bytes) > 0)
     apart = apart_with_upward;
+  if (deal->few) apart *= rows > 1 ? apart_of_few_in_rows : apart_of_few;
   return apart_in_chain * (same ? apart_if_alike : 1) * apart * sqrt(heads);
 }
 
@@ -188,6 +197,7 @@ static double estimate(const struct deal *deal, const struct row_parts *row_part
   const double work = blocks * deal->step + parts * ends_of_part;
   const double even = (work + empty_part * (rows * tiles - parts)) / workers;
   double time = find_end(deal, row_parts, head_parts, parts, work / parts, even);
+  if (deal->few && rows * tiles > workers) time += counter_of_few;
   const double chains = (double)(deal->heads * head_parts) * rows;
   time += find_apart(deal, heads, rows, tiles * rows, (int64_t)(workers / chains)) * deal->step *
           fmin(workers, with_work) / chains;
@@ -216,6 +226,13 @@ static double find_mean_length(const struct problem *problem) {
   return (longest * longest + rest * rest / (double)(problem->batch - 1)) / (rows * longest);
 }
 
+/* Of a kernel, for a query head: in proportion to its products, but for the smallest. */
+static double find_step(const struct backward_plan *plan) {
+  const int products = plan->kernel->tile_q * plan->kernel->head_dim;
+  if (plan->cluster > 1) return 1;
+  return products == 64 * 64 ? smallest_step : (double)products / (64 * 128);
+}
+
 void deal_parts(const struct problem *problem, const struct visits *visits, int64_t workers,
                 struct backward_plan *plan) {
   const struct kernel *kernel = plan->kernel;
@@ -230,9 +247,10 @@ void deal_parts(const struct problem *problem, const struct visits *visits, int6
       .blocks = divide_up(longest_query(problem), kernel->tile_q),
       .workers = workers,
       .bytes = bytes_of_part(kernel),
-      .step = plan->cluster > 1 ? 1 : (double)(kernel->tile_q * kernel->head_dim) / (64 * 128),
+      .step = find_step(plan),
       .passes = plan->cluster == 1,
       .alike = vary ? (int64_t)tiles->tiles * tiles->heads : count_tiles(problem, tiles),
+      .few = !vary && count_tiles(problem, tiles) * query_heads_of_key_head(problem) <= workers,
       .vary = vary,
       .length = find_mean_length(problem),
       .two_sums = !has_window(problem) && plan->cluster == 1 && sum_bytes <= MORE_SUMS_BYTES,
