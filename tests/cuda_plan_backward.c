@@ -231,9 +231,9 @@ static void test_backward_parts(void **state) {
   check_parts(deal(3, 700, 700, 20, 4, 128, true), 3, 1);    /* five would cost more to add up */
   check_parts(deal(1, 2944, 2944, 24, 8, 128, true), 3, 1);
   check_parts(deal(1, 3026, 3026, 4, 4, 64, true), 1, 2);
-  /* Few tiles: where parts are more than multiprocessors a counter hands them out. */
-  check_parts(deal(2, 320, 320, 5, 5, 128, true), 1, 3);
-  check_parts(deal(1, 64, 64, 24, 3, 64, true), 4, 1);
+  check_parts(deal(2, 320, 320, 5, 5, 128, true), 1, 3);  /* few tiles wait less for each other */
+  check_parts(deal(1, 631, 631, 8, 8, 256, true), 1, 1);  /* two would be taken from a counter */
+  check_parts(deal(1, 64, 64, 24, 3, 64, true), 4, 1);    /* the smallest steps */
   check_parts(deal(2, 256, 256, 40, 10, 96, true), 2, 2); /* one round */
   check_parts(deal(1, 617, 617, 32, 8, 256, true), 2, 1);
   check_parts(deal(3, 66, 512, 20, 4, 128, true), 2, 1); /* tiles alike */
@@ -510,11 +510,11 @@ static void test_backward_section(void **state) {
   /* Two rounds of tiles of groups, or three of pairs of blocks, are together. */
   assert_int_equal(deal(1, 1100, 1300, 64, 8, 128, true).tiles.section, 2 * 8);
   assert_int_equal(deal(1, 1024, 1024, 64, 8, 256, true).tiles.section, 2 * 8);
-  /* So are more of short heads, of pairs of blocks or in large groups, but not of few keys. */
+  /* More rounds of heads with few tiles are, too: of pairs of blocks, and of groups of eight. */
   assert_int_equal(deal(4, 320, 320, 128, 8, 256, true).tiles.section, 4 * 8);
+  assert_int_equal(deal(8, 185, 1005, 16, 8, 256, true).tiles.section, 32); /* of 64: long keys */
   assert_int_equal(deal(1, 768, 768, 256, 32, 128, true).tiles.section, 2 * 32);
-  assert_int_equal(deal(16, 384, 384, 24, 6, 128, true).tiles.section, 16);
-  assert_int_equal(deal(8, 185, 1005, 16, 8, 256, true).tiles.section, 32);
+  assert_int_equal(deal(16, 384, 384, 24, 6, 128, true).tiles.section, 16); /* of 96: fours */
   /* Few tiles of long heads, without a mask: all parts of one. */
   assert_int_equal(deal(1, 12288, 697, 48, 24, 128, false).tiles.section, 2);
   /* Packed, of whole sequences, or equal ones of each. */

@@ -15,7 +15,7 @@ static const struct {
   int64_t step, largest;
 } dimensions[DIMENSIONS] = {
     [BATCH] = {1, 70000},        [QUERIES] = {1, 1 << 20}, [KEYS] = {1, 1 << 20},
-    [HEADS_K] = {1, 100},        [GROUP] = {1, 100},       [HEAD_DIM] = {16, 256},
+    [HEADS_K] = {1, 100},        [GROUP] = {1, 200},       [HEAD_DIM] = {16, 256},
     [VALUE_HEAD_DIM] = {16, 256}};
 
 /* Of a call what is no dimension. */
@@ -129,7 +129,7 @@ static void test_size_never_falls(void **state) {
                                 [QUERIES] = rng_between(&rng, 1, RNG_PICK(&rng, 2, 300, 9000)),
                                 [KEYS] = rng_between(&rng, 1, RNG_PICK(&rng, 300, 5000, 40000)),
                                 [HEADS_K] = rng_between(&rng, 1, 16),
-                                [GROUP] = rng_between(&rng, 1, 16),
+                                [GROUP] = rng_between(&rng, 1, RNG_PICK(&rng, 16, 200)),
                                 [HEAD_DIM] = 16 * rng_between(&rng, 1, 16)};
     size[VALUE_HEAD_DIM] = size[HEAD_DIM];
     size_t before = 0, after;
@@ -154,8 +154,29 @@ static void test_size_never_falls(void **state) {
   assert_true(compared > TRIALS * STEPS / 3); /* not all are refused */
 }
 
+/* At head dim 64, where another query more makes steps longer: parts of large groups are fewer
+ * then.
+ */
+static void test_steps_of_gradients(void **state) {
+  (void)state;
+  const struct call call = {
+      .backward = true, .causal = true, .query = FA3_BFLOAT16, .key = FA3_BFLOAT16};
+  for (int64_t group = 1; group <= 200; group++)
+    for (int64_t keys = 100; keys <= 500; keys += 100) {
+      int64_t size[DIMENSIONS] = {1, 0, keys, 1, group, 64, 64};
+      size_t before = 0, after;
+      for (int64_t queries = 60; queries <= 400; queries++) {
+        size[QUERIES] = queries;
+        assert_int_equal(find_size(&call, size, &after), FA3_OK);
+        assert_true(after >= before);
+        before = after;
+      }
+    }
+}
+
 int main(void) {
   rng_run_seed();
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_size_never_falls)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_size_never_falls),
+                                     cmocka_unit_test(test_steps_of_gradients)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

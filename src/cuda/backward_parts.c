@@ -35,10 +35,10 @@ static const double apart_in_chain = 0.35, apart_if_alike = 0.45, apart_in_row_p
                     apart_without_sums = 2.5, apart_with_sums = 0.4, apart_with_upward = 0.2,
                     apart_in_pairs = 0.3;
 
-/* Where tiles of all query heads are a round at most, before they are dealt out: they are so many
- * times as far apart, also in parts by rows; and parts that are more than workers cost a step, for
- * they are taken from a counter then, and not by the blocks' numbers. Fitted to some 1700 calls,
- * each in several forms of parts. */
+/* Where the tiles of all query heads are a round at most before they are dealt out, tiles of a
+ * chain are so many times as far apart, and in parts by rows so many. If parts are more than
+ * workers, the call takes so many steps longer: blocks take them from a counter then, and not by
+ * their own numbers. Fitted to some 1700 calls, each in several forms of parts. */
 static const double apart_of_few = 0.25, apart_of_few_in_rows = 0.4, counter_of_few = 1;
 
 /* Tiles of a chain from which on apart_in_pairs is right. */
@@ -71,7 +71,7 @@ int64_t bytes_of_parts(const struct problem *problem, const struct backward_plan
   const int64_t few = bytes * smaller(multiply(FA3_MOST_PARTS, tiles), MOST_TILE_PARTS);
   /* What was asked for: a window that is dropped now may not be in a longer call. */
   const fa3_features masks = FA3_FEATURE_CAUSAL | FA3_FEATURE_WINDOW;
-  if (!(problem->features & masks) || plan->cluster > 1 || is_small_step(problem)) return few;
+  if (!(problem->features & masks) || plan->cluster > 1 || takes_short_steps(problem)) return few;
   const int64_t places = query_heads_of_key_head(problem) / (2 * least_in_turn(plan->kernel));
   /* Half as much as a sum of dQ needs, at most. */
   return larger(few, smaller(multiply(multiply(tiles, places), bytes), sum_bytes / 2));
@@ -89,7 +89,7 @@ struct deal {
   double step;     /* of the kernel, for a query head */
   bool passes;     /* parts without work are passed over */
   int64_t alike;   /* tiles that are as long as the longest, of these at least */
-  bool few;        /* tiles of all query heads are no more than workers, and equally long */
+  bool few;        /* tiles of all query heads are no more than workers, and lengths are equal */
   bool vary;       /* sequences differ in length: */
   double length;   /* of a tile's in the mean, as a share of the longest one's */
   bool two_sums;   /* there is room for a second sum of dQ, */
@@ -226,11 +226,12 @@ static double find_mean_length(const struct problem *problem) {
   return (longest * longest + rest * rest / (double)(problem->batch - 1)) / (rows * longest);
 }
 
-/* Of a kernel, for a query head: in proportion to its products, but for the smallest. */
+/* How long a step takes for a query head: of pairs of blocks 1; else in proportion to queries times
+ * columns, but for the smallest. */
 static double find_step(const struct backward_plan *plan) {
-  const int products = plan->kernel->tile_q * plan->kernel->head_dim;
+  const int size = plan->kernel->tile_q * plan->kernel->head_dim;
   if (plan->cluster > 1) return 1;
-  return products == 64 * 64 ? smallest_step : (double)products / (64 * 128);
+  return size == 64 * 64 ? smallest_step : (double)size / (64 * 128);
 }
 
 void deal_parts(const struct problem *problem, const struct visits *visits, int64_t workers,

@@ -20,10 +20,6 @@ enum { MIDDLE_TILE_Q = 80, LARGEST_TILE_Q = 128 };
  * docs/notes/hopper-backward-tiles.md. */
 enum { LONG_STEPS_FROM = 640, LEAST_TILES_OF_HEAD = 4 };
 
-/* Where steps of 64 queries are taken at head dim 64: queries under a causal mask, and without one;
- * tiles of all query heads. Measured: likewise. */
-enum { SHORT_STEPS_FROM = 385, SHORT_STEPS_TO = 2048, FEW_CAUSAL_TILES = 48, FEW_FULL_TILES = 33 };
-
 static int32_t shared_bytes(const struct kernel *kernel) {
   return FA3_BACKWARD_SHARED_BYTES(kernel->head_dim, kernel->value_head_dim, kernel->tile_q,
                                    kernel->tile_k);
@@ -131,21 +127,6 @@ static bool gains_by_long_steps(const struct problem *problem) {
               MULTIPROCESSORS);
 }
 
-/* Whether steps of 64 queries are faster than those of 128 at head dim 64: where tiles are so few
- * that each multiprocessor has one or a part of one, which takes as long as its last step; or where
- * most of a second step would be empty. */
-static bool gains_by_short_steps(const struct problem *problem) {
-  const int64_t queries = longest_query(problem);
-  const int64_t keys = smaller(problem->max_seqlen_k, problem->rows_k);
-  const double tiles = (double)count_key_tiles(problem) * (double)query_heads_of_key_head(problem);
-  if (problem->head_dim > 64 || problem->value_head_dim > 64 || queries <= LARGEST_TILE_Q ||
-      is_packed(problem) || queries_vary(problem) || has_window(problem))
-    return false;
-  if (queries <= LARGEST_TILE_Q + SMALLEST_TILE_Q) return tiles <= MULTIPROCESSORS;
-  if (is_causal(problem)) return queries >= SHORT_STEPS_FROM && tiles <= FEW_CAUSAL_TILES;
-  return queries <= smaller(SHORT_STEPS_TO, 4 * keys) && tiles <= FEW_FULL_TILES;
-}
-
 /* How many queries of a head a tile of keys meets, for the choice of a kernel; as many as any
  * kernel asks for, where longer steps are faster. With a mask on both sides no more than its width;
  * on one side half of all in the mean, which count for a little less where few heads share keys, as
@@ -212,10 +193,10 @@ fa3_status plan_backward(const struct problem *problem, const struct cuda_facts 
                          struct cuda_plan *plan) {
   struct backward_plan *backward = &plan->backward;
   *plan = (struct cuda_plan){.backward = {0}};
-  TRY(find_backward_kernel(
-      facts->architecture, problem->query.dtype, problem->head_dim, problem->value_head_dim,
-      problem->softcap > 0 || is_small_step(problem) || gains_by_short_steps(problem),
-      queries_of_tile(problem), &backward->kernel));
+  TRY(find_backward_kernel(facts->architecture, problem->query.dtype, problem->head_dim,
+                           problem->value_head_dim,
+                           problem->softcap > 0 || takes_short_steps(problem),
+                           queries_of_tile(problem), &backward->kernel));
   backward->prepare = find_kernel(&(struct kernel_need){.kind = &backward_prepare_kind,
                                                         .architecture = facts->architecture,
                                                         .dtype = problem->query.dtype});

@@ -43,10 +43,10 @@ static const double least_part_of_round = 0.67;
 static const double rounds_together = 2.05, rounds_of_pairs_together = 3.2;
 enum { ROUNDS_TOGETHER_BYTES = 160 << 20 };
 
-/* The same of short heads, in large groups or of pairs of blocks: tiles of a head, and rounds of
- * tiles, at most. */
-enum { SHORT_HEAD = 8, SHORT_HEAD_OF_PAIRS = 10, LARGE_GROUP = 8 };
-static const double short_rounds_together = 3.05, short_rounds_of_pairs_together = 8;
+/* The same of heads with few tiles, in groups of so many query heads, or of pairs of blocks in any:
+ * tiles of a head, and rounds, at most. */
+enum { MOST_TILES_TOGETHER = 8, LEAST_GROUP_TOGETHER = 8, MOST_TILES_OF_PAIRS_TOGETHER = 10 };
+static const double more_rounds_together = 3.05, more_rounds_of_pairs_together = 8;
 
 /* Tiles, in all their parts, up to which packed sequences have sections of their own. Measured:
  * likewise. */
@@ -215,18 +215,18 @@ static int64_t find_section_of_heads(const struct problem *problem, const struct
   return larger(divide_up(all, larger(divide_up(all, larger(most, 1)), 1)), 1);
 }
 
-/* Whether heads are so short that all of some rounds of tiles are one section: their long tiles
- * come first then, and few steps later all of a head is done with. */
-static bool are_short_groups(const struct problem *problem, const struct backward_plan *plan) {
+/* Whether the heads of groups have so few tiles that several rounds may be one section: a head's
+ * last tiles end soon after its first ones, so few heads are in use at a time. */
+static bool have_few_tiles(const struct problem *problem, const struct backward_plan *plan) {
   const int64_t queries = longest_query(problem), tiles = plan->tiles.tiles;
   const int64_t keys = smaller(problem->max_seqlen_k, problem->rows_k);
   if (2 * keys > 3 * queries || 2 * queries > 3 * keys) return false;
-  if (plan->cluster > 1) return tiles <= SHORT_HEAD_OF_PAIRS;
-  return tiles <= SHORT_HEAD && query_heads_of_key_head(problem) >= LARGE_GROUP;
+  if (plan->cluster > 1) return tiles <= MOST_TILES_OF_PAIRS_TOGETHER;
+  return tiles <= MOST_TILES_TOGETHER && query_heads_of_key_head(problem) >= LEAST_GROUP_TOGETHER;
 }
 
-/* Whether tiles of groups are so few that all are one section, the longest first: of several, the
- * long tiles of the last would begin when others end. */
+/* Whether all tiles of groups are one section, the longest first: they are few, or those of a head
+ * are. Of several sections the long tiles of the last would begin when others end. */
 static bool are_together(const struct problem *problem, const struct backward_plan *plan,
                          int64_t workers) {
   const fa3_key_tiles *tiles = &plan->tiles;
@@ -239,8 +239,8 @@ static bool are_together(const struct problem *problem, const struct backward_pl
   if (rounds <= (pairs ? rounds_of_pairs_together : rounds_together) &&
       bytes <= ROUNDS_TOGETHER_BYTES)
     return true;
-  return are_short_groups(problem, plan) && bytes <= TOGETHER_BYTES &&
-         rounds <= (pairs ? short_rounds_of_pairs_together : short_rounds_together);
+  return have_few_tiles(problem, plan) && bytes <= TOGETHER_BYTES &&
+         rounds <= (pairs ? more_rounds_of_pairs_together : more_rounds_together);
 }
 
 /* Whether sequences that are taken longest first have a section each, since tiles are few and all

@@ -6,6 +6,11 @@
 #include "cuda/sequences.h"
 #include "integer.h"
 
+/* Where steps of 64 queries are taken at head dim 64: queries of a sequence, under a causal mask
+ * and without one; tiles of all query heads. Measured: docs/notes/hopper-backward-tiles.md. */
+enum { LEAST_CAUSAL_QUERIES = 385, FEW_CAUSAL_TILES = 48 };
+enum { MOST_FULL_QUERIES = 2048, MOST_QUERIES_FOR_A_KEY = 4, FEW_FULL_TILES = 33 };
+
 int64_t count_key_slots(const struct problem *problem) {
   return FA3_BACKWARD_SLOTS(
       problem->cu_seqlens_k, problem->batch,
@@ -48,8 +53,24 @@ bool has_window(const struct problem *problem) {
   return problem->window_left < FA3_NO_LIMIT;
 }
 
-bool is_small_step(const struct problem *problem) {
-  return longest_query(problem) <= SMALLEST_TILE_Q;
+/* Where tiles are few, the call takes as long as one of them, and short steps end sooner; but of
+ * few queries a step of 128 has less to wait for. Where at least half of the second step of 128
+ * would be empty, a round of tiles may be taken. The limits are measured. */
+static bool gains_by_short_steps(const struct problem *problem) {
+  const int64_t queries = longest_query(problem);
+  const int64_t keys = smaller(problem->max_seqlen_k, problem->rows_k);
+  const double tiles = (double)count_key_tiles(problem) * (double)query_heads_of_key_head(problem);
+  if (problem->head_dim > 64 || problem->value_head_dim > 64 || queries <= 2 * SMALLEST_TILE_Q ||
+      is_packed(problem) || queries_vary(problem) || has_window(problem))
+    return false;
+  if (queries <= 3 * SMALLEST_TILE_Q) return tiles <= MULTIPROCESSORS;
+  if (is_causal(problem)) return queries >= LEAST_CAUSAL_QUERIES && tiles <= FEW_CAUSAL_TILES;
+  return queries <= smaller(MOST_FULL_QUERIES, MOST_QUERIES_FOR_A_KEY * keys) &&
+         tiles <= FEW_FULL_TILES;
+}
+
+bool takes_short_steps(const struct problem *problem) {
+  return longest_query(problem) <= SMALLEST_TILE_Q || gains_by_short_steps(problem);
 }
 
 bool is_packed(const struct problem *problem) {

@@ -39,9 +39,9 @@ bool is_causal(const struct problem *problem); /* without a window */
 bool is_masked(const struct problem *problem); /* by either */
 bool has_window(const struct problem *problem);
 
-/* Whether all queries of a sequence fit a step of the kernel for softcaps: at head dim 64 it has
- * fewer queries than the other one's, elsewhere as many (kernels/variants.def). */
-bool is_small_step(const struct problem *problem);
+/* Whether the kernel for softcaps is faster without one, too: its step has 64 queries, that of the
+ * other one at head dim 64 has 128 (kernels/variants.def). */
+bool takes_short_steps(const struct problem *problem);
 
 bool is_packed(const struct problem *problem);
 
