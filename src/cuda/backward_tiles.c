@@ -8,7 +8,7 @@
 
 /* Where steps of 64 queries are taken at head dim 64: queries of a sequence, under a causal mask
  * and without one; tiles of all query heads. Measured: docs/notes/hopper-backward-tiles.md. */
-enum { LEAST_CAUSAL_QUERIES = 385, FEW_CAUSAL_TILES = 48 };
+enum { LONG_STEP = 128, LEAST_CAUSAL_QUERIES = 385, FEW_CAUSAL_TILES = 48 };
 enum { MOST_FULL_QUERIES = 2048, MOST_QUERIES_FOR_A_KEY = 4, FEW_FULL_TILES = 33 };
 
 int64_t count_key_slots(const struct problem *problem) {
@@ -60,10 +60,10 @@ static bool gains_by_short_steps(const struct problem *problem) {
   const int64_t queries = longest_query(problem);
   const int64_t keys = smaller(problem->max_seqlen_k, problem->rows_k);
   const double tiles = (double)count_key_tiles(problem) * (double)query_heads_of_key_head(problem);
-  if (problem->head_dim > 64 || problem->value_head_dim > 64 || queries <= 2 * SMALLEST_TILE_Q ||
+  if (problem->head_dim > 64 || problem->value_head_dim > 64 || queries <= LONG_STEP ||
       is_packed(problem) || queries_vary(problem) || has_window(problem))
     return false;
-  if (queries <= 3 * SMALLEST_TILE_Q) return tiles <= MULTIPROCESSORS;
+  if (queries <= LONG_STEP + SMALLEST_TILE_Q) return tiles <= MULTIPROCESSORS;
   if (is_causal(problem)) return queries >= LEAST_CAUSAL_QUERIES && tiles <= FEW_CAUSAL_TILES;
   return queries <= smaller(MOST_FULL_QUERIES, MOST_QUERIES_FOR_A_KEY * keys) &&
          tiles <= FEW_FULL_TILES;
