@@ -164,7 +164,7 @@ static void test_steps_of_gradients(void **state) {
   for (int64_t group = 1; group <= 200; group++)
     for (int64_t keys = 100; keys <= 500; keys += 100) {
       int64_t size[DIMENSIONS] = {1, 0, keys, 1, group, 64, 64};
-      size_t before = 0, after;
+      size_t before = 0, after = 0;
       for (int64_t queries = 60; queries <= 400; queries++) {
         size[QUERIES] = queries;
         assert_int_equal(find_size(&call, size, &after), FA3_OK);

@@ -53,9 +53,9 @@ bool has_window(const struct problem *problem) {
   return problem->window_left < FA3_NO_LIMIT;
 }
 
-/* Where tiles are few, the call takes as long as one of them, and short steps end sooner; but of
- * few queries a step of 128 has less to wait for. Where at least half of the second step of 128
- * would be empty, a round of tiles may be taken. The limits are measured. */
+/* Where tiles are few, the call takes as long as one of them, which has several short steps and
+ * ends sooner with them. They also gain where at least half of the second step of 128 queries would
+ * be empty, up to a round of tiles. The limits are measured. */
 static bool gains_by_short_steps(const struct problem *problem) {
   const int64_t queries = longest_query(problem);
   const int64_t keys = smaller(problem->max_seqlen_k, problem->rows_k);
