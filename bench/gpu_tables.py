@@ -13,6 +13,7 @@ RESULTS = pathlib.Path(__file__).resolve().parent / "results"
 CARDS = [RESULTS / f"nvidia-{card}-graphs.json" for card in ("h100", "h200")]
 CHUNKS = (" x512", " x2048")  # parts of prompts, which the table leaves out
 MASKS = {False: "full", True: "causal"}
+SHAPE_COLUMNS = "batch, queries x keys, heads of queries/of keys, head dim, mask"
 
 
 def print_row(*cells):
@@ -36,11 +37,15 @@ def print_grid(phase, cells):
     print()
 
 
+def rounded_down(ratio):
+    return math.floor(100 * ratio) / 100
+
+
 def mean_and_worst(ratios):
     """Rounded to the nearest, but the worst never upwards."""
     if not ratios:
         return "", ""
-    return f"{statistics.geometric_mean(ratios):.2f}", f"{math.floor(100 * min(ratios)) / 100:.2f}"
+    return f"{statistics.geometric_mean(ratios):.2f}", f"{rounded_down(min(ratios)):.2f}"
 
 
 def over(cells, peer):
@@ -70,6 +75,28 @@ def print_means(results):
             print_row(name, *mean_and_worst(ratios), "", "")
 
 
+def ratios_by_shape(results):
+    """{(pass, problem): speed over FlashAttention-3}, of both passes and both lists of problems."""
+    found = {}
+    for part in ("forward", "shapes_forward", "backward", "shapes_backward"):
+        for cell in results[part]:
+            if "fa3" in cell:
+                phase = part.removeprefix("shapes_")
+                found[phase, cell["shape"]] = cell["libfa3"]["tflops"] / cell["fa3"]["tflops"]
+    return found
+
+
+def print_slowest(every, below=0.97):
+    """Every problem that is slower than `below` of FlashAttention-3 on one of the cards."""
+    cards = [ratios_by_shape(results) for results in every]
+    print_row("pass", SHAPE_COLUMNS, *(results["gpu"].split()[1] for results in every))
+    print("|---" * (2 + len(every)) + "|")
+    for phase, shape in cards[0]:
+        ratios = [card.get((phase, shape)) for card in cards]
+        if min(ratio for ratio in ratios if ratio) < below:
+            print_row(phase, shape, *(f"{rounded_down(r):.2f}" if r else "-" for r in ratios))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("results", nargs="*", type=pathlib.Path, default=CARDS)
@@ -80,6 +107,8 @@ def main():
     print("|---" * 5 + "|")
     for results in every:
         print_means(results)
+    print()
+    print_slowest(every)
 
 
 if __name__ == "__main__":
