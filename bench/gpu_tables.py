@@ -20,10 +20,13 @@ def print_row(*cells):
     print("|" + "|".join(f" {cell} " if cell else " " for cell in cells) + "|")
 
 
+def speed_over(peer, cell):
+    return cell["libfa3"]["tflops"] / cell[peer]["tflops"]
+
+
 def rate(cell):
     """TFLOP/s, and in brackets the speed over FlashAttention-3."""
-    ours, official = cell["libfa3"]["tflops"], cell["fa3"]["tflops"]
-    return f"{ours:.0f} ({ours / official:.2f})"
+    return f"{cell['libfa3']['tflops']:.0f} ({speed_over('fa3', cell):.2f})"
 
 
 def print_grid(phase, cells):
@@ -49,7 +52,7 @@ def mean_and_worst(ratios):
 
 
 def over(cells, peer):
-    return [c["libfa3"]["tflops"] / c[peer]["tflops"] for c in cells if peer in c]
+    return [speed_over(peer, cell) for cell in cells if peer in cell]
 
 
 def print_means(results):
@@ -81,8 +84,7 @@ def ratios_by_shape(results):
     for part in ("forward", "shapes_forward", "backward", "shapes_backward"):
         for cell in results[part]:
             if "fa3" in cell:
-                phase = part.removeprefix("shapes_")
-                found[phase, cell["shape"]] = cell["libfa3"]["tflops"] / cell["fa3"]["tflops"]
+                found[part.removeprefix("shapes_"), cell["shape"]] = speed_over("fa3", cell)
     return found
 
 

@@ -154,9 +154,7 @@ static void test_size_never_falls(void **state) {
   assert_true(compared > TRIALS * STEPS / 3); /* not all are refused */
 }
 
-/* At head dim 64, where another query more makes steps longer: parts of large groups are fewer
- * then.
- */
+/* At head dim 64 another query may make steps longer, and parts of large groups fewer. */
 static void test_steps_of_gradients(void **state) {
   (void)state;
   const struct call call = {

@@ -225,7 +225,7 @@ static fa3_status launch_sum(const struct call *call) {
   const struct problem *problem = call->problem;
   const fa3_key_tiles *tiles = &call->plan->tiles;
   const int64_t first = (int64_t)tiles->first * call->kernel->tile_k;
-  const int64_t rows = smaller(problem->max_seqlen_k, problem->rows_k) - first;
+  const int64_t rows = longest_key(problem) - first;
   fa3_backward_sum_params params = {.sequences = call->sequences,
                                     .grad_key = call->grad_key,
                                     .grad_value = call->grad_value,

@@ -12,9 +12,9 @@
 #include "error.h"
 #include "integer.h"
 
-/* The workspace is measured by these, so that its size does not fall where a larger head dim takes
- * a kernel with another tile. */
-enum { MIDDLE_TILE_Q = 80, LARGEST_TILE_Q = 128 };
+/* The workspace is measured by this one and the largest, so that its size does not fall where a
+ * larger head dim takes a kernel with another tile. */
+enum { MIDDLE_TILE_Q = 80 };
 
 /* Where steps of 80 queries are taken without a mask: queries, and tiles of a head. Measured:
  * docs/notes/hopper-backward-tiles.md. */
@@ -76,7 +76,7 @@ static int64_t slots(const struct problem *problem, int64_t tile_q) {
 static fa3_status plan_tiles(const struct problem *problem, struct backward_plan *plan) {
   const struct kernel *kernel = plan->kernel;
   int64_t longest_q = longest_query(problem);
-  int64_t longest_k = smaller(problem->max_seqlen_k, problem->rows_k);
+  int64_t longest_k = longest_key(problem);
   int64_t blocks = divide_up(longest_k, kernel->tile_k);
   int64_t all_heads, tiles;
   if (problem->batch > MAX_GRID || problem->heads_q > MAX_GRID)
@@ -118,7 +118,7 @@ static bool gains_by_long_steps(const struct problem *problem) {
   const int64_t queries = longest_query(problem);
   const int64_t middle = round_up(queries, MIDDLE_TILE_Q);
   const int64_t smallest = round_up(queries, SMALLEST_TILE_Q);
-  const int64_t blocks = divide_up(smaller(problem->max_seqlen_k, problem->rows_k), TILE_K);
+  const int64_t blocks = divide_up(longest_key(problem), TILE_K);
   if (queries_vary(problem)) return false;
   return middle < smallest ||
          (queries >= LONG_STEPS_FROM && 20 * middle <= 21 * smallest &&

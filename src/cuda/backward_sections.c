@@ -153,7 +153,7 @@ static int64_t find_section_of_windows(const struct problem *problem,
   const int64_t all = tiles->heads * count_sequences(problem);
   const int64_t parts = tiles->head_parts, group = query_heads_of_key_head(problem);
   const int64_t queries = larger(longest_query(problem), 1);
-  const int64_t keys = smaller(problem->max_seqlen_k, problem->rows_k);
+  const int64_t keys = longest_key(problem);
   const int64_t window = smaller(problem->window_left + problem->window_right, queries);
   const bool equally_long = 2 * (keys - queries) <= window;
   const bool by_head = (plan->cluster > 1 || plan->kernel->by_head) && equally_long;
@@ -182,7 +182,7 @@ static int64_t find_causal_section(const struct problem *problem, const struct b
   const int64_t in_turn = plan->cluster > 1 ? 1 : divide_up(group, plan->tiles.head_parts);
   const int64_t size = enough_heads(problem, plan, in_turn, workers);
   /* More keys are more rounds of tiles. */
-  const int64_t keys = smaller(problem->max_seqlen_k, problem->rows_k);
+  const int64_t keys = longest_key(problem);
   const int64_t way = larger(queries, smaller(keys, 4 * queries));
   const int64_t bytes_of_way = way * (bytes_per_head / queries);
   return smaller(size, larger(TOGETHER_BYTES / bytes_of_way, 1));
@@ -219,7 +219,7 @@ static int64_t find_section_of_heads(const struct problem *problem, const struct
  * last tiles end soon after its first ones, so few heads are in use at a time. */
 static bool have_few_tiles(const struct problem *problem, const struct backward_plan *plan) {
   const int64_t queries = longest_query(problem), tiles = plan->tiles.tiles;
-  const int64_t keys = smaller(problem->max_seqlen_k, problem->rows_k);
+  const int64_t keys = longest_key(problem);
   if (2 * keys > 3 * queries || 2 * queries > 3 * keys) return false;
   if (plan->cluster > 1) return tiles <= MOST_TILES_OF_PAIRS_TOGETHER;
   return tiles <= MOST_TILES_TOGETHER && query_heads_of_key_head(problem) >= LEAST_GROUP_TOGETHER;

@@ -8,20 +8,18 @@
 
 /* Where steps of 64 queries are taken at head dim 64: queries of a sequence, under a causal mask
  * and without one; tiles of all query heads. Measured: docs/notes/hopper-backward-tiles.md. */
-enum { LONG_STEP = 128, LEAST_CAUSAL_QUERIES = 385, FEW_CAUSAL_TILES = 48 };
+enum { LEAST_CAUSAL_QUERIES = 385, FEW_CAUSAL_TILES = 48 };
 enum { MOST_FULL_QUERIES = 2048, MOST_QUERIES_FOR_A_KEY = 4, FEW_FULL_TILES = 33 };
 
 int64_t count_key_slots(const struct problem *problem) {
-  return FA3_BACKWARD_SLOTS(
-      problem->cu_seqlens_k, problem->batch,
-      problem->cu_seqlens_k ? problem->rows_k : smaller(problem->max_seqlen_k, problem->rows_k),
-      TILE_K);
+  return FA3_BACKWARD_SLOTS(problem->cu_seqlens_k, problem->batch,
+                            problem->cu_seqlens_k ? problem->rows_k : longest_key(problem), TILE_K);
 }
 
 /* Of the longest sequence. */
 static fa3_mask find_mask(const struct problem *problem) {
   const int queries = (int)longest_query(problem);
-  const int keys = (int)smaller(problem->max_seqlen_k, problem->rows_k);
+  const int keys = (int)longest_key(problem);
   return fa3_make_mask(queries, keys, keys - queries, problem->window_left, problem->window_right);
 }
 
@@ -58,12 +56,12 @@ bool has_window(const struct problem *problem) {
  * be empty, up to a round of tiles. The limits are measured. */
 static bool gains_by_short_steps(const struct problem *problem) {
   const int64_t queries = longest_query(problem);
-  const int64_t keys = smaller(problem->max_seqlen_k, problem->rows_k);
+  const int64_t keys = longest_key(problem);
   const double tiles = (double)count_key_tiles(problem) * (double)query_heads_of_key_head(problem);
-  if (problem->head_dim > 64 || problem->value_head_dim > 64 || queries <= LONG_STEP ||
+  if (problem->head_dim > 64 || problem->value_head_dim > 64 || queries <= LARGEST_TILE_Q ||
       is_packed(problem) || queries_vary(problem) || has_window(problem))
     return false;
-  if (queries <= LONG_STEP + SMALLEST_TILE_Q) return tiles <= MULTIPROCESSORS;
+  if (queries <= LARGEST_TILE_Q + SMALLEST_TILE_Q) return tiles <= MULTIPROCESSORS;
   if (is_causal(problem)) return queries >= LEAST_CAUSAL_QUERIES && tiles <= FEW_CAUSAL_TILES;
   return queries <= smaller(MOST_FULL_QUERIES, MOST_QUERIES_FOR_A_KEY * keys) &&
          tiles <= FEW_FULL_TILES;
@@ -83,7 +81,7 @@ bool lengths_differ(const struct problem *problem) {
 }
 
 int64_t count_sequences(const struct problem *problem) {
-  const int64_t longest = smaller(problem->max_seqlen_k, problem->rows_k);
+  const int64_t longest = longest_key(problem);
   if (!problem->cu_seqlens_k || longest < 1) return problem->batch;
   return smaller(larger((problem->rows_k + longest / 2) / longest, 1), problem->batch);
 }

@@ -5,8 +5,8 @@
 #include "cuda/backward_plan.h"
 #include "problem.h"
 
-enum { TILE_K = 128 };         /* of all kernels */
-enum { SMALLEST_TILE_Q = 64 }; /* of any */
+enum { TILE_K = 128 };                               /* of all kernels */
+enum { SMALLEST_TILE_Q = 64, LARGEST_TILE_Q = 128 }; /* of any */
 
 /* A plan is made for an H100 or H200 that the call has to itself, wherever it runs: without a mask
  * what is summed in which order must not depend on how many multiprocessors are free. */

@@ -18,6 +18,11 @@ static inline int64_t longest_query(const struct problem *problem) {
   return smaller(problem->max_seqlen_q, problem->rows_q);
 }
 
+/* Keys of the longest sequence, likewise. */
+static inline int64_t longest_key(const struct problem *problem) {
+  return smaller(problem->max_seqlen_k, problem->rows_k);
+}
+
 static inline fa3_sequences make_sequences(const struct problem *problem) {
   return (fa3_sequences){.cu_seqlens_q = problem->cu_seqlens_q,
                          .cu_seqlens_k = problem->cu_seqlens_k,
