@@ -1,7 +1,6 @@
 /* How backward calls would run on a GPU, without one: which kernel, and in which parts tiles are
  * done. */
 #include "cuda_backward_problem.h"
-#include "integer.h"
 
 /* At every head dim, and where there is nothing to differentiate. */
 static void test_backward_plans(void **state) {

@@ -1,6 +1,5 @@
 /* In which order tiles are done, and how many sums a block of dQ has. */
 #include "cuda_backward_problem.h"
-#include "integer.h"
 
 /* Under a causal mask, too, the longest of packed sequences come first. Of heads that rise some
  * long ones are left to go downwards behind them, as far as the rows tell how many are long. */
