@@ -625,43 +625,47 @@ __device__ __forceinline__ void differentiate(const fa3_backward_params &p, cons
   }
 }
 
-// What a block of backward_finish takes: 32 columns of a warpgroup's share, or all of it where that
-// is transposed.
-constexpr int kFinishSlices = FA3_BACKWARD_FINISH_SLICES(kHeadDim, kTileQ);
-constexpr int kSliceColumns = kTransposed ? kQueryColumns : 32;
-constexpr int kSlicesOfRow = kTransposed ? 1 : kHeadDim / 32;
-static_assert(kFinishSlices == kSlicesOfRow * (kSplitRows || kTransposed ? 2 : 1), "slices");
-
 // Takes a slice of a block's sums of dQ, which backward leaves, and stores it.
+template <bool kNarrow>
+__device__ __forceinline__ void finish_slice(const fa3_backward_params &p) {
+  constexpr int kVectors = FA3_BACKWARD_FINISH_VECTORS(kTileQ, kNarrow);
+  constexpr int kSlices = FA3_BACKWARD_FINISH_SLICES(kHeadDim, kTileQ, kNarrow);
+  constexpr int kSlicesOfShare = kSplitRows || kTransposed ? kSlices / 2 : kSlices;
+  constexpr int kAtOnce = kVectors > 4 ? 2 : 16 / kVectors;
+  const finished_block at = find_finished_block(p, kSlices, kTileQ, kTileK);
+  if (!at.seen) return;
+  const int vector = kVectors * (at.slice % kSlicesOfShare);
+  const int warpgroup = kSplitRows || kTransposed ? at.slice / kSlicesOfShare : vector >= 64 / 8;
+  const dq_share share = find_share(lay_out(0), warpgroup);
+  const int of_share = kSplitRows || kTransposed ? vector : vector - share.column / 8;
+  const int *counters = p.counters + warpgroup % kShares * p.counters_apart;
+  const uint32_t used = wait_for_sums(p, at, counters, 1, kTileQ, kTileK);
+  float *sum = p.partial + at.slot * (kTileQ * kHeadDim);
+  float dq[4 * kVectors];
+  add_up_sums<kVectors, kAtOnce>(dq, partial_of(sum, share) + of_share * 128,
+                                 p.sums_apart * (kTileQ * kHeadDim / 4), used);
+  const fa3_sequence &s = at.sequence;
+  const int row = at.block * kTileQ + (kSplitRows ? 64 * warpgroup : kTransposed ? 8 * vector : 0);
+  const int first = s.query_row + row, rows = s.mask.queries - row;
+  if (kTransposed)
+    store_columns<8 * kVectors>(p.grad_query, dq, p.scale, s.query_batch, first, rows, at.head,
+                                share.column);
+  else
+    store_rows<8 * kVectors>(p.grad_query, dq, p.scale, s.query_batch, first, rows, at.head,
+                             8 * vector, 0);
+}
+
 extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_FINISH_THREADS, 5)
     backward_finish(const __grid_constant__ fa3_backward_params p) {
   let_next_grid_launch();
-  const finished_block at = find_finished_block(p, kFinishSlices, kTileQ, kTileK);
-  if (at.seen) {
-    const int slice = at.slice % kSlicesOfRow;
-    const int warpgroup = kSplitRows || kTransposed ? at.slice / kSlicesOfRow
-                          : 32 * slice >= 64        ? 1
-                                                    : 0;
-    const dq_share share = find_share(lay_out(0), warpgroup);
-    const int first_row = kSplitRows ? 64 * warpgroup : 0;
-    const int first_column = kTransposed ? share.column : 32 * slice;
-    const int first_vector = kTransposed ? 0 : (first_column - share.column) / 8;
-    const int *counters = p.counters + warpgroup % kShares * p.counters_apart;
-    const uint32_t used = wait_for_sums(p, at, counters, 1, kTileQ, kTileK);
-    float *sum = p.partial + at.slot * (kTileQ * kHeadDim);
-    float dq[kSliceColumns / 2];
-    add_up_sums<kSliceColumns / 8, kTransposed ? 2 : 4>(
-        dq, partial_of(sum, share) + first_vector * 128, p.sums_apart * (kTileQ * kHeadDim / 4),
-        used);
-    const fa3_sequence &s = at.sequence;
-    const int row = at.block * kTileQ + first_row, rows = s.mask.queries - row;
-    if (kTransposed)
-      store_columns<kSliceColumns>(p.grad_query, dq, p.scale, s.query_batch, s.query_row + row,
-                                   rows, at.head, first_column);
-    else
-      store_rows<kSliceColumns>(p.grad_query, dq, p.scale, s.query_batch, s.query_row + row, rows,
-                                at.head, first_column, 0);
-  }
+  finish_slice<false>(p);
+  outlast_backward();
+}
+
+extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_FINISH_THREADS, 5)
+    backward_finish_narrow(const __grid_constant__ fa3_backward_params p) {
+  let_next_grid_launch();
+  finish_slice<true>(p);
   outlast_backward();
 }
 

@@ -159,9 +159,12 @@ typedef struct {
 #define FA3_BACKWARD_PART_WARPS 8
 #define FA3_BACKWARD_WIDE_THREADS 512
 
-/* 32 columns of a block of dQ, or of half of its rows; with 80 queries half of the columns. */
-#define FA3_BACKWARD_FINISH_SLICES(head_dim, tile_q) \
-  ((tile_q) == 80 ? 2 : (tile_q) == 128 ? (head_dim) / 16 : (head_dim) / 32)
+/* Vectors that a thread of backward_finish takes, and how many such slices a block of dQ has: 64
+ * rows of 32 columns, or with 80 queries all of them of half of the columns. Narrow slices are 64
+ * rows of eight columns, or eight rows of half of the columns. */
+#define FA3_BACKWARD_FINISH_VECTORS(tile_q, narrow) ((narrow) ? 1 : (tile_q) == 80 ? 10 : 4)
+#define FA3_BACKWARD_FINISH_SLICES(head_dim, tile_q, narrow) \
+  ((tile_q) * (head_dim) / (4 * 128 * FA3_BACKWARD_FINISH_VECTORS(tile_q, narrow)))
 
 /* The largest tile_q. */
 #define FA3_BACKWARD_MOST_QUERIES 128

@@ -69,8 +69,8 @@ __device__ __forceinline__ void store_group(const fa3_gradient &g, const float (
   if (stored) store_gradient(g, batch, row, head, column, whole);
 }
 
-// Stores a warpgroup's 64 rows of kColumns, times `factor`. Rows from `rows` on are not stored, nor
-// columns left of `from`.
+// Stores a warpgroup's 64 rows of kColumns, a multiple of eight, times `factor`. Rows from `rows`
+// on are not stored, nor columns left of `from`.
 template <int kColumns>
 __device__ __forceinline__ void store_rows(const fa3_gradient &g, const float (&x)[kColumns / 2],
                                            float factor, int batch, int first_row, int rows,
@@ -84,12 +84,14 @@ __device__ __forceinline__ void store_rows(const fa3_gradient &g, const float (&
       float even[4], odd[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float *of = x + 4 * (j + i) + 2 * r;
-        even[i] = of[0] * factor;
-        odd[i] = of[1] * factor;
+        const bool exists = j + i < kColumns / 8;
+        const float *of = x + (exists ? 4 * (j + i) + 2 * r : 0);
+        even[i] = exists ? of[0] * factor : 0.0f;
+        odd[i] = exists ? of[1] * factor : 0.0f;
       }
       const int to = column + 8 * (j + lane);
-      const bool stored = row + 8 * r < rows && to >= from && to < g.head_dim;
+      const bool stored =
+          row + 8 * r < rows && j + lane < kColumns / 8 && to >= from && to < g.head_dim;
       store_group(g, even, odd, stored, batch, first_row + row + 8 * r, head, to);
     }
   }
@@ -225,16 +227,17 @@ __device__ __forceinline__ void store_columns(const fa3_gradient &g, const float
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       // Two rows of eight, and eight columns: transposed by halves of a float.
-      const float *of = x + 4 * (j + i / 2) + 2 * (i % 2);
+      const float *of = x + (j + i / 2 < kRows / 8 ? 4 * (j + i / 2) + 2 * (i % 2) : 0);
       const uint32_t a = __float_as_uint(of[0] * factor), b = __float_as_uint(of[1] * factor);
       const uint32_t low = transpose_matrix(__byte_perm(a, b, 0x5410));
       const uint32_t high = transpose_matrix(__byte_perm(a, b, 0x7632));
       even[i] = __uint_as_float(__byte_perm(low, high, 0x5410));
       odd[i] = __uint_as_float(__byte_perm(low, high, 0x7632));
     }
-    const int row = 8 * (j + lane % 4 / 2) + lane / 4;
+    const int eight = j + lane % 4 / 2, row = 8 * eight + lane / 4;
     const int to = column + thread / 32 * 16 + lane % 2 * 8;
-    store_group(g, even, odd, row < rows && to < g.head_dim, batch, first_row + row, head, to);
+    const bool stored = eight < kRows / 8 && row < rows && to < g.head_dim;
+    store_group(g, even, odd, stored, batch, first_row + row, head, to);
   }
 }
 

@@ -406,22 +406,35 @@ __device__ __forceinline__ void count_additions(const fa3_backward_params &p, co
   }
 }
 
-// Takes 32 columns of a block's sums of dQ, which backward leaves, and stores them.
+// Takes a slice of a block's sums of dQ, which backward leaves, and stores it.
+template <bool kNarrow>
+__device__ __forceinline__ void finish_slice(const fa3_backward_params &p) {
+  constexpr int kVectors = FA3_BACKWARD_FINISH_VECTORS(kTileQ, kNarrow);
+  constexpr int kSlices = FA3_BACKWARD_FINISH_SLICES(kHeadDim, kTileQ, kNarrow);
+  const finished_block at = find_finished_block(p, kSlices, kTileQ, kTileK);
+  if (!at.seen) return;
+  const uint32_t used = wait_for_sums(p, at, p.counters, 2, kTileQ, kTileK);
+  const float *sum = partial_of(p, at.slot, 0) + kVectors * at.slice * 512;
+  float dq[4 * kVectors];
+  add_up_sums<kVectors, 16 / kVectors>(dq, (const float4 *)sum,
+                                       p.sums_apart * (kTileQ * kHeadDim / 4), used);
+  const fa3_sequence &s = at.sequence;
+  const int row = at.block * kTileQ;
+  store_rows<8 * kVectors>(p.grad_query, dq, p.scale, s.query_batch, s.query_row + row,
+                           s.mask.queries - row, at.head, 8 * kVectors * at.slice, 0);
+}
+
 extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_FINISH_THREADS, 5)
     backward_finish(const __grid_constant__ fa3_backward_params p) {
-  constexpr int kSlices = FA3_BACKWARD_FINISH_SLICES(kHeadDim, kTileQ);
   let_next_grid_launch();
-  const finished_block at = find_finished_block(p, kSlices, kTileQ, kTileK);
-  if (at.seen) {
-    const uint32_t used = wait_for_sums(p, at, p.counters, 2, kTileQ, kTileK);
-    const float *sum = partial_of(p, at.slot, 0) + 4 * at.slice * 512;
-    float dq[16];
-    add_up_sums<4, 4>(dq, (const float4 *)sum, p.sums_apart * (kTileQ * kHeadDim / 4), used);
-    const fa3_sequence &s = at.sequence;
-    const int row = at.block * kTileQ;
-    store_rows<32>(p.grad_query, dq, p.scale, s.query_batch, s.query_row + row,
-                   s.mask.queries - row, at.head, 32 * at.slice, 0);
-  }
+  finish_slice<false>(p);
+  outlast_backward();
+}
+
+extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_FINISH_THREADS, 5)
+    backward_finish_narrow(const __grid_constant__ fa3_backward_params p) {
+  let_next_grid_launch();
+  finish_slice<true>(p);
   outlast_backward();
 }
 

@@ -32,11 +32,15 @@ static int32_t wide_shared_bytes(const struct kernel *kernel) {
 
 const struct kernel_kind backward_kind = {
     .phase = FA3_BACKWARD,
-    .entries = {[BACKWARD_MAIN] = "backward", [BACKWARD_FINISH] = "backward_finish"},
+    .entries = {[BACKWARD_MAIN] = "backward",
+                [BACKWARD_FINISH] = "backward_finish",
+                [BACKWARD_FINISH_NARROW] = "backward_finish_narrow"},
     .shared_bytes = shared_bytes};
 const struct kernel_kind backward_wide_kind = {
     .phase = FA3_BACKWARD,
-    .entries = {[BACKWARD_MAIN] = "backward", [BACKWARD_FINISH] = "backward_finish"},
+    .entries = {[BACKWARD_MAIN] = "backward",
+                [BACKWARD_FINISH] = "backward_finish",
+                [BACKWARD_FINISH_NARROW] = "backward_finish_narrow"},
     .shared_bytes = wide_shared_bytes};
 const struct kernel_kind backward_prepare_kind = {
     .entries = {[BACKWARD_PREPARE] = "backward_prepare",

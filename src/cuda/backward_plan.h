@@ -6,7 +6,7 @@
 #include "kernels/backward_params.h"
 
 /* The functions of kernels/backward.cu and backward_wide.cu. */
-enum { BACKWARD_MAIN, BACKWARD_FINISH };
+enum { BACKWARD_MAIN, BACKWARD_FINISH, BACKWARD_FINISH_NARROW };
 
 /* The functions of kernels/backward_prepare.cu. */
 enum { BACKWARD_PREPARE, BACKWARD_PREPARE_LONG, BACKWARD_SUM, BACKWARD_SINK };

@@ -344,7 +344,7 @@ static void test_backward(void **state) {
   run_backward(&args);
   ASSERT_LAUNCHES("backward_prepare", "backward", "backward_finish");
   assert_int_equal(backward_params.finished_later, 1);
-  assert_int_equal(launches[2].grid[0], 8 * 24 * FA3_BACKWARD_FINISH_SLICES(64, 128));
+  assert_int_equal(launches[2].grid[0], 8 * 24 * FA3_BACKWARD_FINISH_SLICES(64, 128, false));
   assert_int_equal(launches[2].grid[1], 2);
   assert_int_equal(launches[2].grid[2], 1);
   assert_int_equal(launches[2].block[0], FA3_BACKWARD_FINISH_THREADS);
@@ -371,7 +371,7 @@ static void test_backward(void **state) {
   run_backward(&args);
   ASSERT_LAUNCHES("backward_prepare_long", "backward", "backward_finish");
   assert_int_equal(launches[2].grid[0],
-                   8 * 47 * FA3_BACKWARD_FINISH_SLICES(256, 64)); /* blocks of 64 queries */
+                   8 * 47 * FA3_BACKWARD_FINISH_SLICES(256, 64, false)); /* blocks of 64 queries */
   assert_int_equal(launches[1].grid[0], MULTIPROCESSORS);
   assert_int_equal(launches[1].block[0], FA3_BACKWARD_WIDE_THREADS);
   args = make_backward(100, 256);
