@@ -377,6 +377,15 @@ static void test_backward(void **state) {
   args = make_backward(100, 256);
   run_backward(&args);
   assert_int_equal(launches[1].grid[0], 2 * 2 * 8);
+  /* Few queries, whose blocks of dQ have many sums. */
+  args = make_backward(3000, 64);
+  args.query = args.output = args.grad_output = args.grad_query = tensor(1, 60, 8, 64);
+  args.lse = fa3_lse(place(5), 2, 8, 60);
+  run_backward(&args);
+  ASSERT_LAUNCHES("backward_prepare", "backward", "backward_finish_narrow");
+  assert_true(1 << backward_params.tiles.sums_log2 >= 8);
+  assert_int_equal(launches[2].grid[0], 8 * FA3_BACKWARD_FINISH_SLICES(64, 64, true));
+  assert_int_equal(launches[2].grid[1], 2);
 
   /* Few keys for many queries: eight parts of a tile, whose dK and dV meet in memory. */
   args = make_backward(4096, 64);
