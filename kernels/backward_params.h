@@ -147,7 +147,8 @@ typedef struct {
 /* Grids and threads: backward_prepare (blocks_q + unseen, heads_q, batch), also for 0 of both with
  * one block; backward_sink (heads_q); backward as many blocks as there
  * are SMs to use, at most fa3_key_tile_count; backward_wide as many pairs of blocks;
- * backward_finish (blocks_q * heads_q * slices of a block, batch); backward_sum (threads for eight
+ * backward_finish and backward_finish_narrow, which takes its place where blocks are few and their
+ * sums many (blocks_q * heads_q * slices of a block, batch); backward_sum (threads for eight
  * columns of each key, heads_k, batch).
  */
 #define FA3_BACKWARD_PREPARE_THREADS 256
@@ -159,9 +160,9 @@ typedef struct {
 #define FA3_BACKWARD_PART_WARPS 8
 #define FA3_BACKWARD_WIDE_THREADS 512
 
-/* Vectors that a thread of backward_finish takes, and how many such slices a block of dQ has: 64
- * rows of 32 columns, or with 80 queries all of them of half of the columns. Narrow slices are 64
- * rows of eight columns, or eight rows of half of the columns. */
+/* Vectors that a thread of backward_finish takes, and how many such slices a block of dQ has. A
+ * slice is 64 rows of 32 columns; with 80 queries it is all rows of half of the columns. A narrow
+ * slice is 64 rows of eight columns; with 80 queries it is eight rows of half of the columns. */
 #define FA3_BACKWARD_FINISH_VECTORS(tile_q, narrow) ((narrow) ? 1 : (tile_q) == 80 ? 10 : 4)
 #define FA3_BACKWARD_FINISH_SLICES(head_dim, tile_q, narrow) \
   ((tile_q) * (head_dim) / (4 * 128 * FA3_BACKWARD_FINISH_VECTORS(tile_q, narrow)))

@@ -15,15 +15,9 @@
 //
 // Compile with -DFA3_E4M3=1, FA3_TILE_Q, FA3_TILE_K, FA3_HEAD_DIM and FA3_STAGES.
 #include "chunk_fp8_load.cuh"
-#include "decode_queries.cuh"
 #include "decode_store.cuh"
 
 constexpr uint32_t kDescriptorHigh = wgmma_descriptor_high<kBlockBytes>();
-
-// Exponents of 2: the unit of a row that has none, as nothing but zeros multiplied values; the
-// least.
-constexpr float kNoUnit = 0.5f, kLeastUnit = -100.0f;
-constexpr float kMostUnits = 1024.0f;
 
 // What a consumer has in hand. Its thread has rows 16 warp + lane / 4 and the one 8 on, of 64.
 struct consumer {
@@ -32,71 +26,29 @@ struct consumer {
   float s[kUnitKeys / 2];                        // S, then P
   uint32_t p[kUnitKeys / 4];                     // P, as the second product takes it
   float o[kHeadDim / 2];
-  // Of a row: its greatest score, a logit, or (keys alike) a product; the sum of P of this
+  // Of a row: its top, a logit, or (keys alike) a product; the sum of P of this
   // thread's keys; the unit of P, O and that sum, as an exponent of 2; the factor that makes logits
   // of products.
   float top[2], sum[2], unit[2], factor[2];
+  float room[2];  // where keys are alike: how far products may exceed the top
 };
 
 __device__ __forceinline__ int consumer_warp(void) {
   return threadIdx.x / 32 % 4;
 }
 
-// Eight elements of a query's row as they lie in memory; of codes in the first two words.
-__device__ __forceinline__ uint4 fetch_elements(const fa3_decode_fp8_params &p, const char *row,
-                                                int column, bool there) {
-  uint4 x = make_uint4(0, 0, 0, 0);
-  if (!there || column >= p.decode.head_dim) return x;
-  if (p.query != FA3_QUERY_E4M3) return *(const uint4 *)(row + 2 * column);
-  const uint2 codes = *(const uint2 *)(row + column);
-  return make_uint4(codes.x, codes.y, 0, 0);
-}
-
-// Of a row of queries, of which two lanes have halves.
-constexpr int kVectorsOfLane = kHeadDim / 16;
-
-__device__ __forceinline__ int find_exponent(const uint4 (&x)[kVectorsOfLane]) {
-  uint32_t top = 0;
-#pragma unroll
-  for (int i = 0; i < kVectorsOfLane; ++i)
-    top = __vmaxu2(__vmaxu2(top, __vmaxu2(x[i].x & 0x7fff7fff, x[i].y & 0x7fff7fff)),
-                   __vmaxu2(x[i].z & 0x7fff7fff, x[i].w & 0x7fff7fff));
-  top = max(top & 0xffff, top >> 16);
-  top = max(top, __shfl_xor_sync(0xffffffff, top, 1));
-  return exponent_to_fit(top);
-}
-
 // A warp's 16 rows of queries become float16, in shared memory, and their factors.
 __device__ __forceinline__ void fit_queries(const fa3_decode_fp8_params &p, const block_work &w,
                                             int warpgroup, uint32_t tile, consumer &c) {
   const int lane = threadIdx.x & 31, row = consumer_warp() * kWarpRows + lane / 2;
-  const int of_block = first_row_of(w, warpgroup) + row, first = (lane & 1) * (kHeadDim / 2);
-  const bool there = of_block < w.rows;
-  const row_place place = place_of_row(p.decode, w, there ? of_block : 0);
-  const char *const from = address_of_query_row(p.decode, w, place);
-  uint4 x[kVectorsOfLane];
+  const int first = (lane & 1) * (kHeadDim / 2);
+  const half_row half = fit_half_row(p, w, first_row_of(w, warpgroup) + row, first);
 #pragma unroll
-  for (int i = 0; i < kVectorsOfLane; ++i) x[i] = fetch_elements(p, from, first + 8 * i, there);
-  float factor = scale_of_query(p, w, place) * product_scale(p.decode), up = 1.0f;
-  if (p.query == FA3_QUERY_BF16) {
-    const int exponent = find_exponent(x);
-    up = power_of_2(exponent);
-    factor *= power_of_2(-exponent);
-  }
+  for (int i = 0; i < kVectorsOfLane; ++i)
+    store_shared_vector(tile + place_in_tile<kGroupRows>(row, first / 8 + i), half.pairs[i]);
 #pragma unroll
-  for (int i = 0; i < kVectorsOfLane; ++i) {
-    uint32_t y[4] = {x[i].x, x[i].y, x[i].z, x[i].w};
-    if (p.query == FA3_QUERY_BF16) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) y[j] = fit_pair(y[j], up);
-    } else if (p.query == FA3_QUERY_E4M3) {
-      unpack_codes(x[i].x, y[0], y[1]);
-      unpack_codes(x[i].y, y[2], y[3]);
-    }
-    store_shared_vector(tile + place_in_tile<kGroupRows>(row, first / 8 + i), y);
-  }
-#pragma unroll
-  for (int r = 0; r < 2; ++r) c.factor[r] = __shfl_sync(0xffffffff, factor, 2 * (lane / 4 + 8 * r));
+  for (int r = 0; r < 2; ++r)
+    c.factor[r] = __shfl_sync(0xffffffff, half.factor, 2 * (lane / 4 + 8 * r));
 }
 
 __device__ __forceinline__ void take_queries(const layout &m, uint32_t tile, int warpgroup,
@@ -188,14 +140,21 @@ __device__ __forceinline__ void rescale_output(consumer &c, const float (&factor
   for (int i = 0; i < kHeadDim / 2; ++i) c.o[i] *= factor[i / 2 % 2];
 }
 
-// The tops follow scores beyond them. What was summed before is then less. Where values have scales
-// of their own, O's unit and the sum's are.
+// A row's top stays while no score exceeds this. Where keys differ room for more gains nothing.
+template <bool kAlike>
+__device__ __forceinline__ float limit_of_top(const consumer &c, int r) {
+  return kAlike ? c.top[r] + c.room[r] : c.top[r];
+}
+
+// The top of a row follows scores beyond its limit. What was summed before is then less. Where
+// values have scales of their own, O's unit and the sum's are.
 template <bool kAlike>
 __device__ __forceinline__ void follow_maxima(consumer &c, const float (&greatest)[2]) {
   float factor[2] = {1.0f, 1.0f};
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const float top = max_nan(c.top[r], row_maximum(greatest[r]));
+    const float top = row_maximum(greatest[r]);
+    if (top <= limit_of_top<kAlike>(c, r)) continue;  // not of NaN
     const float moved = (c.top[r] - top) * exponent_factor<kAlike>(c, r);
     c.top[r] = top;
     if (kAlike || c.unit[r] == kNoUnit) {
@@ -237,7 +196,7 @@ __device__ __forceinline__ void exponentiate(uint32_t scales, consumer &c) {
   bool beyond = false;
 #pragma unroll
   for (int r = 0; r < 2; ++r)  // also for NaN
-    beyond |= !(greatest[r] <= c.top[r]);
+    beyond |= !(greatest[r] <= limit_of_top<kAlike>(c, r));
   if (__any_sync(0xffffffff, beyond)) follow_maxima<kAlike>(c, greatest);
   if (kAlike) {
     const float factor[2] = {exponent_factor<true>(c, 0), exponent_factor<true>(c, 1)};
@@ -376,18 +335,6 @@ __device__ __forceinline__ void attend_tiles(const fa3_decode_params &p, const b
   multiply_values(m, turns.end - 1, c);
 }
 
-// The scale that all keys of a head have, or all values; -1: there are several.
-__device__ __forceinline__ float scale_of_head(const fa3_decode_params &p, const fa3_scales &scales,
-                                               const block_work &w) {
-  if (scales.data == nullptr) return 1.0f;
-  // A page stands for a sequence.
-  if (scales.rows > 0 || (p.sequences.page_table != nullptr && scales.stride_batch != 0))
-    return -1.0f;
-  const int entry = p.sequences.cu_seqlens_k ? w.batch : w.sequence.key_batch;
-  return scales
-      .data[entry * scales.stride_batch + w.head / scales.heads_per_scale * scales.stride_head];
-}
-
 __device__ __forceinline__ void attend(const fa3_decode_fp8_params &fp8, const block_work &w,
                                        const layout &m, int warpgroup) {
   consumer c;
@@ -405,15 +352,19 @@ __device__ __forceinline__ void attend(const fa3_decode_fp8_params &fp8, const b
   const float of_keys = scale_of_head(fp8.decode, fp8.key_scale, w);
   const float of_values = scale_of_head(fp8.decode, fp8.value_scale, w);
   // A factor that is not positive would turn the order of scores round, or make NaN of -inf.
-  const bool alike = !named_barrier_any(
-      kBarrierGroup + warpgroup, 128,
-      fp8.decode.softcap_log2 != 0.0f || !(of_keys > 0.0f) || !(of_values >= 0.0f) ||
-          !(c.factor[0] * of_keys > 0.0f) || !(c.factor[1] * of_keys > 0.0f));
+  const bool alike =
+      !named_barrier_any(kBarrierGroup + warpgroup, 128,
+                         fp8.decode.softcap_log2 != 0.0f || !(of_keys > 0.0f) ||
+                             !(of_values >= 0.0f && of_values <= FLT_MAX) ||
+                             !(c.factor[0] * of_keys > 0.0f) || !(c.factor[1] * of_keys > 0.0f));
   const tile_turns turns = find_turns(w, warpgroup);
   float factor[2];  // of O
   if (turns.first < turns.end && alike) {
-    c.factor[0] = __fmul_rn(c.factor[0], of_keys);
-    c.factor[1] = __fmul_rn(c.factor[1], of_keys);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      c.factor[r] = __fmul_rn(c.factor[r], of_keys);
+      c.room[r] = room_of_products(c.factor[r]);
+    }
     attend_tiles<true>(fp8.decode, w, m, turns, c);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {

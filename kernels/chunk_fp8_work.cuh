@@ -2,7 +2,7 @@
 #ifndef FA3_CHUNK_FP8_WORK_CUH
 #define FA3_CHUNK_FP8_WORK_CUH
 
-#include "decode_scales.cuh"
+#include "chunk_fp8_queries.cuh"
 #include "ring.cuh"
 #include "wgmma.cuh"
 
@@ -24,9 +24,6 @@ constexpr int kConsumerRegisters = kLoaders == 8 ? 176 : 208;
 // through what is K's place then.
 constexpr bool kQInRegisters = kHeadDim <= 128;
 
-// Tiles of float16 lie in shared memory as blocks of 64 columns, row after row, swizzled.
-constexpr int kBlockBytes = 128;  // of a row of a block
-constexpr int kBlockColumns = 64;
 constexpr int kQBytes = kGroupRows * kHeadDim * 2;
 constexpr int kKBytes = kUnitKeys * kHeadDim * 2;
 constexpr int kTiles = FA3_CHUNK_FP8_TILES(kHeadDim);  // of K, and of V, under way
@@ -38,18 +35,6 @@ constexpr int kWarpRows = 16;
 
 // Named barriers, of all consumers and of each warpgroup; 0 is __syncthreads.
 enum { kBarrierConsumers = 1, kBarrierGroup };
-
-// What a block does, in shared memory.
-struct block_work : work {
-  fa3_range common;  // keys that all rows see
-};
-
-// The same, but read anew: nothing of it is kept in registers.
-__device__ __forceinline__ const block_work &again(const block_work &w) {
-  const block_work *at = &w;
-  asm volatile("" : "+l"(at));
-  return *at;
-}
 
 // Whether both consumers have the same rows: then each tile of keys is one's.
 __device__ __forceinline__ bool take_turns(const block_work &w) {
@@ -108,11 +93,5 @@ constexpr int kSharedBytes = lay_out(0).end;
 constexpr int kSharedBytesByHost = FA3_CHUNK_FP8_SHARED_BYTES(kHeadDim, kUnitKeys, kStages);
 static_assert(kSharedBytes <= kSharedBytesByHost && kSharedBytesByHost <= 232448, "shared memory");
 static_assert(kRows * kPitch * 4 <= (int)lay_out(0).results, "room for the output");
-
-// Where 16 bytes, eight columns, are in a tile of so many rows.
-template <int kTileRows>
-__device__ __forceinline__ uint32_t place_in_tile(int row, int unit) {
-  return (unit / 8 * kTileRows + row) * kBlockBytes + (((unit ^ row) & 7) << 4);
-}
 
 #endif

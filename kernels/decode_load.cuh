@@ -58,6 +58,32 @@ __device__ __forceinline__ void load_rows(const fa3_decode_input &tensor, int he
   }
 }
 
+// The same of neighbouring rows that are all there, from `first` on: only the first address has to
+// be multiplied out.
+template <int kCount>
+__device__ __forceinline__ void load_near_rows(const fa3_decode_input &tensor, int head, int dim,
+                                               const place &first, uint32_t tile) {
+  const int lane = threadIdx.x & 31, row = lane / kLanesOfRow, unit = lane % kLanesOfRow;
+  const char *from = tensor.data + ((uint64_t)head * tensor.stride_head + unit +
+                                    (uint64_t)(uint32_t)first.page * tensor.stride_batch +
+                                    (uint64_t)(uint32_t)(first.row + row) * tensor.stride_row) *
+                                       16;
+  const uint64_t step = (uint64_t)tensor.stride_row * (16 * kRowsAtOnce);
+#pragma unroll
+  for (int j = 0; j < kRowsOfLane; ++j) {
+    const int near = kRowsAtOnce * j % 8;  // the swizzle is the same 8 rows on
+    const uint32_t to = tile + tile_offset(row + near, unit) + (kRowsAtOnce * j - near) * kRowBytes;
+#pragma unroll
+    for (int n = 0; n < kCount; ++n)
+#pragma unroll
+      for (int h = 0; h < kRowUnits / kLanesOfRow; ++h)
+        copy_async(to + n * kTileBytes + h * 128,
+                   from + (n > 0 ? n * (uint64_t)tensor.stride_head * 16 : 0) + h * 128,
+                   (unit + 8 * h) * kUnitElements < dim);
+    from += step;
+  }
+}
+
 // The places of some keys, `step` apart. A page that is not there is not read, nor is a row outside
 // the sequence's memory, whatever its length says.
 template <int kCount>
@@ -102,11 +128,10 @@ __device__ __forceinline__ place load_neighbours(const fa3_decode_params &p, con
       row + kLoadKeys <= p.rows_k && first + kLoadKeys <= (int)p.page_size.divisor) {
     const int found = p.sequences.page_table ? __ldg(fa3_find_page(&p.sequences, &w.sequence, page))
                                              : w.sequence.key_batch;
-    if (found < p.pages) {
-#pragma unroll
-      for (int j = 0; j < kRowsOfLane; ++j)
-        places.rows[j] = {found, first + lane_row + kRowsAtOnce * j};
-      load_keys(p, w, places, stage);
+    if ((unsigned)found < (unsigned)p.pages) {
+      load_near_rows<kHeads>(p.key, w.head * kHeads, p.head_dim, {found, first}, stage);
+      load_near_rows<kHeads>(p.value, w.head * kHeads, p.head_dim_v, {found, first},
+                             stage + kValuesAt);
       return {found, first + number};
     }
   }

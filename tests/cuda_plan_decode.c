@@ -262,7 +262,7 @@ static void test_lone_blocks(void **state) {
 
 /* More rows of codes than a block of decode_fp8 has, and much to read again for each block: splits
  * of chunk_fp8, for a last round of blocks that is not short, and for long sequences among others.
- * The first six are cases of test_small_chunks in tests/gpu/cache.c. */
+ * The first twelve are cases of test_small_chunks in tests/gpu/cache.c. */
 static void test_chunk_splits(void **state) {
   (void)state;
   static const int32_t lengths[64];
@@ -270,10 +270,12 @@ static void test_chunk_splits(void **state) {
     int64_t batch, queries, heads_k, keys, head_dim;
     int32_t splits, of_unknown;
   } cases[] = {
-      {4, 8, 2, 4160, 128, 13, 13}, {16, 8, 2, 4160, 128, 4, 4},  {21, 6, 2, 4160, 128, 3, 3},
-      {4, 8, 2, 4160, 64, 7, 7},    {16, 8, 2, 4160, 64, 4, 4},   {21, 6, 2, 4160, 64, 3, 3},
-      {1, 8, 8, 8192, 128, 16, 16}, {32, 8, 8, 8192, 128, 1, 1},  {18, 8, 8, 8192, 128, 4, 4},
-      {8, 8, 8, 8192, 128, 2, 2},   {32, 8, 8, 32768, 128, 1, 4}, {12, 32, 8, 16384, 128, 1, 2},
+      {4, 8, 2, 4160, 128, 13, 13},  {16, 8, 2, 4160, 128, 4, 4},  {21, 6, 2, 4160, 128, 3, 3},
+      {4, 12, 2, 4160, 128, 13, 13}, {10, 12, 2, 4160, 128, 6, 6}, {7, 18, 2, 4160, 128, 9, 9},
+      {4, 12, 2, 4160, 64, 7, 7},    {10, 12, 2, 4160, 64, 6, 6},  {7, 18, 2, 4160, 64, 7, 7},
+      {4, 8, 2, 4160, 64, 7, 7},     {16, 8, 2, 4160, 64, 4, 4},   {21, 6, 2, 4160, 64, 3, 3},
+      {1, 8, 8, 8192, 128, 16, 16},  {32, 8, 8, 8192, 128, 1, 1},  {18, 8, 8, 8192, 128, 4, 4},
+      {8, 8, 8, 8192, 128, 2, 2},    {32, 8, 8, 32768, 128, 1, 4}, {12, 32, 8, 16384, 128, 1, 2},
       {64, 8, 8, 1024, 128, 1, 1}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     struct cuda_plan plan;

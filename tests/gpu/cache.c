@@ -370,11 +370,13 @@ static void test_lone_blocks(void **state) {
   }
 }
 
-/* Codes under more queries than a block of decode_fp8 has rows for: chunk_fp8, in 13, 4 and 3
- * splits at head dim 128, in 7, 4 and 3 at 64 (tests/cuda_plan_decode.c). */
+/* Codes under more queries than a block of decode_fp8 has rows for: chunk_fp8, up to 64 rows by
+ * both consumers in turns, in several splits (tests/cuda_plan_decode.c). */
 static void test_small_chunks(void **state) {
   (void)state;
-  static const struct { int64_t batch, queries; } cases[] = {{4, 8}, {16, 8}, {21, 6}};
+  static const struct {
+    int64_t batch, queries;
+  } cases[] = {{4, 8}, {16, 8}, {21, 6}, {4, 12}, {10, 12}, {7, 18}};
   enum { CASES = sizeof cases / sizeof *cases };
   struct rng rng = rng_for(10);
   const int trials = gpu_trials(6 * CASES);

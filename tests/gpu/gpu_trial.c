@@ -54,7 +54,7 @@ static void decode_long(struct spec *spec, struct rng *rng) {
   enum { PARTS, DEALT, PAIRS, TWO_HEADS };
   int64_t rows = 0;                                        /* of all heads */
   const bool chunks = spec->codes && rng_chance(rng, 0.3); /* more than a block's rows */
-  const int64_t most = (chunks ? 40 : 16) / spec->group;
+  const int64_t most = (chunks ? RNG_PICK(rng, 32, 70) : 16) / spec->group;
   spec->max_seqlen_q = rng_between(rng, chunks ? 16 / spec->group + 1 : 1, most);
   spec->head_dim = spec->value_head_dim = RNG_PICK(rng, 16, 48, 64, 64);
   spec->num_splits = 0;

@@ -16,7 +16,7 @@
 
 enum {
   FEW = 3, /* sequences, of so many keys, */
-  KEYS = 9000,
+  KEYS = 12000,
   BATCH = 27, /* or these, whose heads are too few for the memory: keys are dealt out */
   DEALT_KEYS = 4000,
   ROWS = BATCH * DEALT_KEYS,
@@ -77,6 +77,7 @@ static int64_t row_q(const struct shape *shape) {
 static struct shape random_shape(struct rng *rng) {
   static const int head_dims[] = {64, DEALT_HEAD_DIM, MOST_HEAD_DIM};
   const bool dealt = rng_chance(rng, 0.1);
+  const bool several = !dealt && rng_chance(rng, 0.1); /* 24 rows on long caches of codes */
   struct shape shape = {.batch = dealt ? BATCH : rng_between(rng, 1, FEW),
                         .keys = dealt                  ? DEALT_KEYS
                                 : rng_chance(rng, 0.5) ? rng_between(rng, 1, 300)
@@ -86,9 +87,16 @@ static struct shape random_shape(struct rng *rng) {
                                                           : rng_between(rng, 1, QUERIES),
                         .head_dim = dealt ? DEALT_HEAD_DIM : head_dims[rng_between(rng, 0, 2)],
                         .codes = rng_chance(rng, 0.4)};
+  if (several) {
+    shape.batch = FEW;
+    shape.keys = rng_between(rng, 11000, KEYS);
+    shape.queries = FEW_QUERIES;
+    shape.head_dim = head_dims[rng_between(rng, 0, 1)];
+    shape.codes = true;
+  }
   shape.large = rng_between(rng, 0, shape.keys - 1);
   shape.column = rng_between(rng, 0, shape.head_dim - 1);
-  if (!dealt && rng_chance(rng, 0.3)) shape.split_keys = 64 * rng_between(rng, 1, 20);
+  if (!dealt && !several && rng_chance(rng, 0.3)) shape.split_keys = 64 * rng_between(rng, 1, 20);
   if (rng_chance(rng, 0.5)) shape.scale = (float)(0.01 + rng_uniform(rng));
   return shape;
 }
