@@ -631,7 +631,7 @@ __device__ __forceinline__ void finish_slice(const fa3_backward_params &p) {
   constexpr int kVectors = FA3_BACKWARD_FINISH_VECTORS(kTileQ, kNarrow);
   constexpr int kSlices = FA3_BACKWARD_FINISH_SLICES(kHeadDim, kTileQ, kNarrow);
   constexpr int kSlicesOfShare = kSplitRows || kTransposed ? kSlices / 2 : kSlices;
-  constexpr int kAtOnce = kVectors > 4 ? 2 : 16 / kVectors;
+  constexpr int kAtOnce = kVectors > 4 ? 2 : 16 / kVectors;  // as many as registers hold
   const finished_block at = find_finished_block(p, kSlices, kTileQ, kTileK);
   if (!at.seen) return;
   const int vector = kVectors * (at.slice % kSlicesOfShare);
@@ -653,20 +653,6 @@ __device__ __forceinline__ void finish_slice(const fa3_backward_params &p) {
   else
     store_rows<8 * kVectors>(p.grad_query, dq, p.scale, s.query_batch, first, rows, at.head,
                              8 * vector, 0);
-}
-
-extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_FINISH_THREADS, 5)
-    backward_finish(const __grid_constant__ fa3_backward_params p) {
-  let_next_grid_launch();
-  finish_slice<false>(p);
-  outlast_backward();
-}
-
-extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_FINISH_THREADS, 5)
-    backward_finish_narrow(const __grid_constant__ fa3_backward_params p) {
-  let_next_grid_launch();
-  finish_slice<true>(p);
-  outlast_backward();
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)

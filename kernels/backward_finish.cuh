@@ -1,6 +1,6 @@
-// Where dQ is finished later: which part of which block of queries a block of backward_finish
-// takes, and when. A multiprocessor reads 45 bytes a nanosecond, so few blocks of queries of many
-// sums are shared by several.
+// Where dQ is finished later: which slice of which block of queries a block of backward_finish
+// takes, and when. A multiprocessor reads 45 bytes a nanosecond, so a block of queries is shared by
+// several. Where such blocks are few, and each has many sums, slices are narrow: there are more.
 //
 // backward_finish runs beside backward, on multiprocessors that have no tile left. All blocks of
 // backward exist before its first one does, so it may wait for what they add. It finds counters
@@ -94,6 +94,24 @@ __device__ __forceinline__ void add_up_sums(float (&total)[4 * kVectors], const 
 // block waits for backward: the others make room.
 __device__ __forceinline__ void outlast_backward(void) {
   if (blockIdx.x == gridDim.x - 1 && blockIdx.y == gridDim.y - 1) wait_for_prior_grids();
+}
+
+// Takes a slice of a block's sums of dQ, and stores it: each backward kernel has its own.
+template <bool kNarrow>
+__device__ __forceinline__ void finish_slice(const fa3_backward_params &p);
+
+extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_FINISH_THREADS, 5)
+    backward_finish(const __grid_constant__ fa3_backward_params p) {
+  let_next_grid_launch();
+  finish_slice<false>(p);
+  outlast_backward();
+}
+
+extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_FINISH_THREADS, 5)
+    backward_finish_narrow(const __grid_constant__ fa3_backward_params p) {
+  let_next_grid_launch();
+  finish_slice<true>(p);
+  outlast_backward();
 }
 
 #endif

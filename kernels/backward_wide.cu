@@ -424,20 +424,6 @@ __device__ __forceinline__ void finish_slice(const fa3_backward_params &p) {
                            s.mask.queries - row, at.head, 8 * kVectors * at.slice, 0);
 }
 
-extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_FINISH_THREADS, 5)
-    backward_finish(const __grid_constant__ fa3_backward_params p) {
-  let_next_grid_launch();
-  finish_slice<false>(p);
-  outlast_backward();
-}
-
-extern "C" __global__ void __launch_bounds__(FA3_BACKWARD_FINISH_THREADS, 5)
-    backward_finish_narrow(const __grid_constant__ fa3_backward_params p) {
-  let_next_grid_launch();
-  finish_slice<true>(p);
-  outlast_backward();
-}
-
 extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     backward(const __grid_constant__ fa3_backward_params p) {
   // Opaque, so that the compiler keeps it in a register instead of finding out

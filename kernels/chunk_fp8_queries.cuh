@@ -1,49 +1,10 @@
-// What a block of chunk_fp8 does, its queries as float16 tiles, the scales of a head, the units of
-// rows.
+// Queries become float16 in the kernel for many queries to a cache of codes.
 #ifndef FA3_CHUNK_FP8_QUERIES_CUH
 #define FA3_CHUNK_FP8_QUERIES_CUH
 
+#include "chunk_fp8_work.cuh"
 #include "decode_logits.cuh"
 #include "decode_queries.cuh"
-#include "decode_scales.cuh"
-#include "softmax.cuh"
-
-// What a block does, in shared memory.
-struct block_work : work {
-  fa3_range common;  // keys that all rows see
-};
-
-// The same, but read anew: nothing of it is kept in registers.
-__device__ __forceinline__ const block_work &again(const block_work &w) {
-  const block_work *at = &w;
-  asm volatile("" : "+l"(at));
-  return *at;
-}
-
-// Tiles of float16 lie in shared memory as blocks of 64 columns, row after row, swizzled.
-constexpr int kBlockBytes = 128;  // of a row of a block
-constexpr int kBlockColumns = 64;
-
-// Where 16 bytes, eight columns, are in a tile of so many rows.
-template <int kTileRows>
-__device__ __forceinline__ uint32_t place_in_tile(int row, int unit) {
-  return (unit / 8 * kTileRows + row) * kBlockBytes + (((unit ^ row) & 7) << 4);
-}
-
-// Exponents of 2: the unit of a row that has none, as nothing but zeros multiplied values; the
-// least.
-constexpr float kNoUnit = 0.5f, kLeastUnit = -100.0f;
-constexpr float kMostUnits = 1024.0f;
-
-// A row's top may lag behind its greatest score by so many powers of 2, as in the forward kernel
-// (docs/numerics.md). To follow takes time: of 16 rows one has a new maximum in many tiles.
-constexpr float kTopRoom = 3.0f;
-
-// How far a row's products may exceed its top, where `factor` makes logits of them. It is finite,
-// so that a row without a top always takes the first score.
-__device__ __forceinline__ float room_of_products(float factor) {
-  return fminf(kTopRoom / kLog2e * reciprocal_unit(factor), 1e37f);
-}
 
 // Eight elements of a query's row as they lie in memory; of codes in the first two words.
 __device__ __forceinline__ uint4 fetch_elements(const fa3_decode_fp8_params &p, const char *row,
@@ -103,18 +64,6 @@ __device__ __forceinline__ half_row fit_half_row(const fa3_decode_fp8_params &p,
     }
   }
   return half;
-}
-
-// The scale that all keys of a head have, or all values; -1: there are several.
-__device__ __forceinline__ float scale_of_head(const fa3_decode_params &p, const fa3_scales &scales,
-                                               const block_work &w) {
-  if (scales.data == nullptr) return 1.0f;
-  // A page stands for a sequence.
-  if (scales.rows > 0 || (p.sequences.page_table != nullptr && scales.stride_batch != 0))
-    return -1.0f;
-  const int entry = p.sequences.cu_seqlens_k ? w.batch : w.sequence.key_batch;
-  return scales
-      .data[entry * scales.stride_batch + w.head / scales.heads_per_scale * scales.stride_head];
 }
 
 #endif

@@ -31,6 +31,22 @@ struct lane_rows {
   place rows[kRowsOfLane];
 };
 
+// Of the row number j of a lane, in so many neighbouring heads: the lane's units, from its first
+// one at `from` on; zeros if the row is not `there`. `row` and `unit`: the lane's first.
+template <int kCount>
+__device__ __forceinline__ void load_row(const fa3_decode_input &tensor, const char *from, int dim,
+                                         int row, int unit, int j, bool there, uint32_t tile) {
+  const int near = kRowsAtOnce * j % 8;  // the swizzle is the same 8 rows on
+  const uint32_t to = tile + tile_offset(row + near, unit) + (kRowsAtOnce * j - near) * kRowBytes;
+#pragma unroll
+  for (int n = 0; n < kCount; ++n)
+#pragma unroll
+    for (int h = 0; h < kRowUnits / kLanesOfRow; ++h)
+      copy_async(to + n * kTileBytes + h * 128,
+                 from + (n > 0 ? n * (uint64_t)tensor.stride_head * 16 : 0) + h * 128,
+                 there && (unit + 8 * h) * kUnitElements < dim);
+}
+
 // The lane's units of its rows, from unit lane % kLanesOfRow on, of so many neighbouring heads;
 // zeros where there is no row.
 template <int kCount>
@@ -45,16 +61,7 @@ __device__ __forceinline__ void load_rows(const fa3_decode_input &tensor, int he
     const char *const from = base + ((uint64_t)page * tensor.stride_batch +
                                      (uint64_t)(uint32_t)at.row * tensor.stride_row) *
                                         16;
-    // The swizzle is the same 8 rows on.
-    const int near = kRowsAtOnce * j % 8;
-    const uint32_t to = tile + tile_offset(row + near, unit) + (kRowsAtOnce * j - near) * kRowBytes;
-#pragma unroll
-    for (int n = 0; n < kCount; ++n)
-#pragma unroll
-      for (int h = 0; h < kRowUnits / kLanesOfRow; ++h)
-        copy_async(to + n * kTileBytes + h * 128,
-                   from + (n > 0 ? n * (uint64_t)tensor.stride_head * 16 : 0) + h * 128,
-                   at.page >= 0 && (unit + 8 * h) * kUnitElements < dim);
+    load_row<kCount>(tensor, from, dim, row, unit, j, at.page >= 0, tile);
   }
 }
 
@@ -71,15 +78,7 @@ __device__ __forceinline__ void load_near_rows(const fa3_decode_input &tensor, i
   const uint64_t step = (uint64_t)tensor.stride_row * (16 * kRowsAtOnce);
 #pragma unroll
   for (int j = 0; j < kRowsOfLane; ++j) {
-    const int near = kRowsAtOnce * j % 8;  // the swizzle is the same 8 rows on
-    const uint32_t to = tile + tile_offset(row + near, unit) + (kRowsAtOnce * j - near) * kRowBytes;
-#pragma unroll
-    for (int n = 0; n < kCount; ++n)
-#pragma unroll
-      for (int h = 0; h < kRowUnits / kLanesOfRow; ++h)
-        copy_async(to + n * kTileBytes + h * 128,
-                   from + (n > 0 ? n * (uint64_t)tensor.stride_head * 16 : 0) + h * 128,
-                   (unit + 8 * h) * kUnitElements < dim);
+    load_row<kCount>(tensor, from, dim, row, unit, j, true, tile);
     from += step;
   }
 }

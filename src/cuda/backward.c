@@ -2,16 +2,13 @@
 
 #include <string.h>
 
-#include "cuda/backward_tiles.h"
+#include "cuda/backward_sums.h"
 #include "cuda/launch.h"
 #include "cuda/scales.h"
 #include "cuda/sequences.h"
 #include "cuda/tensor_map.h"
 #include "error.h"
 #include "integer.h"
-
-/* Sums of a block of dQ, at least, for narrow slices (takes_narrow_slices). */
-enum { NARROW_SUMS = 8 };
 
 /* One call under way. */
 struct call {
@@ -171,16 +168,6 @@ static void set_parts(const struct call *call, fa3_gradient *key, fa3_gradient *
                       at + call->problem->grad_key.batch * key->stride_batch);
 }
 
-/* Whether slices of dQ are narrow where it is finished later: with many sums a block reads long,
- * and with few blocks most multiprocessors have none. Measured:
- * docs/notes/hopper-backward-tiles.md. */
-static bool takes_narrow_slices(const struct call *call) {
-  const struct kernel *kernel = call->kernel;
-  const int64_t slices = FA3_BACKWARD_FINISH_SLICES(kernel->head_dim, kernel->tile_q, false);
-  const int64_t blocks = call->plan->blocks_q * call->problem->heads_q * call->problem->batch;
-  return fa3_sum_count(&call->plan->tiles) >= NARROW_SUMS && blocks * slices <= MULTIPROCESSORS;
-}
-
 static fa3_status launch_gradients(const struct call *call) {
   const struct problem *problem = call->problem;
   const struct backward_plan *plan = call->plan;
@@ -224,7 +211,7 @@ static fa3_status launch_gradients(const struct call *call) {
   TRY(launch_kernel(call->scope, plan->kernel, BACKWARD_MAIN, &grid, &params));
   if (!plan->finished_later) return FA3_OK;
   /* Each of these blocks has 2 KB of the workspace or more, so their number fits. */
-  const bool narrow = takes_narrow_slices(call);
+  const bool narrow = takes_narrow_slices(problem, plan);
   const int64_t slices =
       FA3_BACKWARD_FINISH_SLICES(call->kernel->head_dim, call->kernel->tile_q, narrow);
   const struct grid finish = {

@@ -16,6 +16,9 @@ enum { FEW_TILES = 6 * MULTIPROCESSORS };
  * has blocks for all of the rest too. */
 static const double least_filled = 0.25;
 
+/* Sums of a block of dQ, at least, for narrow slices. */
+enum { NARROW_SUMS = 8 };
+
 /* Bytes of all sums of dQ that stay in the L2 cache. */
 enum { CACHED_SUMS_BYTES = 34 << 20 };
 
@@ -83,6 +86,13 @@ bool finish_later(const struct problem *problem, const struct backward_plan *pla
   if (many && filled_share(problem) < least_filled) return false;
   if (!many) return steps >= LONG_TILE;
   return steps >= (tile_q == 128 ? LONGER_TILE_OF_128 : LONGER_TILE);
+}
+
+bool takes_narrow_slices(const struct problem *problem, const struct backward_plan *plan) {
+  const struct kernel *kernel = plan->kernel;
+  const int64_t slices = FA3_BACKWARD_FINISH_SLICES(kernel->head_dim, kernel->tile_q, false);
+  const int64_t blocks = plan->blocks_q * problem->heads_q * problem->batch;
+  return fa3_sum_count(&plan->tiles) >= NARROW_SUMS && blocks * slices <= MULTIPROCESSORS;
 }
 
 int64_t most_sums(int64_t least_bytes) {

@@ -58,4 +58,9 @@ void deal_half_rising(const struct problem *problem, const struct visits *visits
  * warpgroup for dQ is the last of a chain, always gain by that. */
 bool finish_later(const struct problem *problem, const struct backward_plan *plan);
 
+/* Whether slices of dQ are narrow where it is finished later: with many sums a block reads long,
+ * and with few blocks most multiprocessors have none. Measured:
+ * docs/notes/hopper-backward-tiles.md. */
+bool takes_narrow_slices(const struct problem *problem, const struct backward_plan *plan);
+
 #endif
