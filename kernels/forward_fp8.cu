@@ -46,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     if (params.output != FA3_OUTPUT_FP32) tma_prefetch_map(&params.forward.output);
     init_barriers(params, m);
   }
-  if (warp == 0) clear_spare_queries(params.forward, m);
+  if (warp == 0) clear_spare_queries<kCodeChunks, kCodes>(params.forward, m);
   // The scheduling warp finds the number of its first tile while barriers are made.
   const auto begin = [=] {
     if (warp == kSchedulingWarp) {

@@ -3,18 +3,11 @@
 #define FA3_FORWARD_FP8_LOAD_CUH
 
 #include "forward_fp8_work.cuh"
+
+#include "forward_queries.cuh"
 #if FA3_PAGES
 #include "forward_page_cursor.cuh"
 #endif
-
-// Rows of Q's tiles that no query will have, as where three heads share a tile: were they NaN, each
-// step would go its slow way. By the warp that loads them, before the barrier of all.
-__device__ __forceinline__ void clear_spare_queries(const fa3_forward_params &params,
-                                                    const layout &m) {
-  const int rows = params.queries_per_warpgroup * params.tile_heads;
-  for (int i = 0; rows < kRows && i < kWarpgroups; ++i)
-    clear_rows<kCodeChunks, kRows, kCodes>(ring_tile(ring_beside(m.q, i), 0), rows);
-}
 
 __device__ __forceinline__ void load_queries(const fa3_forward_params &params, const layout &m,
                                              uint32_t t, const work &w, bool leader) {

@@ -4,6 +4,8 @@
 
 #include "forward_work.cuh"
 
+#include "forward_queries.cuh"
+
 template <bool kValues>
 __device__ __forceinline__ auto key_ring(const layout &m) {
   if constexpr (kValues)
@@ -74,6 +76,7 @@ __device__ __forceinline__ void load_keys_and_values(const fa3_forward_params &p
 // Of tile t, a buffer for each consumer.
 __device__ __forceinline__ void load_queries_of(const fa3_forward_params &params, const layout &m,
                                                 const work &w, uint32_t t, bool leader) {
+  if (t == 0) clear_spare_queries<kChunks, kRowBytes>(params, m);
   const int step = params.queries_per_warpgroup, row = w.sequence.query_row + w.first;
   const int head = w.head, batch = w.sequence.query_batch;
   for (int i = 0; i < kWarpgroups; ++i) {
