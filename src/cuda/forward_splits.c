@@ -2,6 +2,7 @@
 
 #include <math.h>
 
+#include "cuda/forward_steps.h"
 #include "cuda/kernels.h"
 #include "cuda/limits.h"
 #include "cuda/sequences.h"
@@ -18,13 +19,12 @@ static const int64_t few_rows = 512; /* for which combine has a block each */
 
 /* What a call takes, in steps: a tile of keys for all warpgroups of a block.
  * docs/notes/hopper-forward.md has the measurements behind these. */
-static const double step_seconds = 1.3e-6;
-static const double tile_steps = 1;          /* of each tile beside its keys, */
-static const double store_steps = 1;         /* of a part of 128 rows and columns beside that, */
-static const double combine_steps = 1;       /* of combine, */
-static const double result_steps = 0.3e-3;   /* of each of its rows, */
-static const double partial_steps = 0.75e-4; /* and of each of their parts, of 128 columns */
-static const double least_gain = 0.95;
+static const double step_seconds = 1.45e-6;
+static const double tile_steps = 1.4;        /* of each tile beside its keys, */
+static const double store_steps = 0.7;       /* of a part of 128 rows and columns beside that, */
+static const double combine_steps = 2.5;     /* of combine, */
+static const double partial_steps = 1.25e-4; /* and of each of its rows' parts, of 128 columns */
+static const double least_gain = 0.97;
 
 /* Keys dealt out (kernels/forward_deal.cuh): keys of the longest sequence at least; most sequences,
  * and blocks of rows of each; the part of the multiprocessors that teams have to fill; and steps in
@@ -32,7 +32,7 @@ static const double least_gain = 0.95;
 static const int64_t most_tile_rows = 192; /* of any variant */
 static const int64_t least_dealt_keys = 1024, most_dealt_sequences = 256, most_dealt_blocks = 32;
 static const double least_filled = 0.96;
-static const double deal_steps = 2;
+static const double deal_steps = 1;
 /* Where one long sequence may be waited for: tiles for each multiprocessor, and steps of the call
  * otherwise.
  */
@@ -128,13 +128,13 @@ static double time_of(const struct problem *problem, const struct cuda_facts *fa
   const double mean = step * seen.mean / splits + tile_steps + part;
   double time;
   if (problem->window_right < MASK_UNBOUNDED)
-    time = fmax(longest, rounds * mean + (rounds > 1 ? mean / 3 : 0));
+    time = fmax(fmax(longest, rounds * mean + (rounds > 1 ? mean / 3 : 0)),
+                time_of_rounds(longest, mean, rounds));
   else
     time = ceil(rounds) * longest;
   if (sharing.splits == 1) return time;
   const double rows = count_rows(problem);
-  return (time + combine_steps + rows * (result_steps + partial_steps * splits * columns)) /
-         least_gain;
+  return (time + combine_steps + rows * partial_steps * splits * columns) / least_gain;
 }
 
 /* Shares that teams of so many tiles have. */
@@ -161,20 +161,47 @@ static struct sharing dealt_tiles(const struct problem *problem, const struct ke
   return one;
 }
 
-/* What it takes to read the keys and values that are seen, in steps, where each row tile of a head
- * reads them anew, but for heads of a team that share them and what the L2 cache keeps. */
+/* How often the keys of a head are read, where `rows` rows of tiles lie one behind the other, each
+ * as long as 1, and are cut into shares of `share`, which begin at once: key x (0 to 1) of row r is
+ * read at time (r + x) % share. So a row reads from the L2 cache what another one has read not long
+ * before: within `kept`, while as much is read once as the cache keeps. */
+static int64_t count_readings(int64_t rows, double share, double kept) {
+  enum { MOST_ROWS = 64 };
+  double times[MOST_ROWS], gaps[MOST_ROWS]; /* sorted: the greatest gap is the first */
+  if (rows > MOST_ROWS) return rows;
+  for (int64_t r = 0; r < rows; r++) {
+    const double time = fmod((double)r, share);
+    int64_t n = r;
+    for (; n > 0 && times[n - 1] > time; n--) times[n] = times[n - 1];
+    times[n] = time;
+  }
+  for (int64_t r = 0; r < rows; r++) {
+    const double gap = r + 1 < rows ? times[r + 1] - times[r] : times[0] + share - times[r];
+    int64_t n = r;
+    for (; n > 0 && gaps[n - 1] < gap; n--) gaps[n] = gaps[n - 1];
+    gaps[n] = gap;
+  }
+  /* The more is read, the less long it is kept. */
+  int64_t readings = 1;
+  while (readings < rows && gaps[readings] * (double)readings > kept) readings++;
+  return readings;
+}
+
+/* What it takes to read the keys and values that are seen, in steps: of each head's the rows of
+ * tiles, a team's side by side, read them anew but for what the L2 cache keeps. */
 static double reading_time(const struct problem *problem, const struct cuda_facts *facts,
-                           double keys, int64_t blocks, int64_t team, struct sharing one) {
+                           double keys, double tiles, int64_t team, double shares,
+                           struct sharing one) {
   const double row = (double)fa3_dtype_size(problem->key.dtype) *
                      (double)(problem->head_dim + problem->value_head_dim);
-  const double head = row * fmin(keys, (double)problem->max_seqlen_k);
-  const double heads = (double)problem->heads_k * (double)problem->batch;
-  if (blocks == 1 || heads * head <= KEPT_BYTES) return 0;
-  const double missed = 1 - KEPT_BYTES / (heads * head);
+  const double bytes = row * fmin(keys, (double)problem->max_seqlen_k) * (double)problem->heads_k *
+                       (double)problem->batch;
   const int64_t readers = problem->heads_q / problem->heads_k / one.tile_heads;
-  const double bytes =
-      heads * head * (double)blocks * (double)readers / (double)larger(smaller(team, readers), 1);
-  return reading_seconds(facts, missed * bytes) / step_seconds;
+  const int64_t rows = divide_up(blocks_of(problem, one) * readers, team);
+  if (bytes <= KEPT_BYTES || rows == 1) return 0;
+  const double share = tiles / shares;
+  const int64_t readings = count_readings(rows, share, KEPT_BYTES / bytes * share);
+  return reading_seconds(facts, (double)readings * bytes) / step_seconds;
 }
 
 /* About what a call takes whose keys are dealt out, all sequences being as long as they may be;
@@ -200,9 +227,9 @@ static double dealt_time(const struct problem *problem, const struct cuda_facts 
   const double of_tile = forward_tile_time(plan->kernel, one.warpgroups) * seen.mean + tile_steps;
   const double keys = seen.longest * (double)plan->kernel->tile_k;
   const double steps =
-      fmax(tiles * of_tile / shares, reading_time(problem, facts, keys, blocks, team, one));
+      fmax(tiles * of_tile / shares, reading_time(problem, facts, keys, tiles, team, shares, one));
   return steps + 2 * part + deal_steps + combine_steps +
-         shares * (double)tile_rows * (result_steps + 2 * partial_steps * columns);
+         shares * (double)tile_rows * 2 * partial_steps * columns;
 }
 
 /* As many splits as there may be. */

@@ -23,9 +23,7 @@ double keys_seen(const struct problem *problem, double queries, double keys) {
 /* What a tile takes beside its keys, in tiles of keys. */
 static const double tile_steps = 2.4;
 
-/* Where some tiles are left when all multiprocessors have had as many, longest first, one has one
- * more of those, or of longer ones. */
-static double time_of_rounds(double longest, double mean, double rounds) {
+double time_of_rounds(double longest, double mean, double rounds) {
   const double full = fmax(ceil(rounds) - 1, 0);
   return (full + 1) * (longest - 2 * (longest - mean) * full / fmax(rounds, 1));
 }

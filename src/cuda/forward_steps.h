@@ -50,4 +50,8 @@ bool are_two(const struct problem *problem, const struct kernel *kernel, int64_t
 bool sharing_pays(const struct problem *problem, const struct cuda_facts *facts,
                   const struct kernel *kernel);
 
+/* What so many rounds of tiles take, given out longest first: where some tiles are left when all
+ * multiprocessors have had as many, one has one more of those, or of longer ones. */
+double time_of_rounds(double longest, double mean, double rounds);
+
 #endif
