@@ -15,25 +15,11 @@
 //
 // Compile with -DFA3_E4M3=1, FA3_TILE_Q, FA3_TILE_K, FA3_HEAD_DIM and FA3_STAGES.
 #include "chunk_fp8_load.cuh"
-#include "chunk_fp8_queries.cuh"
+#include "chunk_queries.cuh"
+#include "chunk_units.cuh"
 #include "decode_store.cuh"
 
 constexpr uint32_t kDescriptorHigh = wgmma_descriptor_high<kBlockBytes>();
-
-// Exponents of 2: the unit of a row that has none, as nothing but zeros multiplied values; the
-// least.
-constexpr float kNoUnit = 0.5f, kLeastUnit = -100.0f;
-constexpr float kMostUnits = 1024.0f;
-
-// A row's top may lag behind its greatest score by so many powers of 2, as in the forward kernel
-// (docs/numerics.md). To follow takes time: of 16 rows one has a new maximum in many tiles.
-constexpr float kTopRoom = 3.0f;
-
-// How far a row's products may exceed its top, where `factor` makes logits of them. It is finite,
-// so that a row without a top always takes the first score.
-__device__ __forceinline__ float room_of_products(float factor) {
-  return fminf(kTopRoom / kLog2e * reciprocal_unit(factor), 1e37f);
-}
 
 // What a consumer has in hand. Its thread has rows 16 warp + lane / 4 and the one 8 on, of 64.
 struct consumer {
@@ -349,18 +335,6 @@ __device__ __forceinline__ void attend_tiles(const fa3_decode_params &p, const b
 #pragma unroll 1
   for (uint32_t t = 1; (int)t < turns.end; ++t) step<kAlike, true>(p, w, m, t, c);
   multiply_values(m, turns.end - 1, c);
-}
-
-// The scale that all keys of a head have, or all values; -1: there are several.
-__device__ __forceinline__ float scale_of_head(const fa3_decode_params &p, const fa3_scales &scales,
-                                               const block_work &w) {
-  if (scales.data == nullptr) return 1.0f;
-  // A page stands for a sequence.
-  if (scales.rows > 0 || (p.sequences.page_table != nullptr && scales.stride_batch != 0))
-    return -1.0f;
-  const int entry = p.sequences.cu_seqlens_k ? w.batch : w.sequence.key_batch;
-  return scales
-      .data[entry * scales.stride_batch + w.head / scales.heads_per_scale * scales.stride_head];
 }
 
 __device__ __forceinline__ void attend(const fa3_decode_fp8_params &fp8, const block_work &w,

@@ -1,10 +1,12 @@
-// Queries become float16 in the kernel for many queries to a cache of codes.
-#ifndef FA3_CHUNK_FP8_QUERIES_CUH
-#define FA3_CHUNK_FP8_QUERIES_CUH
+// Queries become float16 in the kernels for chunks of codes.
+#ifndef FA3_CHUNK_QUERIES_CUH
+#define FA3_CHUNK_QUERIES_CUH
 
-#include "chunk_fp8_work.cuh"
+#include "chunk_block.cuh"
+#include "codes.cuh"
 #include "decode_logits.cuh"
 #include "decode_queries.cuh"
+#include "decode_scales.cuh"
 
 // Eight elements of a query's row as they lie in memory; of codes in the first two words.
 __device__ __forceinline__ uint4 fetch_elements(const fa3_decode_fp8_params &p, const char *row,

@@ -83,6 +83,11 @@ __device__ __forceinline__ void store_shared_floats(uint32_t to, const float *x)
                : "memory");
 }
 
+// PTX ISA, "st": 32 bits, and 16 bytes.
+__device__ __forceinline__ void store_shared_word(uint32_t to, uint32_t bits) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(bits) : "memory");
+}
+
 __device__ __forceinline__ void store_shared_vector(uint32_t to, const uint32_t (&x)[4]) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x[0]), "r"(x[1]),
                "r"(x[2]), "r"(x[3])

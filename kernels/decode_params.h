@@ -135,4 +135,17 @@ enum { FA3_CHUNK_FP8_ROWS = 128 };
    FA3_CHUNK_FP8_LOADERS(head_dim) * (stages)*32 * ((head_dim) + 4) + FA3_CHUNK_FP8_ROWS * 8 + \
    256)
 
+/* A block of speculative_fp8: so many rows and warpgroups, and blocks of a multiprocessor. What it
+ * has in shared memory: Q; of each warpgroup P, and of each of its warps a ring of codes and what
+ * it tells of its rows. */
+enum {
+  FA3_SPECULATIVE_FP8_ROWS = 32,
+  FA3_SPECULATIVE_FP8_GROUPS = 2,
+  FA3_SPECULATIVE_FP8_BLOCKS = 2
+};
+#define FA3_SPECULATIVE_FP8_SHARED_BYTES(rows, head_dim, stages)                                \
+  ((rows) * (head_dim)*2 +                                                                      \
+   FA3_SPECULATIVE_FP8_GROUPS * ((rows)*128 + 4 * (stages)*32 * ((head_dim) + 4) + (rows)*48) + \
+   (rows)*12 + 384)
+
 #endif

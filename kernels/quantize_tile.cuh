@@ -131,15 +131,11 @@ __device__ __forceinline__ uint32_t load_shared_half(uint32_t from) {
   return bits;
 }
 
-// PTX ISA, "ld" and "st": 32 bits.
+// PTX ISA, "ld": 32 bits.
 __device__ __forceinline__ uint32_t load_shared_word(uint32_t from) {
   uint32_t bits;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(bits) : "r"(from) : "memory");
   return bits;
-}
-
-__device__ __forceinline__ void store_shared_word(uint32_t to, uint32_t bits) {
-  asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(bits) : "memory");
 }
 
 __device__ __forceinline__ float number_of(uint32_t bits) {

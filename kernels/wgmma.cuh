@@ -143,7 +143,10 @@ __device__ __forceinline__ void wgmma_shared(float (&d)[kColumns / 2], uint32_t 
 template <int kColumns, bool kRight = true>
 __device__ __forceinline__ void wgmma_registers(float (&d)[kColumns / 2], const uint32_t *a_tile,
                                                 uint32_t b_tile, uint32_t high, int accumulate) {
-  if constexpr (kColumns == 64 && kRight)
+  if constexpr (kColumns == 32 && !kRight)
+    WGMMA_REGISTERS(32, 0, WGMMA_LIST16, "%16,%17,%18,%19", "%20,%21", "%22", WGMMA_OUT8(d, 0),
+                    WGMMA_OUT8(d, 8));
+  else if constexpr (kColumns == 64 && kRight)
     WGMMA_REGISTERS(64, 1, WGMMA_LIST32, "%32,%33,%34,%35", "%36,%37", "%38", WGMMA_OUT32(d, 0));
   else if constexpr (kColumns == 64)
     WGMMA_REGISTERS(64, 0, WGMMA_LIST32, "%32,%33,%34,%35", "%36,%37", "%38", WGMMA_OUT32(d, 0));

@@ -261,22 +261,27 @@ static void test_lone_blocks(void **state) {
 }
 
 /* More rows of codes than a block of decode_fp8 has, and much to read again for each block: splits
- * of chunk_fp8, for a last round of blocks that is not short, and for long sequences among others.
- * The first twelve are cases of test_small_chunks in tests/gpu/cache.c. */
+ * of chunk_fp8, or where rows are few and there is more to read of speculative_fp8, for a last
+ * round of blocks that is not short, and for long sequences among others. The first twelve are
+ * cases of test_small_chunks in tests/gpu/cache.c. */
 static void test_chunk_splits(void **state) {
   (void)state;
   static const int32_t lengths[64];
   static const struct {
     int64_t batch, queries, heads_k, keys, head_dim;
     int32_t splits, of_unknown;
-  } cases[] = {
-      {4, 8, 2, 4160, 128, 13, 13},  {16, 8, 2, 4160, 128, 4, 4},  {21, 6, 2, 4160, 128, 3, 3},
-      {4, 12, 2, 4160, 128, 13, 13}, {10, 12, 2, 4160, 128, 6, 6}, {7, 18, 2, 4160, 128, 9, 9},
-      {4, 12, 2, 4160, 64, 7, 7},    {10, 12, 2, 4160, 64, 6, 6},  {7, 18, 2, 4160, 64, 7, 7},
-      {4, 8, 2, 4160, 64, 7, 7},     {16, 8, 2, 4160, 64, 4, 4},   {21, 6, 2, 4160, 64, 3, 3},
-      {1, 8, 8, 8192, 128, 16, 16},  {32, 8, 8, 8192, 128, 1, 1},  {18, 8, 8, 8192, 128, 4, 4},
-      {8, 8, 8, 8192, 128, 2, 2},    {32, 8, 8, 32768, 128, 1, 4}, {12, 32, 8, 16384, 128, 1, 2},
-      {64, 8, 8, 1024, 128, 1, 1}};
+    bool speculative;
+  } cases[] = {{4, 8, 2, 4160, 128, 13, 13, false}, {16, 8, 2, 4160, 128, 4, 4, false},
+               {21, 6, 2, 4160, 128, 3, 3, false},  {4, 12, 2, 4160, 128, 13, 13, false},
+               {10, 12, 2, 4160, 128, 6, 6, false}, {7, 18, 2, 4160, 128, 9, 9, false},
+               {4, 12, 2, 4160, 64, 7, 7, false},   {10, 12, 2, 4160, 64, 6, 6, false},
+               {7, 18, 2, 4160, 64, 7, 7, false},   {4, 8, 2, 4160, 64, 7, 7, false},
+               {16, 8, 2, 4160, 64, 4, 4, false},   {21, 6, 2, 4160, 64, 3, 3, false},
+               {1, 8, 8, 8192, 128, 16, 16, false}, {32, 8, 8, 8192, 128, 1, 3, true},
+               {18, 8, 8, 8192, 128, 3, 3, true},   {8, 8, 8, 8192, 128, 4, 4, true},
+               {32, 8, 8, 32768, 128, 1, 4, true},  {12, 32, 8, 16384, 128, 1, 2, false},
+               {64, 8, 8, 1024, 128, 1, 1, true},   {4, 8, 8, 8192, 128, 4, 4, false},
+               {32, 8, 8, 8192, 256, 0, 0, false},  {32, 4, 8, 8192, 128, 0, 0, false}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     struct cuda_plan plan;
     const int64_t heads = cases[i].heads_k;
@@ -287,8 +292,11 @@ static void test_chunk_splits(void **state) {
     for (int unknown = 0; unknown < 2; unknown++) {
       problem.seqused_k = unknown ? lengths : NULL;
       assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
-      assert_true(plan.decode.chunk && !plan.decode.kernel);
+      assert_int_equal(!plan.decode.chunk, plan.decode.kernel != NULL);
       assert_int_equal(plan.decode.chunk_splits, unknown ? cases[i].of_unknown : cases[i].splits);
+      if (!plan.decode.chunk) continue;
+      assert_string_equal(plan.decode.chunk->kind->entries[0],
+                          cases[i].speculative ? "speculative_fp8" : "chunk_fp8");
       const int64_t rows = cases[i].batch * cases[i].queries * 4 * heads;
       assert_true(plan.decode.chunk_splits * rows <= chunk_rows(&problem, &facts));
     }

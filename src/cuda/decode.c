@@ -197,7 +197,7 @@ static fa3_status launch_chunk(const struct cuda_scope *scope, const struct prob
   const struct grid grid = {.x = (unsigned)blocks,
                             .y = 1,
                             .z = 1,
-                            .threads = FA3_CHUNK_FP8_THREADS((unsigned)plan->chunk->head_dim),
+                            .threads = (unsigned)chunk_threads(plan->chunk),
                             .dependent = true};
   TRY(launch_kernel(scope, plan->chunk, 0, &grid, &fp8));
   if (plan->chunk_splits == 1) return FA3_OK;

@@ -15,6 +15,8 @@
  * it: where there are more, and more than one row tile, the forward kernel is faster, and of codes
  * chunk_fp8. */
 static const int64_t few_tile_keys = 1 << 15, few_tile_keys_of_codes = 1 << 16;
+/* Of chunks of few rows: where there are more, speculative_fp8 is faster than chunk_fp8. */
+static const int64_t few_speculative_tile_keys = 1 << 19;
 static const int64_t few_keys = 1280; /* that the forward kernel's tiles hold without loss */
 /* Chunks: in tiles of keys, what a block takes beside them, what it takes to put splits together,
  * and the least of a split; blocks of a multiprocessor that have room for partial results. */
@@ -69,6 +71,14 @@ static int32_t chunk_fp8_shared_bytes(const struct kernel *kernel) {
 
 const struct kernel_kind chunk_fp8_kind = {
     .phase = FA3_FORWARD, .entries = {"chunk_fp8"}, .shared_bytes = chunk_fp8_shared_bytes};
+
+static int32_t speculative_fp8_shared_bytes(const struct kernel *kernel) {
+  return FA3_SPECULATIVE_FP8_SHARED_BYTES(kernel->tile_q, kernel->head_dim, kernel->stages);
+}
+
+const struct kernel_kind speculative_fp8_kind = {.phase = FA3_FORWARD,
+                                                 .entries = {"speculative_fp8"},
+                                                 .shared_bytes = speculative_fp8_shared_bytes};
 
 const struct kernel *find_decode_kernel(const char *architecture, fa3_dtype key_dtype,
                                         int64_t head_dim, int64_t value_head_dim, bool softcap,
@@ -148,16 +158,19 @@ bool decode_takes(const struct problem *problem) {
 
 static const struct kernel *find_chunk_kernel(const struct problem *problem,
                                               const struct cuda_facts *facts) {
-  /* At head dim 256 two blocks of decode_fp8 are as fast. */
-  if (!has_chunks(problem) ||
-      decode_row_tiles(problem, longest_query(problem)) <= (problem->head_dim > 128 ? 2 : 1))
-    return NULL;
-  return find_kernel(&(struct kernel_need){.kind = &chunk_fp8_kind,
-                                           .architecture = facts->architecture,
-                                           .dtype = problem->key.dtype,
-                                           .head_dim = problem->head_dim,
-                                           .value_head_dim = problem->value_head_dim,
-                                           .softcap = problem->softcap > 0});
+  if (!has_chunks(problem)) return NULL;
+  const bool few = decode_rows(problem, longest_query(problem)) <= FA3_SPECULATIVE_FP8_ROWS;
+  /* Two blocks of decode_fp8 are as fast. */
+  if (few && problem->head_dim > 128) return NULL;
+  const bool speculative = few && problem->value_head_dim <= 128 &&
+                           count_tile_keys(problem) > (double)few_speculative_tile_keys;
+  return find_kernel(
+      &(struct kernel_need){.kind = speculative ? &speculative_fp8_kind : &chunk_fp8_kind,
+                            .architecture = facts->architecture,
+                            .dtype = problem->key.dtype,
+                            .head_dim = problem->head_dim,
+                            .value_head_dim = problem->value_head_dim,
+                            .softcap = problem->softcap > 0});
 }
 
 int64_t chunk_rows(const struct problem *problem, const struct cuda_facts *facts) {
@@ -165,8 +178,18 @@ int64_t chunk_rows(const struct problem *problem, const struct cuda_facts *facts
   return chunk_blocks * (int64_t)facts->most_multiprocessors * FA3_CHUNK_FP8_ROWS;
 }
 
-/* How long a chunk's splits take, in tiles of keys: each multiprocessor has one block at a time, a
- * block takes a while beside its keys, and what is split is to be put together. */
+/* Blocks of the kernel that a multiprocessor has at a time. */
+static int64_t blocks_at_once(const struct kernel *kernel) {
+  return kernel->kind == &speculative_fp8_kind ? FA3_SPECULATIVE_FP8_BLOCKS : 1;
+}
+
+int32_t chunk_threads(const struct kernel *kernel) {
+  return kernel->kind == &speculative_fp8_kind ? 128 * FA3_SPECULATIVE_FP8_GROUPS
+                                               : FA3_CHUNK_FP8_THREADS(kernel->head_dim);
+}
+
+/* How long a chunk's splits take, in tiles of keys: `most` blocks run at a time, a block takes a
+ * while beside its keys, and what is split is to be put together. */
 struct chunk_time {
   int64_t alike;  /* of sequences of one length */
   int64_t differ; /* the longest twice the mean, its last block the last to begin */
@@ -185,7 +208,7 @@ static struct chunk_time time_chunk_splits(int64_t most, int64_t tiles, int64_t 
  * splits for lengths that do are taken only if they save a tenth of both times together. */
 static int64_t choose_chunk_splits(const struct problem *problem, const struct cuda_facts *facts,
                                    const struct kernel *kernel, int64_t tiles) {
-  const int64_t most = facts->most_multiprocessors;
+  const int64_t most = facts->most_multiprocessors * blocks_at_once(kernel);
   const int64_t keys = divide_up(larger(problem->max_seqlen_k, 1), kernel->tile_k);
   const int64_t rows = larger(problem->batch * problem->heads_q * longest_query(problem), 1);
   const int64_t limit = smaller(problem->num_splits ? problem->num_splits : most,

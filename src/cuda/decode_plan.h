@@ -47,6 +47,9 @@ int64_t decode_heads(const struct kernel *kernel);
 int64_t decode_loads(const struct kernel *kernel);
 int32_t decode_threads(const struct kernel *kernel);
 
+/* Threads of a block of the kernel for chunks. */
+int32_t chunk_threads(const struct kernel *kernel);
+
 /* Whether the decode kernel is for this call. */
 bool decode_takes(const struct problem *problem);
 

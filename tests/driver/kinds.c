@@ -498,6 +498,9 @@ static void run_the_others(void) {
   args = make_forward(FA3_BFLOAT16, 600, 5000, 128);
   args.key.dtype = args.value.dtype = FA3_FLOAT8_E4M3;
   run_forward(&args); /* chunk_fp8 */
+  args = make_forward(FA3_BFLOAT16, 8, 80000, 128);
+  args.key.dtype = args.value.dtype = FA3_FLOAT8_E4M3;
+  run_forward(&args); /* speculative_fp8 */
   args = make_forward(FA3_BFLOAT16, 1, 8000, 128);
   args.query.shape[0] = args.key.shape[0] = args.value.shape[0] = args.output.shape[0] = 27;
   run_forward(&args); /* decode_dealt */

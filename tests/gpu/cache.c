@@ -19,7 +19,7 @@
 
 enum {
   BATCH = 64,
-  MOST_QUERIES = 128, /* of all sequences */
+  MOST_QUERIES = 256, /* of all sequences */
   HEADS_Q = 8,
   HEADS_K = 2,
   MOST_DIM = 128,
@@ -371,12 +371,13 @@ static void test_lone_blocks(void **state) {
 }
 
 /* Codes under more queries than a block of decode_fp8 has rows for: chunk_fp8, up to 64 rows by
- * both consumers in turns, in several splits (tests/cuda_plan_decode.c). */
+ * both consumers in turns, in several splits; of many sequences speculative_fp8
+ * (tests/cuda_plan_decode.c). */
 static void test_small_chunks(void **state) {
   (void)state;
   static const struct {
     int64_t batch, queries;
-  } cases[] = {{4, 8}, {16, 8}, {21, 6}, {4, 12}, {10, 12}, {7, 18}};
+  } cases[] = {{4, 8}, {16, 8}, {21, 6}, {4, 12}, {10, 12}, {7, 18}, {32, 8}, {51, 5}, {36, 7}};
   enum { CASES = sizeof cases / sizeof *cases };
   struct rng rng = rng_for(10);
   const int trials = gpu_trials(6 * CASES);
@@ -454,7 +455,7 @@ static void test_combine(void **state) {
     args.output = float32 ? fa3_dense(cache->partial, FA3_FLOAT32, BATCH, 1, HEADS_Q, head_dim)
                           : fa3_dense(cache->output, FA3_BFLOAT16, BATCH, 1, HEADS_Q, head_dim);
     memset(args.output.data, 0xff, (size_t)(BATCH * row_q) * (float32 ? 4 : 2));
-    memset(cache->lse, 0xff, sizeof(float) * BATCH * HEADS_Q);
+    memset(cache->lse, 0xff, sizeof cache->lse);
     if (fa3_combine(&args)) fail_msg("%s", fa3_last_error());
     GPU(cuCtxSynchronize, );
     for (int i = 0; i < BATCH * row_q; i++)

@@ -24,6 +24,7 @@ NEEDED = {
     "decode": ["differential", "cache", "lse"],
     "decode_fp8": ["differential", "cache", "lse"],
     "chunk_fp8": ["differential", "cache", "lse"],
+    "speculative_fp8": ["differential", "cache"],
     "combine": ["differential", "cache", "lse"],
     "append": ["append", "steps"],
     "quantize": ["quantize"],
