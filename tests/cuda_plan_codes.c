@@ -1,4 +1,5 @@
 /* Which kernels would take E4M3 codes, and with which tiles, without a GPU. */
+#include "cuda/kernels.h"
 #include "cuda/plan.h"
 #include "cuda_facts.h"
 #include "cuda_problem.h"
@@ -70,6 +71,45 @@ static void test_chunks(void **state) {
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
   assert_true(plan.decode.kernel && plan.decode.chunk && plan.decode.most_queries == 4);
   assert_int_equal(plan.decode.chunk_splits, 1);
+}
+
+/* Queries of codes whose tiles would leave most multiprocessors without work: the kernels for
+ * caches split keys, unless the call has a window, packed sequences, or a number of splits. */
+static void test_few_tiles(void **state) {
+  (void)state;
+  static const int32_t starts[2];
+  static const struct {
+    int64_t batch, queries, keys, heads_q, heads_k, head_dim;
+    const char *kernel; /* NULL: the forward kernel */
+  } cases[] = {{1, 256, 16384, 4, 4, 128, "chunk_fp8"},
+               {1, 512, 8192, 8, 1, 128, "chunk_fp8"},
+               {1, 38, 27456, 16, 4, 256, "chunk_fp8"},
+               {4, 20, 34803, 2, 1, 64, "chunk_fp8"},
+               {1, 84, 1315, 4, 4, 128, "decode_fp8"},
+               {1, 20, 3712, 1, 1, 256, "decode_fp8"},
+               {8, 31, 40000, 8, 8, 128, "speculative_fp8"},
+               {1, 1024, 8192, 8, 8, 128, NULL},
+               {1, 719, 933, 2, 1, 256, NULL},
+               {1, 512, 8192, 32, 8, 128, NULL},
+               {2, 170, 15449, 40, 8, 256, NULL},
+               {1, 44, 322, 6, 2, 128, NULL}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+    for (int other = 0; other < 4; other++) {
+      struct cuda_plan plan;
+      struct problem problem =
+          make_problem(FA3_BFLOAT16, cases[i].batch, cases[i].queries, cases[i].heads_q,
+                       cases[i].heads_k, cases[i].head_dim, cases[i].head_dim);
+      problem.rows_k = problem.max_seqlen_k = cases[i].keys;
+      problem.query.dtype = problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;
+      if (other == 1) problem.num_splits = 1;
+      if (other == 2) problem.window_left = 100;
+      if (other == 3) problem.cu_seqlens_k = starts;
+      assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+      assert_int_equal(plan.decodes, cases[i].kernel && !other);
+      if (!plan.decodes) continue;
+      const struct kernel *kernel = plan.decode.chunk ? plan.decode.chunk : plan.decode.kernel;
+      assert_string_equal(kernel->kind->entries[0], cases[i].kernel);
+    }
 }
 
 /* Many queries of codes on pages of codes: the forward kernel, if it takes such pages and scales.
@@ -313,6 +353,7 @@ int main(void) {
       cmocka_unit_test(test_one_step),
       cmocka_unit_test(test_codes),
       cmocka_unit_test(test_chunks),
+      cmocka_unit_test(test_few_tiles),
       cmocka_unit_test(test_scales_of_heads),
       cmocka_unit_test(test_transposed_values),
       cmocka_unit_test(test_small_tiles),

@@ -12,6 +12,7 @@
 #include "cuda/sequences.h"
 #include "error.h"
 #include "integer.h"
+#include "kernels/decode_params.h"
 #include "kernels/mask.h"
 
 enum { ROWS = 64, MOST_MULTIPROCESSORS = 144 /* that a Hopper GPU can have */ };
@@ -201,6 +202,41 @@ static bool lacks_most_tiles(const struct problem *problem) {
   return filled_share(problem) < 1.0 / 16;
 }
 
+/* Whether a call of codes may be one for caches_are_faster: with as many queries of each sequence,
+ * and any number of splits. */
+static bool has_alike_queries(const struct problem *problem) {
+  return !queries_vary(problem) && !problem->cu_seqlens_k && !problem->num_splits;
+}
+
+/* Whether so many multiprocessors would have no tile of codes that the kernels for caches are
+ * faster: they split keys, though each takes longer for as many. In microseconds, as measured
+ * (docs/notes/hopper-fp8.md). */
+static bool caches_are_faster(const struct problem *problem, const struct cuda_facts *facts,
+                              const struct kernel *kernel) {
+  enum { TILE_ROWS = 192 };
+  static const struct {
+    double key;                    /* of a round of tiles of the forward kernel */
+    double few_keys;               /* of a call that decode_fp8 has */
+    double split_start, split_key; /* of a tile of chunk_fp8 */
+  } times[] = {{5.6e-3, 10.5, 12, 15.5e-3}, {6.9e-3, 10.5, 12, 18.8e-3}, {11.8e-3, 14, 25, 41e-3}};
+  const int i = kernel->head_dim > 128 ? 2 : kernel->head_dim > 64;
+  const double start = 6, gain = 0.95;
+  const int64_t queries = longest_query(problem);
+  if (!has_alike_queries(problem) || problem->window_left < MASK_UNBOUNDED || queries == 0)
+    return false;
+  const double heads = (double)problem->heads_q * (double)problem->batch;
+  const double heads_k = (double)problem->heads_k * (double)problem->batch;
+  const double keys = (double)problem->max_seqlen_k;
+  const double rounds =
+      ceil((double)divide_up(queries, TILE_ROWS) * heads / facts->multiprocessors);
+  const double most = gain * (start + times[i].key * keys * rounds);
+  if (chunk_rows(problem, facts) == 0) return times[i].few_keys < most;
+  const double tiles =
+      (double)divide_up(decode_rows(problem, queries), FA3_CHUNK_FP8_ROWS) * heads_k;
+  const double seen = keys_seen(problem, (double)queries, keys) * tiles;
+  return times[i].split_start + times[i].split_key * seen / facts->most_multiprocessors < most;
+}
+
 /* Whether the copy engine can step over all heads of a group: less than 2^40 bytes. */
 static bool may_step(const struct operand *operand, int64_t group) {
   return operand->stride_head <
@@ -367,8 +403,9 @@ static fa3_status plan_fp8_workspace(const struct problem *problem, const struct
   size_t *size = &plan->workspace_size;
   TRY(reserve_counter(problem, forward, size));
   const int64_t sums = FA3_FORWARD_FP8_SUMS(kernel->head_dim, kernel->tile_q);
-  TRY(reserve_splits(problem, facts, has_pages(problem) ? chunk_rows(problem, facts) : 0,
-                     &forward->room, size));
+  const bool splits = has_pages(problem) || has_alike_queries(problem);
+  TRY(reserve_splits(problem, facts, splits ? chunk_rows(problem, facts) : 0, &forward->room,
+                     size));
   if (sums && problem->max_seqlen_k > FA3_FORWARD_FP8_PERIOD)
     TRY(reserve(size, &forward->sums, "sums", MOST_MULTIPROCESSORS, sums, sizeof(float)));
   const struct kernel *transposing = find_transposing(problem, kernel);
@@ -484,11 +521,17 @@ fa3_status plan_forward(const struct problem *problem, const struct cuda_facts *
     TRY(check_fp8_operands(problem));
     if (has_pages(problem)) TRY(plan_few_queries(problem, facts, &forward->few));
     TRY(plan_fp8_workspace(problem, facts, largest, plan));
-    if (has_pages(problem) && lacks_most_tiles(problem)) {
-      const size_t size = plan->workspace_size; /* it never falls when a dimension grows */
-      TRY(plan_decode(problem, facts, plan));
-      if (plan->workspace_size < size) plan->workspace_size = size;
-      return FA3_OK;
+    if (has_pages(problem) ? lacks_most_tiles(problem)
+                           : caches_are_faster(problem, facts, forward->kernel)) {
+      struct cuda_plan decode;
+      const struct error_message before = error_keep();
+      if (!plan_decode(problem, facts, &decode)) {
+        const size_t size = plan->workspace_size; /* it never falls when a dimension grows */
+        *plan = decode;
+        if (plan->workspace_size < size) plan->workspace_size = size;
+        return FA3_OK;
+      }
+      error_put_back(&before);
     }
   } else {
     TRY(plan_few_queries(problem, facts, &forward->few));

@@ -33,7 +33,8 @@ enum scores { ORDINARY, ONE_FAR, ALIKE, ALIKE_AND_LARGE };
 struct shape {
   int head_dim, value_head_dim, batch, rows_q, rows_k, heads_q, heads_k;
   bool causal, packed, padded, capped;
-  bool mixed; /* queries alone are packed: many of a sequence, one of the next, and so on */
+  bool may_split; /* keys, by the kernels for caches */
+  bool mixed;     /* queries alone are packed: many of a sequence, one of the next, and so on */
   enum scores scores;
   int rows_per_scale[3]; /* of query, key, value; -1: none */
   int page_size;         /* of the GPU's key and value, a divisor of rows_k; 0: they are dense */
@@ -246,6 +247,8 @@ static void compare(const struct shape *shape, uint64_t number) {
                            : fa3_lse(lse, batch, shape->heads_q, rows_q);
   args.sink = fa3_vector(sinks, FA3_FLOAT32, shape->heads_q);
   args.softcap = shape->capped ? 3 : 0;
+  /* Else calls with few tiles are those of the kernels for caches. */
+  if (!shape->page_size && !shape->may_split) args.num_splits = 1;
   if (packs_queries) {
     args.cu_seqlens_q = fa3_vector(starts_q, FA3_INT32, batch + 1);
     args.max_seqlen_q = shape->rows_q;
@@ -407,6 +410,7 @@ static void test_against_the_cpu(void **state) {
             .packed = packed,
             .padded = rng_chance(&rng, 0.5),
             .capped = rng_chance(&rng, 0.3),
+            .may_split = rng_chance(&rng, 0.3),
             .output = (fa3_dtype)RNG_PICK(&rng, FA3_FLOAT32, FA3_FLOAT16, FA3_BFLOAT16),
             .nan_in = -1};
         memcpy(shape.rows_per_scale, rows_per_scale[s], sizeof shape.rows_per_scale);
@@ -426,6 +430,25 @@ static void test_against_the_cpu(void **state) {
                             .output = FA3_FLOAT32,
                             .nan_in = -1},
             ++number);
+  /* Few tiles of many keys, which are split. */
+  for (int i = 0; i < (most < 60 ? 3 : 12); i++)
+    compare(
+        &(struct shape){.head_dim = i == 4 ? 96 : dims[i % 3],
+                        .value_head_dim = i == 4 ? 64 : dims[i % 3],
+                        .batch = i < 9 ? 1 + i % 2 : 16,
+                        .rows_q = (int)(i < 9 ? rng_between(&rng, 17, 200) : 31),
+                        .rows_k = (int)(i < 9 ? rng_between(&rng, 3000, 9000) : 4000),
+                        .heads_q = i < 9 ? 3 : 8,
+                        .heads_k = i < 9 ? 1 + 2 * (i % 4 / 2) : 8,
+                        .causal = i % 5 < 2,
+                        .capped = i % 4 == 3,
+                        .padded = i % 7 == 3,
+                        .scores = i == 5 ? ONE_FAR : ORDINARY,
+                        .rows_per_scale = {0, i % 3 == 1 ? 128 : 0, i % 3 == 2 && i < 9 ? 1 : 0},
+                        .may_split = true,
+                        .output = i % 2 ? FA3_FLOAT32 : FA3_BFLOAT16,
+                        .nan_in = -1},
+        ++number);
   /* Values that many queries see, which head dim 256 has transposed ahead. */
   for (int i = 0; i < (most < 60 ? 2 : 8); i++)
     compare(&(struct shape){.head_dim = i == 6 ? 192 : 256,
