@@ -89,33 +89,52 @@ __device__ __forceinline__ void store_by_tma(const fa3_forward_params &params, c
   }
 }
 
+// Where O of one of a tile's rows goes; null where it is beyond the sequence's end, or the tile's
+// heads.
+__device__ __forceinline__ uint4 *place_of_output(const fa3_forward_params &params, const work &w,
+                                                  int warpgroup, int in_tile) {
+  const int step = params.queries_per_warpgroup;
+  const int query = w.first + warpgroup * step + query_of_row(params, in_tile);
+  const int head = head_of_row(params, w, in_tile);
+  uint16_t *const to =
+      (uint16_t *)params.output_data + w.sequence.query_batch * params.output_stride_batch +
+      (w.sequence.query_row + query) * params.output_stride_row + head * params.output_stride_head;
+  const bool stored = in_tile < step * params.tile_heads && query < w.sequence.mask.queries;
+  return stored ? (uint4 *)to : nullptr;
+}
+
+// Whether a lane finds the place of one row, once, and gives it to the others: registers have no
+// room for it at head dim 64, whose lanes find the place of each 16 bytes. And how many of these
+// leave at once: with more, ptxas serialises the products of kernels for few last keys (C7511).
+constexpr bool kFindsOnce = kChunksV > 1;
+#if FA3_LAST_KEYS
+constexpr int kStoresAtOnce = 1;
+#else
+constexpr int kStoresAtOnce = kFindsOnce ? kUnits / 2 : 1;
+#endif
+
 // The warp's rows leave one by one: not all are of this sequence, or the queries of a warp are no
 // whole number.
 template <bool kToBf16>
 __device__ __forceinline__ void store_by_threads(const fa3_forward_params &params, const work &w,
                                                  int warpgroup, const results &x, uint32_t staged,
                                                  int row0, int lane) {
-  const int first = w.first + warpgroup * params.queries_per_warpgroup;
-  const int limit = params.queries_per_warpgroup * params.tile_heads;
+  const int unit = lane % kUnits;
+  uint4 *place = nullptr;
+  if (kFindsOnce) place = place_of_output(params, w, warpgroup, row0 + (lane & 15));
 #pragma unroll
   for (int c = 0; c < kChunksV; ++c) {
     const uint32_t chunk = staged + c % kOChunks * kOChunkBytes;
     put_chunk<kToBf16>(x.o + c * kUnits * 4, x.average, chunk);
     __syncwarp();
-#pragma unroll 1
-    for (int i = lane; i < 16 * kUnits; i += 32) {
-      const int row = i / kUnits, unit = i % kUnits;
-      const int in_tile = row0 + row;
-      const int query = first + query_of_row(params, in_tile);
-      const int head = head_of_row(params, w, in_tile);
-      const int column = c * kChunk + unit * 8;
-      if (in_tile >= limit || query >= w.sequence.mask.queries || column >= params.head_dim_v)
-        continue;
-      uint16_t *to = (uint16_t *)params.output_data +
-                     w.sequence.query_batch * params.output_stride_batch +
-                     (w.sequence.query_row + query) * params.output_stride_row +
-                     head * params.output_stride_head + column;
-      *(uint4 *)to = load_shared_vector(chunk + swizzled(row, unit));
+    const bool there = c * kUnits + unit < params.head_dim_v / 8;
+#pragma unroll kStoresAtOnce
+    for (int i = 0; i < kUnits / 2; ++i) {
+      const int row = (32 * i + lane) / kUnits;
+      uint4 *const to = kFindsOnce ? (uint4 *)__shfl_sync(0xffffffff, (uint64_t)place, row)
+                                   : place_of_output(params, w, warpgroup, row0 + row);
+      if (to != nullptr && there)
+        to[c * kUnits + unit] = load_shared_vector(chunk + swizzled(row, unit));
     }
     __syncwarp();
   }
