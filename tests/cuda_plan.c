@@ -333,7 +333,7 @@ static void test_tiles_of_groups(void **state) {
                {2, 64, 64, 32, 8, 128, false, false},   {32, 150, 1024, 32, 8, 128, true, true},
                {40, 300, 300, 16, 8, 128, false, true}, {40, 300, 300, 24, 8, 128, false, false},
                {60, 139, 139, 24, 4, 128, true, true},  {24, 250, 1024, 24, 4, 128, true, false},
-               {60, 250, 250, 32, 8, 64, false, true},  {60, 139, 139, 12, 4, 64, true, false},
+               {60, 250, 250, 32, 8, 64, false, true},  {60, 139, 139, 12, 4, 64, true, true},
                {16, 60, 60, 60, 12, 96, true, true},    {64, 143, 143, 24, 8, 128, true, true},
                {60, 139, 139, 16, 4, 256, true, true},  {40, 100, 100, 16, 2, 256, false, false},
                {6, 69, 69, 36, 12, 128, true, false},   {6, 69, 69, 36, 12, 256, false, false},

@@ -65,8 +65,8 @@ static double sharing_cost(const struct kernel *kernel, int64_t tile_heads) {
   if (tile_heads == 1) return 0;
   const bool whole = 16 % tile_heads == 0, codes = kernel->dtype == FA3_FLOAT8_E4M3;
   if (codes && whole) return 0.7;
-  if (!codes && !whole && kernel->tile_q == 3 * ROWS) return 2;
-  return (whole ? 0.35 : codes ? 2.4 : 1) / 128 * kernel->value_head_dim;
+  if (!codes && !whole && kernel->tile_q == 3 * ROWS) return 1;
+  return (whole ? 0.35 : codes ? 0.8 : 0.5) / 128 * kernel->value_head_dim;
 }
 
 bool has_grid_steps(const struct kernel *kernel) {
