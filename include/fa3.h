@@ -208,8 +208,10 @@ typedef struct fa3_device {
  *
  * Kernels begin while those ahead of them in their stream end (programmatic dependent launch).
  * FA3_DEPENDENT_LAUNCH=0, read likewise, has each begin after: for processes that take turns at a
- * GPU without MPS, one of which calls from several streams. There launches were seen that wait for
- * ever. Each launch then takes 0.5 to 1 us more of the host, and kernels do not overlap. */
+ * GPU without MPS. There, while other processes began, launches were seen that wait for ever, where
+ * one process calls from several streams, and gradients of key that the next copy in their stream
+ * read before they were written. Each launch then takes 0.5 to 1 us more of the host, and kernels
+ * do not overlap. */
 FA3_API fa3_status fa3_prepare(fa3_device device);
 
 typedef struct fa3_device_info {

@@ -130,6 +130,11 @@ static void test_keys_are_dealt_out(void **state) {
                {4, 4096, 8192, 1, 1, 128, true, false, 0},
                {8, 5, 4096, 36, 6, 128, true, true, 0},
                {8, 5, 1024, 36, 6, 128, true, false, 0},
+               /* Of one length: fewer tiles than multiprocessors, or little more; heads whose row
+                * tiles read the same keys at about the same time. */
+               {5, 172, 17799, 12, 6, 128, false, true, 0},
+               {5, 180, 21905, 12, 3, 128, false, true, 0},
+               {4, 207, 5447, 10, 5, 256, false, true, 0},
                /* Each tile of a head would read its keys anew. */
                {64, 2432, 12160, 1, 1, 128, false, false, 0},
                /* Those that it sees through a window. */
