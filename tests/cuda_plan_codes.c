@@ -74,7 +74,8 @@ static void test_chunks(void **state) {
 }
 
 /* Queries of codes whose tiles would leave most multiprocessors without work: the kernels for
- * caches split keys, unless the call has a window, packed sequences, or a number of splits. */
+ * caches split keys, unless the call has a window, packed sequences, a number of splits, or
+ * multiprocessors that are to be left free. */
 static void test_few_tiles(void **state) {
   (void)state;
   static const int32_t starts[2];
@@ -94,7 +95,7 @@ static void test_few_tiles(void **state) {
                {2, 170, 15449, 40, 8, 256, NULL},
                {1, 44, 322, 6, 2, 128, NULL}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-    for (int other = 0; other < 4; other++) {
+    for (int other = 0; other < 5; other++) {
       struct cuda_plan plan;
       struct problem problem =
           make_problem(FA3_BFLOAT16, cases[i].batch, cases[i].queries, cases[i].heads_q,
@@ -104,7 +105,9 @@ static void test_few_tiles(void **state) {
       if (other == 1) problem.num_splits = 1;
       if (other == 2) problem.window_left = 100;
       if (other == 3) problem.cu_seqlens_k = starts;
-      assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+      struct cuda_facts these = facts;
+      if (other == 4) these.multiprocessors = 100;
+      assert_int_equal(plan_forward(&problem, &these, &plan), FA3_OK);
       assert_int_equal(plan.decodes, cases[i].kernel && !other);
       if (!plan.decodes) continue;
       const struct kernel *kernel = plan.decode.chunk ? plan.decode.chunk : plan.decode.kernel;

@@ -209,8 +209,8 @@ static bool has_alike_queries(const struct problem *problem) {
 }
 
 /* Whether so many multiprocessors would have no tile of codes that the kernels for caches are
- * faster: they split keys, though each takes longer for as many. In microseconds, as measured
- * (docs/notes/hopper-fp8.md). */
+ * faster: they split keys, though each takes longer for as many, and leave no multiprocessor free.
+ * In microseconds, as measured (docs/notes/hopper-fp8.md). */
 static bool caches_are_faster(const struct problem *problem, const struct cuda_facts *facts,
                               const struct kernel *kernel) {
   enum { TILE_ROWS = 192 };
@@ -222,7 +222,8 @@ static bool caches_are_faster(const struct problem *problem, const struct cuda_f
   const int i = kernel->head_dim > 128 ? 2 : kernel->head_dim > 64;
   const double start = 6, gain = 0.95;
   const int64_t queries = longest_query(problem);
-  if (!has_alike_queries(problem) || problem->window_left < MASK_UNBOUNDED || queries == 0)
+  if (!has_alike_queries(problem) || problem->window_left < MASK_UNBOUNDED || queries == 0 ||
+      facts->multiprocessors < facts->most_multiprocessors)
     return false;
   const double heads = (double)problem->heads_q * (double)problem->batch;
   const double heads_k = (double)problem->heads_k * (double)problem->batch;
