@@ -18,7 +18,6 @@ __device__ __forceinline__ const block_work &again(const block_work &w) {
 
 // Tiles of float16 lie in shared memory as blocks of 64 columns, row after row, swizzled.
 constexpr int kBlockBytes = 128;  // of a row of a block
-constexpr int kBlockColumns = 64;
 
 // Where 16 bytes, eight columns, are in a tile of so many rows.
 template <int kTileRows>

@@ -7,6 +7,7 @@
 #include "ring.cuh"
 #include "wgmma.cuh"
 
+constexpr int kBlockColumns = 64;               // of a block of a tile
 constexpr int kGroupRows = 64;                  // of a consumer warpgroup
 constexpr int kConsumers = kRows / kGroupRows;  // warpgroups
 // Warps that load, 16 keys of a tile each; more than a tile has take turns at tiles.

@@ -14,8 +14,9 @@
 // So no code is written to shared memory as float16, as chunk_fp8.cu does, whose stores and
 // products take longer there than memory takes to deliver codes.
 //
-// Queries, scales and the units of rows are as in chunk_fp8.cu. The tops and units of a row are the
-// same in all threads of a warpgroup.
+// Queries, scales and the units of rows are as in chunk_fp8.cu, but tops lag where scales of keys
+// differ too: a warpgroup whose 32 rows all follow theirs does so in most tiles. The tops and units
+// of a row are the same in all threads of a warpgroup.
 //
 // Compile with -DFA3_E4M3=1, FA3_TILE_Q, FA3_TILE_K, FA3_HEAD_DIM and FA3_STAGES.
 #include "chunk_queries.cuh"

@@ -160,7 +160,7 @@ static const struct kernel *find_chunk_kernel(const struct problem *problem,
                                               const struct cuda_facts *facts) {
   if (!has_chunks(problem)) return NULL;
   const bool few = decode_rows(problem, longest_query(problem)) <= FA3_SPECULATIVE_FP8_ROWS;
-  /* Two blocks of decode_fp8 are as fast. */
+  /* At head dim 256 two blocks of decode_fp8 are as fast. */
   if (few && problem->head_dim > 128) return NULL;
   const bool speculative = few && problem->value_head_dim <= 128 &&
                            count_tile_keys(problem) > (double)few_speculative_tile_keys;

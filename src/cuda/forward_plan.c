@@ -202,10 +202,10 @@ static bool lacks_most_tiles(const struct problem *problem) {
   return filled_share(problem) < 1.0 / 16;
 }
 
-/* Whether a call of codes may be one for caches_are_faster: with as many queries of each sequence,
- * and any number of splits. */
-static bool has_alike_queries(const struct problem *problem) {
-  return !queries_vary(problem) && !problem->cu_seqlens_k && !problem->num_splits;
+/* Whether a call of codes may be one for caches_are_faster: each sequence has as many queries, and
+ * keys may be split. */
+static bool may_split_codes(const struct problem *problem) {
+  return !queries_vary(problem) && !problem->cu_seqlens_k && problem->num_splits != 1;
 }
 
 /* Whether so many multiprocessors would have no tile of codes that the kernels for caches are
@@ -216,13 +216,13 @@ static bool caches_are_faster(const struct problem *problem, const struct cuda_f
   enum { TILE_ROWS = 192 };
   static const struct {
     double key;                    /* of a round of tiles of the forward kernel */
-    double few_keys;               /* of a call that decode_fp8 has */
+    double few_keys;               /* of a whole call with few keys */
     double split_start, split_key; /* of a tile of chunk_fp8 */
   } times[] = {{5.6e-3, 10.5, 12, 15.5e-3}, {6.9e-3, 10.5, 12, 18.8e-3}, {11.8e-3, 14, 25, 41e-3}};
   const int i = kernel->head_dim > 128 ? 2 : kernel->head_dim > 64;
   const double start = 6, gain = 0.95;
   const int64_t queries = longest_query(problem);
-  if (!has_alike_queries(problem) || problem->window_left < MASK_UNBOUNDED || queries == 0 ||
+  if (!may_split_codes(problem) || problem->window_left < MASK_UNBOUNDED || queries == 0 ||
       facts->multiprocessors < facts->most_multiprocessors)
     return false;
   const double heads = (double)problem->heads_q * (double)problem->batch;
@@ -231,11 +231,13 @@ static bool caches_are_faster(const struct problem *problem, const struct cuda_f
   const double rounds =
       ceil((double)divide_up(queries, TILE_ROWS) * heads / facts->multiprocessors);
   const double most = gain * (start + times[i].key * keys * rounds);
-  if (chunk_rows(problem, facts) == 0) return times[i].few_keys < most;
+  if (chunk_rows(problem, facts) == 0) return !problem->num_splits && times[i].few_keys < most;
   const double tiles =
       (double)divide_up(decode_rows(problem, queries), FA3_CHUNK_FP8_ROWS) * heads_k;
-  const double seen = keys_seen(problem, (double)queries, keys) * tiles;
-  return times[i].split_start + times[i].split_key * seen / facts->most_multiprocessors < most;
+  const double splits = problem->num_splits ? (double)problem->num_splits : INFINITY;
+  const double share = fmax(tiles / facts->most_multiprocessors, 1 / splits);
+  const double seen = keys_seen(problem, (double)queries, keys) * share;
+  return times[i].split_start + times[i].split_key * seen < most;
 }
 
 /* Whether the copy engine can step over all heads of a group: less than 2^40 bytes. */
@@ -404,7 +406,7 @@ static fa3_status plan_fp8_workspace(const struct problem *problem, const struct
   size_t *size = &plan->workspace_size;
   TRY(reserve_counter(problem, forward, size));
   const int64_t sums = FA3_FORWARD_FP8_SUMS(kernel->head_dim, kernel->tile_q);
-  const bool splits = has_pages(problem) || has_alike_queries(problem);
+  const bool splits = has_pages(problem) || may_split_codes(problem);
   TRY(reserve_splits(problem, facts, splits ? chunk_rows(problem, facts) : 0, &forward->room,
                      size));
   if (sums && problem->max_seqlen_k > FA3_FORWARD_FP8_PERIOD)

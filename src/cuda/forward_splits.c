@@ -161,34 +161,34 @@ static struct sharing dealt_tiles(const struct problem *problem, const struct ke
   return one;
 }
 
-/* How often the keys of a head are read, where `rows` rows of tiles lie one behind the other, each
- * as long as 1, and are cut into shares of `share`, which begin at once: key x (0 to 1) of row r is
- * read at time (r + x) % share. So a row reads from the L2 cache what another one has read not long
- * before: within `kept`, while as much is read once as the cache keeps. */
-static int64_t count_readings(int64_t rows, double share, double kept) {
-  enum { MOST_ROWS = 64 };
-  double times[MOST_ROWS], gaps[MOST_ROWS]; /* sorted: the greatest gap is the first */
-  if (rows > MOST_ROWS) return rows;
-  for (int64_t r = 0; r < rows; r++) {
-    const double time = fmod((double)r, share);
-    int64_t n = r;
+/* How often the keys of a head are read by so many tiles that lie one behind the other, each as
+ * long as 1, and are cut into shares of `share`, which begin at once: key x (0 to 1) of tile n is
+ * read at time (n + x) % share. So a tile reads from the L2 cache what another one has read not
+ * long before: within `kept`, if all keys were read once in that time. */
+static int64_t count_readings(int64_t tiles, double share, double kept) {
+  enum { MOST_TILES = 64 };
+  double times[MOST_TILES], gaps[MOST_TILES]; /* sorted: the greatest gap is the first */
+  if (tiles > MOST_TILES) return tiles;
+  for (int64_t t = 0; t < tiles; t++) {
+    const double time = fmod((double)t, share);
+    int64_t n = t;
     for (; n > 0 && times[n - 1] > time; n--) times[n] = times[n - 1];
     times[n] = time;
   }
-  for (int64_t r = 0; r < rows; r++) {
-    const double gap = r + 1 < rows ? times[r + 1] - times[r] : times[0] + share - times[r];
-    int64_t n = r;
+  for (int64_t t = 0; t < tiles; t++) {
+    const double gap = t + 1 < tiles ? times[t + 1] - times[t] : times[0] + share - times[t];
+    int64_t n = t;
     for (; n > 0 && gaps[n - 1] < gap; n--) gaps[n] = gaps[n - 1];
     gaps[n] = gap;
   }
   /* The more is read, the less long it is kept. */
   int64_t readings = 1;
-  while (readings < rows && gaps[readings] * (double)readings > kept) readings++;
+  while (readings < tiles && gaps[readings] * (double)readings > kept) readings++;
   return readings;
 }
 
-/* What it takes to read the keys and values that are seen, in steps: of each head's the rows of
- * tiles, a team's side by side, read them anew but for what the L2 cache keeps. */
+/* What it takes to read the keys and values that are seen, in steps. The tiles of a team, side by
+ * side, read them once; those of a head that come one behind the other may each read them anew. */
 static double reading_time(const struct problem *problem, const struct cuda_facts *facts,
                            double keys, double tiles, int64_t team, double shares,
                            struct sharing one) {
@@ -197,10 +197,10 @@ static double reading_time(const struct problem *problem, const struct cuda_fact
   const double bytes = row * fmin(keys, (double)problem->max_seqlen_k) * (double)problem->heads_k *
                        (double)problem->batch;
   const int64_t readers = problem->heads_q / problem->heads_k / one.tile_heads;
-  const int64_t rows = divide_up(blocks_of(problem, one) * readers, team);
-  if (bytes <= KEPT_BYTES || rows == 1) return 0;
+  const int64_t in_turn = divide_up(blocks_of(problem, one) * readers, team);
+  if (bytes <= KEPT_BYTES || in_turn == 1) return 0;
   const double share = tiles / shares;
-  const int64_t readings = count_readings(rows, share, KEPT_BYTES / bytes * share);
+  const int64_t readings = count_readings(in_turn, share, KEPT_BYTES / bytes * share);
   return reading_seconds(facts, (double)readings * bytes) / step_seconds;
 }
 
