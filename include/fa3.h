@@ -208,11 +208,11 @@ typedef struct fa3_device {
  *
  * Kernels begin while those ahead of them in their stream end (programmatic dependent launch).
  * FA3_DEPENDENT_LAUNCH=0, read likewise, has each begin after: for processes that take turns at a
- * GPU without MPS. Two faults were seen there while other processes began. A process that calls
- * from several streams had launches that wait for ever; they did not come with this setting. And a
- * copy behind a backward call read gradients of key before they were written; this setting should
- * keep that from happening, but has not been tried. Each launch then takes 0.5 to 1 us more of the
- * host, and kernels do not overlap. */
+ * GPU without MPS. Without this setting two faults were seen there while other processes began.
+ * Launches of a process that calls from several streams waited for ever, which did not happen with
+ * it. And gradients of key were silently wrong: the next copy in the stream read them before they
+ * were written; the setting should prevent that, but was not tried for it. With it each launch
+ * takes 0.5 to 1 us more of the host, and kernels do not overlap. */
 FA3_API fa3_status fa3_prepare(fa3_device device);
 
 typedef struct fa3_device_info {
@@ -344,10 +344,10 @@ enum {
  * probabilities may be rounded to the input's dtype before the second product, as every
  * FlashAttention does. On E4M3 inputs a GPU rounds the probabilities to E4M3 too, and sums a few
  * thousand keys at a time with about 13 bits; but not where queries are few or have 16 bits, nor
- * always where keys lie in pages, or are so many beside few queries and heads that they are
- * computed in parts (docs/fp8.md): it then rounds probabilities, times the values' scales, to
- * float16, in units of a row's greatest. The CPU computes in float32 throughout. Float32 queries
- * are taken on the CPU alone so far.
+ * always where keys lie in pages, or where kernels that split keys are faster (docs/fp8.md has the
+ * list): it then rounds probabilities, times the values' scales, to float16, in units of a row's
+ * greatest. The CPU computes in float32 throughout. Float32 queries are taken on the CPU alone so
+ * far.
  *
  * Edges. A query that sees no key gives output 0 and lse -infinity (without a sink).
  * Empty sequences and an empty batch are not errors. NaN and infinity reach the rows that
@@ -433,11 +433,11 @@ typedef struct fa3_forward_args {
 
   /* Multiprocessors of a GPU that the call leaves free for what runs beside it, such as NCCL's
    * kernels; 0: none. The attention kernels take one block on each of the others, and always run
-   * on one or two. Not held to it are kernels that are over soon: those for few queries (of
-   * decoding), and those before and after others (the backward pass's preparation, copies of
+   * on one or two. Not held to it are the kernels for few queries (of decoding) and for FP8 caches,
+   * and those before and after others (the backward pass's preparation, copies of
    * tensors that take a detour through the workspace). 0 for the CPU, which has num_threads. The
-   * workspace's size does not depend on it; results may, in their last bits, and of E4M3 queries
-   * in how probabilities are rounded. */
+   * workspace's size does not depend on it. Results may: in their last bits, and of E4M3 queries in
+   * whether probabilities are rounded to E4M3 or to float16. */
   int32_t reserved_multiprocessors;
 
   /* Optional, int32, (batch, pages of a sequence): key and value are a cache in pages, and row r of

@@ -15,8 +15,9 @@
 // products take longer there than memory takes to deliver codes.
 //
 // Queries, scales and the units of rows are as in chunk_fp8.cu, but tops lag where scales of keys
-// differ too: a warpgroup whose 32 rows all follow theirs does so in most tiles. The tops and units
-// of a row are the same in all threads of a warpgroup.
+// differ too: some of the 32 rows has a greater score in most tiles, and the warpgroup would
+// rescale O in all of these. The tops and units of a row are the same in all threads of a
+// warpgroup.
 //
 // Compile with -DFA3_E4M3=1, FA3_TILE_Q, FA3_TILE_K, FA3_HEAD_DIM and FA3_STAGES.
 #include "chunk_queries.cuh"

@@ -202,42 +202,41 @@ static bool lacks_most_tiles(const struct problem *problem) {
   return filled_share(problem) < 1.0 / 16;
 }
 
-/* Whether a call of codes may be one for caches_are_faster: each sequence has as many queries, and
- * keys may be split. */
+/* Whether a call of codes may be one for caches_are_faster: all sequences have the same number of
+ * queries, keys are not packed, and num_splits does not forbid splits. */
 static bool may_split_codes(const struct problem *problem) {
   return !queries_vary(problem) && !problem->cu_seqlens_k && problem->num_splits != 1;
 }
 
-/* Whether so many multiprocessors would have no tile of codes that the kernels for caches are
- * faster: they split keys, though each takes longer for as many, and leave no multiprocessor free.
- * In microseconds, as measured (docs/notes/hopper-fp8.md). */
+/* Whether the kernels for caches are faster than the forward kernel for codes, because that has
+ * fewer tiles than multiprocessors. They split keys, but take longer for each, and leave no
+ * multiprocessor free. Times in microseconds, as measured (docs/notes/hopper-fp8.md); those of
+ * chunk_fp8 stand for all kernels of many keys. */
 static bool caches_are_faster(const struct problem *problem, const struct cuda_facts *facts,
-                              const struct kernel *kernel) {
-  enum { TILE_ROWS = 192 };
+                              const struct forward_plan *plan) {
+  enum { LEAST_SPLIT_KEYS = 256 };
   static const struct {
-    double key;                    /* of a round of tiles of the forward kernel */
-    double few_keys;               /* of a whole call with few keys */
-    double split_start, split_key; /* of a tile of chunk_fp8 */
+    double key;                    /* of a round of the forward kernel's tiles */
+    double few_keys;               /* of a call that has no chunks; any number of splits */
+    double split_start, split_key; /* of a tile of chunk_fp8; and for each key, if it is alone */
   } times[] = {{5.6e-3, 10.5, 12, 15.5e-3}, {6.9e-3, 10.5, 12, 18.8e-3}, {11.8e-3, 14, 25, 41e-3}};
-  const int i = kernel->head_dim > 128 ? 2 : kernel->head_dim > 64;
+  const int64_t head_dim = plan->kernel->head_dim, queries = longest_query(problem);
+  const int i = head_dim > 128 ? 2 : head_dim > 64;
   const double start = 6, gain = 0.95;
-  const int64_t queries = longest_query(problem);
   if (!may_split_codes(problem) || problem->window_left < MASK_UNBOUNDED || queries == 0 ||
       facts->multiprocessors < facts->most_multiprocessors)
     return false;
-  const double heads = (double)problem->heads_q * (double)problem->batch;
-  const double heads_k = (double)problem->heads_k * (double)problem->batch;
-  const double keys = (double)problem->max_seqlen_k;
-  const double rounds =
-      ceil((double)divide_up(queries, TILE_ROWS) * heads / facts->multiprocessors);
-  const double most = gain * (start + times[i].key * keys * rounds);
-  if (chunk_rows(problem, facts) == 0) return !problem->num_splits && times[i].few_keys < most;
-  const double tiles =
-      (double)divide_up(decode_rows(problem, queries), FA3_CHUNK_FP8_ROWS) * heads_k;
-  const double splits = problem->num_splits ? (double)problem->num_splits : INFINITY;
-  const double share = fmax(tiles / facts->most_multiprocessors, 1 / splits);
+  const double most = facts->most_multiprocessors, keys = (double)problem->max_seqlen_k;
+  const double rounds = ceil(fa3_tile_count(&plan->tiles) / most);
+  const double longest = gain * (start + times[i].key * keys * rounds);
+  if (chunk_rows(problem, facts) == 0) return !problem->num_splits && times[i].few_keys < longest;
+  const double tiles = (double)divide_up(decode_rows(problem, queries), FA3_CHUNK_FP8_ROWS) *
+                       (double)problem->heads_k * (double)problem->batch;
+  double splits = keys / LEAST_SPLIT_KEYS;
+  if (problem->num_splits) splits = fmin(splits, (double)problem->num_splits);
+  const double share = fmax(tiles / most, 1 / fmax(splits, 1));
   const double seen = keys_seen(problem, (double)queries, keys) * share;
-  return times[i].split_start + times[i].split_key * seen < most;
+  return times[i].split_start + times[i].split_key * seen < longest;
 }
 
 /* Whether the copy engine can step over all heads of a group: less than 2^40 bytes. */
@@ -525,7 +524,7 @@ fa3_status plan_forward(const struct problem *problem, const struct cuda_facts *
     if (has_pages(problem)) TRY(plan_few_queries(problem, facts, &forward->few));
     TRY(plan_fp8_workspace(problem, facts, largest, plan));
     if (has_pages(problem) ? lacks_most_tiles(problem)
-                           : caches_are_faster(problem, facts, forward->kernel)) {
+                           : caches_are_faster(problem, facts, forward)) {
       struct cuda_plan decode;
       const struct error_message before = error_keep();
       if (!plan_decode(problem, facts, &decode)) {

@@ -164,7 +164,8 @@ static struct sharing dealt_tiles(const struct problem *problem, const struct ke
 /* How often the keys of a head are read by so many tiles that lie one behind the other, each as
  * long as 1, and are cut into shares of `share`, which begin at once: key x (0 to 1) of tile n is
  * read at time (n + x) % share. So a tile reads from the L2 cache what another one has read not
- * long before: within `kept`, if all keys were read once in that time. */
+ * long before: within `kept`, if all keys are read once while the shares last; within half of it,
+ * if they are read twice. More than 64 tiles are taken to read them anew each. */
 static int64_t count_readings(int64_t tiles, double share, double kept) {
   enum { MOST_TILES = 64 };
   double times[MOST_TILES], gaps[MOST_TILES]; /* sorted: the greatest gap is the first */
@@ -187,8 +188,8 @@ static int64_t count_readings(int64_t tiles, double share, double kept) {
   return readings;
 }
 
-/* What it takes to read the keys and values that are seen, in steps. The tiles of a team, side by
- * side, read them once; those of a head that come one behind the other may each read them anew. */
+/* What it takes to read the keys and values that are seen, in steps. Tiles of a team that share a
+ * key head read its keys once; those that follow in the same shares may read them again. */
 static double reading_time(const struct problem *problem, const struct cuda_facts *facts,
                            double keys, double tiles, int64_t team, double shares,
                            struct sharing one) {
