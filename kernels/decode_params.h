@@ -102,8 +102,7 @@ typedef struct {
   fa3_scales query_scale, key_scale, value_scale;
   fa3_divisor key_scale_rows, value_scale_rows; /* that share a scale; 1 where a whole head does */
   int query;                                    /* FA3_QUERY_... */
-  int few_queries; /* of chunk_fp8 and speculative_fp8: sequences with no more are another kernel's
-                    */
+  int few_queries; /* of the kernels for chunks: sequences with no more are another's */
 } fa3_decode_fp8_params;
 
 /* Whether registers have no room for what a block does while it attends: such a kernel deals no

@@ -217,7 +217,7 @@ static bool caches_are_faster(const struct problem *problem, const struct cuda_f
   enum { LEAST_SPLIT_KEYS = 256 };
   static const struct {
     double key;                    /* of a round of the forward kernel's tiles */
-    double few_keys;               /* of a call that has no chunks; any number of splits */
+    double few_keys;               /* of a call without chunks, by the library's own splits */
     double split_start, split_key; /* of a tile of chunk_fp8; and for each key, if it is alone */
   } times[] = {{5.6e-3, 10.5, 12, 15.5e-3}, {6.9e-3, 10.5, 12, 18.8e-3}, {11.8e-3, 14, 25, 41e-3}};
   const int64_t head_dim = plan->kernel->head_dim, queries = longest_query(problem);
@@ -228,15 +228,15 @@ static bool caches_are_faster(const struct problem *problem, const struct cuda_f
     return false;
   const double most = facts->most_multiprocessors, keys = (double)problem->max_seqlen_k;
   const double rounds = ceil(fa3_tile_count(&plan->tiles) / most);
-  const double longest = gain * (start + times[i].key * keys * rounds);
-  if (chunk_rows(problem, facts) == 0) return !problem->num_splits && times[i].few_keys < longest;
+  const double limit = gain * (start + times[i].key * keys * rounds);
+  if (chunk_rows(problem, facts) == 0) return !problem->num_splits && times[i].few_keys < limit;
   const double tiles = (double)divide_up(decode_rows(problem, queries), FA3_CHUNK_FP8_ROWS) *
                        (double)problem->heads_k * (double)problem->batch;
   double splits = keys / LEAST_SPLIT_KEYS;
   if (problem->num_splits) splits = fmin(splits, (double)problem->num_splits);
   const double share = fmax(tiles / most, 1 / fmax(splits, 1));
   const double seen = keys_seen(problem, (double)queries, keys) * share;
-  return times[i].split_start + times[i].split_key * seen < longest;
+  return times[i].split_start + times[i].split_key * seen < limit;
 }
 
 /* Whether the copy engine can step over all heads of a group: less than 2^40 bytes. */

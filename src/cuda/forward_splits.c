@@ -188,21 +188,22 @@ static int64_t count_readings(int64_t tiles, double share, double kept) {
   return readings;
 }
 
-/* What it takes to read the keys and values that are seen, in steps. Tiles of a team that share a
- * key head read its keys once; those that follow in the same shares may read them again. */
+/* What it takes to read the keys and values that are seen, in steps; 0: no more than `work`. Tiles
+ * of a team that share a key head read its keys once; those that follow in the same shares may read
+ * them again. */
 static double reading_time(const struct problem *problem, const struct cuda_facts *facts,
                            double keys, double tiles, int64_t team, double shares,
-                           struct sharing one) {
+                           struct sharing one, double work) {
   const double row = (double)fa3_dtype_size(problem->key.dtype) *
                      (double)(problem->head_dim + problem->value_head_dim);
   const double bytes = row * fmin(keys, (double)problem->max_seqlen_k) * (double)problem->heads_k *
                        (double)problem->batch;
   const int64_t readers = problem->heads_q / problem->heads_k / one.tile_heads;
   const int64_t in_turn = divide_up(blocks_of(problem, one) * readers, team);
-  if (bytes <= KEPT_BYTES || in_turn == 1) return 0;
+  const double once = reading_seconds(facts, bytes) / step_seconds;
+  if (bytes <= KEPT_BYTES || in_turn == 1 || (double)in_turn * once <= work) return 0;
   const double share = tiles / shares;
-  const int64_t readings = count_readings(in_turn, share, KEPT_BYTES / bytes * share);
-  return reading_seconds(facts, (double)readings * bytes) / step_seconds;
+  return once * (double)count_readings(in_turn, share, KEPT_BYTES / bytes * share);
 }
 
 /* About what a call takes whose keys are dealt out, all sequences being as long as they may be;
@@ -227,8 +228,9 @@ static double dealt_time(const struct problem *problem, const struct cuda_facts 
   const double part = store_steps * columns * (double)one.warpgroups / 2;
   const double of_tile = forward_tile_time(plan->kernel, one.warpgroups) * seen.mean + tile_steps;
   const double keys = seen.longest * (double)plan->kernel->tile_k;
+  const double work = tiles * of_tile / shares;
   const double steps =
-      fmax(tiles * of_tile / shares, reading_time(problem, facts, keys, tiles, team, shares, one));
+      fmax(work, reading_time(problem, facts, keys, tiles, team, shares, one, work));
   return steps + 2 * part + deal_steps + combine_steps +
          shares * (double)tile_rows * 2 * partial_steps * columns;
 }
