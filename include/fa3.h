@@ -95,7 +95,8 @@ enum {
   FA3_INVALID_DTYPE = 4,        /* an unknown dtype, or one that this operand can't have */
   FA3_INVALID_SHAPE = 5,        /* a rank or extent that is wrong or does not match */
   FA3_INVALID_STRIDE = 6,       /* negative, not contiguous where it must be, overlapping */
-  FA3_INVALID_LENGTHS = 7,      /* contents of cu_seqlens, seqused, leftpad, index, pages */
+  FA3_INVALID_LENGTHS = 7,      /* contents of cu_seqlens, seqused, leftpad, index, pages,
+                                   positions; max_seqlen */
   FA3_INVALID_FLAGS = 8,        /* an unknown flag, or a field set that needs a flag */
   FA3_INVALID_SCALE = 9,        /* softmax_scale is not finite, a scale's rows are negative */
   FA3_INVALID_SOFTCAP = 10,     /* softcap is negative, below 2^-126 or not finite */
@@ -106,12 +107,13 @@ enum {
   FA3_INVALID_RESERVED = 15,    /* a reserved field is not zero */
   FA3_INVALID_ENVIRONMENT = 16, /* FA3_CPU_LEVEL names no level, or one that is not here;
                                    FA3_CHECK_DEVICE or FA3_DEPENDENT_LAUNCH is not 0 or 1 */
-  FA3_INVALID_INDEX = 17,       /* an index past the end of a table */
+  FA3_INVALID_INDEX = 17,       /* fa3_get_kernel_info's index is not in the table */
   FA3_INVALID_SPLITS = 18,      /* num_splits or split_keys is negative, or both are set */
 
   FA3_UNSUPPORTED = 100,    /* a valid request outside fa3_supports' table */
   FA3_NO_DRIVER = 101,      /* CUDA asked for, no NVIDIA driver found */
-  FA3_DRIVER_TOO_OLD = 102, /* CUDA asked for, the driver predates what is needed */
+  FA3_DRIVER_TOO_OLD = 102, /* CUDA asked for, the driver's CUDA is older than 12.0, or of a
+                               smaller major version than the nvcc that built the library */
   FA3_NO_HOPPER_GPU = 103,  /* CUDA asked for, no GPU of compute capability 9.0 */
 
   FA3_OUT_OF_MEMORY = 200,
@@ -207,12 +209,10 @@ typedef struct fa3_device {
  * copy, and a stream that is being captured is refused.
  *
  * Kernels begin while those ahead of them in their stream end (programmatic dependent launch).
- * FA3_DEPENDENT_LAUNCH=0, read likewise, has each begin after: for processes that take turns at a
- * GPU without MPS. Without this setting two faults were seen there while other processes began.
- * Launches of a process that calls from several streams waited for ever, which did not happen with
- * it. And gradients of key were silently wrong: the next copy in the stream read them before they
- * were written; the setting should prevent that, but was not tried for it. With it each launch
- * takes 0.5 to 1 us more of the host, and kernels do not overlap. */
+ * With FA3_DEPENDENT_LAUNCH=0, read likewise, each begins after those ahead have ended. That is for
+ * several processes that take turns at one GPU, without MPS: there launches that never ended were
+ * seen, of processes that call from several streams; with FA3_DEPENDENT_LAUNCH=0 none. With this
+ * setting each launch takes 0.5 to 1 us more of the host, and kernels do not overlap. */
 FA3_API fa3_status fa3_prepare(fa3_device device);
 
 typedef struct fa3_device_info {
@@ -233,7 +233,7 @@ FA3_API fa3_status fa3_get_device_info(fa3_device device, fa3_device_info *info)
 
 /* What is supported. */
 
-/* 3 decode is reserved. */
+/* The value 3 is reserved. */
 typedef int32_t fa3_phase;
 enum { FA3_FORWARD = 1, FA3_BACKWARD = 2, FA3_QUANTIZE = 4, FA3_APPEND = 5, FA3_COMBINE = 6 };
 
@@ -268,8 +268,8 @@ typedef struct fa3_capability {
   fa3_dtype query_dtype; /* append: of new_key; quantize: of input */
   fa3_dtype key_dtype;
   fa3_dtype value_dtype;
-  fa3_dtype output_dtype; /* backward: of output and grad_output; quantize: of codes; combine, for
-                             which this and value_head_dim count */
+  fa3_dtype output_dtype; /* backward: of output and grad_output; quantize: of codes; for combine
+                             this and value_head_dim are used */
   int32_t head_dim;       /* of query and key; quantize: of input */
   int32_t value_head_dim; /* of value and output */
   fa3_features features;
@@ -297,15 +297,15 @@ typedef struct fa3_kernel_info {
 FA3_API int32_t fa3_kernel_count(void);
 FA3_API fa3_status fa3_get_kernel_info(int32_t index, fa3_kernel_info *info);
 
-/* Flags of the calls; what says no more is of forward and backward. */
+/* Flags. One without a note belongs to fa3_forward and fa3_backward. */
 
 enum {
   /* Query i sees key j only if j <= i + diagonal, where diagonal = seqlen_k - seqlen_q
    * unless `diagonal` is given: the last query sees the last key. */
   FA3_CAUSAL = 1 << 0,
-  /* window_left and window_right count. */
+  /* window_left and window_right are used. */
   FA3_WINDOW = 1 << 1,
-  /* softmax_scale counts. */
+  /* softmax_scale is used. */
   FA3_SCALE = 1 << 2,
   /* Backward alone: gradients are added to what the tensors hold (a ring of GPUs sums so). */
   FA3_ACCUMULATE = 1 << 3,
@@ -313,7 +313,7 @@ enum {
    * engines keep to that without the flag too, as it costs them nothing; it is for callers who
    * rely on it. */
   FA3_DETERMINISTIC = 1 << 4,
-  /* Append and quantize: rotary embedding turns elements 2i and 2i + 1 together; else i and
+  /* Append and quantize: rotary embedding rotates elements 2i and 2i + 1 together; else i and
    * rotary_dim / 2 + i. */
   FA3_ROTARY_INTERLEAVED = 1 << 5,
   /* Quantize alone. */
@@ -343,11 +343,12 @@ enum {
  * Numerics. Both products and the softmax accumulate in float32. On 16-bit inputs the
  * probabilities may be rounded to the input's dtype before the second product, as every
  * FlashAttention does. On E4M3 inputs a GPU rounds the probabilities to E4M3 too, and sums a few
- * thousand keys at a time with about 13 bits; but not where queries are few or have 16 bits, nor
- * always where keys lie in pages, or where kernels that split keys are faster (docs/fp8.md has the
- * list): it then rounds probabilities, times the values' scales, to float16, in units of a row's
- * greatest. The CPU computes in float32 throughout. Float32 queries are taken on the CPU alone so
- * far.
+ * thousand keys at a time with about 13 bits. In some calls it rounds them to float16 instead: with
+ * 16-bit queries, with few queries, with split_keys, in part of the calls with a page table, and
+ * where it expects kernels that split keys to be faster (docs/fp8.md has the list). Each
+ * probability is then multiplied by its value's scale and divided by a number that all of the row
+ * have in common, so that they fit into float16. The CPU computes in float32 throughout. Float32
+ * queries are taken on the CPU alone so far.
  *
  * Edges. A query that sees no key gives output 0 and lse -infinity (without a sink).
  * Empty sequences and an empty batch are not errors. NaN and infinity reach the rows that
@@ -401,9 +402,10 @@ typedef struct fa3_forward_args {
    * Refused without FA3_CAUSAL or FA3_WINDOW. */
   fa3_tensor diagonal;
 
-  /* Upper bounds of the lengths of any one sequence, for packed tensors; 0: taken from
-   * the contents of cu_seqlens, which only the CPU can do (on a GPU: refused). Zero for tensors
-   * that are not packed. */
+  /* Upper bounds of the lengths of any one sequence. Of packed tensors 0 means: taken from the
+   * contents of cu_seqlens, which only the CPU can do (on a GPU: FA3_INVALID_LENGTHS). With
+   * page_table max_seqlen_k may be given, and 0 means: all rows of a sequence's pages. Zero for
+   * other tensors, else FA3_INVALID_FLAGS. */
   int64_t max_seqlen_q;
   int64_t max_seqlen_k;
 
@@ -504,7 +506,8 @@ FA3_API fa3_status fa3_forward(const fa3_forward_args *args);
 
 /* Arguments of fa3_backward. What has a name that fa3_forward_args has too is what the forward
  * call took or gave, and its shape and rules are the same; an output of the forward pass is an
- * input here. A gradient has the shape of its tensor.
+ * input here. A gradient has the shape of its tensor. Query, key and value have one dtype: float32
+ * (on the CPU alone), float16 or bfloat16. There is no E4M3, page_table or cache_batch_index.
  *
  *   P = exp(scores - lse)              D = rowsum(grad_output * output) - grad_lse
  *   grad_value = P^T grad_output       dS = P * (grad_output value^T - D)
@@ -529,7 +532,7 @@ typedef struct fa3_backward_args {
   fa3_tensor query;
   fa3_tensor key;
   fa3_tensor value;
-  fa3_tensor output;      /* query's dtype or float32 */
+  fa3_tensor output;      /* query's dtype or, on the CPU, float32 */
   fa3_tensor lse;         /* needed, float32, sink included */
   fa3_tensor grad_output; /* output's dtype; it may be expanded */
 
@@ -586,10 +589,11 @@ FA3_API fa3_status fa3_backward(const fa3_backward_args *args);
  * shape and rules are the same; the new rows are laid out as the queries of that call: dense, or
  * packed with cu_seqlens_q, and seqused_q of them count.
  *
- * With rotary_cos and rotary_sin, new keys are turned before they are written (and queries, if they
- * are given, into rotated_query): of the first rotary_dim elements of a head, a pair (x, y) becomes
- * (x cos - y sin, x sin + y cos), in float32, rounded once; the others stay as they are. The angle
- * is that of the row's position: its index among the sequence's keys, unless positions says it. */
+ * With rotary_cos and rotary_sin, rotary embedding rotates new keys before they are written (and
+ * queries, if they are given, into rotated_query): of the first rotary_dim elements of a head, a
+ * pair (x, y) becomes (x cos - y sin, x sin + y cos), in float32, rounded once; the others stay as
+ * they are. The angle is that of the row's position: its index among the sequence's keys, unless
+ * positions says it. */
 typedef struct fa3_append_args {
   size_t struct_size; /* sizeof(fa3_append_args) */
   fa3_device device;
@@ -597,11 +601,13 @@ typedef struct fa3_append_args {
 
   fa3_tensor new_key;   /* (batch, seqlen_q, heads_k, head_dim), or (total_q, ...): any float dtype,
                            with rotary_cos not E4M3 */
-  fa3_tensor new_value; /* (batch, seqlen_q, heads_k, value_head_dim); new_key's dtype */
+  fa3_tensor new_value; /* (batch, seqlen_q, heads_k, value_head_dim), or (total_q, ...); new_key's
+                           dtype */
   fa3_tensor key;       /* the cache, dense or in pages; new_key's dtype or E4M3; written */
   fa3_tensor value;     /* key's dtype; written */
 
-  /* Optional, both or neither: queries of the same rows, to be turned as the keys are. They may be
+  /* Optional, both or neither: queries of the same rows, which rotary embedding rotates as it does
+   * the keys: (batch, seqlen_q, heads_q, head_dim), or (total_q, ...); new_key's dtype. They may be
    * the same memory. Needs rotary_cos. */
   fa3_tensor query;
   fa3_tensor rotated_query;
@@ -630,8 +636,9 @@ typedef struct fa3_append_args {
   int32_t num_threads;
 
   /* Optional, float32, of an E4M3 cache that new rows of another dtype go into: the cache's scales,
-   * in the shapes of fa3_forward_args. A code is the number, turned, over its scale, rounded once
-   * to nearest even; what is beyond 448 becomes 448, an infinity NaN. Without a scale it is 1.
+   * in the shapes of fa3_forward_args. A code is the number, after rotary embedding, over its
+   * scale, rounded once to nearest even; what is beyond 448 becomes 448, an infinity NaN. Without a
+   * scale it is 1.
    *
    * With ..._scale_rows 1 each row of a head has a scale of its own, which is written: the largest
    * finite magnitude / 448, at least 2^-126. Other scales are the caller's and read; where one is
@@ -646,12 +653,21 @@ typedef struct fa3_append_args {
 /* Needs no workspace. Returns as fa3_forward does. No two sequences may be given the same rows. */
 FA3_API fa3_status fa3_append(const fa3_append_args *args);
 
-/* fa3_append, then fa3_forward on the same cache, in one call. On a GPU it takes less time than the
- * two. A kernel does both for caches of 16 bits, head dims up to 128 and tables of 16 bits, if
- * queries times query heads of a key head are up to 8, and there is one sequence, or neither a page
- * table nor cache_batch_index, or FA3_SEPARATE_SEQUENCES; not where keys are dealt out or put
- * together by another kernel, as those of many sequences are. Else attention of few queries begins
- * with older keys while the new ones are on their way. The device and the stream have to be the
+/* fa3_append, then fa3_forward on the same cache, in one call. On a GPU one kernel does both, in up
+ * to 3 us less than two calls take, if
+ *
+ *   - cache, new rows and rotary tables have one dtype of 16 bits, and head dims are up to 128;
+ *   - tensors start at multiples of 16 bytes, which also their strides are, and rotary_dim is a
+ *     multiple of 4;
+ *   - queries times query heads of a key head are up to 8;
+ *   - there is one sequence, or neither page_table nor cache_batch_index, or
+ *     FA3_SEPARATE_SEQUENCES is set;
+ *   - keys are not divided evenly among the multiprocessors, also inside a sequence, as those of
+ *     many sequences are, nor into parts of split_keys that another kernel puts together;
+ *   - output and lse lie elsewhere than all that the append reads.
+ *
+ * Otherwise two kernels run, and it takes about as long as two calls; attention of few queries then
+ * begins with older keys while the new ones are written. The device and the stream have to be the
  * same. Two arrays of lengths are needed: append's seqused_k are the lengths before it, forward's
  * those after it. forward may read what the append writes: new rows of the cache, their scales, and
  * rotated_query as its query. New rows of other sequences, in pages or an entry of the cache that
