@@ -8,12 +8,13 @@
 #include <string.h>
 
 static inline float float_from_e4m3(uint8_t code) {
-  /* The exponent and mantissa, where float32 has its own; its exponents begin 120 lower. A
-   * subnormal code is a subnormal float, and so right too. */
-  const uint32_t bits = (uint32_t)(code & 0x7f) << 20;
+  /* The exponent and mantissa, where float32 has its own; its exponents begin 120 lower. No step
+   * has a subnormal float, which a thread may have set to be taken for 0. */
+  const uint32_t magnitude = code & 0x7f, bits = (magnitude << 20) + (120u << 23);
   float value;
   memcpy(&value, &bits, sizeof value);
-  value = (code & 0x7f) == 0x7f ? NAN : value * 0x1p120f;
+  if (magnitude < 8) value = (float)(int32_t)magnitude * 0x1p-9f;
+  if (magnitude == 0x7f) value = NAN;
   return code & 0x80 ? -value : value;
 }
 

@@ -150,10 +150,13 @@ static void test_batches_without_work(void **state) {
     forward.page_table.shape[1] = 0;
     forward.page_table.strides[0] = 1;
     assert_int_equal(fa3_forward(&forward), FA3_OK);
+    float sinks[2] = {1, 2}, grad_sinks[2] = {3, 4};
     fa3_backward_args backward = {.struct_size = sizeof backward,
                                   .query = empty,
                                   .key = empty,
                                   .value = empty,
+                                  .sink = fa3_vector(sinks, FA3_FLOAT32, 2),
+                                  .grad_sink = fa3_vector(grad_sinks, FA3_FLOAT32, 2),
                                   .output = empty,
                                   .lse = lse,
                                   .grad_output = empty,
@@ -163,6 +166,7 @@ static void test_batches_without_work(void **state) {
                                   .workspace = call.workspace,
                                   .workspace_size = sizeof call.workspace};
     assert_int_equal(fa3_backward(&backward), FA3_OK);
+    assert_true(grad_sinks[0] == 0 && grad_sinks[1] == 0);
   }
   (void)alarm(0);
 }

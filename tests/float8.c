@@ -3,6 +3,9 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef __SSE2__
+#include <pmmintrin.h>
+#endif
 
 #include "e4m3.h"
 #include "expect.h"
@@ -25,6 +28,19 @@ static void test_every_code(void **state) {
     assert_int_equal(e4m3_from_float(decoded) & 0x7f, code & 0x7f);
     if (!isnan(value)) assert_int_equal(e4m3_from_float(decoded), code);
   }
+}
+
+/* A thread may have set subnormal floats to be taken for 0. */
+static void test_flushed_subnormals(void **state) {
+#ifdef __SSE2__
+  const unsigned before = _mm_getcsr();
+  _mm_setcsr(before | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON);
+  test_every_code(state);
+  _mm_setcsr(before);
+#else
+  (void)state;
+  skip();
+#endif
 }
 
 static void test_rounding(void **state) {
@@ -467,6 +483,7 @@ int main(void) {
   level_require();
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_every_code),
+      cmocka_unit_test(test_flushed_subnormals),
       cmocka_unit_test(test_rounding),
       cmocka_unit_test(test_scales),
       cmocka_unit_test(test_packed_scales),

@@ -199,6 +199,8 @@ static void test_control_groups(void **state) {
   assert_int_equal(processors_of_group(membership, root), 0);
   write_file(root, "cpu.max", "200000 100000\n");
   assert_int_equal(processors_of_group(membership, root), 2);
+  write_file(root, "membership", "0::/pod/job\n"); /* in a container, whose group is the root */
+  assert_int_equal(processors_of_group(membership, root), 2);
 
   static const char *const names[] = {"pod/job/cpu.max", "pod/cpu.max", "cpu.max", "membership"};
   for (int i = 0; i < 4; i++) {

@@ -86,7 +86,8 @@ static void store_sink(void *argument, int64_t head, int32_t seat) {
   const struct backward_call *call = argument;
   const struct problem *problem = call->tiles->problem;
   const float sink = load_head_value(&problem->sink, head);
-  double sum = sink == -INFINITY ? 0 : sink_gradient(call->tiles, head, (double)sink);
+  const bool none = sink == -INFINITY || call->pairs == 0;
+  double sum = none ? 0 : sink_gradient(call->tiles, head, (double)sink);
   if (problem->accumulate) sum += (double)load_head_value(&problem->grad_sink, head);
   store_head_value(&problem->grad_sink, head, (float)sum);
 }

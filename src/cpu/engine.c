@@ -13,6 +13,7 @@
 #include "level.h"
 #include "processors.h"
 #include "quantize.h"
+#include "supports.h"
 #include "validate.h"
 
 /* E4M3, the last, is for the forward pass alone. */
@@ -60,53 +61,9 @@ static fa3_status device_info(int32_t index, fa3_device_info *info) {
   return FA3_OK;
 }
 
-static fa3_status check_head_dim(const char *name, int32_t head_dim, fa3_dtype dtype) {
-  const int step = dtype == FA3_FLOAT8_E4M3 ? 16 : 8;
-  if (head_dim >= step && head_dim <= LARGEST_HEAD_DIM && head_dim % step == 0) return FA3_OK;
-  return set_error(FA3_UNSUPPORTED, "%s is %d: expected a multiple of %d from %d to %d", name,
-                   head_dim, step, step, LARGEST_HEAD_DIM);
-}
-
-static fa3_status check_head_dims(const fa3_capability *capability) {
-  const fa3_dtype dtype = capability->key_dtype;
-  TRY(check_head_dim("head_dim", capability->head_dim, dtype));
-  return check_head_dim("value_head_dim", capability->value_head_dim, dtype);
-}
-
-/* Of a call that copies or sums rows of any width. */
-static fa3_status check_positive(const char *name, int32_t head_dim) {
-  if (head_dim > 0) return FA3_OK;
-  return set_error(FA3_UNSUPPORTED, "%s is %d: expected 1 or more", name, head_dim);
-}
-
 static bool is_output_dtype(fa3_dtype dtype, fa3_dtype of) {
   if (of == FA3_FLOAT8_E4M3) return dtype_is_wide(dtype);
   return dtype == of || dtype == FA3_FLOAT32;
-}
-
-static fa3_status supports_append(const fa3_capability *capability) {
-  const fa3_dtype fresh = capability->query_dtype, cached = capability->key_dtype;
-  if (!dtype_is_float(fresh))
-    return set_error(FA3_UNSUPPORTED,
-                     "query_dtype, that of new_key, is %d (%s): expected FA3_FLOAT32, FA3_FLOAT16, "
-                     "FA3_BFLOAT16 or FA3_FLOAT8_E4M3",
-                     fresh, dtype_name(fresh));
-  if ((cached != fresh && cached != FA3_FLOAT8_E4M3) || capability->value_dtype != cached)
-    return set_error(FA3_UNSUPPORTED,
-                     "key_dtype is %s and value_dtype is %s: expected new_key's, %s, or "
-                     "FA3_FLOAT8_E4M3, for both",
-                     dtype_name(cached), dtype_name(capability->value_dtype), dtype_name(fresh));
-  if (cached == FA3_FLOAT8_E4M3) return check_head_dims(capability);
-  TRY(check_positive("head_dim", capability->head_dim));
-  return check_positive("value_head_dim", capability->value_head_dim);
-}
-
-static fa3_status supports_combine(const fa3_capability *capability) {
-  if (!dtype_is_wide(capability->output_dtype))
-    return set_error(FA3_UNSUPPORTED,
-                     "output_dtype is %d (%s): expected FA3_FLOAT32, FA3_FLOAT16 or FA3_BFLOAT16",
-                     capability->output_dtype, dtype_name(capability->output_dtype));
-  return check_positive("value_head_dim", capability->value_head_dim);
 }
 
 static fa3_status supports(const fa3_capability *capability) {
@@ -114,7 +71,7 @@ static fa3_status supports(const fa3_capability *capability) {
   const bool backward = capability->phase == FA3_BACKWARD;
   if (capability->phase == FA3_APPEND) return supports_append(capability);
   if (capability->phase == FA3_COMBINE) return supports_combine(capability);
-  if (capability->phase == FA3_QUANTIZE) return cpu_supports_quantize(capability);
+  if (capability->phase == FA3_QUANTIZE) return supports_quantize(capability);
   if (!(backward ? dtype_is_wide(dtype) : dtype_is_float(dtype)))
     return set_error(FA3_UNSUPPORTED,
                      "query_dtype is %d (%s): expected FA3_FLOAT32, FA3_FLOAT16 or FA3_BFLOAT16%s",
@@ -130,7 +87,7 @@ static fa3_status supports(const fa3_capability *capability) {
                      dtype_name(capability->output_dtype),
                      dtype == FA3_FLOAT8_E4M3 ? "FA3_FLOAT32, FA3_FLOAT16 or FA3_BFLOAT16"
                                               : "query's or FA3_FLOAT32");
-  return check_head_dims(capability);
+  return supports_head_dims(capability);
 }
 
 static int32_t kernel_count(void) {

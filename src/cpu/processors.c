@@ -39,15 +39,17 @@ int32_t processors_of_group(const char *membership, const char *root) {
     if (strncmp(line, "0::/", 4) == 0)
       snprintf(path, sizeof path, "%.*s", (int)strcspn(line + 3, "\n"), line + 3);
   (void)fclose(file);
-  /* A limit of any group above holds too. */
+  /* A limit of any group above holds too, up to the root, which may be a container's. */
   int64_t least = 0;
-  while (*path) {
+  char *last;
+  do {
     char name[sizeof path + 1024];
     snprintf(name, sizeof name, "%s%s/cpu.max", root, path);
     const int64_t limit = group_limit(name);
     if (limit && (!least || limit < least)) least = limit;
-    *strrchr(path, '/') = 0;
-  }
+    last = strrchr(path, '/');
+    if (last) *last = 0;
+  } while (last);
   return (int32_t)least;
 }
 

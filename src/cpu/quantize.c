@@ -16,21 +16,6 @@
 /* At least; fewer are not worth waking a thread. */
 enum { ROWS_OF_TASK = 16 };
 
-fa3_status cpu_supports_quantize(const fa3_capability *capability) {
-  const fa3_dtype from = capability->query_dtype, to = capability->output_dtype;
-  if (!dtype_is_wide(from))
-    return set_error(FA3_UNSUPPORTED,
-                     "input's dtype is %s: expected FA3_FLOAT32, FA3_FLOAT16 or FA3_BFLOAT16",
-                     dtype_name(from));
-  if (to != FA3_FLOAT8_E4M3)
-    return set_error(FA3_UNSUPPORTED, "codes' dtype is %s: expected FA3_FLOAT8_E4M3",
-                     dtype_name(to));
-  if (capability->head_dim < 1 || capability->head_dim > LARGEST_HEAD_DIM)
-    return set_error(FA3_UNSUPPORTED, "head_dim is %d: expected 1 to %d", capability->head_dim,
-                     LARGEST_HEAD_DIM);
-  return FA3_OK;
-}
-
 struct quantize_call {
   const struct problem *problem;
   int64_t part_rows; /* of a task */

@@ -4,8 +4,6 @@
 
 #include "problem.h"
 
-/* Refuses what cpu_quantize does not take. */
-fa3_status cpu_supports_quantize(const fa3_capability *capability);
 void cpu_quantize(const struct problem *problem);
 
 #endif

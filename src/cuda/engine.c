@@ -17,6 +17,7 @@
 #include "cuda/sequences.h"
 #include "error.h"
 #include "integer.h"
+#include "supports.h"
 
 static fa3_status prepare(int32_t index) {
   const struct cuda_device *device;
@@ -72,7 +73,7 @@ static void kernel_info(int32_t index, fa3_kernel_info *info) {
 
 /* What is done for each phase. */
 static const struct phase {
-  fa3_status (*supports)(const fa3_capability *capability); /* null: what the header allows */
+  fa3_status (*supports)(const fa3_capability *capability);
   fa3_status (*plan)(const struct problem *problem, const struct cuda_facts *facts,
                      struct cuda_plan *plan);
   fa3_status (*launch)(const struct cuda_scope *scope, const struct problem *problem,
@@ -80,8 +81,8 @@ static const struct phase {
 } phases[] = {[FA3_FORWARD] = {supports_forward, plan_forward, launch_forward},
               [FA3_BACKWARD] = {supports_backward, plan_backward, launch_backward},
               [FA3_QUANTIZE] = {supports_quantize, plan_quantize, launch_quantize},
-              [FA3_APPEND] = {NULL, plan_append, launch_append},
-              [FA3_COMBINE] = {NULL, plan_combine, launch_combine}};
+              [FA3_APPEND] = {supports_append, plan_append, launch_append},
+              [FA3_COMBINE] = {supports_combine, plan_combine, launch_combine}};
 enum { PHASES = sizeof phases / sizeof *phases };
 
 static fa3_status supports(const fa3_capability *capability) {
@@ -91,8 +92,7 @@ static fa3_status supports(const fa3_capability *capability) {
   if (capability->phase >= PHASES || !phases[capability->phase].plan)
     return set_error(FA3_UNSUPPORTED, "phase is %" PRId32 " (%s): no CUDA kernel does that",
                      capability->phase, arguments_of(capability->phase)->name);
-  const struct phase *phase = &phases[capability->phase];
-  return phase->supports ? phase->supports(capability) : FA3_OK;
+  return phases[capability->phase].supports(capability);
 }
 
 /* What struct plan holds for this engine: where the call runs, and how. */

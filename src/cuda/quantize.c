@@ -8,6 +8,7 @@
 #include "cuda/operands.h"
 #include "cuda/sequences.h"
 #include "error.h"
+#include "head_dim.h"
 #include "integer.h"
 #include "kernels/quantize_params.h"
 #include "signs.h"
@@ -16,7 +17,7 @@
 /* Functions of a kernel: for rows by vectors, without rotary embedding, rotated whole, or with
  * tables of the input's dtype or of floats; for rows of any kind; and what comes before. */
 enum { BY_VECTORS, ROTATED, TURNED, TURNED_BY_FLOATS, OF_ANY_ROWS, CLEAR };
-enum { LARGEST_HEAD_DIM = 256, LARGEST_CLUSTER = 16, CLEAR_THREADS = 256, USUAL_ROWS = 128 };
+enum { LARGEST_CLUSTER = 16, CLEAR_THREADS = 256, USUAL_ROWS = 128 };
 enum { SMALL_THREADS = 256 }; /* of a block, of few heads */
 /* Of a multiprocessor, which has 228 KB: what the functions have of their own, and the driver. */
 enum { SHARED_BYTES = 228 << 10, BLOCK_BYTES = 12 << 10 };
@@ -36,19 +37,6 @@ const struct kernel_kind quantize_kind = {
     .shared_bytes = shared_bytes,
     .others_with_shared = OF_ANY_ROWS,
     .large_clusters = true};
-
-fa3_status supports_quantize(const fa3_capability *capability) {
-  const fa3_dtype from = capability->query_dtype, to = capability->output_dtype;
-  if (!dtype_is_wide(from) || to != FA3_FLOAT8_E4M3)
-    return set_error(FA3_UNSUPPORTED,
-                     "input's dtype is %s and codes' %s: expected FA3_FLOAT32, FA3_FLOAT16 or "
-                     "FA3_BFLOAT16, and FA3_FLOAT8_E4M3",
-                     dtype_name(from), dtype_name(to));
-  if (capability->head_dim < 1 || capability->head_dim > LARGEST_HEAD_DIM)
-    return set_error(FA3_UNSUPPORTED, "head_dim is %" PRId32 ": expected 1 to %d",
-                     capability->head_dim, LARGEST_HEAD_DIM);
-  return FA3_OK;
-}
 
 /* Whether a table is read 16 bytes at a time. */
 static bool by_vectors(const struct operand *table) {

@@ -5,7 +5,6 @@
 #include "cuda/context.h"
 #include "cuda/plan.h"
 
-fa3_status supports_quantize(const fa3_capability *capability);
 fa3_status plan_quantize(const struct problem *problem, const struct cuda_facts *facts,
                          struct cuda_plan *plan);
 fa3_status launch_quantize(const struct cuda_scope *scope, const struct problem *problem,

@@ -231,6 +231,12 @@ static void test_append(void **state) {
   assert_ptr_equal(append_params.value_scale.data, place(8));
   assert_int_equal(append_params.value_scale.rows, 1);
   assert_int_equal(append_params.value_scale.stride_batch, HEADS_K * 16);
+
+  /* Of codes, what attention takes. */
+  args = make_append(FA3_FLOAT8_E4M3);
+  args.new_key.shape[3] = args.key.shape[3] = 24;
+  assert_int_equal(fa3_append(&args), FA3_UNSUPPORTED);
+  assert_string_equal(fa3_last_error(), "head_dim is 24: expected a multiple of 16 from 16 to 256");
 }
 
 /* Attention of so many queries to the cache that the append writes. */
