@@ -7,11 +7,13 @@ are always deterministic."""
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fa3.chunks import attention_in_chunks
 from fa3.operators import contiguous, need_tensors
 from fa3.options import options_of, sequences
+from fa3.scales import place_scales
 
 
 def refuse(**arguments):
@@ -125,7 +127,8 @@ def flash_attn_varlen_func(
     is a dense batch. seqused_q and seqused_k, int32 (batch), say how many rows of each sequence
     count: output and gradients of the others are 0. lse is (heads, total_q). With page_table, int32
     (batch, pages of a sequence), k and v are pages of a cache, (pages, page_size, heads_k, ...), row
-    r of a sequence in its page r / page_size; that has no gradient.
+    r of a sequence in its page r / page_size; that has no gradient. k_descale and v_descale are
+    (batch, heads_k) there too, or with scale_rows (pages, heads_k, blocks of a page's rows).
 
     Rows past the last sequence's end are neither read nor written."""
     refuse(qv=qv)
@@ -150,7 +153,10 @@ def flash_attn_varlen_func(
     )
     options |= sequences(max_seqlen_q, max_seqlen_k, **starts)
     if page_table is not None:
+        need_tensors(k=k, v=v)
         options |= contiguous(page_table=page_table)
+        with torch.no_grad():
+            place_scales(options, k, v, starts["seqused_k"])
     output, lse = attention_in_chunks(
         q, k, v, s_aux, options, attention_chunk, output=out, with_lse=with_lse
     )

@@ -519,6 +519,30 @@ def test_scales_of_shared_pages():
     fa3.flash_attn_with_kvcache(q, *pages, page_table=table, k_descale=scale, **options)
 
 
+@pytest.mark.parametrize("blocks", [0, 2])
+def test_fp8_pages_of_packed_queries(device, blocks):
+    """Scales of sequences, and of blocks of a page's rows, are those of flash_attn_with_kvcache."""
+    q = torch.randn(6, 4, 64, device=device).bfloat16()
+    pages = [torch.randn(5, 16, 2, 64, device=device).to(torch.float8_e4m3fn) for _ in range(2)]
+    shape = (5, 2, blocks) if blocks else (2, 2)
+    options = {name: torch.rand(shape, device=device) + 0.5 for name in ("k_descale", "v_descale")}
+    options["page_table"] = integers(device, [[1, 4], [0, 7]])
+    starts, used = integers(device, [0, 2, 6]), integers(device, [30, 16])
+    with reference.fp8_cache(device):
+        wanted = fa3.flash_attn_with_kvcache(
+            q, *pages, cache_seqlens=used, cu_seqlens_q=starts, max_seqlen_q=4, num_splits=1, **options
+        )
+    if blocks:
+        options["scale_rows"] = (0, 8, 8)
+    found = fa3.flash_attn_varlen_func(
+        q, *pages, starts, None, 4, 32, seqused_k=used, **options
+    )
+    assert torch.equal(found, wanted)
+    with pytest.raises(ValueError, match="key_scale"):
+        options["k_descale"] = torch.ones(*(4, 2, 2)[: len(shape)], device=device)
+        fa3.flash_attn_varlen_func(q, *pages, starts, None, 4, 32, seqused_k=used, **options)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_fp8_rows_are_turned(device, causal):
     q, k, v = (t.to(torch.float8_e4m3fn) for t in make(device, *[(1, 2, 2, 64)] * 3))
