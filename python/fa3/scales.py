@@ -5,9 +5,9 @@ import torch
 from fa3.operators import is_watched, need_tensors
 
 
-def scales_of_pages(name, scale, cache, page_table, lengths):
-    """A scale for each page, (pages, heads), of one for each sequence's head. Sequences that share a
-    page need the same; a GPU's are not looked at."""
+def scales_of_pages(name, scale, cache, page_table, lengths, page):
+    """A scale for each page, (pages, heads), of one for each sequence's head. Sequences that share
+    `page`, as a message calls it, need the same; a GPU's are not looked at."""
     batch = page_table.shape[:1]
     if page_table.dim() != 2 or (lengths is not None and lengths.shape != batch):
         return scale  # The call says what is wrong with those.
@@ -27,7 +27,7 @@ def scales_of_pages(name, scale, cache, page_table, lengths):
     if scale.device.type == "cpu" and not is_watched():
         differs = (of_pages[index] != scale[:, None]) & ~scale.isnan()[:, None]
         if (differs & ((index >= 0) & (index < pages))[..., None]).any():
-            raise ValueError(f"{name} differs between sequences that share a page: expected one scale")
+            raise ValueError(f"{name} differs between sequences that share {page}: expected one scale")
     return of_pages[:pages]
 
 
@@ -50,10 +50,9 @@ def place_scales(options, k_cache, v_cache, lengths):
                 )
             options[f"{name}_rows"] = rows
         elif scale.dim() == 2 and "page_table" in options:
-            options[name] = scales_of_pages(name, scale, cache, options["page_table"], lengths)
+            table = options["page_table"]
+            options[name] = scales_of_pages(name, scale, cache, table, lengths, "a page")
         elif scale.dim() == 2 and "cache_batch_index" in options:
-            # What is no entry goes into the row that is left out; the call says that it is none.
-            index, entries = options["cache_batch_index"].long(), cache.shape[0]
-            of_entries = scale.new_ones(entries + 1, scale.shape[1])
-            of_entries[index.masked_fill((index < 0) | (index > entries), entries)] = scale
-            options[name] = of_entries[:entries]
+            # An entry is the one page that its sequences have.
+            table = options["cache_batch_index"][..., None]
+            options[name] = scales_of_pages(name, scale, cache, table, lengths, "an entry of the cache")

@@ -519,6 +519,24 @@ def test_scales_of_shared_pages():
     fa3.flash_attn_with_kvcache(q, *pages, page_table=table, k_descale=scale, **options)
 
 
+def test_scales_of_shared_entries():
+    """And so have those of an entry of a cache that is not in pages."""
+    q = torch.randn(3, 1, 4, 64).bfloat16()
+    caches = [torch.randn(4, 8, 2, 64).to(torch.float8_e4m3fn) for _ in range(2)]
+    options = {"cache_batch_idx": integers("cpu", [2, 0, 2])}
+    scale = torch.tensor([[0.5, 2.0], [3.0, 1.0], [0.5, 1.0]])
+    same = scale[[0, 1, 0]]
+    shared = fa3.flash_attn_with_kvcache(q, *caches, cache_seqlens=8, v_descale=same, **options)
+    apart = [cache[[2, 0, 2]] for cache in caches]
+    assert torch.equal(shared, fa3.flash_attn_with_kvcache(q, *apart, cache_seqlens=8, v_descale=same))
+    with pytest.raises(ValueError, match="value_scale.* share an entry"):
+        fa3.flash_attn_with_kvcache(q, *caches, cache_seqlens=8, v_descale=scale, **options)
+    used = integers("cpu", [8, 8, 0])  # a sequence without rows reads no entry
+    fa3.flash_attn_with_kvcache(q, *caches, cache_seqlens=used, v_descale=scale, **options)
+    with pytest.raises(ValueError, match="value_scale"):
+        fa3.flash_attn_with_kvcache(q, *caches, cache_seqlens=8, v_descale=scale[:2], **options)
+
+
 @pytest.mark.parametrize("blocks", [0, 2])
 def test_fp8_pages_of_packed_queries(device, blocks):
     """Scales of sequences, and of blocks of a page's rows, are those of flash_attn_with_kvcache."""
