@@ -57,11 +57,11 @@ def attention_in_chunks(
         rows, key, value = cut_chunks(query, key, value, options, chunk)
     place = None
     if output is not None:
-        place = output.reshape(*rows.shape[:-1], output.shape[-1])
+        place = output.contiguous().view(*rows.shape[:-1], output.shape[-1])
     found, lse = attention(rows, key, value, sink, options, output=place, with_lse=with_lse)
     if output is None:
         output = found.reshape(*query.shape[:-1], found.shape[-1])
-    elif place.data_ptr() != output.data_ptr():
+    elif not output.is_contiguous():
         output.copy_(place.view(output.shape))
     if lse is not None and each_query:
         lse = lse[..., 0].T

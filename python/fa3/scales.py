@@ -42,8 +42,9 @@ def place_scales(options, k_cache, v_cache, lengths):
             continue
         need_tensors(**{name: scale})
         if scale.dim() == 3:
-            rows, rest = divmod(cache.shape[1], max(scale.shape[2], 1))
-            if rest or not rows:
+            # No divmod, which torch.compile does not know of symbolic sizes.
+            rows = cache.shape[1] // max(scale.shape[2], 1)
+            if not rows or rows * scale.shape[2] != cache.shape[1]:
                 raise ValueError(
                     f"{name} has {scale.shape[2]} blocks: expected a divisor of the {cache.shape[1]} "
                     "rows of a cache's entry or page"

@@ -501,6 +501,24 @@ def test_fp8_cache(device, pages, scales):
         reference.check([output[b : b + 1]], [exact], [plain])
 
 
+def test_scales_of_blocks_under_compile(device):
+    """Whose number may be symbolic, as the sizes of the cache."""
+    q, *caches = make(device, (2, 1, 4, 64), *[(2, 48, 2, 64)] * 2)
+    q, caches = q.bfloat16(), [cache.to(torch.float8_e4m3fn) for cache in caches]
+    lengths = integers(device, [20, 33])
+
+    def step(q, k_cache, v_cache, scale):
+        return fa3.flash_attn_with_kvcache(
+            q, k_cache, v_cache, cache_seqlens=lengths, k_descale=scale, v_descale=scale
+        )
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager", dynamic=True)
+    for blocks in (4, 6):
+        scale = torch.rand(2, 2, blocks, device=device) + 0.5
+        with reference.fp8_cache(device):
+            assert torch.equal(compiled(q, *caches, scale), step(q, *caches, scale))
+
+
 def test_scales_of_shared_pages():
     """Codes of a page have one scale, whichever sequence reads them."""
     q = torch.randn(2, 1, 4, 64).bfloat16()

@@ -99,3 +99,7 @@ def test_out_and_compile(device):
         out = torch.empty(shape, device=device, dtype=q.dtype).permute(order)
         assert fa3.flash_attn_func(q, k, v, causal=True, attention_chunk=8, out=out) is out
         assert torch.equal(out, wanted)
+        torch.compiler.reset()
+        write = torch.compile(fa3.flash_attn_func, fullgraph=True, backend="aot_eager")
+        write(q, k, v, causal=True, attention_chunk=8, out=out.fill_(float("nan")))
+        assert torch.equal(out, wanted)
