@@ -170,20 +170,23 @@ __device__ __forceinline__ int read_mail(void) {
 // The first block of the cluster takes the next tile and tells the second.
 __device__ __forceinline__ int share_tile(const fa3_backward_params &p, const layout &m,
                                           uint32_t taken, bool leader) {
-  if (leader) barrier_expect(ring_full(m.mail, taken), 4);
-  if (cluster_rank() == 0 && leader) {
-    ring_wait_empty(m.mail, taken);
-    const int next = take_tile(p, blockIdx.x / 2, taken == 0);
+  int index = 0;
+  if (leader) {
+    barrier_expect(ring_full(m.mail, taken), 4);
+    if (cluster_rank() == 0) {
+      ring_wait_empty(m.mail, taken);
+      const int next = take_tile(p, blockIdx.x / 2, taken == 0);
 #pragma unroll
-    for (int r = 0; r < 2; ++r)
-      cluster_store(cluster_map(m.mail.data, r), next, cluster_map(m.mail.full.address, r));
+      for (int r = 0; r < 2; ++r)
+        cluster_store(cluster_map(m.mail.data, r), next, cluster_map(m.mail.full.address, r));
+    }
+    ring_wait_full(m.mail, taken);
+    index = read_mail();
+    // Always so. An arrival at another block's barrier may overtake a read before it, unless it
+    // depends on what was read; the first block then writes the next number over this one.
+    if (index >= 0) cluster_arrive(cluster_map(m.mail.empty.address, 0));
   }
-  __syncwarp();
-  ring_wait_full(m.mail, taken);
-  const int index = read_mail();
-  __syncwarp();
-  if (leader) cluster_arrive(cluster_map(m.mail.empty.address, 0));
-  return index;
+  return __shfl_sync(0xffffffff, index, 0);
 }
 
 __device__ __forceinline__ void schedule(const fa3_backward_params &p, uint32_t base) {

@@ -216,6 +216,18 @@ static void test_hundred_runs(void **state) {
   window.forward.packed_q = window.forward.packed_k = false;
   window.forward.window_left = 400;
   run(&window, (uint64_t)calls++);
+  /* Sequences of one query or none, whose tiles pairs of blocks are done with at once; gradients
+   * that leave element by element keep one block of a pair busy meanwhile. */
+  for (int64_t head_dim = 192; head_dim <= 256; head_dim += 64) {
+    struct gradient_spec empty = make_spec(head_dim, 2, FA3_CAUSAL);
+    empty.forward.batch = 6;
+    empty.forward.heads_k = 4;
+    empty.forward.max_seqlen_q = 1;
+    empty.forward.packed_q = empty.forward.packed_k = false;
+    empty.forward.seqused_q = true;
+    empty.forward.layout = LAYOUT_PADDED;
+    run(&empty, (uint64_t)calls++);
+  }
 }
 
 /* Blocks have several tiles each, so that a tile's queries are loaded while those of the one before
