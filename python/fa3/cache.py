@@ -116,8 +116,9 @@ def forward(
                 raise ValueError("k, new rows, is given: v and cache_seqlens are needed too")
             need_new_rows(q, k_new, v_new, cu_seqlens_k_new, seqlens_rotary)
             # The cache is cut into chunks, or copied into another dtype, when it has the new rows.
-            apart = bool(attention_chunk or (k.dtype is torch.float32 and is_autocast(q)))
-            if not apart:
+            copied = k.dtype is torch.float32 and is_autocast(q)
+            apart = bool(attention_chunk or copied)
+            if not copied:
                 q, k_new, v_new = autocast(q, k_new, v_new)
             cu_seqlens_k_new = contiguous(cu_seqlens_k_new=cu_seqlens_k_new)["cu_seqlens_k_new"]
             q, new_rows = rows_to_append(

@@ -114,12 +114,14 @@ def test_autocast(device):
     assert q.grad.dtype == torch.float32
 
 
+@pytest.mark.parametrize("chunk", [0, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
-def test_autocast_of_a_cache(device, dtype):
+def test_autocast_of_a_cache(device, dtype, chunk):
     """New rows are cast as queries are; a cache stays what it is, and codes have their scales."""
     q, k, v, _ = (t.detach() for t in tensors(device, torch.float32, seqlen=1))
     caches = [torch.zeros(2, 8, 2, 64, device=device).to(dtype) for _ in range(2)]
     options = {"cache_seqlens": torch.full((2,), 3, dtype=torch.int32, device=device)}
+    options["attention_chunk"] = chunk
     if dtype is torch.float8_e4m3fn:
         options |= {name: torch.full((2, 2), 0.5, device=device) for name in ("k_descale", "v_descale")}
     again = [cache.clone() for cache in caches]
