@@ -148,8 +148,7 @@ __device__ __forceinline__ float limit_of_top(const consumer &c, int r) {
   return kAlike ? c.top[r] + c.room[r] : c.top[r];
 }
 
-// The top of a row follows scores beyond its limit. What was summed before is then less. Where
-// values have scales of their own, O's unit and the sum's are.
+// The top of a row follows scores beyond its limit.
 template <bool kAlike>
 __device__ __forceinline__ void follow_maxima(consumer &c, const float (&greatest)[2]) {
   float factor[2] = {1.0f, 1.0f};
@@ -157,17 +156,8 @@ __device__ __forceinline__ void follow_maxima(consumer &c, const float (&greates
   for (int r = 0; r < 2; ++r) {
     const float top = row_maximum(greatest[r]);
     if (top <= limit_of_top<kAlike>(c, r)) continue;  // not of NaN
-    const float moved = (c.top[r] - top) * exponent_factor<kAlike>(c, r);
-    c.top[r] = top;
-    if (kAlike || c.unit[r] == kNoUnit) {
-      factor[r] = exp2_unit(moved);
-    } else {
-      c.unit[r] += moved;
-      if (c.unit[r] >= kLeastUnit) continue;
-      factor[r] = exp2_unit(c.unit[r] - kLeastUnit);
-      c.unit[r] = kLeastUnit;
-    }
-    c.sum[r] *= factor[r];
+    const float exponents = exponent_factor<kAlike>(c, r);
+    factor[r] = raise_top<kAlike>(top, exponents, c.top[r], c.unit[r], c.sum[r]);
   }
   if (kAlike || __any_sync(0xffffffff, factor[0] != 1.0f || factor[1] != 1.0f))
     rescale_output(c, factor);
@@ -175,15 +165,9 @@ __device__ __forceinline__ void follow_maxima(consumer &c, const float (&greates
 
 // Units follow what multiplies values.
 __device__ __forceinline__ void follow_units(consumer &c, const float (&most)[2]) {
-  float factor[2] = {1.0f, 1.0f};
+  float factor[2];
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const float greatest = row_maximum(most[r]);
-    if (greatest <= (c.unit[r] == kNoUnit ? 0.0f : 1.0f)) continue;  // not of NaN
-    factor[r] = reciprocal_unit(greatest);
-    c.unit[r] += log2_unit(greatest);
-    c.sum[r] *= factor[r];
-  }
+  for (int r = 0; r < 2; ++r) factor[r] = follow_unit(row_maximum(most[r]), c.unit[r], c.sum[r]);
   rescale_output(c, factor);
 #pragma unroll
   for (int i = 0; i < kUnitKeys / 2; ++i) c.s[i] *= factor[i / 2 % 2];

@@ -21,6 +21,35 @@ __device__ __forceinline__ float room_of_products(float factor) {
   return fminf(kTopRoom / kLog2e * reciprocal_unit(factor), 1e37f);
 }
 
+// A row's top becomes `top`, and what was summed before is less: returns by what to multiply O.
+// Where values have scales of their own (not kAlike), the row's unit takes it as long as it can.
+template <bool kAlike>
+__device__ __forceinline__ float raise_top(float top, float exponent_factor, float &row_top,
+                                           float &unit, float &sum) {
+  const float moved = (row_top - top) * exponent_factor;
+  row_top = top;
+  float factor;
+  if (kAlike || unit == kNoUnit) {
+    factor = exp2_unit(moved);
+  } else {
+    unit += moved;
+    if (unit >= kLeastUnit) return 1.0f;
+    factor = exp2_unit(unit - kLeastUnit);
+    unit = kLeastUnit;
+  }
+  sum *= factor;
+  return factor;
+}
+
+// A row's unit follows the greatest that multiplies values: returns by what to multiply all that.
+__device__ __forceinline__ float follow_unit(float greatest, float &unit, float &sum) {
+  if (greatest <= (unit == kNoUnit ? 0.0f : 1.0f)) return 1.0f;  // not of NaN
+  const float factor = reciprocal_unit(greatest);
+  unit += log2_unit(greatest);
+  sum *= factor;
+  return factor;
+}
+
 // The scale that all keys of a head have, or all values; -1: there are several.
 __device__ __forceinline__ float scale_of_head(const fa3_decode_params &p, const fa3_scales &scales,
                                                const block_work &w) {

@@ -313,19 +313,9 @@ __device__ __forceinline__ void follow_maxima(const layout &m, int group, consum
     factor[n] = 1.0f;
     const float2 room = room_of_rows<kAlike>(m, n / 2 * 2);
     if (greatest[n] <= c.top[n] + (n % 2 ? room.y : room.x)) continue;  // not of NaN
-    const float top = greatest[n];
     const float2 exponents = exponent_factors<kAlike>(m, n / 2 * 2);
-    const float moved = (c.top[n] - top) * (n % 2 ? exponents.y : exponents.x);
-    c.top[n] = top;
-    if (kAlike || c.unit[n] == kNoUnit) {
-      factor[n] = exp2_unit(moved);
-    } else {
-      c.unit[n] += moved;
-      if (c.unit[n] >= kLeastUnit) continue;
-      factor[n] = exp2_unit(c.unit[n] - kLeastUnit);
-      c.unit[n] = kLeastUnit;
-    }
-    c.sum[n] *= factor[n];
+    factor[n] = raise_top<kAlike>(greatest[n], n % 2 ? exponents.y : exponents.x, c.top[n],
+                                  c.unit[n], c.sum[n]);
   }
   rescale_output(c, factor);
 }
@@ -334,13 +324,7 @@ __device__ __forceinline__ void follow_units(const layout &m, int group, consume
   float greatest[kOwnRows], factor[kOwnRows];
   find_greatest(c, m, group, greatest);
 #pragma unroll
-  for (int n = 0; n < kOwnRows; ++n) {
-    factor[n] = 1.0f;
-    if (greatest[n] <= (c.unit[n] == kNoUnit ? 0.0f : 1.0f)) continue;  // not of NaN
-    factor[n] = reciprocal_unit(greatest[n]);
-    c.unit[n] += log2_unit(greatest[n]);
-    c.sum[n] *= factor[n];
-  }
+  for (int n = 0; n < kOwnRows; ++n) factor[n] = follow_unit(greatest[n], c.unit[n], c.sum[n]);
   rescale_output(c, factor);
 #pragma unroll
   for (int i = 0; i < kRows / 2; ++i) c.s[i] *= factor[row_of_score(i)];
