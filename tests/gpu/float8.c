@@ -431,24 +431,40 @@ static void test_against_the_cpu(void **state) {
                             .nan_in = -1},
             ++number);
   /* Few tiles of many keys, which are split. */
-  for (int i = 0; i < (most < 60 ? 3 : 12); i++)
-    compare(
-        &(struct shape){.head_dim = i == 4 ? 96 : dims[i % 3],
-                        .value_head_dim = i == 4 ? 64 : dims[i % 3],
-                        .batch = i < 9 ? 1 + i % 2 : 4,
-                        .rows_q = (int)(i < 9 ? rng_between(&rng, 17, 200) : 31),
-                        .rows_k = (int)(i < 9 ? rng_between(&rng, 3000, 9000) : 8500),
-                        .heads_q = i < 9 ? 3 : 8,
-                        .heads_k = i < 9 ? 1 + 2 * (i % 4 / 2) : 8,
-                        .causal = i % 5 < 2,
-                        .capped = i % 4 == 3,
-                        .padded = i % 7 == 3,
-                        .scores = i == 5 ? ONE_FAR : ORDINARY,
-                        .rows_per_scale = {0, i % 3 == 1 ? 128 : 0, i % 3 == 2 && i < 9 ? 1 : 0},
-                        .may_split = true,
-                        .output = i % 2 ? FA3_FLOAT32 : FA3_BFLOAT16,
-                        .nan_in = -1},
-        ++number);
+  for (int i = 0; i < (most < 60 ? 3 : 9); i++)
+    compare(&(struct shape){.head_dim = i == 4 ? 96 : dims[i % 3],
+                            .value_head_dim = i == 4 ? 64 : dims[i % 3],
+                            .batch = 1 + i % 2,
+                            .rows_q = (int)rng_between(&rng, 17, 200),
+                            .rows_k = (int)rng_between(&rng, 3000, 9000),
+                            .heads_q = 3,
+                            .heads_k = 1 + 2 * (i % 4 / 2),
+                            .causal = i % 5 < 2,
+                            .capped = i % 4 == 3,
+                            .padded = i % 7 == 3,
+                            .scores = i == 5 ? ONE_FAR : ORDINARY,
+                            .rows_per_scale = {0, i % 3 == 1 ? 128 : 0, i % 3 == 2 ? 1 : 0},
+                            .may_split = true,
+                            .output = i % 2 ? FA3_FLOAT32 : FA3_BFLOAT16,
+                            .nan_in = -1},
+            ++number);
+  /* Up to 32 rows of very many keys: speculative_fp8, but at head dim 256. */
+  for (int i = 0; i < (most < 60 ? 0 : 5); i++)
+    compare(&(struct shape){.head_dim = dims[i % 3],
+                            .value_head_dim = dims[i % 3],
+                            .batch = 4,
+                            .rows_q = i < 3 ? 31 : 8,
+                            .rows_k = 8500,
+                            .heads_q = i < 3 ? 8 : 32,
+                            .heads_k = 8,
+                            .causal = i % 2,
+                            .capped = i > 2,
+                            .padded = i == 1,
+                            .rows_per_scale = {0, i % 3 == 1 ? 128 : 0, i == 4 ? 128 : 0},
+                            .may_split = true,
+                            .output = i % 2 ? FA3_FLOAT32 : FA3_BFLOAT16,
+                            .nan_in = -1},
+            ++number);
   /* Values that many queries see, which head dim 256 has transposed ahead. */
   for (int i = 0; i < (most < 60 ? 2 : 8); i++)
     compare(&(struct shape){.head_dim = i == 6 ? 192 : 256,

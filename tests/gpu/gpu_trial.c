@@ -53,7 +53,7 @@ static void set_dense(struct spec *spec) {
 static void decode_long(struct spec *spec, struct rng *rng) {
   enum { PARTS, DEALT, PAIRS, TWO_HEADS };
   int64_t rows = 0;                                        /* of all heads */
-  const bool chunks = spec->codes && rng_chance(rng, 0.3); /* more than a block's rows */
+  const bool chunks = spec->codes && rng_chance(rng, 0.4); /* more than a block's rows */
   const int64_t most = (chunks ? RNG_PICK(rng, 32, 70) : 16) / spec->group;
   spec->max_seqlen_q = rng_between(rng, chunks ? 16 / spec->group + 1 : 1, most);
   spec->head_dim = spec->value_head_dim = RNG_PICK(rng, 16, 48, 64, 64);
@@ -86,8 +86,9 @@ static void decode_long(struct spec *spec, struct rng *rng) {
       spec->heads_k = 2 * rng_between(rng, 1, 4);
       spec->group = rng_between(rng, 1, 8);
       spec->max_seqlen_q = chunks ? 32 / spec->group : 1;
-      spec->head_dim = spec->value_head_dim = RNG_PICK(rng, 16, 16, 32);
-      rows = 530000;
+      spec->head_dim = spec->value_head_dim =
+          chunks ? RNG_PICK(rng, 16, 112, 128) : RNG_PICK(rng, 16, 16, 32);
+      rows = spec->head_dim > 64 ? 270000 : 530000;
   }
   if (spec->batch > 0) spec->max_seqlen_k = rows / (spec->batch * spec->heads_k) + 1;
 }
