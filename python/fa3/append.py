@@ -6,6 +6,7 @@ import torch
 
 from fa3 import _core
 from fa3.operators import (
+    clear_unused,
     contiguous,
     is_plain,
     is_watched,
@@ -49,6 +50,7 @@ def shared(forward, new_key):
 def call_append_forward(rows, query, key, value, sink, options, *, output=None, with_lse=True):
     """Writes new rows, as rows_to_append has them, into the cache `key` and `value`, and attends.
     Returns (output, lse)."""
+    given = output
     output, lse = new_results(query, key, value, output, with_lse, options.get("seqused_q"))
     forward = {**options, "key": key, "value": value, "output": output, "lse": lse, "sink": sink}
     append = {**rows, **shared(forward, rows["new_key"])}
@@ -58,6 +60,8 @@ def call_append_forward(rows, query, key, value, sink, options, *, output=None, 
     if rows.get("query") is not None:
         append["rotated_query"] = forward["query"] = rotated_like(rows["query"])
     _core.append_forward(append, forward)
+    if given is not None and options.get("seqused_q") is not None:
+        clear_unused(given, options.get("cu_seqlens_q"), options["seqused_q"])
     written(*(forward.get(name) for name in WRITTEN))
     return output, lse
 
@@ -82,21 +86,27 @@ def fake_append(*arguments):
 def append_forward_kernel(*arguments):
     options = dict(zip(append_forward_names, arguments))
     main = [options.pop(name) for name in ("query", "key", "value", "sink")]
+    output = options.pop("output")
     mine = [name for name in options if name.startswith("append_")]
-    return call_append_forward(
-        {name.removeprefix("append_"): options.pop(name) for name in mine}, *main, options
-    )
+    rows = {name.removeprefix("append_"): options.pop(name) for name in mine}
+    found, lse = call_append_forward(rows, *main, options, output=output)
+    # An operator's results are none of its arguments: an empty one stands for what was given.
+    return found if output is None else found.new_empty(0), lse
 
 
 # A forward call's arguments, and, as append_..., those that only the append has.
 OF_APPEND = [
     (f"append_{name}", kind) for name, kind in _core.arguments("append") if name not in SHARED
 ]
+OF_FORWARD = [
+    (name, "OPTIONAL_OUTPUT" if name == "output" else kind)
+    for name, kind in _core.arguments("forward")
+]
 append_forward_operator = operator(
     "fa3::append_forward",
     append_forward_kernel,
-    schema(OF_APPEND + _core.arguments("forward"), 2, WRITTEN),
-    WRITTEN,
+    schema(OF_APPEND + OF_FORWARD, 2, (*WRITTEN, "output")),
+    (*WRITTEN, "output"),
 )
 append_forward_names = names_of(append_forward_operator)
 
@@ -104,9 +114,9 @@ append_forward_names = names_of(append_forward_operator)
 @append_forward_operator.register_fake
 def fake_append_forward(*arguments):
     named = dict(zip(append_forward_names, arguments))
-    query = named["query"]
+    query, output = named["query"], named["output"]
     return (
-        new_output(query, named["value"]),
+        new_output(query, named["value"]) if output is None else output.new_empty(0),
         query.new_empty(lse_shape(query), dtype=torch.float32),
     )
 
@@ -241,6 +251,6 @@ def append_forward(rows, query, key, value, sink, options, *, output=None, with_
     arguments = {"key_scale": None, "value_scale": None, **options}
     arguments |= {f"append_{name}": argument for name, argument in rows.items()}
     found, lse = torch.ops.fa3.append_forward(
-        query=query, key=key, value=value, sink=sink, **arguments
+        query=query, key=key, value=value, output=output, sink=sink, **arguments
     )
-    return (found if output is None else output.copy_(found)), lse
+    return (found if output is None else output), lse

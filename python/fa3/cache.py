@@ -315,8 +315,13 @@ def flash_attn_combine(
         )
     if is_plain(out_partial, lse_partial, lse_partial):
         return combine_kernel(out_partial, lse_partial, out_dtype, out)
-    found, lse = torch.ops.fa3.combine(out_partial, lse_partial, out_dtype)
-    return (found if out is None else out.copy_(found)), lse
+    if out is None:
+        return torch.ops.fa3.combine(out_partial, lse_partial, out_dtype)
+    need_tensors(out=out)
+    found, lse = torch.ops.fa3.combine(out_partial, lse_partial, out.dtype)
+    if out.shape != found.shape:
+        raise ValueError(f"out has the shape {tuple(out.shape)}: expected {tuple(found.shape)}")
+    return out.copy_(found), lse
 
 
 def get_scheduler_metadata(

@@ -50,17 +50,23 @@ def attention_in_chunks(
     if not chunk:
         return attention(query, key, value, sink, options, output=output, with_lse=with_lse)
     each_query = need_chunkable(query, key, value, options, chunk, output, cache)
-    dense, options = query.dim() == 4, dict(options)
+    starts, dense, options = options.get("cu_seqlens_q"), query.dim() == 4, dict(options)
     if each_query:
         rows = cut_queries(query, key, options, chunk)
     else:
         rows, key, value = cut_chunks(query, key, value, options, chunk)
+    # Where each query is a sequence, those behind the last one's are too, and would be written.
+    behind = output is not None and each_query and starts is not None
     place = None
     if output is not None:
-        place = output.contiguous().view(*rows.shape[:-1], output.shape[-1])
+        place = output.clone() if behind else output.contiguous()
+        place = place.view(*rows.shape[:-1], output.shape[-1])
     found, lse = attention(rows, key, value, sink, options, output=place, with_lse=with_lse)
     if output is None:
         output = found.reshape(*query.shape[:-1], found.shape[-1])
+    elif behind:
+        row = torch.arange(output.shape[0], dtype=torch.int32, device=output.device)
+        output.copy_(torch.where((row < starts[-1])[:, None, None], place[:, 0], output))
     elif not output.is_contiguous():
         output.copy_(place.view(output.shape))
     if lse is not None and each_query:

@@ -1,4 +1,5 @@
-"""Attention on PyTorch tensors: the operators fa3::forward and fa3::backward, with autograd.
+"""Attention on PyTorch tensors: the operators fa3::forward, fa3::forward_into and fa3::backward, with
+autograd.
 
 A call on plain tensors goes straight to the library. The operators serve all else: torch.compile,
 torch.export, fake tensors, tensor subclasses, torch.func. What a call takes beside its main tensors
@@ -42,7 +43,8 @@ def new_output(query: Tensor, value: Tensor) -> Tensor:
 
 
 def new_results(query, key, value, output, with_lse, seqused_q):
-    """What a forward call writes: (output, lse), on new tensors unless `output` is given."""
+    """What a forward call writes: (output, lse), on new tensors unless `output` is given; that takes
+    clear_unused after the call."""
     if query.dim() < 3 or key.dim() < 3 or value.dim() < 3:
         raise ValueError(
             f"query, key and value have {query.dim()}, {key.dim()} and {value.dim()} dimensions: "
@@ -56,14 +58,30 @@ def new_results(query, key, value, output, with_lse, seqused_q):
     return output, lse
 
 
+def clear_unused(output, cu_seqlens_q, seqused_q):
+    """Makes the rows 0 that seqused_q leaves out of a tensor that was given for the output. What lies
+    behind the last of cu_seqlens_q stays as it is."""
+    rows = torch.arange(output.shape[-3], dtype=torch.int32, device=output.device)
+    if cu_seqlens_q is None:
+        unused = rows >= seqused_q[:, None]
+    else:
+        ends = cu_seqlens_q[:-1] + seqused_q
+        ends = torch.nn.functional.pad(ends, (0, 1), value=output.shape[0])
+        unused = rows >= ends[torch.searchsorted(cu_seqlens_q[1:], rows, right=True)]
+    output.masked_fill_(unused[..., None, None], 0)
+
+
 def call_forward(query, key, value, sink=None, *, output=None, with_lse=True, **options):
     """The library's call. Returns (output, lse), as above."""
+    given = output
     output, lse = new_results(query, key, value, output, with_lse, options.get("seqused_q"))
     if query.stride(-1) != 1 or key.stride(-1) != 1 or value.stride(-1) != 1:
         query, key, value = rows_contiguous(query), rows_contiguous(key), rows_contiguous(value)
     _core.forward(
         query=query, key=key, value=value, output=output, lse=lse, sink=sink, **options
     )
+    if given is not None and options.get("seqused_q") is not None:
+        clear_unused(given, options.get("cu_seqlens_q"), options["seqused_q"])
     return output, lse
 
 
@@ -128,6 +146,10 @@ def forward_kernel(*arguments):
     return call_forward(**dict(zip(forward_names, arguments)))
 
 
+def forward_into_kernel(*arguments):
+    return call_forward(**dict(zip(forward_into_names, arguments)))[1]
+
+
 def backward_kernel(*arguments):
     *gradients, grad_sink = call_backward(**dict(zip(backward_names, arguments)))
     # An operator returns tensors alone: an empty one stands for no gradient.
@@ -139,8 +161,16 @@ def operator(name, function, schema, mutates=()):
 
 
 forward_operator = operator("fa3::forward", forward_kernel, schema(_core.arguments("forward"), 2))
+# The same with `out`, which has no gradient.
+forward_into_operator = operator(
+    "fa3::forward_into",
+    forward_into_kernel,
+    schema(_core.arguments("forward"), 1, ("output",)),
+    ("output",),
+)
 backward_operator = operator("fa3::backward", backward_kernel, schema(_core.arguments("backward"), 4))
 forward_names = names_of(forward_operator)
+forward_into_names = names_of(forward_into_operator)
 backward_names = names_of(backward_operator)
 
 
@@ -150,6 +180,23 @@ def fake_forward(query, key, value, *options):
         new_output(query, value),
         query.new_empty(lse_shape(query), dtype=torch.float32),
     )
+
+
+@forward_into_operator.register_fake
+def fake_forward_into(query, *arguments):
+    return query.new_empty(lse_shape(query), dtype=torch.float32)
+
+
+@forward_into_operator.register_vmap
+def forward_into_each(info, in_dims, *arguments):
+    """One call after the other, as PyTorch does by itself where nothing is written to."""
+    if in_dims[forward_into_names.index("output")] is None:
+        raise ValueError("out is one tensor for all of vmap's calls: expected one for each")
+    calls = [
+        [a if dim is None else a.select(dim, i) for a, dim in zip(arguments, in_dims)]
+        for i in range(info.batch_size)
+    ]
+    return torch.stack([torch.ops.fa3.forward_into(*call) for call in calls]), 0
 
 
 @backward_operator.register_fake
@@ -364,11 +411,12 @@ def attention(query, key, value, sink, options, *, output=None, with_lse=True):
         if output is not None:
             written(output)
         return found
+    if output is not None:
+        lse = torch.ops.fa3.forward_into(query, key, value, output, sink=sink, **options)
+        return output, lse
     if not torch.compiler.is_compiling() and is_transformed():
-        found, lse = TransformedAttention.apply(query, key, value, sink, options)
-    else:
-        found, lse = torch.ops.fa3.forward(query, key, value, sink, **options)
-    return (found if output is None else output.copy_(found)), lse
+        return TransformedAttention.apply(query, key, value, sink, options)
+    return torch.ops.fa3.forward(query, key, value, sink, **options)
 
 
 def gradients_of(grad_output, query, key, value, output, lse, options, gradients):

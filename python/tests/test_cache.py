@@ -137,16 +137,19 @@ def test_append_is_declared_to_the_compiler(device):
     again = [cache.clone() for cache in caches]
     lengths = integers(device, [9])
 
-    def step(q, k, v, k_cache, v_cache):
+    def step(q, k, v, k_cache, v_cache, out=None):
         return fa3.flash_attn_with_kvcache(
-            q, k_cache, v_cache, k, v, cache_seqlens=lengths, causal=True, num_splits=0
+            q, k_cache, v_cache, k, v, cache_seqlens=lengths, causal=True, num_splits=0, out=out
         )
 
     wanted = step(q, k, v, *caches)
-    found = torch.compile(step, fullgraph=True, backend="aot_eager")(q, k, v, *again)
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    found = compiled(q, k, v, *again)
     assert torch.equal(found, wanted)
     for a, b in zip(caches, again):
         assert torch.equal(a, b)
+    out = torch.empty_like(q)
+    assert compiled(q, k, v, *again, out) is out and torch.equal(out, wanted)
 
 
 # What a call may have, each of which says what it needs to of the test below.
@@ -421,11 +424,12 @@ def test_opcheck_of_append(device, rotary):
         torch.ops.fa3.append.default, (k, v, lengths, *caches, None, None), options
     )
     options = {f"append_{name}": given for name, given in options.items()}
-    torch.library.opcheck(
-        torch.ops.fa3.append_forward.default,
-        (k, v, lengths, q, *caches, None, None),
-        {**options, "seqused_k": lengths + 2},
-    )
+    for output in (None, torch.empty_like(q)):
+        torch.library.opcheck(
+            torch.ops.fa3.append_forward.default,
+            (k, v, lengths, q, *caches, output, None, None),
+            {**options, "seqused_k": lengths + 2},
+        )
 
 
 def test_combine_takes_strided_parts(device):

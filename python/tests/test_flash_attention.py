@@ -227,6 +227,73 @@ def test_out(device):
         fa3.flash_attn_func(q.requires_grad_(), k, v, out=out)
 
 
+@pytest.mark.parametrize("way", ["plain", "parameter", "compiled"])
+@pytest.mark.parametrize("options", [{}, {"attention_chunk": 4}, {"page_table": [[0, 1], [1, 0]]}])
+def test_rows_of_out(device, way, options):
+    """Rows that seqused_q leaves out are 0, and those behind the last sequence's what they were."""
+    dtype = DTYPES[device][0]
+    q, k, v = make(device, dtype, (15, 2, 64), (2, 6, 2, 64), (2, 6, 2, 64))
+    starts, used = packed([5, 7], device), torch.tensor([3, 7], dtype=torch.int32, device=device)
+    options = dict(options)
+    if "page_table" in options:
+        table = torch.tensor(options["page_table"], dtype=torch.int32, device=device)
+        options |= {"page_table": table, "attention_chunk": 4}
+
+    def run(q, **given):
+        return fa3.flash_attn_varlen_func(
+            q, k, v, starts, None, 7, 12, used, causal=True, **given, **options
+        )
+
+    def run_dense(q, **given):
+        return fa3.flash_attn_varlen_func(q, k, v, None, None, 0, 0, used, causal=True, **given)
+
+    dense = q[:14].view(2, 7, 2, 64)
+    wanted, wanted_dense = run(q), run_dense(dense)
+    if way == "parameter":
+        q, dense = (torch.nn.Parameter(t, requires_grad=False) for t in (q, dense))
+    elif way == "compiled":
+        torch.compiler.reset()
+        run, run_dense = (
+            torch.compile(call, fullgraph=True, backend="aot_eager") for call in (run, run_dense)
+        )
+    out = torch.full((15, 2, 64), 7.0, device=device, dtype=dtype)
+    run(q, out=out)
+    assert torch.equal(out[:12], wanted[:12]) and not out[3:5].any() and (out[12:] == 7).all()
+    out = torch.full((2, 7, 2, 64), float("nan"), device=device, dtype=dtype)
+    run_dense(dense, out=out)
+    assert torch.equal(out, wanted_dense) and not out[0, 3:].any()
+
+
+@pytest.mark.parametrize("way", ["plain", "parameter", "compiled"])
+def test_out_is_checked(device, way):
+    """By its shape and dtype, whichever way a call takes; float32 is exact on each."""
+    q, k, v = make(device, torch.bfloat16, *[(1, 6, 2, 64)] * 3)
+    parts = torch.randn(3, 1, 6, 2, 64, device=device), torch.randn(3, 1, 6, 2, device=device)
+    length = torch.tensor([2], dtype=torch.int32, device=device)
+    exact = fa3.flash_attn_func(q, k, v, out=torch.empty_like(q, dtype=torch.float32))
+
+    def wrap(call):
+        return torch.compile(call, fullgraph=True, backend="aot_eager") if way == "compiled" else call
+
+    if way == "parameter":
+        q = torch.nn.Parameter(q, requires_grad=False)
+        parts = [torch.nn.Parameter(part, requires_grad=False) for part in parts]
+    calls = [
+        lambda out: fa3.flash_attn_func(q, k, v, out=out),
+        lambda out: fa3.flash_attn_with_kvcache(
+            q[:, :2], k, v, k[:, :2], v[:, :2], cache_seqlens=length, out=out[:, :2]
+        ),
+        lambda out: fa3.flash_attn_combine(*parts, out=out),
+    ]
+    torch.compiler.reset()
+    for call in calls[: 2 if way == "compiled" else 3]:  # what is raised in Python is a compiler's error
+        with pytest.raises(ValueError, match="out"):
+            wrap(call)(q.new_empty(3, 6, 2, 64))
+        with pytest.raises(TypeError, match="output.dtype"):
+            wrap(call)(torch.empty_like(q, dtype=torch.int32))
+    assert torch.equal(wrap(calls[0])(torch.empty_like(q, dtype=torch.float32)), exact)
+
+
 def test_empty(device):
     dtype = DTYPES[device][0]
     q, k, v = make(device, dtype, (2, 5, 2, 64), (2, 0, 2, 64), (2, 0, 2, 64))

@@ -41,6 +41,9 @@ def test_opcheck(device):
     torch.library.opcheck(torch.ops.fa3.forward.default, arguments, options)
     q, k, v, sink = (t.detach() for t in arguments)
     output, lse = torch.ops.fa3.forward(q, k, v, sink, **options)
+    torch.library.opcheck(
+        torch.ops.fa3.forward_into.default, (q, k, v, torch.empty_like(q), sink), options
+    )
     gradients = torch.randn_like(output), torch.randn_like(lse)
     backward = q, k, v, output, lse, *gradients, sink
     torch.library.opcheck(torch.ops.fa3.backward.default, backward, options)
@@ -186,7 +189,14 @@ def test_transforms(device):
         torch.testing.assert_close(a, b)
     per_entry = torch.vmap(torch.func.grad(lambda *t: loss(*(x[None] for x in t))))(*plain)
     torch.testing.assert_close(per_entry, wanted[0])
+    out = torch.empty_like(q).detach()
+    torch.vmap(lambda q, k, v, out: fa3.flash_attn_func(q, k, v, out=out, **options))(
+        *(t.unflatten(0, (2, 1)) for t in (*plain, out))
+    )
     output = fa3.flash_attn_func(q, k, v, **options)
+    torch.testing.assert_close(out, output)
+    with pytest.raises(ValueError, match="out"):
+        torch.vmap(lambda q: fa3.flash_attn_func(q, k[:1], v[:1], out=out[:1]))(plain[0][:, None])
     many = torch.randn(3, *output.shape, device=device, dtype=output.dtype)
     found = torch.autograd.grad(output, (q, v), many, is_grads_batched=True, retain_graph=True)
     for i, one in enumerate(many):
