@@ -49,8 +49,8 @@ TESTS = {
     "large": ["test_gpu_large"],
 }
 # The others run side by side. `large` takes most of a GPU's memory. A launch of `threads` may hang
-# while processes share the GPU in turns (docs/notes/cuda-engine.md); `deterministic`, which has
-# several streams too, did not end in its time then, for an unknown reason.
+# while processes share the GPU in turns (docs/notes/cuda-engine.md); `deterministic` has several
+# streams too.
 ALONE = ["threads", "deterministic", "large"]
 SECONDS_OF_TESTS = int(os.environ.get("FA3_GPU_TEST_SECONDS", 300))
 TOOLS = ["memcheck", "racecheck", "synccheck", "initcheck"]
