@@ -72,7 +72,7 @@ bool append_takes_words(const struct problem *problem) {
 }
 
 fa3_append_params make_append_params(const struct problem *problem) {
-  const bool paged = problem->features & FA3_FEATURE_PAGE_TABLE;
+  const bool paged = has_pages(problem);
   const struct operand *positions = &problem->positions;
   return (fa3_append_params){
       .new_key = make_operand(&problem->new_key),

@@ -66,7 +66,7 @@ static int64_t rows_of_scale(int64_t rows) {
 static fa3_decode_fp8_params make_params(const struct problem *problem, int64_t heads_k) {
   const struct scales scales = make_scales((double)problem->scale, (double)problem->softcap);
   const struct operand *output = &problem->output, *lse = &problem->lse;
-  const bool paged = problem->features & FA3_FEATURE_PAGE_TABLE;
+  const bool paged = has_pages(problem);
   return (fa3_decode_fp8_params){
       .query_scale =
           make_fp8_scales(&problem->query_scale, problem->query_scale_rows, problem->heads_q),

@@ -142,7 +142,7 @@ static bool is_one_short_round(const struct problem *problem, int64_t tiles) {
 
 bool decode_takes(const struct problem *problem) {
   const int64_t tiles = decode_row_tiles(problem, longest_query(problem));
-  const bool paged = problem->features & FA3_FEATURE_PAGE_TABLE;
+  const bool paged = has_pages(problem);
   if (problem->query.dtype == FA3_FLOAT8_E4M3)
     return paged ? !has_chunks(problem) || !forward_may_take_pages(problem)
                  : problem->split_keys || tiles <= 1;

@@ -67,23 +67,12 @@ static int64_t blocks_needed(const struct problem *problem, const struct cuda_fa
          (decode_has_codes(problem) ? block_bandwidth_of_codes : block_bandwidth);
 }
 
-/* A kernel like this one, but for a block's heads of keys and warps. Null: there is none. */
-static const struct kernel *find_like(const struct kernel *kernel, int64_t heads, int64_t warps,
-                                      int64_t rows) {
-  return find_kernel(&(struct kernel_need){.kind = kernel->kind,
-                                           .architecture = kernel->architecture,
-                                           .dtype = (fa3_dtype)kernel->dtype,
-                                           .head_dim = kernel->head_dim,
-                                           .value_head_dim = kernel->value_head_dim,
-                                           .softcap = kernel->softcap,
-                                           .heads = heads,
-                                           .warps = warps,
-                                           .tile_q = rows});
-}
-
 /* For blocks that have a multiprocessor each. Null: such a block has no more warps than others. */
 static const struct kernel *find_lone_kernel(const struct kernel *kernel) {
-  return find_like(kernel, kernel->heads, lone_warps, kernel->tile_q);
+  return find_like(kernel, (struct kernel_need){.softcap = kernel->softcap,
+                                                .heads = kernel->heads,
+                                                .warps = lone_warps,
+                                                .tile_q = kernel->tile_q});
 }
 
 /* How many blocks use all of the memory where each has a multiprocessor to itself. */
@@ -96,7 +85,7 @@ static int64_t lone_blocks_needed(const struct problem *problem, const struct cu
 
 /* Rows of a page; without pages as many as there can be. */
 static int64_t page_rows(const struct problem *problem) {
-  return problem->features & FA3_FEATURE_PAGE_TABLE ? problem->key.rows : INT32_MAX;
+  return has_pages(problem) ? problem->key.rows : INT32_MAX;
 }
 
 /* Long sequences among others are cut finely, and blocks without keys leave; in one round, if that
@@ -252,7 +241,8 @@ static const struct kernel *find_two_heads_kernel(const struct problem *problem,
   if (!__builtin_mul_overflow(problem->batch * problem->heads_k, problem->max_seqlen_k, &rows) &&
       rows < two_heads_rows)
     return NULL;
-  return find_like(kernel, 2, 0, FA3_DECODE_ROWS);
+  return find_like(kernel, (struct kernel_need){
+                               .softcap = kernel->softcap, .heads = 2, .tile_q = FA3_DECODE_ROWS});
 }
 
 fa3_status decode_too_many_tiles(const struct problem *problem) {

@@ -88,7 +88,7 @@ static fa3_status launch_attention(const struct call *call) {
   params.scale = make_softmax_scale(softcap > 0 ? softcap : scale);
   params.softcap_log2 = make_scales(scale, softcap).softcap_log2;
   params.sequences = make_sequences(problem);
-  if (problem->features & FA3_FEATURE_PAGE_TABLE) {
+  if (has_pages(problem)) {
     params.page_size = (unsigned)problem->key.rows;
     params.pages = (unsigned)problem->key.batch;
     params.box = plan->box;

@@ -87,6 +87,16 @@ const struct kernel *find_kernel(const struct kernel_need *need) {
   return NULL;
 }
 
+const struct kernel *find_like(const struct kernel *kernel, struct kernel_need need) {
+  need.kind = kernel->kind;
+  need.architecture = kernel->architecture;
+  need.dtype = kernel->dtype;
+  need.head_dim = kernel->head_dim;
+  need.value_head_dim = kernel->value_head_dim;
+  const struct kernel *other = find_kernel(&need);
+  return other && other->head_dim == kernel->head_dim ? other : NULL;
+}
+
 fa3_status no_kernel(int64_t head_dim, int64_t value_head_dim) {
   return set_error(FA3_UNSUPPORTED,
                    "head dims %" PRId64 " and %" PRId64

@@ -78,6 +78,9 @@ struct kernel_need {
 /* The first that does; null if there is none. */
 const struct kernel *find_kernel(const struct kernel_need *need);
 
+/* One of the same kind, architecture, dtype and head dim for what else is needed; null likewise. */
+const struct kernel *find_like(const struct kernel *kernel, struct kernel_need need);
+
 /* The error for head dims that no kernel takes. */
 fa3_status no_kernel(int64_t head_dim, int64_t value_head_dim);
 

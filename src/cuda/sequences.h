@@ -39,6 +39,10 @@ static inline fa3_sequences make_sequences(const struct problem *problem) {
                          .window_right = problem->window_right};
 }
 
+static inline bool has_pages(const struct problem *problem) {
+  return problem->features & FA3_FEATURE_PAGE_TABLE;
+}
+
 /* Whether a sequence may have fewer queries, or keys, than the tensors have rows for it. */
 static inline bool queries_vary(const struct problem *problem) {
   return problem->cu_seqlens_q || problem->seqused_q;
