@@ -1,5 +1,5 @@
 """The programs in docs/ run: each block of Python and of C alone, a block of shell commands with the
-program fa3."""
+program fa3. So does README's Python; another test has its C."""
 
 import os
 import pathlib
@@ -17,9 +17,12 @@ PACKAGE = pathlib.Path(fa3.__file__).parent
 CUDA = pathlib.Path("/usr/local/cuda")
 BLOCKS = [
     pytest.param(language, text, id=f"{page.stem}-{index}")
-    for page in sorted((ROOT / "docs").glob("*.md"))
+    for page, languages in [
+        *((page, "python|c|sh") for page in sorted((ROOT / "docs").glob("*.md"))),
+        (ROOT / "README.md", "python"),
+    ]
     for index, (language, text) in enumerate(
-        re.findall(r"^```(python|c|sh)\n(.*?)^```", page.read_text(), re.S | re.M)
+        re.findall(rf"^```({languages})\n(.*?)^```", page.read_text(), re.S | re.M)
     )
 ]
 
