@@ -57,7 +57,8 @@ __device__ __forceinline__ double cluster_load_double(uint32_t mapped) {
 }
 
 // PTX ISA, "mbarrier.arrive" on a mapped address. It orders nothing that other blocks write or
-// read by ordinary instructions (a wider scope would cost a fence of the whole device).
+// read by ordinary instructions (a wider scope would cost a fence of the whole device): it may
+// overtake this thread's own loads. Who gives memory away by it waits for what was read there.
 __device__ __forceinline__ void cluster_arrive(uint32_t mapped_barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(mapped_barrier) : "memory");
 }

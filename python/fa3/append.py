@@ -60,8 +60,7 @@ def call_append_forward(rows, query, key, value, sink, options, *, output=None, 
     if rows.get("query") is not None:
         append["rotated_query"] = forward["query"] = rotated_like(rows["query"])
     _core.append_forward(append, forward)
-    if given is not None and options.get("seqused_q") is not None:
-        clear_unused(given, options.get("cu_seqlens_q"), options["seqused_q"])
+    clear_unused(given, options)
     written(*(forward.get(name) for name in WRITTEN))
     return output, lse
 

@@ -43,8 +43,7 @@ def new_output(query: Tensor, value: Tensor) -> Tensor:
 
 
 def new_results(query, key, value, output, with_lse, seqused_q):
-    """What a forward call writes: (output, lse), on new tensors unless `output` is given; that takes
-    clear_unused after the call."""
+    """What a forward call writes: (output, lse), on new tensors unless `output` is given."""
     if query.dim() < 3 or key.dim() < 3 or value.dim() < 3:
         raise ValueError(
             f"query, key and value have {query.dim()}, {key.dim()} and {value.dim()} dimensions: "
@@ -58,9 +57,12 @@ def new_results(query, key, value, output, with_lse, seqused_q):
     return output, lse
 
 
-def clear_unused(output, cu_seqlens_q, seqused_q):
-    """Makes the rows 0 that seqused_q leaves out of a tensor that was given for the output. What lies
-    behind the last of cu_seqlens_q stays as it is."""
+def clear_unused(output, options):
+    """After a call, where a tensor was given for the output: makes its rows 0 that seqused_q leaves
+    out. What lies behind the last of cu_seqlens_q stays as it is."""
+    seqused_q, cu_seqlens_q = options.get("seqused_q"), options.get("cu_seqlens_q")
+    if output is None or seqused_q is None:
+        return
     rows = torch.arange(output.shape[-3], dtype=torch.int32, device=output.device)
     if cu_seqlens_q is None:
         unused = rows >= seqused_q[:, None]
@@ -80,8 +82,7 @@ def call_forward(query, key, value, sink=None, *, output=None, with_lse=True, **
     _core.forward(
         query=query, key=key, value=value, output=output, lse=lse, sink=sink, **options
     )
-    if given is not None and options.get("seqused_q") is not None:
-        clear_unused(given, options.get("cu_seqlens_q"), options["seqused_q"])
+    clear_unused(given, options)
     return output, lse
 
 

@@ -31,13 +31,7 @@ bool scales_of_heads(const struct problem *problem) {
 static const struct kernel *find_transposing(const struct problem *problem,
                                              const struct kernel *forward) {
   if (!scales_of_heads(problem) || has_pages(problem)) return NULL;
-  const struct kernel *kernel =
-      find_kernel(&(struct kernel_need){.kind = &transpose_values_kind,
-                                        .architecture = forward->architecture,
-                                        .dtype = problem->value.dtype,
-                                        .head_dim = forward->head_dim,
-                                        .value_head_dim = forward->value_head_dim});
-  return kernel && kernel->head_dim == forward->head_dim ? kernel : NULL;
+  return find_like(forward, (struct kernel_need){.kind = &transpose_values_kind});
 }
 
 /* Whether V^T is made before the kernel of head dim 256, which then takes some 6% less time than
@@ -90,9 +84,7 @@ static bool may_split_codes(const struct problem *problem) {
   return !queries_vary(problem) && !problem->cu_seqlens_k && problem->num_splits != 1;
 }
 
-/* The FP8 kernel takes tensors where they lie: they are small, and copies would cost what FP8
- * gains.
- */
+/* The FP8 kernel takes tensors where they lie: copies would cost what FP8 gains. */
 static fa3_status check_fp8_operands(const struct problem *problem) {
   static const enum tensor tensors[] = {TENSOR_query, TENSOR_key, TENSOR_value, TENSOR_output};
   for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++)

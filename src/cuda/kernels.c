@@ -88,7 +88,7 @@ const struct kernel *find_kernel(const struct kernel_need *need) {
 }
 
 const struct kernel *find_like(const struct kernel *kernel, struct kernel_need need) {
-  need.kind = kernel->kind;
+  if (!need.kind) need.kind = kernel->kind;
   need.architecture = kernel->architecture;
   need.dtype = kernel->dtype;
   need.head_dim = kernel->head_dim;

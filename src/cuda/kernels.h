@@ -78,7 +78,8 @@ struct kernel_need {
 /* The first that does; null if there is none. */
 const struct kernel *find_kernel(const struct kernel_need *need);
 
-/* One of the same kind, architecture, dtype and head dim for what else is needed; null likewise. */
+/* One of the same architecture, dtype and head dim for what else is needed, of the same kind unless
+ * another is; null likewise. */
 const struct kernel *find_like(const struct kernel *kernel, struct kernel_need need);
 
 /* The error for head dims that no kernel takes. */
