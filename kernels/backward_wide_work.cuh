@@ -170,7 +170,6 @@ __device__ __forceinline__ int read_mail(void) {
 // The first block of the cluster takes the next tile and tells the second.
 __device__ __forceinline__ int share_tile(const fa3_backward_params &p, const layout &m,
                                           uint32_t taken, bool leader) {
-  int index = 0;
   if (leader) {
     barrier_expect(ring_full(m.mail, taken), 4);
     if (cluster_rank() == 0) {
@@ -180,13 +179,14 @@ __device__ __forceinline__ int share_tile(const fa3_backward_params &p, const la
       for (int r = 0; r < 2; ++r)
         cluster_store(cluster_map(m.mail.data, r), next, cluster_map(m.mail.full.address, r));
     }
-    ring_wait_full(m.mail, taken);
-    index = read_mail();
-    // Always so. An arrival at another block's barrier may overtake a read before it, unless it
-    // depends on what was read; the first block then writes the next number over this one.
-    if (index >= 0) cluster_arrive(cluster_map(m.mail.empty.address, 0));
   }
-  return __shfl_sync(0xffffffff, index, 0);
+  ring_wait_full(m.mail, taken);
+  const int index = __shfl_sync(0xffffffff, read_mail(), 0);
+  // Always so. An arrival at another block's barrier may overtake a read before it, unless it
+  // depends on what was read; the first block then writes the next number over this one. All lanes
+  // have read when one has what they exchange.
+  if (leader && index >= 0) cluster_arrive(cluster_map(m.mail.empty.address, 0));
+  return index;
 }
 
 __device__ __forceinline__ void schedule(const fa3_backward_params &p, uint32_t base) {

@@ -187,6 +187,18 @@ __device__ __forceinline__ void adjust_scores(const fa3_forward_params &params, 
   mask_scores(scores_of<kKeys>(c), seen, n * kTileK + 2 * (thread_again() & 3));
 }
 
+// The mask of the tile that the diagonal crosses: a row sees what the row before it sees and one
+// key more.
+__device__ __forceinline__ void mask_diagonal(const work &w, consumer &c) {
+  const int thread = thread_again() & 127;
+  const int row = thread / 32 * 16 + (thread & 31) / 4, column = 2 * (thread & 3);
+  int before = 0;  // keys of the tile that the warpgroup's first row sees, less one
+  if (kTileK > kRows) before = (w.first + c.warpgroup * kRows + w.sequence.mask.upper) % kTileK;
+#pragma unroll
+  for (int r = 0; r < 2; ++r)
+    hide_scores(c.s, r, bit_mask(0, scores_before(before + row + 8 * r + 1 - column)));
+}
+
 // A tile of keys that only other consumers' rows see: hand it back, and keep the turns in step.
 __device__ __forceinline__ void pass_over(const layout &m, consumer &c) {
   ring_wait_full(m.k, c.used);
@@ -223,7 +235,10 @@ __device__ __forceinline__ void begin_tile(const fa3_forward_params &params, con
   count_step(m, c);
   wgmma_wait<0>();
   take_scores(m, c, t, n);
-  adjust_scores<kLastKeys>(params, w, c, n);
+  if constexpr (kDiagonal)
+    mask_diagonal(w, c);
+  else
+    adjust_scores<kLastKeys>(params, w, c, n);
   softmax_begin(scores_of<kLastKeys>(c), c.rows, params.scale);
   if (!kLazyRescale) softmax_take_bases(c.rows, c.bases, params.scale);
   pack_probabilities<kLastKeys>(c);
@@ -395,6 +410,11 @@ __device__ __forceinline__ void attend(const fa3_forward_params &params, const l
     c.left_over = c.tiles.begin - tiles_begin;
 
     begin_tile(params, m, w, c, t, n);
+    if constexpr (kDiagonal) {
+      for (--n; n >= c.tiles.begin; --n) step<true>(params, m, w, c, t, n);
+      end_tile(params, m, w, c);
+      continue;
+    }
     // Most tiles need neither mask nor cap: a loop of their own, without the question. In a variant
     // with a short tile all others are such tiles, but those behind that one.
     const fa3_range whole = w.warpgroup[warpgroup].whole;

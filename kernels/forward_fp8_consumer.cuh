@@ -109,8 +109,8 @@ __device__ __forceinline__ void forget_kept(const layout &m, float unit) {
 // are none.
 __device__ __forceinline__ bool find_kept_factor(const layout &m, const consumer &c,
                                                  float (&factor)[2]) {
+  if (!uniform(load_shared_float(units_of(m) + 12) != 0.0f)) return false;
   const float4 then = load_shared_floats(units_of(m));
-  if (then.w == 0.0f) return false;
   const float units = kHeadScales || then.z == c.unit ? 1.0f : then.z * reciprocal_unit(c.unit);
   factor[0] = exp2_unit(then.x - c.rows.reference[0]) * units;
   factor[1] = exp2_unit(then.y - c.rows.reference[1]) * units;

@@ -40,7 +40,7 @@ __device__ __forceinline__ void take_turn(void) {
   if constexpr (kTurns) {
     // The assembler would move exponentials above a barrier, but not above a branch (never taken).
     do named_barrier_sync(turn_of(thread_again() / 32), 64);
-    while (thread_again() >= kThreads);
+    while (uniform(thread_again() >= kThreads));
   }
 }
 
@@ -285,8 +285,7 @@ __device__ __forceinline__ void finish_step(consumer &c, const float (&sum)[2]) 
 
 // Whether a row has a reference that is too large for one fma, in any of the warpgroup's warps:
 // they go the same way.
-__device__ __forceinline__ bool any_large(const consumer &c) {
-  bool large = false;
+__device__ __forceinline__ bool any_asks(const consumer &c, bool large) {
 #pragma unroll
   for (int r = 0; r < 2; ++r)
     large |=
@@ -351,10 +350,10 @@ __device__ __forceinline__ void attend(const fa3_forward_fp8_params &fp8, const 
           keep_output(fp8, m, c);
           clear_output(c);
         }
-        const fa3_range whole = work_again(t).warpgroup[warpgroup].whole;
-        const int begin = max(whole.begin, n - n % kPeriod);
-        if (fp8.forward.softcap_log2 != 0.0f || n < begin ||
-            n >= work_again(t).warpgroup[warpgroup].plain_end || any_large(c)) {
+        const int whole_begin = uniform(work_again(t).warpgroup[warpgroup].whole.begin);
+        const int begin = max(whole_begin, n - n % kPeriod);
+        if (fp8.forward.softcap_log2 != 0.0f ||
+            any_asks(c, n < begin || n >= work_again(t).warpgroup[warpgroup].plain_end)) {
           begin_step<false, true>(fp8, m, c, t, n, sum);
           finish_step(c, sum);
           --n;

@@ -21,8 +21,9 @@ __device__ __forceinline__ uint32_t unit_to(const layout &m, uint32_t tile, int 
 }
 
 __device__ __forceinline__ void wait_for_chunk(const layout &m, uint32_t tile, int chunk) {
-  asm volatile("" : "+r"(tile));  // what was found for the chunk before would take a register
-  ring_wait_full(m.v, tile * kCodeChunks + chunk);
+  // The phase is found by other means than the first chunk's, for which it has no register.
+  static_assert(kStages == kCodeChunks, "a phase for each tile");
+  barrier_wait(ring_full(m.v, tile * kCodeChunks + chunk), __brev(tile) >> 31);
 }
 
 __device__ __forceinline__ void release_chunk(const layout &m, uint32_t tile, int chunk) {
@@ -44,11 +45,12 @@ __device__ __forceinline__ void transpose_end(const layout &m, const chunk_part 
 }
 
 // Any other. `x` has the first loads.
-__device__ __forceinline__ void transpose_tile(const layout &m, const chunk_part &p, uint32_t tile,
+__device__ __forceinline__ void transpose_tile(const layout &m, chunk_part &p, uint32_t tile,
                                                uint32_t (&x)[kAhead + 1][4]) {
 #pragma unroll
   for (int i = 0; i < kTileUnits; ++i) {
     const int next = i + kAhead;
+    asm volatile("" : "+r"(p.write));
     if (next < kTileUnits) {
       if (next % kPartUnits == 0) wait_for_chunk(m, tile, next / kPartUnits);
       load_unit(p, next % kPartUnits, x[next % (kAhead + 1)], unit_from(m, tile, next));

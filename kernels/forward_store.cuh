@@ -40,11 +40,11 @@ struct output_row {
 __device__ __forceinline__ output_row find_row(const fa3_forward_params &params, const work &w,
                                                int warpgroup, int r, int thread) {
   const int in_tile = (thread & 127) / 32 * 16 + (thread & 31) / 4 + 8 * r;
-  const int step = params.queries_per_warpgroup;
+  const int step = queries_of_warpgroup(params);
   output_row row;
   row.head = head_of_row(params, w, in_tile);
   row.query = w.first + warpgroup * step + query_of_row(params, in_tile);
-  row.stored = row.query < w.sequence.mask.queries && in_tile < step * params.tile_heads;
+  row.stored = row.query < w.sequence.mask.queries && in_tile < step * heads_of_tile(params);
   return row;
 }
 
@@ -107,11 +107,7 @@ __device__ __forceinline__ uint4 *place_of_output(const fa3_forward_params &para
 // room for it at head dim 64, whose lanes find the place of each 16 bytes. And how many of these
 // leave at once: with more, ptxas serialises the products of kernels for few last keys (C7511).
 constexpr bool kFindsOnce = kChunksV > 1;
-#if FA3_LAST_KEYS
-constexpr int kStoresAtOnce = 1;
-#else
 constexpr int kStoresAtOnce = kFindsOnce ? kUnits / 2 : 1;
-#endif
 
 // The warp's rows leave one by one: not all are of this sequence, or the queries of a warp are no
 // whole number.
@@ -163,13 +159,15 @@ __device__ __forceinline__ void store_output(const fa3_forward_params &params, c
                                              const work &w, int warpgroup, const results &x,
                                              int thread) {
   const int warp = (thread & 127) / 32, lane = thread & 31;
-  const int query = warpgroup * params.queries_per_warpgroup + warp * params.queries_per_warp;
+  const int queries = kDiagonal ? kRows / 4 : params.queries_per_warp;
+  const int query = warpgroup * queries_of_warpgroup(params) + warp * queries;
   const uint32_t staged = m.o + (warpgroup * 4 + warp) * kOBytes;
   tma_store_wait_read<0>();  // by the tile before
   __syncwarp();
   // The copy engine clips at the tensor's end, not at the sequence's or the tile's.
-  if (params.store_by_tma &&
-      (!params.clip_output || w.first + query + params.queries_per_warp <= w.sequence.mask.queries))
+  if (kDiagonal ||
+      uniform(params.store_by_tma &&
+              (!params.clip_output || w.first + query + queries <= w.sequence.mask.queries)))
     store_by_tma<kToBf16>(params, w, x, staged, query);
   else
     store_by_threads<kToBf16>(params, w, warpgroup, x, staged, warp * 16, lane);

@@ -19,6 +19,15 @@ extern "C" {
 __device__ unsigned tile_counters[FA3_TILE_COUNTERS];
 }
 
+// Whether the kernel is for calls under a causal mask whose diagonal crosses one tile of keys for
+// each warpgroup, from its first row to its last, and no others need a mask. Such calls have dense
+// tensors, and whole tiles of one query head each.
+#if FA3_DIAGONAL
+constexpr bool kDiagonal = true;
+#else
+constexpr bool kDiagonal = false;
+#endif
+
 // The scales that all rows of a warpgroup and all of a tile's keys have.
 struct work_scales {
   float score[kWarpgroups];  // with the softmax's; 0: rows have scales of their own
@@ -74,15 +83,25 @@ __device__ __forceinline__ const work &work_again(uint32_t t) {
   return work_of(t);
 }
 
+// How many query heads share a tile.
+__device__ __forceinline__ int heads_of_tile(const fa3_forward_params &params) {
+  return kDiagonal ? 1 : params.tile_heads;
+}
+
+__device__ __forceinline__ int queries_of_warpgroup(const fa3_forward_params &params) {
+  return kDiagonal ? kRows : params.queries_per_warpgroup;
+}
+
 // Which of a warpgroup's queries is in this row of its tile.
 __device__ __forceinline__ int query_of_row(const fa3_forward_params &params, int row) {
-  return row * params.tile_heads_inverse >> 16;
+  return kDiagonal ? row : row * params.tile_heads_inverse >> 16;
 }
 
 // Which query head.
 __device__ __forceinline__ int head_of_row(const fa3_forward_params &params, const work &w,
                                            int row) {
-  return w.head * params.tile_heads + row - query_of_row(params, row) * params.tile_heads;
+  const int heads = heads_of_tile(params);
+  return w.head * heads + row - query_of_row(params, row) * heads;
 }
 
 __device__ __forceinline__ void find_work(const fa3_forward_params &params, const fa3_tile &tile,
@@ -91,10 +110,10 @@ __device__ __forceinline__ void find_work(const fa3_forward_params &params, cons
   w.batch = tile.batch;
 #endif
   w.head = tile.head;
-  w.key_head = params.tile_heads == 1 ? tile.head / params.group : tile.head;
+  w.key_head = heads_of_tile(params) == 1 ? tile.head / params.group : tile.head;
   w.sequence = fa3_read_sequence(&params.sequences, tile.batch);
   fa3_mask *mask = &w.sequence.mask;
-  const int step = params.queries_per_warpgroup;
+  const int step = queries_of_warpgroup(params);
   int block = tile.block, queries = params.tile_queries;
   if (kCutTiles && block >= params.tiles.blocks) {
     block -= params.tiles.blocks;

@@ -28,21 +28,6 @@ __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// PTX ISA, "bar{.cta}.red": named_barrier_sync that also says whether `x` holds in any of the
-// threads.
-__device__ __forceinline__ bool named_barrier_any(int id, int threads, bool x) {
-  int any;
-  asm volatile(
-      "{\n\t.reg .pred x, any;\n\t"
-      "setp.ne.s32 x, %3, 0;\n\t"
-      "bar.red.or.pred any, %1, %2, x;\n\t"
-      "selp.s32 %0, 1, 0, any;\n\t}"
-      : "=r"(any)
-      : "r"(id), "r"(threads), "r"((int)x)
-      : "memory");
-  return any;
-}
-
 // PTX ISA, "elect.sync": true in one lane of the warp, always the same one.
 __device__ __forceinline__ bool elect_one(void) {
   uint32_t elected;
@@ -58,6 +43,33 @@ __device__ __forceinline__ bool elect_one(void) {
 // knows it and may keep it, and what follows from it, in uniform registers.
 __device__ __forceinline__ int uniform(int x) {
   return __shfl_sync(0xffffffff, x, 0);
+}
+
+__device__ __forceinline__ uint32_t uniform(uint32_t x) {
+  return __shfl_sync(0xffffffff, x, 0);
+}
+
+// PTX ISA, "vote.sync": the same of a condition. Where a branch's condition is not known to be
+// uniform, and the warp meets behind it (a product, a shuffle, a barrier), the assembler takes the
+// warp's threads to be apart from there on, in all of the loop: it then finds addresses in each
+// thread, and the threads meet before each product and each shuffle.
+__device__ __forceinline__ bool uniform(bool x) {
+  return __any_sync(0xffffffff, x);
+}
+
+// PTX ISA, "bar{.cta}.red": named_barrier_sync that also says whether `x` holds in any of the
+// threads, which the assembler does not know to be uniform.
+__device__ __forceinline__ bool named_barrier_any(int id, int threads, bool x) {
+  int any;
+  asm volatile(
+      "{\n\t.reg .pred x, any;\n\t"
+      "setp.ne.s32 x, %3, 0;\n\t"
+      "bar.red.or.pred any, %1, %2, x;\n\t"
+      "selp.s32 %0, 1, 0, any;\n\t}"
+      : "=r"(any)
+      : "r"(id), "r"(threads), "r"((int)x)
+      : "memory");
+  return uniform(any != 0);
 }
 
 // PTX ISA, "vote": whether any of four neighbouring lanes, which share rows of a product, says so.

@@ -33,20 +33,24 @@ __device__ __forceinline__ int scores_before(int key) {
   return max(((key + 7) >> 3) + ((key + 6) >> 3), 0);
 }
 
-// Scores become -inf where the thread's row does not see the key. `column` is the
-// key of the thread's first score. One bit for each score of a row, because the
-// assembler turns seven of them at a time into predicates.
+// Scores of row r become -inf where the thread's row does not see the key. One bit for each score
+// of a row, because the assembler turns seven of them at a time into predicates.
+template <int kCount>
+__device__ __forceinline__ void hide_scores(float (&s)[kCount], int r, uint32_t visible) {
+  static_assert(kCount <= 64, "a row's bits");
+#pragma unroll
+  for (int i = 0; i < kCount / 2; ++i)
+    if (!(visible & 1u << i)) s[i / 2 * 4 + 2 * r + i % 2] = -INFINITY;
+}
+
+// `column` is the key of the thread's first score.
 template <int kCount>
 __device__ __forceinline__ void mask_scores(float (&s)[kCount], const fa3_range (&seen)[2],
                                             int column) {
-  static_assert(kCount <= 64, "a row's bits");
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int begin = scores_before(seen[r].begin - column);
-    const uint32_t visible = bit_mask(begin, max(scores_before(seen[r].end - column) - begin, 0));
-#pragma unroll
-    for (int i = 0; i < kCount / 2; ++i)
-      if (!(visible & 1u << i)) s[i / 2 * 4 + 2 * r + i % 2] = -INFINITY;
+    hide_scores(s, r, bit_mask(begin, max(scores_before(seen[r].end - column) - begin, 0)));
   }
 }
 

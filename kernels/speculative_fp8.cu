@@ -205,10 +205,10 @@ __device__ __forceinline__ void attend_tiles(const fa3_decode_params &p, const b
   const uint32_t q_at = uniform(wgmma_descriptor_low(m.q, 0));
   const uint32_t p_tile = m.p + group * kPBytes;
   const uint32_t p_at = uniform(wgmma_descriptor_low(p_tile, 0));
-  const int tiles = uniform(w.units.end - w.units.begin);
   uint32_t codes = ring_of_warp(m);  // the stage in hand
 #pragma unroll 1
-  for (int tile = group; tile < tiles; tile += kGroups) {
+  for (int tile = group; uniform(tile < again(w).units.end - again(w).units.begin);
+       tile += kGroups) {
     copy_async_wait<kStages - 1>();
     __syncwarp();
     multiply_keys(c, codes, q_at);
@@ -266,12 +266,14 @@ __device__ __forceinline__ void attend(const fa3_decode_fp8_params &fp8, const b
     differ |= !(load_shared_float(m.whole_factors + own_row(n) * 4) > 0.0f);
   }
   float factor[kOwnRows];  // of O
+  // Where results will lie each thread has a place meanwhile, for what there is no register for.
+  store_shared_float(m.results + 8 * thread_again(), of_values);
   if (!named_barrier_any(kBarrierGroup + group, 128, differ)) {
     attend_tiles<true>(fp8.decode, w, m, group, c);
 #pragma unroll
     for (int n = 0; n < kOwnRows; ++n) {
       c.top[n] = __fmul_rn(c.top[n], load_shared_float(m.whole_factors + own_row(n) * 4));
-      factor[n] = of_values;
+      factor[n] = load_shared_float(m.results + 8 * thread_again());
     }
   } else {
     attend_tiles<false>(fp8.decode, w, m, group, c);

@@ -113,6 +113,50 @@ static void test_few_last_keys(void **state) {
   assert_int_equal(plan.forward.kernel->last_keys, 0);
 }
 
+/* The kernels for a causal mask's diagonal are for dense calls in whole tiles, each of one query
+ * head, whose diagonal begins at a multiple of 64 keys. */
+static void test_diagonal(void **state) {
+  (void)state;
+  static const struct {
+    int64_t queries, keys, head_dim;
+    int32_t diagonal;
+  } cases[] = {{2048, 2048, 128, 1}, {2000, 2000, 128, 1}, {2048, 2112, 128, 1},
+               {2048, 1984, 64, 1},  {1999, 2127, 256, 1}, {2048, 2049, 128, 0},
+               {2048, 2080, 64, 0},  {2048, 2048, 40, 1},  {2048, 2048, 96, 0},
+               {2048, 2048, 192, 0}, {2048, 2048, 200, 1}, {200, 200, 128, 1}};
+  static int32_t lengths[65];
+  struct cuda_plan plan;
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    const int64_t dim = cases[i].head_dim;
+    struct problem problem = make_problem(FA3_BFLOAT16, 64, cases[i].queries, 8, 8, dim, dim);
+    problem.max_seqlen_k = problem.key.rows = problem.value.rows = cases[i].keys;
+    problem.window_right = 0;
+    assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+    assert_int_equal(plan.forward.kernel->diagonal, cases[i].diagonal);
+    for (int other = 0; other < 5; other++) {
+      struct problem changed = problem;
+      if (other == 0) changed.window_right = FA3_NO_LIMIT;
+      if (other == 1) changed.window_right = 64;
+      if (other == 2) changed.window_left = 100;
+      if (other == 3) changed.seqused_k = lengths;
+      if (other == 4) changed.features |= FA3_FEATURE_SOFTCAP;
+      assert_int_equal(plan_forward(&changed, &facts, &plan), FA3_OK);
+      assert_int_equal(plan.forward.kernel->diagonal, 0);
+    }
+  }
+  /* A tile of one warpgroup, keys shared out, and heads that share tiles. */
+  static const struct {
+    int64_t batch, seqlen, heads_q, heads_k;
+  } others[] = {{1, 500, 20, 20}, {1, 16384, 1, 1}, {64, 139, 24, 6}};
+  for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+    struct problem problem = make_problem(FA3_BFLOAT16, others[i].batch, others[i].seqlen,
+                                          others[i].heads_q, others[i].heads_k, 128, 128);
+    problem.window_right = 0;
+    assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+    assert_int_equal(plan.forward.kernel->diagonal, 0);
+  }
+}
+
 /* Threads that copy rows count in 32 bits. */
 static void test_far_rows(void **state) {
   (void)state;
@@ -509,6 +553,7 @@ int main(void) {
       cmocka_unit_test(test_long_sequences),
       cmocka_unit_test(test_pages),
       cmocka_unit_test(test_few_last_keys),
+      cmocka_unit_test(test_diagonal),
       cmocka_unit_test(test_far_rows),
       cmocka_unit_test(test_packed_lengths),
       cmocka_unit_test(test_staging),

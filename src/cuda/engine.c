@@ -42,6 +42,7 @@ static void name_kernel(const struct kernel *kernel, char *name, size_t size) {
                   {"transposed", kernel->transposed},
                   {"by_head", kernel->by_head},
                   {"last_keys", kernel->last_keys},
+                  {"diagonal", kernel->diagonal},
                   {"heads", kernel->heads},
                   {"warps", kernel->warps}};
   int at =

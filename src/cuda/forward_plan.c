@@ -315,6 +315,22 @@ static void take_short_tile(const struct problem *problem, struct forward_plan *
   if (other) plan->kernel = other;
 }
 
+/* Where a causal mask's diagonal begins at a multiple of a warpgroup's rows, it crosses one tile of
+ * keys for each, and no other tile needs a mask. */
+static void take_diagonal(const struct problem *problem, struct forward_plan *plan) {
+  const struct kernel *kernel = plan->kernel;
+  if (problem->window_left < MASK_UNBOUNDED || problem->window_right != 0 ||
+      queries_vary(problem) || keys_vary(problem) || problem->leftpad_k || problem->diagonal ||
+      (problem->max_seqlen_k - problem->max_seqlen_q) % ROWS != 0 || plan->combine ||
+      plan->tile_heads > 1 || plan->tile_queries < kernel->tile_q)
+    return;
+  const struct kernel *other =
+      find_like(kernel, (struct kernel_need){.softcap = problem->features & FA3_FEATURE_SOFTCAP,
+                                             .pages = has_pages(problem),
+                                             .diagonal = true});
+  if (other) plan->kernel = other;
+}
+
 /* Blocks stay until the work is done, as many as run at the same time: their shared memory leaves
  * room for one on each multiprocessor. With one tile for each there is nothing to hand out. */
 static void plan_grid(const struct cuda_facts *facts, struct forward_plan *plan) {
@@ -349,6 +365,7 @@ fa3_status plan_forward(const struct problem *problem, const struct cuda_facts *
     TRY(plan_few_queries(problem, facts, &forward->few));
     TRY(plan_splits(problem, facts, forward));
     take_short_tile(problem, forward);
+    take_diagonal(problem, forward);
     TRY(plan_workspace(problem, facts, plan));
   }
   plan_grid(facts, forward);

@@ -198,6 +198,23 @@ static struct spec random_forward(bool backward, struct rng *rng) {
     leave_no_gaps(&spec);
     clear_mask(&spec);
   }
+  /* Whole tiles under a causal mask whose diagonal crosses a tile of keys for each 64 queries. */
+  if (!backward && rng_chance(rng, 0.05)) {
+    set_head_dims(&spec, RNG_PICK(rng, 64, 64, 40, 104, 128, 128, 200, 256), rng);
+    spec.max_seqlen_q = rng_between(rng, 130, 700);
+    spec.max_seqlen_k = spec.max_seqlen_q + 64 * rng_between(rng, -2, 4);
+    const int64_t of_head = (spec.max_seqlen_q + 127) / 128;
+    spec.batch = rng_between(rng, 2, 6);
+    spec.heads_k = rng_between(rng, 134, 280) / (spec.batch * of_head) + 1;
+    spec.group = 1;
+    spec.softcap = 0;
+    set_dense(&spec);
+    spec.codes = spec.leftpad_k = false;
+    spec.page_size = 0;
+    leave_no_gaps(&spec);
+    clear_mask(&spec);
+    spec.flags |= FA3_CAUSAL;
+  }
   /* Few queries of grouped heads, which share tiles. */
   if (!backward && rng_chance(rng, 0.04)) {
     spec.group = rng_between(rng, 2, 8);
