@@ -103,11 +103,9 @@ __device__ __forceinline__ uint4 *place_of_output(const fa3_forward_params &para
   return stored ? (uint4 *)to : nullptr;
 }
 
-// Whether a lane finds the place of one row, once, and gives it to the others: registers have no
-// room for it at head dim 64, whose lanes find the place of each 16 bytes. And how many of these
-// leave at once: with more, ptxas serialises the products of kernels for few last keys (C7511).
-constexpr bool kFindsOnce = kChunksV > 1;
-constexpr int kStoresAtOnce = kFindsOnce ? kUnits / 2 : 1;
+// How many of a lane's 16 bytes leave at once. With more at head dim 64 ptxas serialises the
+// products of kernels for few last keys (C7511).
+constexpr int kStoresAtOnce = kChunksV > 1 ? kUnits / 2 : 2;
 
 // The warp's rows leave one by one: not all are of this sequence, or the queries of a warp are no
 // whole number.
@@ -116,8 +114,8 @@ __device__ __forceinline__ void store_by_threads(const fa3_forward_params &param
                                                  int warpgroup, const results &x, uint32_t staged,
                                                  int row0, int lane) {
   const int unit = lane % kUnits;
-  uint4 *place = nullptr;
-  if (kFindsOnce) place = place_of_output(params, w, warpgroup, row0 + (lane & 15));
+  // Each lane finds the place of one row, and the others ask it.
+  uint4 *const place = place_of_output(params, w, warpgroup, row0 + (lane & 15));
 #pragma unroll
   for (int c = 0; c < kChunksV; ++c) {
     const uint32_t chunk = staged + c % kOChunks * kOChunkBytes;
@@ -127,8 +125,7 @@ __device__ __forceinline__ void store_by_threads(const fa3_forward_params &param
 #pragma unroll kStoresAtOnce
     for (int i = 0; i < kUnits / 2; ++i) {
       const int row = (32 * i + lane) / kUnits;
-      uint4 *const to = kFindsOnce ? (uint4 *)__shfl_sync(0xffffffff, (uint64_t)place, row)
-                                   : place_of_output(params, w, warpgroup, row0 + row);
+      uint4 *const to = (uint4 *)__shfl_sync(0xffffffff, (uint64_t)place, row);
       if (to != nullptr && there)
         to[c * kUnits + unit] = load_shared_vector(chunk + swizzled(row, unit));
     }

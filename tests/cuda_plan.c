@@ -544,22 +544,14 @@ static void test_scales(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_every_head_dim),
-      cmocka_unit_test(test_kernels_fit),
-      cmocka_unit_test(test_tile_sizes),
-      cmocka_unit_test(test_cut_tiles),
-      cmocka_unit_test(test_tiles_of_groups),
-      cmocka_unit_test(test_short_sequences),
-      cmocka_unit_test(test_long_sequences),
-      cmocka_unit_test(test_pages),
-      cmocka_unit_test(test_few_last_keys),
-      cmocka_unit_test(test_diagonal),
-      cmocka_unit_test(test_far_rows),
-      cmocka_unit_test(test_packed_lengths),
-      cmocka_unit_test(test_staging),
-      cmocka_unit_test(test_long_strides),
-      cmocka_unit_test(test_limits),
-      cmocka_unit_test(test_a_feature_that_is_lacking),
+      cmocka_unit_test(test_every_head_dim),  cmocka_unit_test(test_kernels_fit),
+      cmocka_unit_test(test_tile_sizes),      cmocka_unit_test(test_cut_tiles),
+      cmocka_unit_test(test_tiles_of_groups), cmocka_unit_test(test_short_sequences),
+      cmocka_unit_test(test_long_sequences),  cmocka_unit_test(test_pages),
+      cmocka_unit_test(test_few_last_keys),   cmocka_unit_test(test_diagonal),
+      cmocka_unit_test(test_far_rows),        cmocka_unit_test(test_packed_lengths),
+      cmocka_unit_test(test_staging),         cmocka_unit_test(test_long_strides),
+      cmocka_unit_test(test_limits),          cmocka_unit_test(test_a_feature_that_is_lacking),
       cmocka_unit_test(test_scales),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
