@@ -32,6 +32,11 @@ constexpr int kAhead = kTileK / 8;
 // behind the other two.
 constexpr bool kLazyRescale = kWarpgroups < 3;
 
+// With three, references rarely move behind so many tiles of keys: from there on they follow only
+// if they have to, in a loop of its own. The kernel with code for pages has no registers for it.
+constexpr int kFollowing = 12;
+constexpr bool kLazyLater = kWarpgroups == 3 && !FA3_PAGES;
+
 // Whether a consumer keeps its rows of Q in registers, where there is room: the first product then
 // reads a third less of shared memory, and issues in half the instructions.
 constexpr bool kQueriesInRegisters = kWarpgroups < 3 && kTileK == 128;
@@ -291,8 +296,9 @@ __device__ __forceinline__ void softmax_always(const layout &m, consumer &c,
 }
 
 // The scores of tile n of keys, and the product with the values of the tile before. Leaves P.
-// `kPlain`: no mask, no cap, and the tile before is no short one.
-template <bool kPlain>
+// `kPlain`: no mask, no cap, and the tile before is no short one. `kLazily`: references follow only
+// if they have to.
+template <bool kPlain, bool kLazily = kLazyRescale>
 __device__ __forceinline__ void step(const fa3_forward_params &params, const layout &m,
                                      const work &w, consumer &c, uint32_t t, int n) {
   const uint32_t k_at = uniform(c.next_k), v_at = uniform(c.next_v);
@@ -303,7 +309,7 @@ __device__ __forceinline__ void step(const fa3_forward_params &params, const lay
   wgmma_fence();
   issue_scores<kTileK, kQueriesInRegisters>(c, k_at);
   ring_wait_full(m.v, c.used - 1);
-  if (kLazyRescale) {
+  if (kLazily) {
     if (c.grown) rescale_output(c);
     registers_touch(c.out.o);
   }
@@ -311,16 +317,31 @@ __device__ __forceinline__ void step(const fa3_forward_params &params, const lay
   issue_output<kPlain ? kTileK : kLastKeys>(c, v_at);
   wgmma_commit();
   c.accumulate = true;
-  if (kLazyRescale) softmax_set_bounds(c.rows, params.scale);
+  if (kLazily) softmax_set_bounds(c.rows, params.scale);
   count_step(m, c);
   wgmma_wait<1>();
   take_scores(m, c, t, n);
   if (!kPlain && !kShortTile) adjust_scores<kTileK>(params, w, c, n);
-  if (kLazyRescale)
+  if (kLazily)
     softmax_lazily(m, c, params.scale);
   else
     softmax_always(m, c, params.scale);
   pack_probabilities<kTileK>(c);
+}
+
+// Tiles n down to `begin`, of which none needs a mask or a cap, where references follow lazily
+// later.
+__device__ __forceinline__ int plain_steps(const fa3_forward_params &params, const layout &m,
+                                           const work &w, consumer &c, uint32_t t, int n,
+                                           int begin) {
+  const int later = max(begin, c.tiles.end - kFollowing);
+  for (; n >= later; --n) step<true>(params, m, w, c, t, n);
+  if (n < begin) return n;
+  softmax_leave_bases(c.rows, c.bases);
+  for (; n >= begin; --n) step<true, true>(params, m, w, c, t, n);
+  if (c.grown) rescale_output(c);
+  softmax_take_bases(c.rows, c.bases, params.scale);
+  return n;
 }
 
 // The last product is issued. It runs while the next tile is looked up, and O leaves while that
@@ -411,7 +432,10 @@ __device__ __forceinline__ void attend(const fa3_forward_params &params, const l
 
     begin_tile(params, m, w, c, t, n);
     if constexpr (kDiagonal) {
-      for (--n; n >= c.tiles.begin; --n) step<true>(params, m, w, c, t, n);
+      if constexpr (kLazyLater)
+        plain_steps(params, m, w, c, t, n - 1, c.tiles.begin);
+      else
+        for (--n; n >= c.tiles.begin; --n) step<true>(params, m, w, c, t, n);
       end_tile(params, m, w, c);
       continue;
     }
@@ -423,7 +447,10 @@ __device__ __forceinline__ void attend(const fa3_forward_params &params, const l
     const int plain_end = capped ? plain_begin : min(whole.end, kShortTile ? n - 1 : n);
     for (--n; n >= c.tiles.begin; --n) {
       if (n >= plain_begin && n < plain_end) {
-        for (; n >= plain_begin; --n) step<true>(params, m, w, c, t, n);
+        if constexpr (kLazyLater)
+          n = plain_steps(params, m, w, c, t, n, plain_begin);
+        else
+          for (; n >= plain_begin; --n) step<true>(params, m, w, c, t, n);
         if (n < c.tiles.begin) break;
       }
       step<false>(params, m, w, c, t, n);
