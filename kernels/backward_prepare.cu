@@ -123,7 +123,8 @@ template <int kParts>
 __device__ __forceinline__ void prepare(const fa3_backward_prepare_params &p) {
   if (p.early) let_next_grid_launch();
   if (!p.lengths_known) wait_for_prior_grids();
-  // The last rows first: what the backward kernel begins with is in the L2 cache then.
+  // The last heads first: dO of the first ones, which the backward kernel begins with, is in the L2
+  // cache then.
   const int block = gridDim.x - 1 - blockIdx.x, head = gridDim.y - 1 - blockIdx.y;
   const int batch = gridDim.z - 1 - blockIdx.z;
   const fa3_sequence s = fa3_find_sequence(&p.sequences, batch);

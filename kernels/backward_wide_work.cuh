@@ -182,9 +182,9 @@ __device__ __forceinline__ int share_tile(const fa3_backward_params &p, const la
   }
   ring_wait_full(m.mail, taken);
   const int index = __shfl_sync(0xffffffff, read_mail(), 0);
-  // Always so. An arrival at another block's barrier may overtake a read before it, unless it
-  // depends on what was read; the first block then writes the next number over this one. All lanes
-  // have read when one has what they exchange.
+  // The condition always holds. An arrival at another block's barrier may overtake a read before
+  // it, unless it depends on what was read; the first block then writes the next number over this
+  // one. Only what the first lane has read counts.
   if (leader && index >= 0) cluster_arrive(cluster_map(m.mail.empty.address, 0));
   return index;
 }

@@ -32,8 +32,9 @@ constexpr int kAhead = kTileK / 8;
 // behind the other two.
 constexpr bool kLazyRescale = kWarpgroups < 3;
 
-// With three, references rarely move behind so many tiles of keys: from there on they follow only
-// if they have to, in a loop of its own. The kernel with code for pages has no registers for it.
+// With three warpgroups references always follow in the first tiles of keys, so many of them; they
+// rarely move behind these, and follow only if they have to, in a loop of its own. The kernel with
+// code for pages has no registers for that.
 constexpr int kFollowing = 12;
 constexpr bool kLazyLater = kWarpgroups == 3 && !FA3_PAGES;
 
@@ -329,8 +330,8 @@ __device__ __forceinline__ void step(const fa3_forward_params &params, const lay
   pack_probabilities<kTileK>(c);
 }
 
-// Tiles n down to `begin`, of which none needs a mask or a cap, where references follow lazily
-// later.
+// Tiles of keys n down to `begin`, of which none needs a mask or a cap, where references follow
+// lazily behind the first kFollowing tiles. Returns the next tile's number, below `begin`.
 __device__ __forceinline__ int plain_steps(const fa3_forward_params &params, const layout &m,
                                            const work &w, consumer &c, uint32_t t, int n,
                                            int begin) {

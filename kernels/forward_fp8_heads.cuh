@@ -283,14 +283,15 @@ __device__ __forceinline__ void finish_step(consumer &c, const float (&sum)[2]) 
   ++c.used;
 }
 
-// Whether a row has a reference that is too large for one fma, in any of the warpgroup's warps:
-// they go the same way.
-__device__ __forceinline__ bool any_asks(const consumer &c, bool large) {
+// Whether a step has to ask for maxima and masks: this warp `asks`, or one of its rows has a
+// reference that is too large for one fma. The warpgroup's four warps come here, and go the same
+// way.
+__device__ __forceinline__ bool any_asks(const consumer &c, bool asks) {
 #pragma unroll
   for (int r = 0; r < 2; ++r)
-    large |=
+    asks |=
         fabsf(c.rows.reference[r]) > kLargestExponent && c.rows.reference[r] != FA3_NO_REFERENCE;
-  return named_barrier_any(kBarrierTurn + c.warpgroup, 128, large);
+  return named_barrier_any(kBarrierTurn + c.warpgroup, 128, asks);
 }
 
 // Q's first columns, as the first operand of a product (wgmma_fp8_registers).

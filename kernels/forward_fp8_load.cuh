@@ -227,7 +227,7 @@ __device__ __forceinline__ void load(const fa3_forward_fp8_params &fp8, const la
       // Q of the tile before is in use for longer than its last K.
       if (n == end - 1) load_queries(params, m, t, w, leader);
     }
-    asm volatile("" : "+r"(t));  // found anew, not kept in registers
+    asm volatile("" : "+r"(t));  // the barrier is found anew, not kept in registers
     finish_work(m, t);
   }
 #if FA3_TRANSPOSED

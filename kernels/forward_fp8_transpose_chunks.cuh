@@ -21,7 +21,8 @@ __device__ __forceinline__ uint32_t unit_to(const layout &m, uint32_t tile, int 
 }
 
 __device__ __forceinline__ void wait_for_chunk(const layout &m, uint32_t tile, int chunk) {
-  // The phase is found by other means than the first chunk's, for which it has no register.
+  // The phase is the tile's last bit, found by other means than that of the tile's first chunk: or
+  // the compiler would keep that one, and there is no register for it.
   static_assert(kStages == kCodeChunks, "a phase for each tile");
   barrier_wait(ring_full(m.v, tile * kCodeChunks + chunk), __brev(tile) >> 31);
 }
@@ -50,7 +51,7 @@ __device__ __forceinline__ void transpose_tile(const layout &m, chunk_part &p, u
 #pragma unroll
   for (int i = 0; i < kTileUnits; ++i) {
     const int next = i + kAhead;
-    asm volatile("" : "+r"(p.write));
+    asm volatile("" : "+r"(p.write));  // or addresses of all units take registers
     if (next < kTileUnits) {
       if (next % kPartUnits == 0) wait_for_chunk(m, tile, next / kPartUnits);
       load_unit(p, next % kPartUnits, x[next % (kAhead + 1)], unit_from(m, tile, next));

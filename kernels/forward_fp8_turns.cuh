@@ -197,12 +197,12 @@ __device__ __forceinline__ void attend(const fa3_forward_fp8_params &fp8, const 
     // Most tiles need neither mask nor cap: a loop of their own, without the question.
     take_turn(warpgroup);
     while (!empty && n >= uniform(work_again(t).warpgroup[warpgroup].tiles.begin)) {
-      const int begin = uniform(work_again(t).warpgroup[warpgroup].whole.begin);
-      const int end = uniform(work_again(t).warpgroup[warpgroup].whole.end);
+      const int whole_begin = uniform(work_again(t).warpgroup[warpgroup].whole.begin);
+      const int whole_end = uniform(work_again(t).warpgroup[warpgroup].whole.end);
       const bool asks =
           uniform(fp8.forward.softcap_log2 != 0.0f || mixed_scales(fp8, work_again(t)));
-      if (!asks && n >= begin && n < end)
-        for (; n >= begin; --n) step<false>(fp8, m, c, t, n);
+      if (!asks && n >= whole_begin && n < whole_end)
+        for (; n >= whole_begin; --n) step<false>(fp8, m, c, t, n);
       else
         step<true>(fp8, m, c, t, n--);
     }

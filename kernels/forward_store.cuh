@@ -103,7 +103,7 @@ __device__ __forceinline__ uint4 *place_of_output(const fa3_forward_params &para
   return stored ? (uint4 *)to : nullptr;
 }
 
-// How many of a lane's 16 bytes leave at once. With more at head dim 64 ptxas serialises the
+// How many stores of 16 bytes a lane has under way. With more at head dim 64 ptxas serialises the
 // products of kernels for few last keys (C7511).
 constexpr int kStoresAtOnce = kChunksV > 1 ? kUnits / 2 : 2;
 

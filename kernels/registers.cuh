@@ -49,16 +49,17 @@ __device__ __forceinline__ uint32_t uniform(uint32_t x) {
   return __shfl_sync(0xffffffff, x, 0);
 }
 
-// PTX ISA, "vote.sync": the same of a condition. Where a branch's condition is not known to be
-// uniform, and the warp meets behind it (a product, a shuffle, a barrier), the assembler takes the
-// warp's threads to be apart from there on, in all of the loop: it then finds addresses in each
-// thread, and the threads meet before each product and each shuffle.
+// PTX ISA, "vote.sync": the same of a condition, which all lanes hold alike; the whole warp calls
+// it. Where a branch's condition is not known to be uniform, and the warp meets behind it (a
+// product, a shuffle, a barrier), the assembler takes the warp's threads to be apart from there on,
+// in all of the loop: it then finds addresses in each thread, and the threads meet before each
+// product and each shuffle.
 __device__ __forceinline__ bool uniform(bool x) {
   return __any_sync(0xffffffff, x);
 }
 
 // PTX ISA, "bar{.cta}.red": named_barrier_sync that also says whether `x` holds in any of the
-// threads, which the assembler does not know to be uniform.
+// threads. The assembler does not know that answer to be uniform: so a vote.
 __device__ __forceinline__ bool named_barrier_any(int id, int threads, bool x) {
   int any;
   asm volatile(

@@ -226,7 +226,7 @@ struct softmax_bases {
   bool any;  // row of the warp's has one
 };
 
-// Behind a tile's first scores.
+// Before steps in which references always follow.
 __device__ __forceinline__ void softmax_take_bases(softmax_rows &rows, softmax_bases &bases,
                                                    const fa3_softmax_scale &scale) {
   bool based = false;
@@ -240,7 +240,7 @@ __device__ __forceinline__ void softmax_take_bases(softmax_rows &rows, softmax_b
   bases.any = __any_sync(0xffffffff, based);
 }
 
-// Behind its last ones.
+// Behind them.
 __device__ __forceinline__ void softmax_leave_bases(softmax_rows &rows,
                                                     const softmax_bases &bases) {
 #pragma unroll

@@ -125,6 +125,7 @@ static void test_diagonal(void **state) {
                {2048, 2080, 64, 0},  {2048, 2048, 40, 1},  {2048, 2048, 96, 0},
                {2048, 2048, 192, 0}, {2048, 2048, 200, 1}, {200, 200, 128, 1}};
   static int32_t lengths[65];
+  static int64_t diagonals[64];
   struct cuda_plan plan;
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     const int64_t dim = cases[i].head_dim;
@@ -133,13 +134,17 @@ static void test_diagonal(void **state) {
     problem.window_right = 0;
     assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
     assert_int_equal(plan.forward.kernel->diagonal, cases[i].diagonal);
-    for (int other = 0; other < 5; other++) {
+    for (int other = 0; other < 9; other++) {
       struct problem changed = problem;
       if (other == 0) changed.window_right = FA3_NO_LIMIT;
       if (other == 1) changed.window_right = 64;
       if (other == 2) changed.window_left = 100;
       if (other == 3) changed.seqused_k = lengths;
       if (other == 4) changed.features |= FA3_FEATURE_SOFTCAP;
+      if (other == 5) changed.seqused_q = lengths;
+      if (other == 6) changed.leftpad_k = lengths;
+      if (other == 7) changed.diagonal = diagonals;
+      if (other == 8) changed.features |= FA3_FEATURE_PAGE_TABLE;
       assert_int_equal(plan_forward(&changed, &facts, &plan), FA3_OK);
       assert_int_equal(plan.forward.kernel->diagonal, 0);
     }

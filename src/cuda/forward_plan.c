@@ -316,7 +316,8 @@ static void take_short_tile(const struct problem *problem, struct forward_plan *
 }
 
 /* Where a causal mask's diagonal begins at a multiple of a warpgroup's rows, it crosses one tile of
- * keys for each, and no other tile needs a mask. */
+ * keys for each warpgroup, and no other tile needs a mask. Such kernels rely on whole tiles and on
+ * output that the copy engine stores (store_by_tma, and no clip_output). */
 static void take_diagonal(const struct problem *problem, struct forward_plan *plan) {
   const struct kernel *kernel = plan->kernel;
   if (problem->window_left < MASK_UNBOUNDED || problem->window_right != 0 ||

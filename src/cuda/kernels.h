@@ -69,7 +69,7 @@ struct kernel_need {
   bool transposed;   /* exactly: values come transposed */
   bool by_head;      /* exactly: a kernel with it is no better in general */
   int64_t last_keys; /* of the last tile of keys, for a kernel that relies on it; 0: none does */
-  bool diagonal;     /* exactly: it relies on it */
+  bool diagonal;     /* exactly: a kernel with it relies on such a mask */
   int64_t heads;     /* of keys, that a block has at once: exactly; 0: one */
   int64_t warps;     /* of a block: exactly; 0: as usual */
   int64_t queries;   /* of a head, that a tile of keys meets */

@@ -201,9 +201,10 @@ static struct spec random_forward(bool backward, struct rng *rng) {
   /* Whole tiles under a causal mask whose diagonal crosses a tile of keys for each 64 queries. */
   if (!backward && rng_chance(rng, 0.05)) {
     set_head_dims(&spec, RNG_PICK(rng, 64, 64, 40, 104, 128, 128, 200, 256), rng);
+    const int64_t tile = spec.head_dim <= 64 ? 192 : 128;
     spec.max_seqlen_q = rng_between(rng, 130, 700);
     spec.max_seqlen_k = spec.max_seqlen_q + 64 * rng_between(rng, -2, 4);
-    const int64_t of_head = (spec.max_seqlen_q + 127) / 128;
+    const int64_t of_head = (spec.max_seqlen_q + tile - 1) / tile;
     spec.batch = rng_between(rng, 2, 6);
     spec.heads_k = rng_between(rng, 134, 280) / (spec.batch * of_head) + 1;
     spec.group = 1;
@@ -214,6 +215,24 @@ static struct spec random_forward(bool backward, struct rng *rng) {
     leave_no_gaps(&spec);
     clear_mask(&spec);
     spec.flags |= FA3_CAUSAL;
+  }
+  /* Many keys of few columns: references follow lazily behind the first of them (forward.cu). */
+  if (!backward && rng_chance(rng, 0.02)) {
+    set_head_dims(&spec, RNG_PICK(rng, 40, 64, 64), rng);
+    spec.batch = rng_between(rng, 1, 2);
+    spec.heads_k = rng_between(rng, 1, 2);
+    spec.group = rng_between(rng, 1, 2);
+    spec.max_seqlen_q = rng_between(rng, 200, 500);
+    spec.max_seqlen_k = rng_between(rng, 1600, 2600);
+    spec.num_splits = 1;
+    spec.split_keys = 0;
+    spec.softcap = 0;
+    set_dense(&spec);
+    spec.codes = spec.leftpad_k = false;
+    spec.page_size = 0;
+    leave_no_gaps(&spec);
+    clear_mask(&spec);
+    if (rng_chance(rng, 0.5)) spec.flags |= FA3_CAUSAL;
   }
   /* Few queries of grouped heads, which share tiles. */
   if (!backward && rng_chance(rng, 0.04)) {
