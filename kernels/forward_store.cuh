@@ -93,13 +93,13 @@ __device__ __forceinline__ void store_by_tma(const fa3_forward_params &params, c
 // heads.
 __device__ __forceinline__ uint4 *place_of_output(const fa3_forward_params &params, const work &w,
                                                   int warpgroup, int in_tile) {
-  const int step = params.queries_per_warpgroup;
+  const int step = queries_of_warpgroup(params);
   const int query = w.first + warpgroup * step + query_of_row(params, in_tile);
   const int head = head_of_row(params, w, in_tile);
   uint16_t *const to =
       (uint16_t *)params.output_data + w.sequence.query_batch * params.output_stride_batch +
       (w.sequence.query_row + query) * params.output_stride_row + head * params.output_stride_head;
-  const bool stored = in_tile < step * params.tile_heads && query < w.sequence.mask.queries;
+  const bool stored = in_tile < step * heads_of_tile(params) && query < w.sequence.mask.queries;
   return stored ? (uint4 *)to : nullptr;
 }
 

@@ -301,35 +301,34 @@ static fa3_status plan_splits(const struct problem *problem, const struct cuda_f
                              false, &plan->kernel);
 }
 
+/* Takes a kernel like the plan's for what else is needed, if there is one. */
+static void take_like(const struct problem *problem, struct kernel_need need,
+                      struct forward_plan *plan) {
+  need.softcap = problem->features & FA3_FEATURE_SOFTCAP;
+  need.pages = has_pages(problem);
+  const struct kernel *other = find_like(plan->kernel, need);
+  if (other) plan->kernel = other;
+}
+
 /* Where no mask hides any key, and all sequences have as many, their last tile may have few. */
 static void take_short_tile(const struct problem *problem, struct forward_plan *plan) {
-  const struct kernel *kernel = plan->kernel;
-  const int64_t keys = problem->max_seqlen_k, last = keys % kernel->tile_k;
+  const int64_t last = problem->max_seqlen_k % plan->kernel->tile_k;
   if (problem->window_left < MASK_UNBOUNDED || problem->window_right < MASK_UNBOUNDED ||
       keys_vary(problem) || problem->leftpad_k || plan->combine || last == 0)
     return;
-  const struct kernel *other =
-      find_like(kernel, (struct kernel_need){.softcap = problem->features & FA3_FEATURE_SOFTCAP,
-                                             .pages = has_pages(problem),
-                                             .last_keys = last});
-  if (other) plan->kernel = other;
+  take_like(problem, (struct kernel_need){.last_keys = last}, plan);
 }
 
 /* Where a causal mask's diagonal begins at a multiple of a warpgroup's rows, it crosses one tile of
  * keys for each warpgroup, and no other tile needs a mask. Such kernels rely on whole tiles and on
  * output that the copy engine stores (store_by_tma, and no clip_output). */
 static void take_diagonal(const struct problem *problem, struct forward_plan *plan) {
-  const struct kernel *kernel = plan->kernel;
   if (problem->window_left < MASK_UNBOUNDED || problem->window_right != 0 ||
       queries_vary(problem) || keys_vary(problem) || problem->leftpad_k || problem->diagonal ||
       (problem->max_seqlen_k - problem->max_seqlen_q) % ROWS != 0 || plan->combine ||
-      plan->tile_heads > 1 || plan->tile_queries < kernel->tile_q)
+      plan->tile_heads > 1 || plan->tile_queries < plan->kernel->tile_q)
     return;
-  const struct kernel *other =
-      find_like(kernel, (struct kernel_need){.softcap = problem->features & FA3_FEATURE_SOFTCAP,
-                                             .pages = has_pages(problem),
-                                             .diagonal = true});
-  if (other) plan->kernel = other;
+  take_like(problem, (struct kernel_need){.diagonal = true}, plan);
 }
 
 /* Blocks stay until the work is done, as many as run at the same time: their shared memory leaves

@@ -47,6 +47,16 @@ static void set_dense(struct spec *spec) {
   spec->seqused_q = spec->seqused_k = false;
 }
 
+/* Dense 16-bit rows that the copy engine takes, each of which sees all keys as they are. */
+static void set_plain(struct spec *spec) {
+  set_dense(spec);
+  spec->codes = spec->leftpad_k = false;
+  spec->page_size = 0;
+  spec->softcap = 0;
+  leave_no_gaps(spec);
+  clear_mask(spec);
+}
+
 /* Few queries against caches so long, or so many, that their keys are dealt out, or lie in more
  * parts than a cluster has, that pairs of blocks fill the GPU, or that blocks have two heads
  * (decode_splits.c); of codes a few more queries too, for chunk_fp8. */
@@ -208,12 +218,7 @@ static struct spec random_forward(bool backward, struct rng *rng) {
     spec.batch = rng_between(rng, 2, 6);
     spec.heads_k = rng_between(rng, 134, 280) / (spec.batch * of_head) + 1;
     spec.group = 1;
-    spec.softcap = 0;
-    set_dense(&spec);
-    spec.codes = spec.leftpad_k = false;
-    spec.page_size = 0;
-    leave_no_gaps(&spec);
-    clear_mask(&spec);
+    set_plain(&spec);
     spec.flags |= FA3_CAUSAL;
   }
   /* Many keys of few columns: references follow lazily behind the first of them (forward.cu). */
@@ -226,12 +231,7 @@ static struct spec random_forward(bool backward, struct rng *rng) {
     spec.max_seqlen_k = rng_between(rng, 1600, 2600);
     spec.num_splits = 1;
     spec.split_keys = 0;
-    spec.softcap = 0;
-    set_dense(&spec);
-    spec.codes = spec.leftpad_k = false;
-    spec.page_size = 0;
-    leave_no_gaps(&spec);
-    clear_mask(&spec);
+    set_plain(&spec);
     if (rng_chance(rng, 0.5)) spec.flags |= FA3_CAUSAL;
   }
   /* Few queries of grouped heads, which share tiles. */
