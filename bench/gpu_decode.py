@@ -97,6 +97,8 @@ SHAPES = [
     ],
     Decode(32, 8, 32, 32768, page_size=64, skewed=True, chunks=2),
     Decode(32, 8, 32, 8192, codes="head", queries=8),
+    Decode(32, 8, 32, 8192, codes="head", page_size=64, queries=8),
+    Decode(32, 8, 32, 32768, codes="head", page_size=64, queries=8, skewed=True),
     *[
         Decode(32, 8, 1, keys, codes="head", page_size=size, queries=queries)
         for keys, queries in ((8192, 512), (8192, 2048), (131072, 512))

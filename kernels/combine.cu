@@ -155,9 +155,8 @@ __device__ __forceinline__ rows_of_sequence find_rows(const fa3_combine_params &
 extern "C" __global__ void __launch_bounds__(FA3_COMBINE_THREADS, 3)
     combine(const __grid_constant__ fa3_combine_params p) {
   const int lane = threadIdx.x & 31, batch = blockIdx.y;
-  const int warp = p.warps == 1 ? 0 : threadIdx.x / 32;  // of the row's
-  const int64_t index =
-      p.warps == 1 ? (int64_t)blockIdx.x * FA3_COMBINE_WARPS + threadIdx.x / 32 : blockIdx.x;
+  const int own = uniform((int)threadIdx.x / 32), warp = p.warps == 1 ? 0 : own;  // of the row's
+  const int64_t index = p.warps == 1 ? (int64_t)blockIdx.x * FA3_COMBINE_WARPS + own : blockIdx.x;
   const int query = (int)(index / p.heads), head = (int)(index % p.heads);
   let_next_grid_launch();
   const bool known = p.cu_seqlens_q == nullptr && p.used_q == nullptr;
@@ -172,7 +171,8 @@ extern "C" __global__ void __launch_bounds__(FA3_COMBINE_THREADS, 3)
   const parts of = find_parts(p, batch, query, head, known);
   if (p.parts != nullptr && of.count == 0) return;  // the result is whole
   const float sink = p.sink != nullptr ? p.sink[head] : -INFINITY;
-  for (int column = lane; column - lane < p.head_dim; column += kColumns) {
+  for (int first = 0; first < p.head_dim; first += kColumns) {
+    const int column = first + lane;
     merged m;
     merge_parts(p, of, warp, p.warps, column, m);
     if (p.warps > 1) merge_warps(m);

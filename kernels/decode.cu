@@ -8,7 +8,6 @@
 //
 // Compile with -DFA3_BF16=1 or FA3_FP16=1, FA3_TILE_Q, FA3_HEAD_DIM and FA3_STAGES.
 #include "decode_append.cuh"
-#include "decode_deal.cuh"
 #include "decode_load.cuh"
 #include "decode_merge.cuh"
 
@@ -205,10 +204,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     decode_dealt(const __grid_constant__ fa3_decode_params p) {
   if constexpr (kRegistersLeft) {  // else the plan never asks for it
     prefetch_sequences(p);
-    begin_deal(p);
-    while (
-        run_piece(p, take_piece(p), (uint32_t)__cvta_generic_to_shared(shared), true, false, 0) &&
-        !deal_ends())
+    begin_deal<kWarps>(p, deal_of_block());
+    while (run_piece(p, take_piece(p, deal_of_block()), (uint32_t)__cvta_generic_to_shared(shared),
+                     true, false, 0) &&
+           !deal_ends(deal_of_block()))
       __syncthreads();  // others still read what the next tile takes the place of
     wait_for_prior_grids();
   }

@@ -7,17 +7,21 @@
 #ifndef FA3_DECODE_DEAL_CUH
 #define FA3_DECODE_DEAL_CUH
 
-#include "decode_layout.cuh"
+#include "decode_work.cuh"
 
 // What is left of a team's part: units `unit` to `end` of all. Sequence `batch` has its first at
 // `before`. In shared memory, so that it takes no registers meanwhile.
-struct deal {
+struct alignas(16) deal {
   int unit, end;
   int batch, before;
-  int share;  // units of a team
+  int share;       // units of a team
+  int team, head;  // the block's
 };
 
-static_assert(sizeof(deal) + kWarps * 4 <= kDealBytes, "room for it");
+// With what begin_deal needs beside it, for so many warps.
+__host__ __device__ constexpr int deal_bytes(int warps) {
+  return sizeof(deal) + warps * 4;
+}
 
 // Of one sequence, each of its tiles: the units that any of its rows sees, one at least, so that
 // some block says that there is nothing. And its tiles of rows, of a key head.
@@ -43,16 +47,20 @@ __device__ __forceinline__ int units_of_sequence(const fa3_decode_params &p, int
   return count_units(p, fa3_find_sequence(&p.sequences, batch).mask).all;
 }
 
-// The team's part. All threads come here, and see it behind the barrier.
-__device__ __forceinline__ void begin_deal(const fa3_decode_params &p) {
-  deal *const d = (deal *)(shared + kDealAt);
+// The team's part. All threads of the block come here, and see it behind the barrier.
+template <int kWarpsOfBlock>
+__device__ __forceinline__ void begin_deal(const fa3_decode_params &p, deal *d) {
+  constexpr int kThreadsOfBlock = 32 * kWarpsOfBlock;
   int *const of_warps = (int *)(d + 1);
   const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
   begin_grid(p);
-  const int each = (p.batch + kThreads - 1) / kThreads;
-  const int first = threadIdx.x * each, last = min(first + each, p.batch);
+  const int each = (p.batch + kThreadsOfBlock - 1) / kThreadsOfBlock;
+  const int first = threadIdx.x * each;
+  // As many turns in each thread: after a loop that some leave before others the assembler takes a
+  // warp's threads to be apart (docs/notes/hopper-forward.md).
   int mine = 0;
-  for (int b = first; b < last; ++b) mine += units_of_sequence(p, b);
+  for (int i = 0; i < each; ++i)
+    if (first + i < p.batch) mine += units_of_sequence(p, first + i);
   int before = mine;  // of threads up to this one
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {
@@ -60,33 +68,34 @@ __device__ __forceinline__ void begin_deal(const fa3_decode_params &p) {
     if (lane >= step) before += x;
   }
   if (lane == 31) of_warps[warp] = before;
-  if (threadIdx.x == 0) *d = deal{0, 0, 0, 0, 1};
+  if (threadIdx.x == 0) *d = deal{0, 0, 0, 0, 1, 0, 0};
+  if (threadIdx.x == 0 && p.begun != nullptr) p.begun[blockIdx.x].count = 0;
   __syncthreads();
   int all = 0;
   before -= mine;
 #pragma unroll
-  for (int i = 0; i < kWarps; ++i) {
+  for (int i = 0; i < kWarpsOfBlock; ++i) {
     before += i < warp ? of_warps[i] : 0;
     all += of_warps[i];
   }
   const int teams = divide(gridDim.x, p.heads_k), share = (all + teams - 1) / teams;
-  const int unit = divide(blockIdx.x, p.heads_k) * share;
-  if (unit >= before && unit < before + mine) {
-    int b = first, x = units_of_sequence(p, b);
-    for (; unit >= before + x; x = units_of_sequence(p, ++b)) before += x;
-    *d = deal{unit, min(unit + share, all), b, before, share};
+  const int team = divide(blockIdx.x, p.heads_k), head = blockIdx.x - team * p.heads_k.divisor;
+  const int unit = team * share;
+  for (int i = 0; i < each; ++i) {
+    const int b = first + i, units = b < p.batch ? units_of_sequence(p, b) : 0;
+    if (unit >= before && unit < before + units)
+      *d = deal{unit, min(unit + share, all), b, before, share, team, head};
+    before += units;
   }
   __syncthreads();
 }
 
-// The next tile's part of it; no rows where there is none.
-__device__ __forceinline__ work take_piece(const fa3_decode_params &p) {
-  deal d = *(const deal *)(shared + kDealAt);
-  work w;
+// The next tile's part of what is left; no rows where there is none.
+__device__ __forceinline__ void take_piece(const fa3_decode_params &p, deal &d, work &w) {
   w.rows = w.rank = 0;
   w.active = 1;  // nothing is sent
   w.share = FA3_DECODE_ROWS * kQuads;
-  if (d.unit >= d.end) return w;
+  if (d.unit >= d.end) return;
   w.batch = d.batch;
   w.sequence = fa3_find_sequence(&p.sequences, w.batch);
   sequence_units s = count_units(p, w.sequence.mask);
@@ -100,33 +109,41 @@ __device__ __forceinline__ work take_piece(const fa3_decode_params &p) {
   const int tile = (d.unit - d.before) / span, first = d.unit - d.before - tile * span;
   const int count = min(span - first, d.end - d.unit);
   const int begin = max(first - p.piece_units, 0), end = first + count - p.piece_units;
-  if (begin >= end) return w;  // nothing but a beginning: it is left to the next block
-  const int team = divide(blockIdx.x, p.heads_k);
-  w.head = blockIdx.x - team * p.heads_k.divisor;
+  if (begin >= end) return;  // nothing but a beginning: it is left to the next block
+  w.head = d.head;
   w.first_row = tile * kRows;
   find_rows(p, w);
   const fa3_range seen = units_of(w.seen);
   w.units.begin = max(s.units.begin + begin, seen.begin);
   w.units.end = min(s.units.begin + end, seen.end);
   const bool whole = begin == 0 && end == units;
-  w.part = whole ? -1 : 2 * (int)blockIdx.x + (begin == 0);
+  const int block = d.team * (int)p.heads_k.divisor + d.head;
+  w.part = whole ? -1 : 2 * block + (begin == 0);
   if (begin == 0 && threadIdx.x == 0) {
     fa3_combine_parts parts = {0, 0};
     if (!whole) {
-      parts.block = blockIdx.x;
-      parts.count = (d.unit - first + span - 1) / d.share - team + 1;
+      parts.block = block;
+      parts.count = (d.unit - first + span - 1) / d.share - d.team + 1;
     }
-    p.parts[((int64_t)w.batch * p.heads_k.divisor + w.head) * p.row_tiles.divisor + tile] = parts;
+    if (p.begun != nullptr && !whole) p.begun[block] = {w.batch, w.head, 0, parts.count};
+    if (p.parts != nullptr)
+      p.parts[((int64_t)w.batch * p.heads_k.divisor + w.head) * p.row_tiles.divisor + tile] = parts;
   }
   d.unit += count;
+}
+
+// The same for all threads of the block.
+__device__ __forceinline__ work take_piece(const fa3_decode_params &p, deal *left) {
+  deal d = *left;
+  work w;
+  take_piece(p, d, w);
   __syncthreads();  // all have read it
-  if (threadIdx.x == 0) *(deal *)(shared + kDealAt) = d;
+  if (threadIdx.x == 0) *left = d;
   return w;
 }
 
 // Whether nothing follows what was taken last.
-__device__ __forceinline__ bool deal_ends(void) {
-  const deal *const d = (const deal *)(shared + kDealAt);
+__device__ __forceinline__ bool deal_ends(const deal *d) {
   return d->unit >= d->end;
 }
 

@@ -12,7 +12,6 @@
 // Compile with -DFA3_E4M3=1, FA3_TILE_Q, FA3_HEAD_DIM, FA3_STAGES, FA3_HEADS for two of them,
 // FA3_LOADS for two of 16 keys in a step, and FA3_WARPS for other than FA3_DECODE_WARPS.
 #include "codes.cuh"
-#include "decode_deal.cuh"
 #include "decode_load.cuh"
 #include "decode_merge.cuh"
 #include "decode_queries.cuh"
@@ -313,9 +312,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
     decode_fp8_dealt(const __grid_constant__ fa3_decode_fp8_params p) {
   prefetch_sequences(p.decode);
-  begin_deal(p.decode);
-  while (run_piece(p, take_piece(p.decode), (uint32_t)__cvta_generic_to_shared(shared), true) &&
-         !deal_ends())
+  begin_deal<kWarps>(p.decode, deal_of_block());
+  while (run_piece(p, take_piece(p.decode, deal_of_block()),
+                   (uint32_t)__cvta_generic_to_shared(shared), true) &&
+         !deal_ends(deal_of_block()))
     __syncthreads();  // others still read what the next tile takes the place of
   wait_for_prior_grids();
 }

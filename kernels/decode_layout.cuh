@@ -2,7 +2,7 @@
 #ifndef FA3_DECODE_LAYOUT_CUH
 #define FA3_DECODE_LAYOUT_CUH
 
-#include "decode_work.cuh"
+#include "decode_deal.cuh"
 
 static_assert(kUnitKeys == FA3_DECODE_KEYS && kWarps % kUnitWarps == 0, "a step of each warp");
 constexpr int kThreads = 32 * kWarps;
@@ -22,7 +22,7 @@ constexpr int kSumAt = kTopAt + kWarps * kRows * 4;     // likewise
 constexpr int kResultAt = kSumAt + kWarps * kRows * 4;  // [row]: the block's top and sum
 // What the other blocks of a cluster send: quads of columns of the rows that this block puts
 // together, and each block's tops and sums.
-static_assert(kRows * kQuads <= 1 << kShareBits / 2, "owner_of is exact");
+static_assert(kRows * kQuads <= 1 << 12, "owner_of is exact");
 constexpr int kReceivedAt = kResultAt + kRows * 8;
 constexpr int kReceivedResultsAt = kReceivedAt + (kRows * kQuads + FA3_DECODE_MAX_CLUSTER) * 16;
 constexpr int kReceived = kReceivedResultsAt + FA3_DECODE_MAX_CLUSTER * kRows * 8;  // the barrier
@@ -30,8 +30,8 @@ constexpr int kReceived = kReceivedResultsAt + FA3_DECODE_MAX_CLUSTER * kRows * 
 constexpr bool kSharedWork = kElementBytes == 1 || kHeadDim > 128;
 constexpr int kWorkAt = kReceived + 8;
 constexpr int kWorkBytes = 96;
-constexpr int kDealAt = kWorkAt + kWorkBytes;  // what is left to do (decode_deal.cuh)
-constexpr int kDealBytes = 24 + 4 * kWarps;
+constexpr int kDealAt = (kWorkAt + kWorkBytes + 15) / 16 * 16;  // what is left to do
+constexpr int kDealBytes = deal_bytes(kWarps);
 // Queries that are turned here (decode_append.cuh).
 constexpr bool kMayAppend = kElementBytes == 2 && FA3_DECODE_MAY_APPEND(kRows, kHeadDim);
 constexpr int kTurnedBarrierAt = kDealAt + kDealBytes;

@@ -4,11 +4,15 @@
 #define FA3_DECODE_MERGE_CUH
 
 #include "cluster.cuh"
-#include "decode_deal.cuh"
+#include "decode_layout.cuh"
 #include "decode_softmax.cuh"
 #include "decode_store.cuh"
 #include "mbarrier.cuh"
 #include "registers.cuh"
+
+__device__ __forceinline__ deal *deal_of_block(void) {
+  return (deal *)(shared + kDealAt);
+}
 
 // Of the warps that attend: others may append meanwhile, or have done so (decode_append.cuh).
 __device__ __forceinline__ void sync_attending(void) {
@@ -154,7 +158,7 @@ __device__ __forceinline__ void finish_block(const fa3_decode_params &p, const w
   if (!dealt) let_next_grid_launch();
   merge_warps(kSharedWork ? *(const work *)(shared + kWorkAt) : begun, a);
   const work w = kSharedWork ? *(const work *)(shared + kWorkAt) : begun;
-  if (dealt && deal_ends()) let_next_grid_launch();
+  if (dealt && deal_ends(deal_of_block())) let_next_grid_launch();
   if (p.cluster > 1) cluster_wait_announced();
   if (w.active > 1) {
     send_results(w, base);

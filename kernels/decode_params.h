@@ -77,6 +77,9 @@ typedef struct {
   /* Where each tile's partial results are, with keys dealt out evenly (decode_deal.cuh). Null: keys
    * are split. */
   fa3_combine_parts *parts;
+  /* In place of `parts`: of each block, the tile that begins there and that others go on with. Rows
+   * of a sequence are then no more than a tile has. */
+  fa3_combine_tile *begun;
   int most_units;  /* of FA3_DECODE_KEYS keys, of a sequence */
   int piece_units; /* that a tile's beginning counts for */
 } fa3_decode_params;

@@ -34,7 +34,7 @@ __device__ __forceinline__ void store_result(const fa3_decode_params &p, const w
   x.x *= factor, x.y *= factor, x.z *= factor, x.w *= factor;
   if (w.part >= 0) {
     int64_t at = (int64_t)w.part * kRows + row;
-    if (p.parts == nullptr)
+    if (p.parts == nullptr && p.begun == nullptr)
       at = (((int64_t)w.part * p.batch + w.batch) * p.sequences.seqlen_q + place.query) *
                (int)(p.heads_k.divisor * p.group.divisor) +
            place.head;

@@ -49,7 +49,6 @@ constexpr int kLoadBytes = kScalesAt + kHeads * kScaleBytes;
 constexpr int kStageBytes = kLoads * kLoadBytes;
 constexpr int kRingBytes = kStages * kStageBytes;
 constexpr int kQuads = kHeadDim / 4;  // of four columns, of a row
-constexpr int kShareBits = 20;
 // What the block does is kept in shared memory, where registers have no room for it meanwhile.
 constexpr bool kKeptWork = FA3_DECODE_KEEPS_WORK(kHeadDim, kElementBytes);
 
@@ -59,14 +58,21 @@ __device__ __forceinline__ int divide(int n, const fa3_divisor &d) {
   return (int)(((uint32_t)n + __umulhi((uint32_t)n, d.factor)) >> d.shift);
 }
 
+// The least integer that is not below n / d, for 0 <= n < 2^24 and d > 0. The quotient in floats
+// may be an integer too low or too high where it is close to one; both are set right.
+__device__ __forceinline__ int quotient_up(int n, int d) {
+  const int near = (int)((float)n * reciprocal_unit((float)d));
+  return near + (near * d < n);
+}
+
 // What a block does: up to kRows rows, and a range of keys.
 struct work {
-  int batch, head;   // of keys; of several, which of such groups
-  int part;          // the place of the result among partial ones; -1: it is whole
-  int rank;          // of the block in its cluster
-  int active;        // how many of the cluster's blocks have work
-  int share;         // quads of columns that each of these puts together
-  int share_factor;  // by which a quad's is found
+  int batch, head;  // of keys; of several, which of such groups
+  int part;         // the place of the result among partial ones; -1: it is whole
+  int rank;         // of the block in its cluster
+  int active;       // how many of the cluster's blocks have work
+  int share;        // quads of columns that each of these puts together
+  float of_share;   // its reciprocal
   int first_row, rows;
   fa3_sequence sequence;
   fa3_range seen;   // keys that any of the rows sees
@@ -131,7 +137,7 @@ __device__ __forceinline__ work find_work(const fa3_decode_params &p, const int 
   const int tile = divide(blockIdx.x, p.splits), above = divide(tile, p.row_tiles);
   const int split = blockIdx.x - tile * p.splits.divisor;
   w.rank = split & (p.cluster - 1);
-  w.part = p.partial != nullptr ? split / p.cluster : -1;
+  w.part = p.partial != nullptr ? split >> (31 - __clz(p.cluster)) : -1;
   w.first_row = (tile - above * p.row_tiles.divisor) * kRows;
   w.batch = divide(above, p.heads_k);
   w.head = above - w.batch * p.heads_k.divisor;
@@ -148,9 +154,9 @@ __device__ __forceinline__ work find_work(const fa3_decode_params &p, const int 
   w.units.end = min(begin + (split + 1) * share, seen.end);
   const int rest =
       seen.end - begin - (split - w.rank) * share;  // from the cluster's first split on
-  w.active = rest > 0 ? min((rest + share - 1) / share, p.cluster) : 1;
-  w.share = (w.rows * kQuads + w.active - 1) / w.active;
-  w.share_factor = (1 << kShareBits) / max(w.share, 1) + 1;
+  w.active = rest > 0 ? min(quotient_up(rest, share), p.cluster) : 1;
+  w.share = quotient_up(w.rows * kQuads, w.active);
+  w.of_share = reciprocal_unit((float)w.share);
   return w;
 }
 
@@ -159,9 +165,10 @@ __device__ __forceinline__ work find_work(const fa3_decode_params &p) {
   return find_work(p, nullptr, nothing);
 }
 
-// Which of the cluster's blocks puts a quad together: quad / share, exactly for quads of a block.
+// Which of the cluster's blocks puts a quad together: quad / share. That is exact: by half a quad
+// no quotient comes near the next integer.
 __device__ __forceinline__ int owner_of(const work &w, int quad) {
-  return quad * w.share_factor >> kShareBits;
+  return (int)(((float)quad + 0.5f) * w.of_share);
 }
 
 // A row of the block: which query and head it is.

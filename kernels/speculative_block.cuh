@@ -3,6 +3,7 @@
 #define FA3_SPECULATIVE_BLOCK_CUH
 
 #include "chunk_block.cuh"
+#include "decode_deal.cuh"
 #include "ring.cuh"
 #include "wgmma.cuh"
 
@@ -32,7 +33,8 @@ struct layout {
   uint32_t results;  // of each warp, the top and sum of each row
   uint32_t scales;   // where those of keys are, and of values
   uint32_t work;
-  barrier met;  // by all threads, twice
+  uint32_t deal;  // what is left to do, where keys are dealt out
+  barrier met;    // by all threads, twice for each tile of rows
   uint32_t end;
 };
 
@@ -48,7 +50,8 @@ __host__ __device__ constexpr layout lay_out(uint32_t base) {
   m.results = m.rooms + kRows * 4;
   m.scales = m.results + kGroups * kGroupWarps * kRows * 8;
   m.work = m.scales + 2 * sizeof(lane_scales);
-  m.met = {m.work + (uint32_t)(sizeof(block_work) + 7) / 8 * 8};
+  m.deal = (m.work + (uint32_t)sizeof(block_work) + 15) / 16 * 16;
+  m.met = {m.deal + deal_bytes(kThreads / 32)};
   m.end = m.met.address + 8;
   return m;
 }
@@ -60,10 +63,26 @@ static_assert(kSharedBytes <= kSharedBytesByHost &&
               "shared memory");
 static_assert(kGroups * kRows * kPitch * 4 <= (int)lay_out(0).maxima, "room for the output");
 
-// All threads of the block meet, for the first or the second time.
+// All threads of the block meet, for the first or the second time of a tile of rows.
 __device__ __forceinline__ void meet(const layout &m, uint32_t time) {
   barrier_arrive(m.met);
   barrier_wait(m.met, time);
+}
+
+// What lies there in shared memory, by an address that is found anew each time, and takes no
+// registers meanwhile. PTX ISA, "cvta".
+template <class type>
+__device__ __forceinline__ type &at_shared(uint32_t address) {
+  uint64_t generic;
+  asm volatile("cvta.shared.u64 %0, %1;" : "=l"(generic) : "l"((uint64_t)address));
+  return *(type *)generic;
+}
+
+// What the block does, of which nothing is kept in registers; with kDealt nor is where that is.
+template <bool kDealt>
+__device__ __forceinline__ const block_work &work_again(const block_work &w, const layout &m) {
+  if constexpr (kDealt) return at_shared<block_work>(m.work);
+  return again(w);
 }
 
 __device__ __forceinline__ uint32_t ring_of_warp(const layout &m) {

@@ -199,7 +199,7 @@ __device__ __forceinline__ void load_tile(const fa3_decode_params &p, const bloc
 }
 
 // Tiles of a warpgroup: each kGroups behind the one before it.
-template <bool kAlike>
+template <bool kAlike, bool kDealt>
 __device__ __forceinline__ void attend_tiles(const fa3_decode_params &p, const block_work &w,
                                              const layout &m, int group, consumer &c) {
   const uint32_t q_at = uniform(wgmma_descriptor_low(m.q, 0));
@@ -207,7 +207,8 @@ __device__ __forceinline__ void attend_tiles(const fa3_decode_params &p, const b
   const uint32_t p_at = uniform(wgmma_descriptor_low(p_tile, 0));
   uint32_t codes = ring_of_warp(m);  // the stage in hand
 #pragma unroll 1
-  for (int tile = group; uniform(tile < again(w).units.end - again(w).units.begin);
+  for (int tile = group;
+       uniform(tile < work_again<kDealt>(w, m).units.end - work_again<kDealt>(w, m).units.begin);
        tile += kGroups) {
     copy_async_wait<kStages - 1>();
     __syncwarp();
@@ -219,7 +220,7 @@ __device__ __forceinline__ void attend_tiles(const fa3_decode_params &p, const b
       of_key[r] = kAlike ? 1.0f : load_shared_float(at);
       of_value[r] = kAlike ? 1.0f : load_shared_float(at + kLoadKeys * 4);
     }
-    adjust_scores<kAlike>(p, again(w), tile, m.factors, of_key, c);
+    adjust_scores<kAlike>(p, work_again<kDealt>(w, m), tile, m.factors, of_key, c);
     // Behind this barrier all warps' codes are there, and nobody reads the probabilities of the
     // tile before.
     if (named_barrier_any(kBarrierGroup + group, 128, exceeds_room<kAlike>(c, m)))
@@ -231,12 +232,14 @@ __device__ __forceinline__ void attend_tiles(const fa3_decode_params &p, const b
     named_barrier_sync(kBarrierGroup + group, 128);
     multiply_values(c, v, p_at);
     // All warps had read this stage before they met.
-    load_tile<kAlike>(p, again(w), tile + kStages * kGroups, codes);
+    load_tile<kAlike>(p, work_again<kDealt>(w, m), tile + kStages * kGroups, codes);
     codes += kStageBytes;
     if (codes == ring_of_warp(m) + kRingBytes) codes -= kRingBytes;
   }
 }
 
+// A tile of rows.
+template <bool kDealt>
 __device__ __forceinline__ void attend(const fa3_decode_fp8_params &fp8, const block_work &w,
                                        const layout &m, int group) {
   if (threadIdx.x < 32 && threadIdx.x % 16 == 0)
@@ -269,14 +272,14 @@ __device__ __forceinline__ void attend(const fa3_decode_fp8_params &fp8, const b
   // Where results will lie each thread has a place meanwhile, for what there is no register for.
   store_shared_float(m.results + 8 * thread_again(), of_values);
   if (!named_barrier_any(kBarrierGroup + group, 128, differ)) {
-    attend_tiles<true>(fp8.decode, w, m, group, c);
+    attend_tiles<true, kDealt>(fp8.decode, w, m, group, c);
 #pragma unroll
     for (int n = 0; n < kOwnRows; ++n) {
       c.top[n] = __fmul_rn(c.top[n], load_shared_float(m.whole_factors + own_row(n) * 4));
       factor[n] = load_shared_float(m.results + 8 * thread_again());
     }
   } else {
-    attend_tiles<false>(fp8.decode, w, m, group, c);
+    attend_tiles<false, kDealt>(fp8.decode, w, m, group, c);
 #pragma unroll
     for (int n = 0; n < kOwnRows; ++n) {
       factor[n] = exp2_unit(c.unit[n]);
@@ -287,7 +290,7 @@ __device__ __forceinline__ void attend(const fa3_decode_fp8_params &fp8, const b
   meet(m, 0);  // nobody reads codes any more
   keep_rows(group, factor, c);
   meet(m, 1);
-  store_rows(fp8.decode, again(w));
+  store_rows(fp8.decode, work_again<kDealt>(w, m));
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, FA3_SPECULATIVE_FP8_BLOCKS)
@@ -306,5 +309,29 @@ extern "C" __global__ void __launch_bounds__(kThreads, FA3_SPECULATIVE_FP8_BLOCK
   wait_for_prior_grids();
   __syncthreads();
   if (w.rows <= 0) return;
-  attend(p, w, m, uniform(threadIdx.x / 128));
+  attend<false>(p, w, m, uniform(threadIdx.x / 128));
+}
+
+// With keys dealt out. Where things are is found out anew for each tile: there are no registers to
+// keep it in.
+extern "C" __global__ void __launch_bounds__(kThreads, FA3_SPECULATIVE_FP8_BLOCKS)
+    speculative_fp8_dealt(const __grid_constant__ fa3_decode_fp8_params p) {
+  const layout at_begin = lay_out((uint32_t)__cvta_generic_to_shared(shared));
+  if (threadIdx.x == 0) barrier_init(at_begin.met, kThreads);
+  begin_deal<kThreads / 32>(p.decode, (deal *)(shared + lay_out(0).deal));
+#pragma unroll 1
+  for (;;) {
+    uint32_t base;
+    asm volatile("mov.b32 %0, %1;" : "=r"(base) : "r"((uint32_t)__cvta_generic_to_shared(shared)));
+    const layout m = lay_out(base);
+    block_work &w = at_shared<block_work>(m.work);
+    if (thread_again() == 0) {
+      take_piece(p.decode, at_shared<deal>(m.deal), w);
+      w.common = find_common_keys(p.decode, w);
+    }
+    __syncthreads();
+    if (uniform(w.rows <= 0)) return;
+    attend<true>(p, w, m, uniform(thread_again() / 128));
+    __syncthreads();  // others still read what the next tile takes the place of
+  }
 }

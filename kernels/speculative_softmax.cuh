@@ -24,7 +24,7 @@ __device__ __forceinline__ void adjust_scores(const fa3_decode_params &p, const 
       for (int i = 0; i < kRows / 2; ++i) c.s[i] = cap_score(p, c.s[i]);
   }
   const int first = (w.units.begin + tile) * kUnitKeys;
-  if (first >= w.common.begin && first + kUnitKeys <= w.common.end) return;
+  if (uniform(first >= w.common.begin && first + kUnitKeys <= w.common.end)) return;
   const int thread = thread_again() & 127, key = first + thread / 32 * 16 + (thread & 31) / 4;
 #pragma unroll
   for (int n = 0; n < kOwnRows; ++n) {

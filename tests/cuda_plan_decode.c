@@ -262,8 +262,9 @@ static void test_lone_blocks(void **state) {
 
 /* More rows of codes than a block of decode_fp8 has, and much to read again for each block: splits
  * of chunk_fp8, or where rows are few and there is more to read of speculative_fp8, for a last
- * round of blocks that is not short, and for long sequences among others. The first twelve are
- * cases of test_small_chunks in tests/gpu/cache.c. */
+ * round of blocks that is not short, and for long sequences among others. Where lengths may be far
+ * apart speculative_fp8 deals keys out, if there are enough. The first twelve are cases of
+ * test_small_chunks in tests/gpu/cache.c. */
 static void test_chunk_splits(void **state) {
   (void)state;
   static const int32_t lengths[64];
@@ -277,9 +278,9 @@ static void test_chunk_splits(void **state) {
                {4, 12, 2, 4160, 64, 7, 7, false},   {10, 12, 2, 4160, 64, 6, 6, false},
                {7, 18, 2, 4160, 64, 7, 7, false},   {4, 8, 2, 4160, 64, 7, 7, false},
                {16, 8, 2, 4160, 64, 4, 4, false},   {21, 6, 2, 4160, 64, 3, 3, false},
-               {1, 8, 8, 8192, 128, 16, 16, false}, {32, 8, 8, 8192, 128, 1, 3, true},
-               {18, 8, 8, 8192, 128, 3, 3, true},   {8, 8, 8, 8192, 128, 4, 4, true},
-               {32, 8, 8, 32768, 128, 1, 4, true},  {12, 32, 8, 16384, 128, 1, 2, false},
+               {1, 8, 8, 8192, 128, 16, 16, false}, {32, 8, 8, 8192, 128, 1, 1, true},
+               {18, 8, 8, 8192, 128, 3, 1, true},   {8, 8, 8, 8192, 128, 4, 1, true},
+               {32, 8, 8, 32768, 128, 1, 1, true},  {12, 32, 8, 16384, 128, 1, 2, false},
                {64, 8, 8, 1024, 128, 1, 1, true},   {4, 8, 8, 8192, 128, 4, 4, false},
                {32, 8, 8, 8192, 256, 0, 0, false},  {32, 4, 8, 8192, 128, 0, 0, false}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -299,6 +300,15 @@ static void test_chunk_splits(void **state) {
                           cases[i].speculative ? "speculative_fp8" : "chunk_fp8");
       const int64_t rows = cases[i].batch * cases[i].queries * 4 * heads;
       assert_true(plan.decode.chunk_splits * rows <= chunk_rows(&problem, &facts));
+      /* Two blocks a multiprocessor, a whole number of teams; each has room for two tiles. */
+      assert_int_equal(plan.decode.chunk_blocks, cases[i].speculative && unknown ? 264 : 0);
+      assert_true(plan.decode.chunk_blocks * 2 * 32 <= chunk_rows(&problem, &facts));
+      assert_int_equal(plan.decode.combine != NULL,
+                       plan.decode.chunk_splits > 1 || plan.decode.chunk_blocks > 0);
+      problem.num_splits = 1;
+      assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+      assert_int_equal(plan.decode.chunk_blocks, 0);
+      problem.num_splits = 0;
     }
   }
 }

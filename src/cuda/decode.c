@@ -40,22 +40,52 @@ static int output_kind(fa3_dtype dtype) {
                                 : FA3_OUTPUT_BF16;
 }
 
-/* Of what the clusters, or the blocks that keys are dealt out to, have left. */
+/* Of what splits have left. */
 static fa3_status combine_parts(const struct cuda_scope *scope, const struct problem *problem,
-                                const struct decode_plan *plan, const char *workspace) {
-  const bool dealt = plan->blocks > 0;
-  const int64_t heads_k = problem->heads_k / decode_heads(plan->kernel);
-  const int64_t tiles = problem->batch * heads_k * plan->row_tiles;
-  fa3_combine_params params =
-      make_combine_params(problem, &plan->room, workspace, plan->splits / plan->cluster);
-  if (dealt) {
-    params.parts = (const fa3_combine_parts *)(const void *)(workspace + plan->room.parts.offset);
-    params.tile_rows = plan->kernel->tile_q;
-    params.row_tiles = plan->row_tiles;
-    params.group = (int)(problem->heads_q / heads_k);
-    params.warps = FA3_COMBINE_WARPS_OF(plan->blocks / tiles);
-  }
+                                const struct decode_plan *plan, const char *workspace,
+                                int64_t splits) {
+  fa3_combine_params params = make_combine_params(problem, &plan->room, workspace, splits);
   return combine_splits(scope, problem, plan->combine, &params);
+}
+
+/* Keys that are dealt out: to so many blocks of that kernel, for so many row tiles of a sequence.
+ */
+struct dealing {
+  const struct kernel *kernel;
+  int32_t row_tiles, blocks;
+};
+
+static int64_t heads_of(const struct problem *problem, const struct dealing *dealing) {
+  return problem->heads_k / decode_heads(dealing->kernel);
+}
+
+/* Parts of a tile, in the mean. */
+static int64_t parts_of_tile(const struct problem *problem, const struct dealing *dealing) {
+  return dealing->blocks / (problem->batch * heads_of(problem, dealing) * dealing->row_tiles);
+}
+
+/* Of what those blocks have left. */
+static fa3_status combine_dealt(const struct cuda_scope *scope, const struct problem *problem,
+                                const struct decode_plan *plan, const struct dealing *dealing,
+                                const char *workspace) {
+  fa3_combine_params params = make_combine_params(problem, &plan->room, workspace, 1);
+  params.parts = (const fa3_combine_parts *)(const void *)(workspace + plan->room.parts.offset);
+  params.tile_rows = dealing->kernel->tile_q;
+  params.row_tiles = dealing->row_tiles;
+  params.group = (int)(problem->heads_q / heads_of(problem, dealing));
+  params.warps = FA3_COMBINE_WARPS_OF(parts_of_tile(problem, dealing));
+  return combine_splits(scope, problem, plan->combine, &params);
+}
+
+/* Likewise of chunks whose tiles have few parts: there are many rows, most of which have none. */
+static fa3_status combine_dealt_tiles(const struct cuda_scope *scope, const struct problem *problem,
+                                      const struct decode_plan *plan, const char *workspace) {
+  fa3_combine_params params = make_combine_params(problem, &plan->room, workspace, 1);
+  params.tiles = (const fa3_combine_tile *)(const void *)(workspace + plan->room.parts.offset);
+  params.team = (int)problem->heads_k;
+  params.tile_rows = plan->chunk->tile_q;
+  params.group = (int)(problem->heads_q / problem->heads_k);
+  return combine_tiles(scope, plan->combine, plan->chunk_blocks, &params);
 }
 
 static int64_t rows_of_scale(int64_t rows) {
@@ -166,7 +196,12 @@ static fa3_status launch_few(const struct cuda_scope *scope, const struct proble
   const int entry = problem->append ? DECODE_APPEND : plan->blocks ? DECODE_DEALT : DECODE_ALONE;
   const struct error_message before = error_keep();
   fa3_status status = launch_kernel(scope, plan->kernel, entry, &grid, all);
-  if (!status) return plan->combine ? combine_parts(scope, problem, plan, workspace) : FA3_OK;
+  const struct dealing dealing = {plan->kernel, plan->row_tiles, plan->blocks};
+  if (!status && plan->blocks) return combine_dealt(scope, problem, plan, &dealing, workspace);
+  if (!status)
+    return plan->combine
+               ? combine_parts(scope, problem, plan, workspace, plan->splits / plan->cluster)
+               : FA3_OK;
   if (plan->cluster == 1) return status;
   /* A context with few multiprocessors has no room for the cluster: one block does it all. */
   error_put_back(&before);
@@ -191,19 +226,28 @@ static fa3_status launch_chunk(const struct cuda_scope *scope, const struct prob
   fp8.decode.row_tiles = make_divisor(larger(plan->chunk_tiles, 1));
   fp8.decode.splits = make_divisor(plan->chunk_splits);
   fp8.decode.cluster = 1;
-  if (plan->chunk_splits > 1) set_partial(&fp8.decode, &plan->room, workspace);
-  const int64_t blocks = problem->batch * problem->heads_k * plan->chunk_tiles * plan->chunk_splits;
+  fp8.decode.most_units = plan->most_units;
+  fp8.decode.piece_units = plan->piece_units;
+  const int32_t dealt = plan->chunk_blocks;
+  const struct dealing dealing = {plan->chunk, plan->chunk_tiles, dealt};
+  const bool few_parts = dealt && FA3_COMBINE_WARPS_OF(parts_of_tile(problem, &dealing)) == 1;
+  if (plan->chunk_splits > 1 || dealt) set_partial(&fp8.decode, &plan->room, workspace);
+  void *const parts = workspace + plan->room.parts.offset;
+  if (few_parts) fp8.decode.begun = (fa3_combine_tile *)parts;
+  if (dealt && !few_parts) fp8.decode.parts = (fa3_combine_parts *)parts;
+  const int64_t blocks =
+      dealt ? dealt : problem->batch * problem->heads_k * plan->chunk_tiles * plan->chunk_splits;
   if (blocks == 0) return FA3_OK;
   const struct grid grid = {.x = (unsigned)blocks,
                             .y = 1,
                             .z = 1,
                             .threads = (unsigned)chunk_threads(plan->chunk),
                             .dependent = true};
-  TRY(launch_kernel(scope, plan->chunk, 0, &grid, &fp8));
+  TRY(launch_kernel(scope, plan->chunk, dealt ? DECODE_DEALT : DECODE_ALONE, &grid, &fp8));
+  if (few_parts) return combine_dealt_tiles(scope, problem, plan, workspace);
+  if (dealt) return combine_dealt(scope, problem, plan, &dealing, workspace);
   if (plan->chunk_splits == 1) return FA3_OK;
-  fa3_combine_params params =
-      make_combine_params(problem, &plan->room, workspace, plan->chunk_splits);
-  return combine_splits(scope, problem, plan->combine, &params);
+  return combine_parts(scope, problem, plan, workspace, plan->chunk_splits);
 }
 
 fa3_status launch_decode(const struct cuda_scope *scope, const struct problem *problem,

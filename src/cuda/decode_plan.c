@@ -76,9 +76,11 @@ static int32_t speculative_fp8_shared_bytes(const struct kernel *kernel) {
   return FA3_SPECULATIVE_FP8_SHARED_BYTES(kernel->tile_q, kernel->head_dim, kernel->stages);
 }
 
-const struct kernel_kind speculative_fp8_kind = {.phase = FA3_FORWARD,
-                                                 .entries = {"speculative_fp8"},
-                                                 .shared_bytes = speculative_fp8_shared_bytes};
+const struct kernel_kind speculative_fp8_kind = {
+    .phase = FA3_FORWARD,
+    .entries = {"speculative_fp8", "speculative_fp8_dealt"},
+    .others_with_shared = 1,
+    .shared_bytes = speculative_fp8_shared_bytes};
 
 const struct kernel *find_decode_kernel(const char *architecture, fa3_dtype key_dtype,
                                         int64_t head_dim, int64_t value_head_dim, bool softcap,
@@ -246,6 +248,9 @@ static fa3_status plan_chunk(const struct problem *problem, const struct cuda_fa
   plan->chunk_tiles = (int32_t)tiles;
   plan->chunk_splits = 1;
   if (plan->kernel) return FA3_OK;
+  const bool may_deal = plan->chunk->kind == &speculative_fp8_kind;
+  if (may_deal && decode_deal_chunks(problem, facts, all_tiles, plan))
+    return decode_find_combine(problem, facts, plan);
   plan->chunk_splits = (int32_t)choose_chunk_splits(problem, facts, plan->chunk, all_tiles);
   if (plan->chunk_splits > 1) return decode_find_combine(problem, facts, plan);
   return FA3_OK;

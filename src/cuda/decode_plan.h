@@ -14,7 +14,7 @@ struct split_room {
   struct reservation parts; /* where partial results are, of keys that are dealt out */
 };
 
-/* The functions of a kernel of 16 bits; that of codes has the first two. */
+/* The functions of a kernel of 16 bits; those of codes have the first two, but for chunk_fp8. */
 enum { DECODE_ALONE, DECODE_DEALT, DECODE_APPEND };
 
 struct decode_plan {
@@ -26,13 +26,14 @@ struct decode_plan {
   int32_t cluster;     /* splits that are put together at once */
   int32_t split_units; /* of a split; 0: an even share */
   int32_t blocks;      /* that all keys are dealt out to; 0: each sequence is split by itself */
-  int32_t most_units;  /* of a sequence, where they are */
+  int32_t most_units;  /* of a sequence, where keys are dealt out, by this kernel or by chunk */
   int32_t piece_units; /* that a tile's beginning counts for there */
   bool alone;          /* a multiprocessor has one block */
   /* For the sequences of codes with more queries than most_queries, or null. */
   const struct kernel *chunk;
   int32_t chunk_tiles;  /* of rows, as row_tiles */
   int32_t chunk_splits; /* of a sequence's keys, which `combine` puts together */
+  int32_t chunk_blocks; /* that all keys are dealt out to, as `blocks` */
   struct split_room room;
 };
 

@@ -149,18 +149,24 @@ static bool one_round(const struct cuda_facts *facts, int64_t tiles) {
   return 10 * tiles >= 18 * (int64_t)facts->most_multiprocessors;
 }
 
+/* Whether keys of so many row tiles may be dealt out to blocks of so many heads each. Tiles are no
+ * more than there is always room for, see reserve_splits. */
+static bool may_deal(const struct problem *problem, const struct cuda_facts *facts, int64_t heads,
+                     int64_t tiles) {
+  return !problem->split_keys && !problem->num_splits && tiles <= dealt_tiles &&
+         problem->heads_k / heads <= facts->most_multiprocessors &&
+         tiles * (most_units(problem) + piece_units) <= INT32_MAX / 2;
+}
+
 /* Whether keys are dealt out. */
 static bool deals(const struct problem *problem, const struct cuda_facts *facts,
                   const struct kernel *kernel, int64_t tiles, int64_t splits) {
   const int64_t most = facts->most_multiprocessors, blocks = splits * tiles;
   const int64_t units = tiles * most_units(problem);
   const bool codes = decode_has_codes(problem);
-  /* As many row tiles as there is always room for, see count_split_rows. */
-  if (problem->split_keys || problem->num_splits || tiles > dealt_tiles ||
-      problem->heads_k / decode_heads(kernel) > most ||
+  if (!may_deal(problem, facts, decode_heads(kernel), tiles) ||
       decode_row_tiles(problem, longest_query(problem)) > DECODE_FEW_ROWS / FA3_DECODE_ROWS ||
-      FA3_DECODE_KEEPS_WORK(kernel->head_dim, codes ? 1 : 2) ||
-      tiles * (most_units(problem) + piece_units) > INT32_MAX / 2)
+      FA3_DECODE_KEEPS_WORK(kernel->head_dim, codes ? 1 : 2))
     return false;
   if (!codes && decode_lengths_differ(problem)) {
     /* Few tiles in clusters of 8 use all of the memory, if one sequence's do. */
@@ -176,6 +182,19 @@ static bool deals(const struct problem *problem, const struct cuda_facts *facts,
   const bool uneven = !codes && 10 * blocks > 11 * most && 10 * blocks < 18 * most;
   return uneven || blocks < blocks_needed(problem, facts) ||
          (kernel->heads > 1 && !one_round(facts, tiles));
+}
+
+bool decode_deal_chunks(const struct problem *problem, const struct cuda_facts *facts,
+                        int64_t tiles, struct decode_plan *plan) {
+  const int64_t most = FA3_SPECULATIVE_FP8_BLOCKS * (int64_t)facts->most_multiprocessors;
+  if (!decode_lengths_differ(problem) || !may_deal(problem, facts, 1, tiles) ||
+      most * (int64_t)sizeof(fa3_combine_tile) > dealt_tiles * (int64_t)sizeof(fa3_combine_parts) ||
+      tiles * most_units(problem) < dealt_units * most)
+    return false;
+  plan->chunk_blocks = (int32_t)(most / problem->heads_k * problem->heads_k);
+  plan->most_units = (int32_t)most_units(problem) + 1;
+  plan->piece_units = (int32_t)piece_units;
+  return true;
 }
 
 /* A block for each key head in as many teams as there is room for (decode_deal.cuh): each has a

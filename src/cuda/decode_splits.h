@@ -27,6 +27,11 @@ fa3_status decode_too_many_tiles(const struct problem *problem);
 fa3_status decode_find_combine(const struct problem *problem, const struct cuda_facts *facts,
                                struct decode_plan *plan);
 
+/* Whether speculative_fp8 deals the keys of so many tiles out, since lengths may be far apart:
+ * `plan` then says to how many blocks. */
+bool decode_deal_chunks(const struct problem *problem, const struct cuda_facts *facts,
+                        int64_t tiles, struct decode_plan *plan);
+
 /* The splits of sequences that `plan` has a kernel for, or how keys are dealt out: and so another
  * kernel, where one suits that better. */
 fa3_status plan_decode_splits(const struct problem *problem, const struct cuda_facts *facts,

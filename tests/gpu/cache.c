@@ -371,8 +371,8 @@ static void test_lone_blocks(void **state) {
 }
 
 /* Codes under more queries than a block of decode_fp8 has rows for: chunk_fp8, up to 64 rows by
- * both consumers in turns, in several splits; of many sequences speculative_fp8
- * (tests/cuda_plan_decode.c). */
+ * both consumers in turns, in several splits; of many sequences speculative_fp8, to whose blocks
+ * keys are dealt out where the host does not know the lengths (tests/cuda_plan_decode.c). */
 static void test_small_chunks(void **state) {
   (void)state;
   static const struct {
@@ -392,6 +392,11 @@ static void test_small_chunks(void **state) {
     if (rng_chance(&rng, 0.5)) args.sink = fa3_vector(cache->sink, FA3_FLOAT32, HEADS_Q);
     if (trial < trials / 2) args.seqused_k = (fa3_tensor){0};
     args.flags = FA3_CAUSAL;
+    if (rng_chance(&rng, 0.2)) args.softcap = 5;
+    if (rng_chance(&rng, 0.2)) {
+      args.flags |= FA3_WINDOW;
+      args.window_left = rng_between(&rng, 0, 3000);
+    }
     compare_rows_with_cpu(&args, largest_value(kind), batch * queries);
   }
 }
