@@ -1,8 +1,8 @@
 // Partial results of attention become one: output = sum of output_i * exp(lse_i - lse), where lse
 // is the logarithm of the sum of exp(lse_i). A warp has a row, or all of a block's have one: then
 // each takes every so many of its parts, and what they have is put together again. combine_rows is
-// for many rows of few parts: there a thread has four columns. combine_tiles is for tiles of the
-// forward kernel whose keys are dealt out.
+// for many rows of few parts: there a thread has four columns. combine_tiles is for tiles whose
+// keys are dealt out, of the forward kernel or of speculative_fp8.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -288,7 +288,7 @@ extern "C" __global__ void __launch_bounds__(FA3_COMBINE_THREADS, 4)
                   [&](int64_t at, const float(&x)[4]) { store_columns(p, at, x); });
 }
 
-// Of the forward kernel's keys that are dealt out: a share's tile.
+// Of keys that are dealt out: a share's tile, or a block's of speculative_fp8.
 extern "C" __global__ void __launch_bounds__(FA3_COMBINE_THREADS, 4)
     combine_tiles(const __grid_constant__ fa3_combine_params p) {
   const int threads = FA3_COMBINE_ROW_THREADS(p.head_dim);

@@ -29,8 +29,9 @@ typedef struct {
   int block, count;
 } fa3_combine_parts;
 
-/* Of the forward kernel's shares of keys that are dealt out: the tile that begins in a share and
- * goes on in the next ones of its team. The first row is `query` of head `head` * group. */
+/* Of the shares of keys that are dealt out, of the forward kernel or of speculative_fp8, whose
+ * blocks have one each: the tile that begins in a share and goes on in the next ones of its team.
+ * The first row is `query` of head `head` * group. */
 typedef struct {
   int batch, head, query;
   int count; /* shares that have parts of it; 0: there is none */

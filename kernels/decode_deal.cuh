@@ -15,10 +15,10 @@ struct alignas(16) deal {
   int unit, end;
   int batch, before;
   int share;       // units of a team
-  int team, head;  // the block's
+  int team, head;  // the block's, found once
 };
 
-// With what begin_deal needs beside it, for so many warps.
+// Of a deal, and of a sum for each warp behind it.
 __host__ __device__ constexpr int deal_bytes(int warps) {
   return sizeof(deal) + warps * 4;
 }
@@ -90,7 +90,8 @@ __device__ __forceinline__ void begin_deal(const fa3_decode_params &p, deal *d) 
   __syncthreads();
 }
 
-// The next tile's part of what is left; no rows where there is none.
+// The next tile's part of what is left; no rows where there is none. By all threads alike, or by
+// the first alone.
 __device__ __forceinline__ void take_piece(const fa3_decode_params &p, deal &d, work &w) {
   w.rows = w.rank = 0;
   w.active = 1;  // nothing is sent
@@ -132,7 +133,7 @@ __device__ __forceinline__ void take_piece(const fa3_decode_params &p, deal &d, 
   d.unit += count;
 }
 
-// The same for all threads of the block.
+// The same by all threads, with what is left in shared memory.
 __device__ __forceinline__ work take_piece(const fa3_decode_params &p, deal *left) {
   deal d = *left;
   work w;

@@ -74,11 +74,11 @@ typedef struct {
   float *partial_lse;
   int batch;
 
-  /* Where each tile's partial results are, with keys dealt out evenly (decode_deal.cuh). Null: keys
-   * are split. */
+  /* Where each tile's partial results are, with keys dealt out evenly (decode_deal.cuh). */
   fa3_combine_parts *parts;
-  /* In place of `parts`: of each block, the tile that begins there and that others go on with. Rows
-   * of a sequence are then no more than a tile has. */
+  /* The same for combine_tiles, in place of `parts`: of each block, the tile that begins there and
+   * that others go on with. Rows of a sequence are then no more than a tile has. Both null: keys
+   * are split. */
   fa3_combine_tile *begun;
   int most_units;  /* of FA3_DECODE_KEYS keys, of a sequence */
   int piece_units; /* that a tile's beginning counts for */

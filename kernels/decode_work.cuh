@@ -58,8 +58,9 @@ __device__ __forceinline__ int divide(int n, const fa3_divisor &d) {
   return (int)(((uint32_t)n + __umulhi((uint32_t)n, d.factor)) >> d.shift);
 }
 
-// The least integer that is not below n / d, for 0 <= n < 2^24 and d > 0. The quotient in floats
-// may be an integer too low or too high where it is close to one; both are set right.
+// The least integer that is not below n / d, for n <= 2^22 and d > 0: no more units than a sequence
+// can have. The product's error is less than 1 / d there, so `near` is n / d rounded down; or,
+// where that is an integer, perhaps one less; or the integer that it comes close to from below.
 __device__ __forceinline__ int quotient_up(int n, int d) {
   const int near = (int)((float)n * reciprocal_unit((float)d));
   return near + (near * d < n);
@@ -67,12 +68,12 @@ __device__ __forceinline__ int quotient_up(int n, int d) {
 
 // What a block does: up to kRows rows, and a range of keys.
 struct work {
-  int batch, head;  // of keys; of several, which of such groups
-  int part;         // the place of the result among partial ones; -1: it is whole
-  int rank;         // of the block in its cluster
-  int active;       // how many of the cluster's blocks have work
-  int share;        // quads of columns that each of these puts together
-  float of_share;   // its reciprocal
+  int batch, head;         // of keys; of several, which of such groups
+  int part;                // the place of the result among partial ones; -1: it is whole
+  int rank;                // of the block in its cluster
+  int active;              // how many of the cluster's blocks have work
+  int share;               // quads of columns that each of these puts together
+  float share_reciprocal;  // its reciprocal
   int first_row, rows;
   fa3_sequence sequence;
   fa3_range seen;   // keys that any of the rows sees
@@ -156,7 +157,7 @@ __device__ __forceinline__ work find_work(const fa3_decode_params &p, const int 
       seen.end - begin - (split - w.rank) * share;  // from the cluster's first split on
   w.active = rest > 0 ? min(quotient_up(rest, share), p.cluster) : 1;
   w.share = quotient_up(w.rows * kQuads, w.active);
-  w.of_share = reciprocal_unit((float)w.share);
+  w.share_reciprocal = reciprocal_unit((float)w.share);
   return w;
 }
 
@@ -165,10 +166,10 @@ __device__ __forceinline__ work find_work(const fa3_decode_params &p) {
   return find_work(p, nullptr, nothing);
 }
 
-// Which of the cluster's blocks puts a quad together: quad / share. That is exact: by half a quad
-// no quotient comes near the next integer.
+// Which of the cluster's blocks puts a quad together: quad / share. That is exact: with half a quad
+// added a quotient is at least 0.5 / share away from any integer, far more than its error.
 __device__ __forceinline__ int owner_of(const work &w, int quad) {
-  return (int)(((float)quad + 0.5f) * w.of_share);
+  return (int)(((float)quad + 0.5f) * w.share_reciprocal);
 }
 
 // A row of the block: which query and head it is.

@@ -17,7 +17,8 @@
 // Queries, scales and the units of rows are as in chunk_fp8.cu, but tops lag where scales of keys
 // differ too: some of the 32 rows has a greater score in most tiles, and the warpgroup would
 // rescale O in all of these. The tops and units of a row are the same in all threads of a
-// warpgroup.
+// warpgroup. Where lengths may be far apart all sequences' keys are dealt out to the blocks
+// (speculative_fp8_dealt).
 //
 // Compile with -DFA3_E4M3=1, FA3_TILE_Q, FA3_TILE_K, FA3_HEAD_DIM and FA3_STAGES.
 #include "chunk_queries.cuh"

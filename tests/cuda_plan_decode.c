@@ -263,26 +263,46 @@ static void test_lone_blocks(void **state) {
 /* More rows of codes than a block of decode_fp8 has, and much to read again for each block: splits
  * of chunk_fp8, or where rows are few and there is more to read of speculative_fp8, for a last
  * round of blocks that is not short, and for long sequences among others. Where lengths may be far
- * apart speculative_fp8 deals keys out, if there are enough. The first twelve are cases of
- * test_small_chunks in tests/gpu/cache.c. */
+ * apart speculative_fp8 deals keys out, to a block for each key head in as many teams as there is
+ * room for. */
 static void test_chunk_splits(void **state) {
   (void)state;
-  static const int32_t lengths[64];
+  static const int32_t lengths[600];
   static const struct {
     int64_t batch, queries, heads_k, keys, head_dim;
     int32_t splits, of_unknown;
     bool speculative;
-  } cases[] = {{4, 8, 2, 4160, 128, 13, 13, false}, {16, 8, 2, 4160, 128, 4, 4, false},
-               {21, 6, 2, 4160, 128, 3, 3, false},  {4, 12, 2, 4160, 128, 13, 13, false},
-               {10, 12, 2, 4160, 128, 6, 6, false}, {7, 18, 2, 4160, 128, 9, 9, false},
-               {4, 12, 2, 4160, 64, 7, 7, false},   {10, 12, 2, 4160, 64, 6, 6, false},
-               {7, 18, 2, 4160, 64, 7, 7, false},   {4, 8, 2, 4160, 64, 7, 7, false},
-               {16, 8, 2, 4160, 64, 4, 4, false},   {21, 6, 2, 4160, 64, 3, 3, false},
-               {1, 8, 8, 8192, 128, 16, 16, false}, {32, 8, 8, 8192, 128, 1, 1, true},
-               {18, 8, 8, 8192, 128, 3, 1, true},   {8, 8, 8, 8192, 128, 4, 1, true},
-               {32, 8, 8, 32768, 128, 1, 1, true},  {12, 32, 8, 16384, 128, 1, 2, false},
-               {64, 8, 8, 1024, 128, 1, 1, true},   {4, 8, 8, 8192, 128, 4, 4, false},
-               {32, 8, 8, 8192, 256, 0, 0, false},  {32, 4, 8, 8192, 128, 0, 0, false}};
+    int32_t dealt_to; /* blocks, where lengths are unknown */
+  } cases[] = {       /* Of test_small_chunks in tests/gpu/cache.c. */
+               {4, 8, 2, 4160, 128, 13, 13, false, 0},
+               {16, 8, 2, 4160, 128, 4, 4, false, 0},
+               {21, 6, 2, 4160, 128, 3, 3, false, 0},
+               {4, 12, 2, 4160, 128, 13, 13, false, 0},
+               {10, 12, 2, 4160, 128, 6, 6, false, 0},
+               {7, 18, 2, 4160, 128, 9, 9, false, 0},
+               {32, 8, 2, 4160, 128, 4, 1, true, 264},
+               {51, 5, 2, 4160, 128, 2, 1, true, 264},
+               {36, 7, 2, 4160, 128, 3, 1, true, 264},
+               {4, 12, 2, 4160, 64, 7, 7, false, 0},
+               {10, 12, 2, 4160, 64, 6, 6, false, 0},
+               {7, 18, 2, 4160, 64, 7, 7, false, 0},
+               {4, 8, 2, 4160, 64, 7, 7, false, 0},
+               {16, 8, 2, 4160, 64, 4, 4, false, 0},
+               {21, 6, 2, 4160, 64, 3, 3, false, 0},
+               {32, 8, 2, 4160, 64, 4, 1, true, 264},
+               /* Of others. */
+               {1, 8, 8, 8192, 128, 16, 16, false, 0},
+               {32, 8, 8, 8192, 128, 1, 1, true, 264},
+               {18, 8, 8, 8192, 128, 3, 1, true, 264},
+               {8, 8, 8, 8192, 128, 4, 1, true, 264},
+               {32, 8, 8, 32768, 128, 1, 1, true, 264},
+               {12, 32, 8, 16384, 128, 1, 2, false, 0},
+               {64, 8, 8, 1024, 128, 1, 1, true, 264},
+               {27, 8, 5, 8000, 128, 3, 1, true, 260}, /* 52 teams: four blocks are left over */
+               {600, 8, 8, 8192, 128, 1, 1, true, 0},  /* more tiles than there is room for */
+               {4, 8, 8, 8192, 128, 4, 4, false, 0},
+               {32, 8, 8, 8192, 256, 0, 0, false, 0},
+               {32, 4, 8, 8192, 128, 0, 0, false, 0}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     struct cuda_plan plan;
     const int64_t heads = cases[i].heads_k;
@@ -299,9 +319,10 @@ static void test_chunk_splits(void **state) {
       assert_string_equal(plan.decode.chunk->kind->entries[0],
                           cases[i].speculative ? "speculative_fp8" : "chunk_fp8");
       const int64_t rows = cases[i].batch * cases[i].queries * 4 * heads;
-      assert_true(plan.decode.chunk_splits * rows <= chunk_rows(&problem, &facts));
-      /* Two blocks a multiprocessor, a whole number of teams; each has room for two tiles. */
-      assert_int_equal(plan.decode.chunk_blocks, cases[i].speculative && unknown ? 264 : 0);
+      assert_true(plan.decode.chunk_splits == 1 ||
+                  plan.decode.chunk_splits * rows <= chunk_rows(&problem, &facts));
+      /* Two blocks a multiprocessor; each has room for two tiles. */
+      assert_int_equal(plan.decode.chunk_blocks, unknown ? cases[i].dealt_to : 0);
       assert_true(plan.decode.chunk_blocks * 2 * 32 <= chunk_rows(&problem, &facts));
       assert_int_equal(plan.decode.combine != NULL,
                        plan.decode.chunk_splits > 1 || plan.decode.chunk_blocks > 0);

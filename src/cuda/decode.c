@@ -64,6 +64,13 @@ static int64_t parts_of_tile(const struct problem *problem, const struct dealing
   return dealing->blocks / (problem->batch * heads_of(problem, dealing) * dealing->row_tiles);
 }
 
+/* Whether few of a call's rows have parts, and those few each: then combine_tiles puts them
+ * together, for which a sequence has one tile of rows. Else combine does, a warp or all of a block
+ * for each row of the call. */
+static bool have_few_parts(const struct problem *problem, const struct dealing *dealing) {
+  return dealing->row_tiles == 1 && FA3_COMBINE_WARPS_OF(parts_of_tile(problem, dealing)) == 1;
+}
+
 /* Of what those blocks have left. */
 static fa3_status combine_dealt(const struct cuda_scope *scope, const struct problem *problem,
                                 const struct decode_plan *plan, const struct dealing *dealing,
@@ -77,7 +84,7 @@ static fa3_status combine_dealt(const struct cuda_scope *scope, const struct pro
   return combine_splits(scope, problem, plan->combine, &params);
 }
 
-/* Likewise of chunks whose tiles have few parts: there are many rows, most of which have none. */
+/* Likewise by tiles, of chunks. */
 static fa3_status combine_dealt_tiles(const struct cuda_scope *scope, const struct problem *problem,
                                       const struct decode_plan *plan, const char *workspace) {
   fa3_combine_params params = make_combine_params(problem, &plan->room, workspace, 1);
@@ -230,7 +237,7 @@ static fa3_status launch_chunk(const struct cuda_scope *scope, const struct prob
   fp8.decode.piece_units = plan->piece_units;
   const int32_t dealt = plan->chunk_blocks;
   const struct dealing dealing = {plan->chunk, plan->chunk_tiles, dealt};
-  const bool few_parts = dealt && FA3_COMBINE_WARPS_OF(parts_of_tile(problem, &dealing)) == 1;
+  const bool few_parts = dealt && have_few_parts(problem, &dealing);
   if (plan->chunk_splits > 1 || dealt) set_partial(&fp8.decode, &plan->room, workspace);
   void *const parts = workspace + plan->room.parts.offset;
   if (few_parts) fp8.decode.begun = (fa3_combine_tile *)parts;

@@ -187,10 +187,10 @@ static bool deals(const struct problem *problem, const struct cuda_facts *facts,
 bool decode_deal_chunks(const struct problem *problem, const struct cuda_facts *facts,
                         int64_t tiles, struct decode_plan *plan) {
   const int64_t most = FA3_SPECULATIVE_FP8_BLOCKS * (int64_t)facts->most_multiprocessors;
-  if (!decode_lengths_differ(problem) || !may_deal(problem, facts, 1, tiles) ||
-      most * (int64_t)sizeof(fa3_combine_tile) > dealt_tiles * (int64_t)sizeof(fa3_combine_parts) ||
-      tiles * most_units(problem) < dealt_units * most)
-    return false;
+  /* The room for the tiles' parts may have what each block begins instead. */
+  const bool room =
+      most * (int64_t)sizeof(fa3_combine_tile) <= dealt_tiles * (int64_t)sizeof(fa3_combine_parts);
+  if (!decode_lengths_differ(problem) || !may_deal(problem, facts, 1, tiles) || !room) return false;
   plan->chunk_blocks = (int32_t)(most / problem->heads_k * problem->heads_k);
   plan->most_units = (int32_t)most_units(problem) + 1;
   plan->piece_units = (int32_t)piece_units;

@@ -36,6 +36,7 @@ static void watch(const struct fake_launch *launch) {
   fake_keep(launch, "decode", &decode_params, sizeof decode_params);
   fake_keep(launch, "decode_append", &joined_params, sizeof joined_params);
   fake_keep(launch, "forward_fp8", &fp8_params, sizeof fp8_params);
+  fake_keep(launch, "speculative_fp8_dealt", &decode_params, sizeof decode_params);
   fake_keep(launch, "transpose_values", &transpose_params, sizeof transpose_params);
   launches[count++] = *launch;
 }
@@ -494,6 +495,39 @@ static void test_dealt_keys(void **state) {
   assert_non_null(combine_params.tiles);
 }
 
+/* The same of codes under 32 rows: a tile of 27 sequences has four parts in the mean, which are put
+ * together tile by tile; of two sequences 66, and eight warps share a row. */
+static void test_dealt_codes(void **state) {
+  (void)state;
+  for (int few_tiles = 0; few_tiles < 2; few_tiles++) {
+    const int64_t batch = few_tiles ? 2 : 27;
+    fa3_forward_args args = make_forward(FA3_BFLOAT16, 8, few_tiles ? 80000 : 8000, 128);
+    args.query.shape[0] = args.key.shape[0] = args.value.shape[0] = args.output.shape[0] = batch;
+    args.key.dtype = args.value.dtype = FA3_FLOAT8_E4M3;
+    args.seqused_k = fa3_vector(place(10), FA3_INT32, batch);
+    run_forward(&args);
+    assert_int_equal(count, first + 2);
+    const struct fake_launch *attention = &launches[first], *together = &launches[first + 1];
+    assert_string_equal(attention->function, "speculative_fp8_dealt");
+    assert_grid(attention, 264, 1, 1, 128 * FA3_SPECULATIVE_FP8_GROUPS);
+    assert_int_equal(decode_params.decode.most_units, few_tiles ? 1251 : 126);
+    assert_int_equal(decode_params.decode.parts != NULL, few_tiles);
+    assert_int_equal(decode_params.decode.begun != NULL, !few_tiles);
+    assert_non_null(decode_params.decode.partial);
+    assert_string_equal(together->function, few_tiles ? "combine" : "combine_tiles");
+    if (few_tiles)
+      assert_grid(together, 8 * HEADS_Q, 2, 1, FA3_COMBINE_THREADS);
+    else
+      assert_grid(together, 4, 264, 1, FA3_COMBINE_THREADS);
+    assert_int_equal(combine_params.parts != NULL, few_tiles);
+    assert_int_equal(combine_params.tiles != NULL, !few_tiles);
+    assert_int_equal(combine_params.tile_rows, FA3_SPECULATIVE_FP8_ROWS);
+    assert_int_equal(combine_params.group, HEADS_Q / HEADS_K);
+    assert_int_equal(few_tiles ? combine_params.warps : combine_params.team,
+                     few_tiles ? FA3_COMBINE_WARPS : HEADS_K);
+  }
+}
+
 /* Calls that take what those above leave out. */
 static void run_the_others(void) {
   fa3_forward_args args = make_forward(FA3_BFLOAT16, 1, 200000, 128);
@@ -573,6 +607,7 @@ int main(void) {
       cmocka_unit_test(test_combine),
       cmocka_unit_test(test_combine_many_rows),
       cmocka_unit_test(test_dealt_keys),
+      cmocka_unit_test(test_dealt_codes),
       cmocka_unit_test(test_every_function),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -145,14 +145,22 @@ static fa3_forward_args forward_of(int kind, int64_t first, int64_t batch, uint1
   return args;
 }
 
-static void replay(int kind) {
-  const int replays = (gpu_trials(10000) + 1) / 2; /* and as many of another kind */
-  struct rng rng = rng_for((uint64_t)kind);
+static fa3_forward_args queries_of(int kind, int64_t batch, int64_t queries, uint16_t *output) {
+  fa3_forward_args args = forward_of(kind, 0, batch, output);
+  args.query = fa3_dense(cache->query, FA3_BFLOAT16, batch, queries, HEADS_Q, head_dim);
+  args.output = fa3_dense(output, FA3_BFLOAT16, batch, queries, HEADS_Q, head_dim);
+  return args;
+}
+
+static void replay(int kind, int64_t batch, int64_t queries) {
+  const int replays = (gpu_trials(10000) + 2) / 3; /* and as many twice more */
+  const int64_t elements = batch * queries * row_q;
+  struct rng rng = rng_for((uint64_t)(kind + queries));
   gpu_stream stream;
   gpu_graph graph;
   gpu_graph_exec exec;
-  const fa3_forward_args direct = forward_of(kind, 0, BATCH, cache->other_output);
-  fa3_forward_args captured = forward_of(kind, 0, BATCH, cache->output);
+  const fa3_forward_args direct = queries_of(kind, batch, queries, cache->other_output);
+  fa3_forward_args captured = queries_of(kind, batch, queries, cache->output);
   GPU(cuStreamCreate, &stream, 1);
   captured.stream = stream;
   GPU(cuStreamBeginCapture, stream, 1);
@@ -167,11 +175,10 @@ static void replay(int kind) {
     GPU(cuStreamSynchronize, stream);
     if (fa3_forward(&direct)) fail_msg("%s", fa3_last_error());
     GPU(cuCtxSynchronize, );
-    if (memcmp(cache->output, cache->other_output, BATCH * (size_t)row_q * sizeof *cache->output) !=
-        0)
+    if (memcmp(cache->output, cache->other_output, (size_t)elements * sizeof *cache->output) != 0)
       fail_msg("replay %d differs from a call of its own", replay);
-    for (int i = 0; i < BATCH * row_q; i++)
-      if (!(fabs(number(cache->output[i])) < 8)) fail_msg("element %d is not written", i);
+    for (int64_t i = 0; i < elements; i++)
+      if (!(fabs(number(cache->output[i])) < 8)) fail_msg("element %d is not written", (int)i);
   }
   GPU(cuGraphExecDestroy, exec);
   GPU(cuGraphDestroy, graph);
@@ -180,8 +187,11 @@ static void replay(int kind) {
 
 static void test_lengths_change_between_replays(void **state) {
   (void)state;
-  replay(BFLOAT);
-  replay(ROW_SCALES);
+  replay(BFLOAT, BATCH, 1);
+  replay(ROW_SCALES, BATCH, 1);
+  /* Whose keys are dealt out. Under racecheck there are too few trials for it, which loses count of
+   * that kernel's barriers (docs/notes/hopper-decode.md, "17 to 32 rows"). */
+  if (gpu_trials(10000) >= 60) replay(ROW_SCALES, 32, 8);
 }
 
 static void compare_batches(int kind) {

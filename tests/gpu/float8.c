@@ -465,19 +465,27 @@ static void test_against_the_cpu(void **state) {
                             .output = i % 2 ? FA3_FLOAT32 : FA3_BFLOAT16,
                             .nan_in = -1},
             ++number);
-  /* The same with lengths that the device alone knows: keys are dealt out, each tile to many. */
-  for (int i = 0; i < (most < 60 ? 0 : 2); i++)
-    compare(&(struct shape){.head_dim = dims[i],
-                            .value_head_dim = dims[i],
-                            .batch = 4,
-                            .rows_q = 8,
-                            .rows_k = 33024,
-                            .heads_q = 8,
-                            .heads_k = 2,
-                            .causal = i > 0,
-                            .capped = i > 0,
+  /* The same with lengths that the device alone knows, so that keys are dealt out: few tiles to
+   * many blocks each, as many teams as leave blocks over, more sequences than a block has threads,
+   * the last time of one row each. */
+  static const struct {
+    int batch, rows_q, rows_k, heads_q, heads_k, page_size;
+  } dealt[] = {{4, 8, 33024, 8, 2, 256},
+               {4, 8, 13312, 15, 5, 256},
+               {300, 7, 1024, 4, 1, 512},
+               {300, 1, 1024, 4, 1, 512}};
+  for (int i = 0; i < (most < 60 ? 0 : 8); i++)
+    compare(&(struct shape){.head_dim = dims[i % 2],
+                            .value_head_dim = dims[i % 2],
+                            .batch = dealt[i / 2].batch,
+                            .rows_q = dealt[i / 2].rows_q,
+                            .rows_k = dealt[i / 2].rows_k,
+                            .heads_q = dealt[i / 2].heads_q,
+                            .heads_k = dealt[i / 2].heads_k,
+                            .causal = i % 2,
+                            .capped = i % 2,
                             .padded = true,
-                            .page_size = 256,
+                            .page_size = dealt[i / 2].page_size,
                             .may_split = true,
                             .output = FA3_BFLOAT16,
                             .nan_in = -1},
