@@ -239,9 +239,13 @@ static fa3_status launch_chunk(const struct cuda_scope *scope, const struct prob
   const struct dealing dealing = {plan->chunk, plan->chunk_tiles, dealt};
   const bool few_parts = dealt && have_few_parts(problem, &dealing);
   if (plan->chunk_splits > 1 || dealt) set_partial(&fp8.decode, &plan->room, workspace);
-  void *const parts = workspace + plan->room.parts.offset;
-  if (few_parts) fp8.decode.begun = (fa3_combine_tile *)parts;
-  if (dealt && !few_parts) fp8.decode.parts = (fa3_combine_parts *)parts;
+  if (dealt) {
+    void *const parts = workspace + plan->room.parts.offset;
+    if (few_parts)
+      fp8.decode.begun = (fa3_combine_tile *)parts;
+    else
+      fp8.decode.parts = (fa3_combine_parts *)parts;
+  }
   const int64_t blocks =
       dealt ? dealt : problem->batch * problem->heads_k * plan->chunk_tiles * plan->chunk_splits;
   if (blocks == 0) return FA3_OK;
