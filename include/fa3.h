@@ -10,7 +10,8 @@
  *
  *   fa3_forward    attention, also of few queries against a cache (decoding)
  *   fa3_backward   its gradients
- *   fa3_append     new keys and values go into a cache
+ *   fa3_append     new keys and values go into a cache; fa3_append_forward attends to them in the
+ *                  same call
  *   fa3_combine    attention to several sets of keys becomes attention to all
  *   fa3_quantize   numbers become E4M3 codes and scales, which fa3_forward reads
  *
