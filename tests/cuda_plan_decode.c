@@ -323,7 +323,7 @@ static void test_chunk_splits(void **state) {
                   plan.decode.chunk_splits * rows <= chunk_rows(&problem, &facts));
       /* Two blocks a multiprocessor; each has room for two tiles. */
       assert_int_equal(plan.decode.chunk_blocks, unknown ? cases[i].dealt_to : 0);
-      assert_true(plan.decode.chunk_blocks * 2 * 32 <= chunk_rows(&problem, &facts));
+      assert_true((int64_t)plan.decode.chunk_blocks * 2 * 32 <= chunk_rows(&problem, &facts));
       assert_int_equal(plan.decode.combine != NULL,
                        plan.decode.chunk_splits > 1 || plan.decode.chunk_blocks > 0);
       problem.num_splits = 1;
