@@ -126,6 +126,7 @@ __device__ __forceinline__ void take_piece(const fa3_decode_params &p, deal &d, 
       parts.block = block;
       parts.count = (d.unit - first + span - 1) / d.share - d.team + 1;
     }
+    // From query 0 on, for there is one tile of a sequence's rows then.
     if (p.begun != nullptr && !whole) p.begun[block] = {w.batch, w.head, 0, parts.count};
     if (p.parts != nullptr)
       p.parts[((int64_t)w.batch * p.heads_k.divisor + w.head) * p.row_tiles.divisor + tile] = parts;

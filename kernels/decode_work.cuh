@@ -73,7 +73,7 @@ struct work {
   int rank;                // of the block in its cluster
   int active;              // how many of the cluster's blocks have work
   int share;               // quads of columns that each of these puts together
-  float share_reciprocal;  // its reciprocal
+  float share_reciprocal;  // by which it is found who has a quad
   int first_row, rows;
   fa3_sequence sequence;
   fa3_range seen;   // keys that any of the rows sees

@@ -84,7 +84,7 @@ static fa3_status combine_dealt(const struct cuda_scope *scope, const struct pro
   return combine_splits(scope, problem, plan->combine, &params);
 }
 
-/* Likewise by tiles, of chunks. */
+/* Likewise where have_few_parts says so, of chunks alone. */
 static fa3_status combine_dealt_tiles(const struct cuda_scope *scope, const struct problem *problem,
                                       const struct decode_plan *plan, const char *workspace) {
   fa3_combine_params params = make_combine_params(problem, &plan->room, workspace, 1);

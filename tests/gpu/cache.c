@@ -145,6 +145,7 @@ static fa3_forward_args forward_of(int kind, int64_t first, int64_t batch, uint1
   return args;
 }
 
+/* Several queries of each of the first sequences. */
 static fa3_forward_args queries_of(int kind, int64_t batch, int64_t queries, uint16_t *output) {
   fa3_forward_args args = forward_of(kind, 0, batch, output);
   args.query = fa3_dense(cache->query, FA3_BFLOAT16, batch, queries, HEADS_Q, head_dim);
@@ -339,9 +340,7 @@ static void test_chunks(void **state) {
       const int64_t batch = trial == 0 ? 12 : rng_between(&rng, 1, 16), queries = BATCH / batch;
       const int kind = codes ? (int)rng_between(&rng, PAGE_SCALES, ROW_SCALES) : BFLOAT;
       new_lengths(&rng);
-      fa3_forward_args args = forward_of(kind, 0, batch, cache->output);
-      args.query = fa3_dense(cache->query, FA3_BFLOAT16, batch, queries, HEADS_Q, head_dim);
-      args.output = fa3_dense(cache->output, FA3_BFLOAT16, batch, queries, HEADS_Q, head_dim);
+      fa3_forward_args args = queries_of(kind, batch, queries, cache->output);
       args.lse = fa3_lse(cache->lse, batch, HEADS_Q, queries);
       const bool packed = rng_chance(&rng, 0.4);
       if (packed) pack_queries(&args, batch, &rng);
@@ -370,9 +369,7 @@ static void test_lone_blocks(void **state) {
     const int64_t batch = cases[trial % CASES].batch, queries = cases[trial % CASES].queries;
     const int kind = trial / CASES % KINDS;
     new_lengths(&rng);
-    fa3_forward_args args = forward_of(kind, 0, batch, cache->output);
-    args.query = fa3_dense(cache->query, FA3_BFLOAT16, batch, queries, HEADS_Q, head_dim);
-    args.output = fa3_dense(cache->output, FA3_BFLOAT16, batch, queries, HEADS_Q, head_dim);
+    fa3_forward_args args = queries_of(kind, batch, queries, cache->output);
     args.lse = fa3_lse(cache->lse, batch, HEADS_Q, queries);
     args.seqused_k = (fa3_tensor){0};
     args.flags = FA3_CAUSAL;
@@ -395,9 +392,7 @@ static void test_small_chunks(void **state) {
     const int64_t batch = cases[trial % CASES].batch, queries = cases[trial % CASES].queries;
     const int kind = PAGE_SCALES + trial / CASES % (KINDS - PAGE_SCALES);
     new_lengths(&rng);
-    fa3_forward_args args = forward_of(kind, 0, batch, cache->output);
-    args.query = fa3_dense(cache->query, FA3_BFLOAT16, batch, queries, HEADS_Q, head_dim);
-    args.output = fa3_dense(cache->output, FA3_BFLOAT16, batch, queries, HEADS_Q, head_dim);
+    fa3_forward_args args = queries_of(kind, batch, queries, cache->output);
     args.lse = fa3_lse(cache->lse, batch, HEADS_Q, queries);
     if (rng_chance(&rng, 0.5)) args.sink = fa3_vector(cache->sink, FA3_FLOAT32, HEADS_Q);
     if (trial < trials / 2) args.seqused_k = (fa3_tensor){0};
