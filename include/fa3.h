@@ -718,7 +718,9 @@ FA3_API fa3_status fa3_combine(const fa3_combine_args *args);
  * that. An infinity becomes NaN, and neither counts among the largest. x is the input, after each
  * of these that is asked for, in this order, in float32:
  *
- *   - rotary embedding, with rotary_cos and rotary_sin;
+ *   - rotary embedding, with rotary_cos and rotary_sin. With FA3_ROTATE what it gives is rounded to
+ *     input's dtype, as a call of its own would store it; with tables of that dtype, and 16 bits,
+ * by its own arithmetic: x cos - r(y sin) and y cos + r(x sin), where r too rounds to the dtype;
  *   - FA3_SUBTRACT_MEAN: the mean of the sequence's rows is taken off each head. For keys: all
  *     scores of a query move by the same number, which softmax does not see. lse, a softcap, a sink
  *     and keys that are appended later do see it.
@@ -767,10 +769,10 @@ typedef struct fa3_quantize_args {
 
 /* Needs no workspace. Any head dim up to 256, though fa3_forward takes E4M3 in multiples of 16
  * alone. Both engines give the same bits (any NaN is a NaN), with two exceptions on a GPU: with
- * FA3_SUBTRACT_MEAN, and with FA3_ROTATE but no rotary embedding for 16-bit input whose head dim is
- * 64, 128 or 256. There sums have another order, and a few codes in a million are neighbours of the
- * CPU's. With both flags the mean is rotated and then taken off, so that magnitudes from 2e37 on
- * may give NaN. The same call on the same GPU always gives the same bits. */
+ * FA3_SUBTRACT_MEAN, and with FA3_ROTATE for 16-bit input whose head dim is 64, 128 or 256. There
+ * sums have another order, and a few codes in a million are neighbours of the CPU's. With both
+ * flags the mean is rotated and then taken off, so that magnitudes from 2e37 on may give NaN. The
+ * same call on the same GPU always gives the same bits. */
 FA3_API fa3_status fa3_quantize(const fa3_quantize_args *args);
 
 #ifdef __cplusplus

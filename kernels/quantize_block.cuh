@@ -3,8 +3,7 @@
 #ifndef FA3_QUANTIZE_BLOCK_CUH
 #define FA3_QUANTIZE_BLOCK_CUH
 
-#include "quantize_products.cuh"
-#include "quantize_rotary.cuh"
+#include "quantize_rotary_words.cuh"
 
 enum {
   kMostRows = FA3_QUANTIZE_THREADS / kLanes,
@@ -70,9 +69,9 @@ __device__ __forceinline__ void load(const fa3_quantize_params &p, const tile &t
     if (same_angles) return;
     if (kDim * kAngleBytes <= 512 && !p.positions && p.cos.stride_row == p.sin.stride_row &&
         t.row + t.rows <= p.table_rows)
-      load_angles<kAngleBytes>(p, t, angle_place_of<kBytes>(start));
+      load_angles<kAngleBytes, kProducts>(p, t, angle_place_of<kBytes>(start));
     else
-      load_tables<kAngleBytes>(p, t, tables_of<kBytes, kAngleBytes>(start));
+      load_tables<kAngleBytes, kProducts>(p, t, tables_of<kBytes, kAngleBytes>(start));
   }
 }
 
@@ -88,11 +87,11 @@ __device__ __forceinline__ void read(const fa3_quantize_params &p, uint32_t star
   else
     read_row<kBytes>(load_shared_word(angle_place_of<kBytes>(start)), x);
   if constexpr (kAngleBytes > 0) {
-    const uint32_t tables = tables_of<kBytes, kAngleBytes>(start);
-    if (p.interleaved || 2 * p.pairs == kDim)
-      turn_own<kAngleBytes>(p, tables, x);
+    const uint32_t stage = stage_of<kBytes>(start), tables = tables_of<kBytes, kAngleBytes>(start);
+    if (p.rotate)
+      turn_row<kAngleBytes, true>(p, stage, tables, x);
     else
-      turn_parts<kAngleBytes>(p, stage_of<kBytes>(start), tables, x);
+      turn_row<kAngleBytes, false>(p, stage, tables, x);
   }
   __syncwarp();
 }

@@ -28,12 +28,13 @@ enum {
   FA3_QUANTIZE_USE          /* it is read */
 };
 
-/* quantize, for rows that are read and written 16 bytes at a time; quantize_rotated, for such rows
- * whose head dim is the kernel's and which are rotated; quantize_turned and
+/* quantize, for rows that are read and written 16 bytes at a time; quantize_turned and
  * quantize_turned_by_floats, for such rows with rotary embedding, whose tables of the input's dtype
- * or of floats are read likewise; quantize_any, for any rows and tables: a grid of no more blocks
- * than there are tiles, or of a cluster for each head of a sequence. quantize_clear, before
- * FA3_QUANTIZE_FIND: a thread for each scale. */
+ * or of floats are read likewise; quantize_rotated, quantize_turned_rotated and
+ * quantize_turned_rotated_by_floats, for such rows of 16 bits which are rotated, and whose head dim
+ * is the kernel's; quantize_any, for any rows and tables: a grid of no more blocks than there are
+ * tiles, or of a cluster for each head of a sequence. quantize_clear, before FA3_QUANTIZE_FIND: a
+ * thread for each scale. */
 typedef struct {
   fa3_operand input, codes, scale;
   fa3_operand cos, sin; /* of `pairs` elements; 0: nothing is turned */

@@ -75,30 +75,39 @@ struct product_place {
 
 __device__ __forceinline__ product_place find_product_place(uint32_t stage,
                                                             const uint32_t (&signs)[8]) {
-  const unsigned lane = threadIdx.x % 32, quarter = quarter_of((int)lane);
+  const unsigned lane = this_thread() % 32, quarter = quarter_of((int)lane);
   return {own_vector<kRowBytes, true>(stage), signs[lane % 4 + quarter * 4], quarter ? -1.0f : 1.0f,
           0};
+}
+
+__device__ __forceinline__ product_place load_product_place(uint32_t from) {
+  const uint4 at = load_shared_vector(from);
+  return {at.x, at.y, __uint_as_float(at.z), at.w};
+}
+
+// The numbers of segments g and g + 8, vectors t, and then t + 4.
+__device__ __forceinline__ void read_words(const product_place &at, uint32_t (&words)[4][4]) {
+#pragma unroll
+  for (int v = 0; v < 4; v++) {
+    const uint4 raw =
+        load_shared_vector((at.own ^ v / 2 * 64) + v % 2 * (kDim == 64 ? 1024 : kDim));
+    words[v][0] = raw.x, words[v][1] = raw.y, words[v][2] = raw.z, words[v][3] = raw.w;
+  }
 }
 
 // The thread's elements, rotated but for finish_product: products do bits 0, 3, 4 and 5 of their
 // index, sums of its own elements bits 1, 2 and, from head dim 128 on, the highest. At 256 bit 6
 // takes a neighbour's.
-__device__ __forceinline__ void multiply_rows(uint32_t place, uint32_t matrix,
-                                              float (&x)[kElements]) {
-  const uint4 at = load_shared_vector(place);
+__device__ __forceinline__ void multiply_words(const product_place &at, uint32_t matrix,
+                                               const uint32_t (&words)[4][4],
+                                               float (&x)[kElements]) {
   const uint4 b = load_shared_vector(matrix + this_thread() % 32 * 16);
-  uint32_t words[4][4]; /* of segments g and g + 8, vectors t, and then t + 4 */
-#pragma unroll
-  for (int v = 0; v < 4; v++) {
-    const uint4 raw = load_shared_vector((at.x ^ v / 2 * 64) + v % 2 * (kDim == 64 ? 1024 : kDim));
-    words[v][0] = raw.x, words[v][1] = raw.y, words[v][2] = raw.z, words[v][3] = raw.w;
-  }
   float sums[4][2][4] = {};
 #pragma unroll
   for (int n = 0; n < 4; n++) {
     uint32_t a[4];
 #pragma unroll
-    for (int v = 0; v < 4; v++) a[v] = words[v][n] ^ (at.y << (4 * n + v) & 0x80008000);
+    for (int v = 0; v < 4; v++) a[v] = words[v][n] ^ (at.signs << (4 * n + v) & 0x80008000);
     mma_16_8_16(sums[n][0], a, b.x, b.y);
     mma_16_8_16(sums[n][1], a, b.z, b.w);
   }
@@ -114,7 +123,7 @@ __device__ __forceinline__ void multiply_rows(uint32_t place, uint32_t matrix,
   if (kDim == 256)
 #pragma unroll
     for (int i = 0; i < kElements; i++)
-      x[i] = __fmaf_rn(x[i], __uint_as_float(at.z), __shfl_xor_sync(0xffffffff, x[i], 4));
+      x[i] = __fmaf_rn(x[i], at.sign, __shfl_xor_sync(0xffffffff, x[i], 4));
   if (kDim > 64)
 #pragma unroll
     for (int i = 0; i < kChunk; i++) add_and_subtract(x[i], x[i + kChunk]);

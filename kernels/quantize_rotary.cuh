@@ -13,7 +13,7 @@ __device__ __forceinline__ int position_of(const fa3_quantize_params &p, const t
 
 // Where the thread begins to load its warp's rows of angles: of each row the cosines, then the
 // sines.
-template <int kAngleBytes>
+template <int kAngleBytes, bool kProducts>
 __device__ __forceinline__ load_place find_angle_place(const fa3_quantize_params &p,
                                                        uint32_t tables) {
   constexpr unsigned kVectors = kDim * kAngleBytes / 16;
@@ -22,11 +22,11 @@ __device__ __forceinline__ load_place find_angle_place(const fa3_quantize_params
   const fa3_operand &table = lane % kVectors < kVectors / 2 ? p.cos : p.sin;
   const bool there = (int)v * 16 < p.pairs * kAngleBytes;
   return {(int64_t)table.data + row * table.stride_row * kAngleBytes + v * 16,
-          there ? (int)row : INT32_MAX / 2, vector_at<kDim * kAngleBytes>(tables, lane)};
+          there ? (int)row : INT32_MAX / 2, vector_at<kDim * kAngleBytes, kProducts>(tables, lane)};
 }
 
 // Their angles on their way to shared memory, of neighbouring rows of both tables alike.
-template <int kAngleBytes>
+template <int kAngleBytes, bool kProducts>
 __device__ __forceinline__ void load_angles(const fa3_quantize_params &p, const tile &t,
                                             uint32_t place) {
   constexpr int kBytes = kDim * kAngleBytes, kVectors = kBytes / 16;
@@ -36,11 +36,12 @@ __device__ __forceinline__ void load_angles(const fa3_quantize_params &p, const 
   const int rows = t.rows - (int)at.z;
 #pragma unroll
   for (int n = 0; n < kWarpRows * kVectors; n += 32, from += 32 / kVectors * row_bytes)
-    copy_async((at.w ^ (place_of_vector<kBytes>(n) ^ n) * 16) + n * 16, from, n / kVectors < rows);
+    copy_async((at.w ^ (place_of_vector<kBytes, kProducts>(n) ^ n) * 16) + n * 16, from,
+               n / kVectors < rows);
 }
 
 // The same, wherever the rows of angles are.
-template <int kAngleBytes>
+template <int kAngleBytes, bool kProducts>
 __device__ __forceinline__ void load_tables(const fa3_quantize_params &p, const tile &t,
                                             uint32_t tables) {
   constexpr int kBytes = kDim * kAngleBytes, kVectors = kBytes / 16;
@@ -51,7 +52,7 @@ __device__ __forceinline__ void load_tables(const fa3_quantize_params &p, const 
     const fa3_operand &table = n % kVectors < kVectors / 2 ? p.cos : p.sin;
     const bool wanted = row < t.rows && v * 16 < p.pairs * kAngleBytes;
     const int position = wanted ? position_of(p, t, row) : 0;
-    const uint32_t to = vector_at<kBytes>(tables, n);
+    const uint32_t to = vector_at<kBytes, kProducts>(tables, n);
     if (position < 0) {
       constexpr uint32_t kNan = kAngleBytes == 4 ? 0x7fffffff : 0x7fff7fff;
       const uint32_t nans[] = {kNan, kNan, kNan, kNan};
@@ -63,11 +64,32 @@ __device__ __forceinline__ void load_tables(const fa3_quantize_params &p, const 
   }
 }
 
-// Two elements of a row, turned, with nothing rounded in between that the CPU does not round.
+// What a rotation has: numbers of the input's dtype, and its arithmetic where angles have it too.
+template <int kAngleBytes>
+constexpr bool kRounded = kElementBytes == 2 && kAngleBytes == 2;
+
+__device__ __forceinline__ float2 numbers_of(uint32_t pair) {
+  const uint32_t words[4] = {pair};
+  return make_float2(number_in<2>(words, 0), number_in<2>(words, 1));
+}
+
+// Two elements of a row, turned, with nothing rounded in between that the CPU does not round. Of a
+// row that is rotated then, kBefore, what is left is rounded to the input's dtype.
+template <int kAngleBytes, bool kBefore>
 __device__ __forceinline__ void turn(float c, float s, float &first, float &second) {
   const float x = first, y = second;
+  if (kBefore && kRounded<kAngleBytes>) {
+    const uint32_t product = multiply_pairs(pack_pair(y, x), pack_pair(-s, s));
+    const float2 z = numbers_of(multiply_add_pairs(pack_pair(x, y), pack_pair(c, c), product));
+    first = z.x, second = z.y;
+    return;
+  }
   first = __fsub_rn(__fmul_rn(x, c), __fmul_rn(y, s));
   second = __fadd_rn(__fmul_rn(x, s), __fmul_rn(y, c));
+  if (kBefore && kElementBytes == 2) {
+    const float2 z = numbers_of(pack_pair(first, second));
+    first = z.x, second = z.y;
+  }
 }
 
 // An element of which half a pair is, and which of them.
@@ -84,12 +106,19 @@ __device__ __forceinline__ pair_place pair_of(const fa3_quantize_params &p, unsi
 }
 
 // One of them, as turn makes it.
+template <int kAngleBytes, bool kBefore>
 __device__ __forceinline__ float turn_one(float c, float s, float x, float other, bool second) {
-  return __fadd_rn(__fmul_rn(x, c), __fmul_rn(other, second ? s : -s));
+  const float sine = second ? s : -s;
+  if (kBefore && kRounded<kAngleBytes>) {
+    const uint32_t product = multiply_pairs(pack_pair(other, 0), pack_pair(sine, 0));
+    return numbers_of(multiply_add_pairs(pack_pair(x, 0), pack_pair(c, 0), product)).x;
+  }
+  const float y = __fadd_rn(__fmul_rn(x, c), __fmul_rn(other, sine));
+  return kBefore && kElementBytes == 2 ? numbers_of(pack_pair(y, 0)).x : y;
 }
 
 // A row's pairs of neighbours, or of halves of a whole head: a thread has both elements of each.
-template <int kAngleBytes>
+template <int kAngleBytes, bool kBefore>
 __device__ __forceinline__ void turn_own(const fa3_quantize_params &p, uint32_t tables,
                                          float (&x)[kElements]) {
   constexpr int kBytes = kDim * kAngleBytes, kNumbers = 16 / kAngleBytes;
@@ -101,7 +130,8 @@ __device__ __forceinline__ void turn_own(const fa3_quantize_params &p, uint32_t 
       load_numbers<kAngleBytes>(own ^ i * kAngleBytes, cos);
       load_numbers<kAngleBytes>(own ^ (i + kHalf) * kAngleBytes, sin);
 #pragma unroll
-      for (int j = 0; j < kNumbers; j++) turn(cos[j], sin[j], x[i + j], x[kChunk + i + j]);
+      for (int j = 0; j < kNumbers; j++)
+        turn<kAngleBytes, kBefore>(cos[j], sin[j], x[i + j], x[kChunk + i + j]);
     }
     return;
   }
@@ -113,13 +143,14 @@ __device__ __forceinline__ void turn_own(const fa3_quantize_params &p, uint32_t 
     load_numbers<kAngleBytes>(number_place<kAngleBytes>(tables, row, pair), cos);
     load_numbers<kAngleBytes>(number_place<kAngleBytes>(tables, row, pair + kHalf), sin);
 #pragma unroll
-    for (int j = 0; j < kNumbers; j++) turn(cos[j], sin[j], x[i + 2 * j], x[i + 2 * j + 1]);
+    for (int j = 0; j < kNumbers; j++)
+      turn<kAngleBytes, kBefore>(cos[j], sin[j], x[i + 2 * j], x[i + 2 * j + 1]);
   }
 }
 
 // A row's pairs of halves of less than kDim elements: the others of a vector's elements are read
 // from the stage.
-template <int kAngleBytes>
+template <int kAngleBytes, bool kBefore>
 __device__ __forceinline__ void turn_parts(const fa3_quantize_params &p, uint32_t stage,
                                            uint32_t tables, float (&x)[kElements]) {
   constexpr int kNumbers = 16 / kElementBytes, kAngles = 16 / kAngleBytes;
@@ -137,30 +168,53 @@ __device__ __forceinline__ void turn_parts(const fa3_quantize_params &p, uint32_
         load_numbers<kAngleBytes>(number_place<kAngleBytes>(tables, row, at.pair + j), cos);
         load_numbers<kAngleBytes>(number_place<kAngleBytes>(tables, row, at.pair + j + kHalf), sin);
       }
-      x[i + j] = turn_one(cos[j % kAngles], sin[j % kAngles], x[i + j], other[j], at.second);
+      x[i + j] = turn_one<kAngleBytes, kBefore>(cos[j % kAngles], sin[j % kAngles], x[i + j],
+                                                other[j], at.second);
     }
   }
 }
 
+template <int kAngleBytes, bool kBefore>
+__device__ __forceinline__ void turn_row(const fa3_quantize_params &p, uint32_t stage,
+                                         uint32_t tables, float (&x)[kElements]) {
+  if (p.interleaved || 2 * p.pairs == kDim)
+    turn_own<kAngleBytes, kBefore>(p, tables, x);
+  else
+    turn_parts<kAngleBytes, kBefore>(p, stage, tables, x);
+}
+
 // Elements d and d + 1 of row r of the warp's, alone.
-template <int kAngleBytes>
+template <int kAngleBytes, bool kProducts, bool kBefore>
+__device__ __forceinline__ void turn_two(const fa3_quantize_params &p, uint32_t stage,
+                                         uint32_t tables, unsigned r, unsigned d, float (&x)[2]) {
+  const pair_place at = pair_of(p, d);
+  if (p.interleaved) {
+    turn<kAngleBytes, kBefore>(number_at<kAngleBytes, kProducts>(tables, r, at.pair),
+                               number_at<kAngleBytes, kProducts>(tables, r, at.pair + kHalf), x[0],
+                               x[1]);
+    return;
+  }
+  float other[2], cos[2], sin[2];
+  load_two_numbers<kElementBytes>(number_place<kElementBytes, kProducts>(stage, r, at.other),
+                                  other);
+  load_two_numbers<kAngleBytes>(number_place<kAngleBytes, kProducts>(tables, r, at.pair), cos);
+  load_two_numbers<kAngleBytes>(number_place<kAngleBytes, kProducts>(tables, r, at.pair + kHalf),
+                                sin);
+#pragma unroll
+  for (int i = 0; i < 2; i++)
+    x[i] = turn_one<kAngleBytes, kBefore>(cos[i], sin[i], x[i], other[i], at.second);
+}
+
+template <int kAngleBytes, bool kProducts>
 __device__ __forceinline__ void read_two_turned(const fa3_quantize_params &p, uint32_t stage,
                                                 uint32_t tables, unsigned r, unsigned d,
                                                 float (&x)[2]) {
-  load_two_numbers<kElementBytes>(number_place<kElementBytes>(stage, r, d), x);
+  load_two_numbers<kElementBytes>(number_place<kElementBytes, kProducts>(stage, r, d), x);
   if (d >= 2u * p.pairs) return;
-  const pair_place at = pair_of(p, d);
-  float other[2], cos[2], sin[2];
-  if (p.interleaved) {
-    turn(number_at<kAngleBytes>(tables, r, at.pair),
-         number_at<kAngleBytes>(tables, r, at.pair + kHalf), x[0], x[1]);
-    return;
-  }
-  load_two_numbers<kElementBytes>(number_place<kElementBytes>(stage, r, at.other), other);
-  load_two_numbers<kAngleBytes>(number_place<kAngleBytes>(tables, r, at.pair), cos);
-  load_two_numbers<kAngleBytes>(number_place<kAngleBytes>(tables, r, at.pair + kHalf), sin);
-#pragma unroll
-  for (int i = 0; i < 2; i++) x[i] = turn_one(cos[i], sin[i], x[i], other[i], at.second);
+  if (kProducts || p.rotate)
+    turn_two<kAngleBytes, kProducts, true>(p, stage, tables, r, d, x);
+  else
+    turn_two<kAngleBytes, kProducts, false>(p, stage, tables, r, d, x);
 }
 
 __device__ __forceinline__ float load_angle(const fa3_quantize_params &p, const void *table,
@@ -192,7 +246,13 @@ __device__ __forceinline__ void load_any(const fa3_quantize_params &p, const til
           c = load_angle(p, p.cos.data, position * p.cos.stride_row + at.pair);
           s = load_angle(p, p.sin.data, position * p.sin.stride_row + at.pair);
         }
-        x = turn_one(c, s, x, load_element(from, at.other), at.second);
+        const float other = load_element(from, at.other);
+        if (!p.rotate)
+          x = turn_one<4, false>(c, s, x, other, at.second);
+        else if (p.float_tables)
+          x = turn_one<4, true>(c, s, x, other, at.second);
+        else
+          x = turn_one<2, true>(c, s, x, other, at.second);
       }
     }
     store_shared_word(number_place<4>(stage, n / kDim, d), __float_as_uint(x));

@@ -67,10 +67,11 @@ __device__ __forceinline__ int part_of_turn(const fa3_quantize_params &p, int co
   return (int)cluster_rank() + there_and_back(p, count, k) * (int)cluster_size();
 }
 
-// The tile that a block takes in turn k, without clusters.
+// The tile that a block takes in turn k, without clusters. Heads that a block takes one after the
+// other lie apart, so that what neighbouring blocks read at a time lies side by side.
 __device__ __forceinline__ tile_number find_turn(const fa3_quantize_params &p, int k) {
-  const int block = (int)blockIdx.x + k / p.in_turn * (int)gridDim.x;
-  return find_number(p, block * p.in_turn + k % p.in_turn);
+  const int block = (int)blockIdx.x + k / p.in_turn * (int)gridDim.x, apart = p.heads / p.in_turn;
+  return find_number(p, block / apart * p.heads + k % p.in_turn * apart + block % apart);
 }
 
 __device__ __forceinline__ tile find_tile(const fa3_quantize_params &p, const tile_number &number) {
@@ -173,10 +174,12 @@ __device__ __forceinline__ void load_two_numbers(uint32_t from, float (&x)[2]) {
 
 // A warp's rows of kBytes each lie in shared memory as vectors of 16 bytes. Where vector n of them
 // is, in vectors: eight neighbouring threads that read the same vector of their chunks find them in
-// different banks; with kProducts eight that read four vectors of two segments
-// (quantize_products.cuh). The place of the exclusive or of two numbers is that of their places.
+// different banks; with kProducts eight that read four vectors of two segments, or every other one
+// of eight where numbers have 4 bytes (quantize_products.cuh). The place of the exclusive or of two
+// numbers is that of their places.
 template <int kBytes, bool kProducts = false>
 __device__ __forceinline__ constexpr unsigned place_of_vector(unsigned n) {
+  if (kProducts && kBytes == 4 * kDim) return n ^ (n / (kDim == 128 ? 32 : 16) & 1);
   if (kProducts) return n ^ (n / (kBytes == 256 ? 16 : 8) & 1) << 2;
   constexpr int kVectors = kBytes / 16, kChunkVectors = kVectors / 2 / kLanes;
   const unsigned row = n / kVectors, chunk = n % (kVectors / 2) / kChunkVectors;
@@ -219,9 +222,9 @@ __device__ __forceinline__ uint32_t number_place(uint32_t rows, unsigned r, unsi
   return vector_at<kDim * kBytes, kProducts>(rows, (r * kDim + d) * kBytes / 16) + d * kBytes % 16;
 }
 
-template <int kBytes>
+template <int kBytes, bool kProducts = false>
 __device__ __forceinline__ float number_at(uint32_t rows, unsigned r, unsigned d) {
-  const uint32_t from = number_place<kBytes>(rows, r, d);
+  const uint32_t from = number_place<kBytes, kProducts>(rows, r, d);
   return kBytes == 4 ? load_shared_float(from) : number_of(load_shared_half(from));
 }
 

@@ -144,6 +144,38 @@ __device__ __forceinline__ uint32_t pack_pair(float low, float high) {
   return pair;
 }
 
+// PTX ISA, "mul" and "fma" of packed halves: of two such pairs, each rounded once.
+__device__ __forceinline__ uint32_t multiply_pairs(uint32_t a, uint32_t b) {
+  uint32_t pair;
+#if FA3_BF16
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
+#else
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
+#endif
+  return pair;
+}
+
+__device__ __forceinline__ uint32_t multiply_add_pairs(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t pair;
+#if FA3_BF16
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(pair) : "r"(a), "r"(b), "r"(c));
+#else
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(pair) : "r"(a), "r"(b), "r"(c));
+#endif
+  return pair;
+}
+
+// PTX ISA, "neg".
+__device__ __forceinline__ uint32_t negate_pair(uint32_t a) {
+  uint32_t pair;
+#if FA3_BF16
+  asm("neg.bf16x2 %0, %1;" : "=r"(pair) : "r"(a));
+#else
+  asm("neg.f16x2 %0, %1;" : "=r"(pair) : "r"(a));
+#endif
+  return pair;
+}
+
 // PTX ISA, "ld": two neighbouring floats of shared memory.
 __device__ __forceinline__ float2 load_shared_pair(uint32_t address) {
   float2 x;

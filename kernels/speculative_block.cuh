@@ -63,10 +63,12 @@ static_assert(kSharedBytes <= kSharedBytesByHost &&
               "shared memory");
 static_assert(kGroups * kRows * kPitch * 4 <= (int)lay_out(0).maxima, "room for the output");
 
-// All threads of the block meet, for the first or the second time of a tile of rows.
+// All threads of the block meet, for the first, the second, ... time of a tile of rows. Not by
+// __syncthreads, once warpgroups have met by themselves: racecheck loses count of barriers that
+// they pass unlike numbers of.
 __device__ __forceinline__ void meet(const layout &m, uint32_t time) {
   barrier_arrive(m.met);
-  barrier_wait(m.met, time);
+  barrier_wait(m.met, time % 2);
 }
 
 // What lies there in shared memory, by an address that is found anew each time, and takes no

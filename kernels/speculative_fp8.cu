@@ -288,9 +288,9 @@ __device__ __forceinline__ void attend(const fa3_decode_fp8_params &fp8, const b
     }
   }
   copy_async_wait_all();
-  meet(m, 0);  // nobody reads codes any more
+  meet(m, kDealt);  // nobody reads codes any more
   keep_rows(group, factor, c);
-  meet(m, 1);
+  meet(m, kDealt + 1);
   store_rows(fp8.decode, work_again<kDealt>(w, m));
 }
 
@@ -330,9 +330,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, FA3_SPECULATIVE_FP8_BLOCK
       take_piece(p.decode, at_shared<deal>(m.deal), w);
       w.common = find_common_keys(p.decode, w);
     }
-    __syncthreads();
+    meet(m, 0);
     if (uniform(w.rows <= 0)) return;
     attend<true>(p, w, m, uniform(thread_again() / 128));
-    __syncthreads();  // others still read what the next tile takes the place of
+    meet(m, 3);  // others still read what the next tile takes the place of
   }
 }

@@ -7,8 +7,9 @@
 #include "kernels/quantize_params.h"
 #include "test.h"
 
-static struct problem make_problem(int64_t batch, int64_t seqlen, int64_t heads, int64_t head_dim,
-                                   int64_t rows, uint32_t flags) {
+/* With rotary embedding of whole heads, if `tables` is a dtype. */
+static struct problem make_turned(int64_t batch, int64_t seqlen, int64_t heads, int64_t head_dim,
+                                  int64_t rows, uint32_t flags, fa3_dtype tables) {
   const int64_t blocks = rows ? divide_up(seqlen, rows) : 1;
   fa3_quantize_args args = {.struct_size = sizeof args,
                             .device = {FA3_CUDA, 0},
@@ -21,8 +22,16 @@ static struct problem make_problem(int64_t batch, int64_t seqlen, int64_t heads,
                                   .rank = rows ? 3 : 2,
                                   .shape = {batch, heads, rows ? blocks : 0},
                                   .strides = {heads * blocks, blocks, rows ? 1 : 0}};
+  if (tables)
+    args.rotary_cos = args.rotary_sin = (fa3_tensor){
+        .dtype = tables, .rank = 2, .shape = {seqlen, head_dim / 2}, .strides = {head_dim / 2, 1}};
   if (problem_from_args(FA3_QUANTIZE, &args, &problem)) fail_msg("%s", fa3_last_error());
   return problem;
+}
+
+static struct problem make_problem(int64_t batch, int64_t seqlen, int64_t heads, int64_t head_dim,
+                                   int64_t rows, uint32_t flags) {
+  return make_turned(batch, seqlen, heads, head_dim, rows, flags, 0);
 }
 
 static struct quantize_plan plan_of(const struct problem *problem) {
@@ -71,13 +80,15 @@ static void test_every_plan_fits(void **state) {
   static const int64_t lengths[] = {1, 100, 129, 1000, 4096, 50000};
   static const int64_t rows[] = {0, 1, 48, 128, 1000};
   static const uint32_t flags[] = {0, FA3_SUBTRACT_MEAN, FA3_ROTATE};
+  static const fa3_dtype tables[] = {0, FA3_BFLOAT16, FA3_FLOAT32};
   enum { LENGTHS = sizeof lengths / sizeof *lengths, ROWS = sizeof rows / sizeof *rows };
   for (size_t d = 0; d < sizeof head_dims / sizeof *head_dims; d++)
     for (int64_t heads = 1; heads <= 64; heads *= 4)
       for (int n = 0; n < LENGTHS * ROWS; n++)
         for (size_t f = 0; f < sizeof flags / sizeof *flags; f++) {
-          const struct problem problem = make_problem(1 + n % 3, lengths[n / ROWS], heads,
-                                                      head_dims[d], rows[n % ROWS], flags[f]);
+          const struct problem problem =
+              make_turned(1 + n % 3, lengths[n / ROWS], heads, head_dims[d], rows[n % ROWS],
+                          flags[f], tables[(n + heads) % 3]);
           const struct quantize_plan plan = plan_of(&problem);
           check_plan(&problem, &plan);
         }
@@ -114,6 +125,34 @@ static void test_few_heads(void **state) {
   }
 }
 
+/* Rows that are rotated after rotary embedding: the kernel of tensor cores has those that fill its
+ * head dim, in blocks of half the threads where a scale's rows fit, heads of the same rows in turn.
+ */
+static void test_turned_and_rotated(void **state) {
+  (void)state;
+  static const struct {
+    int64_t head_dim, rows;
+    uint32_t flags;
+    int rotated; /* 1: by tensor cores */
+    int32_t threads, in_turn;
+  } cases[] = {
+      {64, 128, FA3_ROTATE, 1, 1024, 8},  {128, 128, FA3_ROTATE, 1, 512, 4},
+      {128, 1, FA3_ROTATE, 1, 512, 4},    {128, 256, FA3_ROTATE, 1, 1024, 4},
+      {256, 128, FA3_ROTATE, 1, 1024, 4}, {256, 64, FA3_ROTATE, 1, 512, 4},
+      {96, 128, FA3_ROTATE, 0, 1024, 4},  {128, 128, 0, 0, 1024, 1},
+      {64, 128, 0, 0, 1024, 8},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    const struct problem problem =
+        make_turned(4, 8192, 16, cases[i].head_dim, cases[i].rows, cases[i].flags, FA3_BFLOAT16);
+    const struct quantize_plan plan = plan_of(&problem);
+    check_plan(&problem, &plan);
+    assert_int_equal(plan.kernel->kind == &quantize_rotated_kind, cases[i].rotated);
+    assert_int_equal(plan.threads, cases[i].threads);
+    assert_int_equal(plan.in_turn, cases[i].in_turn);
+  }
+}
+
 /* A scale of all heads, or of all sequences, is no cluster's. */
 static void test_scale_of_all(void **state) {
   (void)state;
@@ -131,6 +170,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_every_plan_fits),
       cmocka_unit_test(test_few_heads),
+      cmocka_unit_test(test_turned_and_rotated),
       cmocka_unit_test(test_scale_of_all),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -66,8 +66,11 @@ static void read_head(const struct problem *problem, const struct sequence *sequ
   const fa3_dtype dtype = problem->input.dtype;
   const char *from = element(&problem->input, sequence->batch_q, sequence->row_q + row, head);
   if (problem->rotary_cos.dtype) {
-    turn_head(problem, from, dtype, problem_position(problem, sequence, row), (char *)x,
-              FA3_FLOAT32);
+    const int64_t position = problem_position(problem, sequence, row);
+    if (problem->rotate)
+      turn_head_before_rotation(problem, from, dtype, position, x);
+    else
+      turn_head(problem, from, dtype, position, (char *)x, FA3_FLOAT32);
     return;
   }
   for (int64_t d = 0; d < problem->head_dim; d++) x[d] = load_element(from, dtype, d);

@@ -1,5 +1,6 @@
 #include "rotary.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "element.h"
@@ -26,4 +27,55 @@ void turn_head(const struct problem *problem, const char *from, fa3_dtype from_d
   }
   for (int64_t d = 2 * pairs; d < problem->head_dim; d++)
     store_element(to, to_dtype, d, load_element(from, from_dtype, d));
+}
+
+static float rounded(fa3_dtype dtype, float x) {
+  float stored;
+  store_element((char *)&stored, dtype, 0, x);
+  return load_element((const char *)&stored, dtype, 0);
+}
+
+/* The sum, as a float that 16 bits round to what they would round the sum to: if it is inexact its
+ * last bit is 1 (rounding to odd: Boldo and Melquiond, "Emulation of a FMA and correctly rounded
+ * sums", 2008). */
+static float add_to_odd(double a, double b) {
+  const double sum = a + b, of_b = sum - a;
+  const float near = (float)sum;
+  const double left = sum - (double)near + (a - (sum - of_b) + (b - of_b));
+  if (left == 0 || !isfinite(near)) return near;
+  uint32_t bits;
+  memcpy(&bits, &near, sizeof bits);
+  if (near != 0 && (left < 0) == (near > 0)) bits--; /* towards zero */
+  bits |= 1;
+  float odd;
+  memcpy(&odd, &bits, sizeof odd);
+  return odd;
+}
+
+/* x c + y s, whose second product is rounded before it is added. */
+static float add_rounded(fa3_dtype dtype, float x, float c, float y, float s) {
+  const float product = rounded(dtype, add_to_odd((double)y * (double)s, 0));
+  return rounded(dtype, add_to_odd((double)x * (double)c, (double)product));
+}
+
+void turn_head_before_rotation(const struct problem *problem, const char *from, fa3_dtype dtype,
+                               int64_t position, float *to) {
+  const int64_t pairs = problem->rotary_cos.dim;
+  const bool floats = problem->rotary_cos.dtype == FA3_FLOAT32;
+  if (floats) {
+    turn_head(problem, from, dtype, position, (char *)to, FA3_FLOAT32);
+    for (int64_t d = 0; d < problem->head_dim; d++) to[d] = rounded(dtype, to[d]);
+    return;
+  }
+  const char *const cos = element(&problem->rotary_cos, 0, position, 0);
+  const char *const sin = element(&problem->rotary_sin, 0, position, 0);
+  for (int64_t d = 0; d < problem->head_dim; d++) to[d] = load_element(from, dtype, d);
+  for (int64_t i = 0; i < pairs; i++) {
+    float *const first = &to[problem->interleaved ? 2 * i : i];
+    float *const second = problem->interleaved ? first + 1 : first + pairs;
+    const float x = *first, y = *second;
+    const float c = load_element(cos, dtype, i), s = load_element(sin, dtype, i);
+    *first = add_rounded(dtype, x, c, y, -s);
+    *second = add_rounded(dtype, y, c, x, s);
+  }
 }

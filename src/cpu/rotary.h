@@ -9,4 +9,9 @@
 void turn_head(const struct problem *problem, const char *from, fa3_dtype from_dtype,
                int64_t position, char *to, fa3_dtype to_dtype);
 
+/* As FA3_ROTATE has it: what is turned is rounded to `dtype`, that of `from`. Where the tables have
+ * it too, and 16 bits, so is the second product, and the first is added to it exactly. */
+void turn_head_before_rotation(const struct problem *problem, const char *from, fa3_dtype dtype,
+                               int64_t position, float *to);
+
 #endif

@@ -14,9 +14,10 @@
 #include "signs.h"
 #include "validate.h"
 
-/* Functions of a kernel: for rows by vectors, without rotary embedding, rotated whole, or with
- * tables of the input's dtype or of floats; for rows of any kind; and what comes before. */
-enum { BY_VECTORS, ROTATED, TURNED, TURNED_BY_FLOATS, OF_ANY_ROWS, CLEAR };
+/* Functions of both kernels: for rows by vectors, without rotary embedding, or with tables of the
+ * input's dtype or of floats; those of quantize_rotated have them rotated by tensor cores. Of
+ * quantize alone: for rows of any kind, and what comes before. */
+enum { BY_VECTORS, TURNED, TURNED_BY_FLOATS, OF_ANY_ROWS, CLEAR };
 enum { LARGEST_CLUSTER = 16, CLEAR_THREADS = 256, USUAL_ROWS = 128 };
 enum { SMALL_THREADS = 256 }; /* of a block, of few heads */
 /* Of a multiprocessor, which has 228 KB: what the functions have of their own, and the driver. */
@@ -29,13 +30,20 @@ static int32_t shared_bytes(const struct kernel *kernel) {
 
 const struct kernel_kind quantize_kind = {
     .entries = {[BY_VECTORS] = "quantize",
-                [ROTATED] = "quantize_rotated",
                 [TURNED] = "quantize_turned",
                 [TURNED_BY_FLOATS] = "quantize_turned_by_floats",
                 [OF_ANY_ROWS] = "quantize_any",
                 [CLEAR] = "quantize_clear"},
     .shared_bytes = shared_bytes,
     .others_with_shared = OF_ANY_ROWS,
+    .large_clusters = true};
+
+const struct kernel_kind quantize_rotated_kind = {
+    .entries = {[BY_VECTORS] = "quantize_rotated",
+                [TURNED] = "quantize_turned_rotated",
+                [TURNED_BY_FLOATS] = "quantize_turned_rotated_by_floats"},
+    .shared_bytes = shared_bytes,
+    .others_with_shared = TURNED_BY_FLOATS,
     .large_clusters = true};
 
 /* Whether a table is read 16 bytes at a time. */
@@ -45,16 +53,25 @@ static bool by_vectors(const struct operand *table) {
          table->dim * bytes % 16 == 0;
 }
 
-static int32_t choose_entry(const struct problem *problem, const struct kernel *kernel) {
+static int32_t choose_entry(const struct problem *problem) {
   const struct operand *input = &problem->input, *cos = &problem->rotary_cos;
   const int64_t vector = 16 / (int64_t)fa3_dtype_size(input->dtype);
   if (problem->head_dim % 16 || !fits_copy_engine(input) || !fits_copy_engine(&problem->codes))
     return OF_ANY_ROWS;
-  if (!cos->dim)
-    return problem->rotate && problem->head_dim == kernel->head_dim ? ROTATED : BY_VECTORS;
+  if (!cos->dim) return BY_VECTORS;
   if (!by_vectors(cos) || !by_vectors(&problem->rotary_sin) || cos->dim % vector)
     return OF_ANY_ROWS;
   return cos->dtype == input->dtype ? TURNED : TURNED_BY_FLOATS;
+}
+
+/* Whole rows of 16 bits are rotated by tensor cores. */
+static const struct kernel *choose_kernel(const struct problem *problem,
+                                          const struct kernel *quantize, int32_t entry) {
+  if (!problem->rotate || entry == OF_ANY_ROWS || problem->head_dim != quantize->head_dim)
+    return quantize;
+  const struct kernel *rotated =
+      find_like(quantize, (struct kernel_need){.kind = &quantize_rotated_kind});
+  return rotated ? rotated : quantize;
 }
 
 /* Dynamic shared memory of a thread: its elements as they are loaded, and its row's angles. */
@@ -78,26 +95,29 @@ static bool of_all(const struct problem *problem) {
 static bool few_heads(const struct problem *problem, const struct cuda_facts *facts, int64_t heads,
                       int32_t entry) {
   const int64_t multiprocessors = facts->multiprocessors;
-  return (entry == BY_VECTORS || entry == ROTATED) && 4 * heads <= multiprocessors &&
+  return entry == BY_VECTORS && 4 * heads <= multiprocessors &&
          LARGEST_CLUSTER * heads >= multiprocessors && !of_all(problem);
 }
 
 /* Tiles of one scale or several, if a block holds so many rows; else several of one. */
-static void deal_rows(const struct problem *problem, const struct cuda_facts *facts,
-                      const struct kernel *kernel, int64_t heads, int64_t longest,
-                      struct quantize_plan *plan) {
+static void deal_rows(const struct problem *problem, const struct cuda_facts *facts, int64_t heads,
+                      int64_t longest, struct quantize_plan *plan) {
   const int64_t rows = problem->codes_scale_rows;
   const int64_t shared = rows ? smaller(rows, longest) : longest;
-  const int64_t lanes = kernel->head_dim / FA3_QUANTIZE_ELEMENTS;
+  const int64_t lanes = plan->kernel->head_dim / FA3_QUANTIZE_ELEMENTS;
   const int64_t thread_bytes = bytes_of_thread(problem, plan->entry);
   int64_t most = plan->entry == OF_ANY_ROWS ? FA3_QUANTIZE_ANY_THREADS : FA3_QUANTIZE_THREADS;
   while (most * thread_bytes > FA3_QUANTIZE_SHARED_BYTES || most / lanes > FA3_QUANTIZE_TILE_ROWS)
     most /= 2;
+  const bool whole_heads = problem->subtract_mean || (shared == longest && shared > most / lanes);
+  /* Where much is computed two blocks of a multiprocessor hide each other's waits. */
+  const bool turned_rotated =
+      plan->kernel->kind == &quantize_rotated_kind && plan->entry != BY_VECTORS;
+  if (turned_rotated && lanes > 2 && !whole_heads && shared <= most / 2 / lanes) most /= 2;
   int64_t threads = smaller(USUAL_ROWS * lanes, most);
   while (shared > threads / lanes && shared <= most / lanes) threads *= 2;
   /* Larger tiles wait less often for all of a block, where that leaves every multiprocessor some;
    * but blocks that take whole heads, of which there are many, hide each other's ends. */
-  const bool whole_heads = problem->subtract_mean || (shared == longest && shared > most / lanes);
   const bool few = few_heads(problem, facts, heads, plan->entry);
   if (few && shared == longest && shared > most / lanes) threads = most = SMALL_THREADS;
   while (threads < most && longest >= 2 * threads / lanes &&
@@ -121,10 +141,10 @@ static void deal_rows(const struct problem *problem, const struct cuda_facts *fa
 
 /* Heads of the same rows that a block takes in turn, where that keeps no block waiting for others.
  * Their angles are loaded once; but what blocks then read at a time lies further apart, so it pays
- * with much to compute alone, and less where rows are short. */
+ * where rows are short, or with much to compute. */
 static int64_t heads_in_turn(const struct problem *problem, int64_t all, int64_t at_once) {
-  int64_t heads = problem->head_dim > 128 ? 8 : problem->head_dim > 64 ? 4 : 1;
-  if (!problem->rotary_cos.dim || !problem->rotate) heads = 1;
+  int64_t heads = problem->head_dim <= 64 ? 8 : problem->rotate ? 4 : 1;
+  if (!problem->rotary_cos.dim) heads = 1;
   while (problem->heads_q % heads ||
          divide_up(all / heads, at_once) * heads > divide_up(all, at_once))
     heads /= 2;
@@ -142,12 +162,13 @@ fa3_status plan_quantize(const struct problem *problem, const struct cuda_facts 
                                                   .head_dim = problem->head_dim})};
   TRY(check_lengths(problem));
   if (!has_elements(&problem->input) || !problem->batch || !longest) return FA3_OK;
-  ours->entry = choose_entry(problem, plan->helper);
+  ours->entry = choose_entry(problem);
+  ours->kernel = choose_kernel(problem, plan->helper, ours->entry);
   int64_t heads, all, tiles = 0;
   bool counted = !__builtin_mul_overflow(problem->batch, problem->heads_q, &heads) &&
                  heads <= MAX_TILES / LARGEST_CLUSTER;
   if (counted) {
-    deal_rows(problem, facts, plan->helper, heads, longest, ours);
+    deal_rows(problem, facts, heads, longest, ours);
     tiles = divide_up(longest, ours->span_rows) * ours->span_tiles;
     counted = !__builtin_mul_overflow(heads, tiles, &all) && all <= MAX_TILES;
   }
@@ -241,13 +262,13 @@ static fa3_status launch_tiles(const struct cuda_scope *scope, const struct cuda
                       .cluster = (unsigned)ours->cluster,
                       .dependent = true};
   const struct error_message before = error_keep();
-  const fa3_status status = launch_kernel(scope, plan->helper, ours->entry, &grid, params);
+  const fa3_status status = launch_kernel(scope, ours->kernel, ours->entry, &grid, params);
   if (!status || ours->cluster <= 1) return status;
   /* A context with few multiprocessors has no room for the cluster: one block does it all. */
   error_put_back(&before);
   grid.x /= grid.cluster;
   grid.cluster = 1;
-  return launch_kernel(scope, plan->helper, ours->entry, &grid, params);
+  return launch_kernel(scope, ours->kernel, ours->entry, &grid, params);
 }
 
 fa3_status launch_quantize(

@@ -5,8 +5,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "cuda/kernels.h"
+
 struct quantize_plan {
-  int32_t entry; /* the kernel's function that takes such rows */
+  const struct kernel *kernel; /* that rows go through */
+  int32_t entry;               /* its function that takes such rows */
   int32_t threads;
   int32_t shared_bytes; /* of a block */
   int32_t tile_rows;    /* of a head, that a block works on at a time */

@@ -11,14 +11,19 @@
 
 enum { MOST_DIM = E4M3_MOST_DIM, POISON = QUANTIZE_POISON, MOST_SCALES = 1 << 17 };
 
-/* The code of a magnitude, by looking at all; of two that are as near the even one. */
+/* The code of a magnitude, of two that are as near the even one: codes have the order of their
+ * values. */
 static int nearest_code(double magnitude) {
-  int best = 0;
-  for (int code = 1; code < 0x7f; code++) {
-    const double better = fabs(magnitude - e4m3_value(best)) - fabs(magnitude - e4m3_value(code));
-    if (better > 0 || (better == 0 && code % 2 == 0)) best = code;
+  int below = 0, above = 0x7e;
+  while (above - below > 1) {
+    const int middle = (below + above) / 2;
+    if (e4m3_value(middle) <= magnitude)
+      below = middle;
+    else
+      above = middle;
   }
-  return best;
+  const double nearer = fabs(magnitude - e4m3_value(above)) - fabs(magnitude - e4m3_value(below));
+  return nearer > 0 || (nearer == 0 && below % 2 == 0) ? below : above;
 }
 
 static int64_t rows_of(const struct quantize_trial *t, int64_t b) {
@@ -38,6 +43,41 @@ static int64_t element_at(const struct quantize_trial *t, const fa3_tensor *tens
   return b * strides[0] + row * strides[1] + head * strides[2];
 }
 
+/* The number of the dtype that is nearest, of two the even one: the float that its float becomes,
+ * or a neighbour. */
+static double nearest_number(fa3_dtype dtype, double x) {
+  if (dtype == FA3_FLOAT32) return (double)(float)x;
+  uint16_t bits = 0;
+  const fa3_tensor tensor = {.data = &bits, .dtype = dtype};
+  tensor_store(&tensor, 0, x);
+  const uint16_t middle = bits;
+  double best = reference_load(&tensor, 0);
+  bool even = middle % 2 == 0;
+  for (int step = -1; step <= 1; step += 2) {
+    bits = (uint16_t)(middle + step);
+    const double other = reference_load(&tensor, 0);
+    if (!(fabs(other) < INFINITY) || signbit(other) != signbit(best)) continue;
+    const double nearer = fabs(x - best) - fabs(x - other);
+    if (nearer > 0 || (nearer == 0 && !even)) best = other, even = bits % 2 == 0;
+  }
+  return best;
+}
+
+/* A pair before a rotation, to the bit. */
+static void turn_before_rotation(const struct quantize_trial *t, float c, float s, double *first,
+                                 double *second) {
+  const fa3_dtype dtype = t->args.input.dtype;
+  const double u = *first, v = *second;
+  if (t->args.rotary_cos.dtype == FA3_FLOAT32) {
+    const float products[] = {(float)u * c, (float)v * s, (float)u * s, (float)v * c};
+    *first = nearest_number(dtype, (double)(products[0] - products[1]));
+    *second = nearest_number(dtype, (double)(products[2] + products[3]));
+    return;
+  }
+  *first = nearest_number(dtype, u * (double)c - nearest_number(dtype, v * (double)s));
+  *second = nearest_number(dtype, v * (double)c + nearest_number(dtype, u * (double)s));
+}
+
 /* With rotary embedding. */
 static void read_row(const struct quantize_trial *t, int64_t b, int64_t row, int64_t head,
                      double *x) {
@@ -49,10 +89,14 @@ static void read_row(const struct quantize_trial *t, int64_t b, int64_t row, int
   const int64_t position = t->args.positions.data ? t->positions[row_at(t, b, row)] : row;
   for (int64_t i = 0; i < pairs; i++) {
     const int64_t first = interleaved ? 2 * i : i, second = interleaved ? first + 1 : i + pairs;
-    const double c = (double)t->cos[position * pairs + i], s = (double)t->sin[position * pairs + i];
+    const float c = t->cos[position * pairs + i], s = t->sin[position * pairs + i];
     const double u = x[first], v = x[second];
-    x[first] = u * c - v * s;
-    x[second] = u * s + v * c;
+    if (t->args.flags & FA3_ROTATE) {
+      turn_before_rotation(t, c, s, &x[first], &x[second]);
+      continue;
+    }
+    x[first] = u * (double)c - v * (double)s;
+    x[second] = u * (double)s + v * (double)c;
   }
 }
 
@@ -293,20 +337,24 @@ void quantize_trial_make(struct quantize_trial *t, struct rng *rng, int64_t long
   t->heads = rng_between(rng, 1, 3);
   if (t->batch <= 4 && longest <= 400 && rng_chance(rng, 0.3)) t->heads = rng_between(rng, 4, 9);
   t->dim = RNG_PICK(rng, 1, 3, 8, 16, 17, 40, 64, 80, 96, 127, 128, 192, 255, 256);
+  const bool by_products = rng_chance(rng, 0.2); /* what a GPU's tensor cores rotate */
+  if (by_products) t->dim = RNG_PICK(rng, 64, 128, 256);
   make_lengths(t, rng, longest);
-  args->input = make_view(t, (fa3_dtype)RNG_PICK(rng, FA3_FLOAT32, FA3_FLOAT16, FA3_BFLOAT16),
-                          RNG_PICK(rng, 0, 0, 1, 3, 5, 8));
-  args->codes = make_view(t, FA3_FLOAT8_E4M3, RNG_PICK(rng, 0, 0, 1, 3, 5, 16));
+  const int least = by_products ? FA3_FLOAT16 : FA3_FLOAT32;
+  args->input = make_view(t, (fa3_dtype)RNG_PICK(rng, least, FA3_FLOAT16, FA3_BFLOAT16),
+                          by_products ? RNG_PICK(rng, 0, 8) : RNG_PICK(rng, 0, 0, 1, 3, 5, 8));
+  args->codes = make_view(t, FA3_FLOAT8_E4M3,
+                          by_products ? RNG_PICK(rng, 0, 16) : RNG_PICK(rng, 0, 0, 1, 3, 5, 16));
   args->input.data = make_buffer(&t->input, &args->input);
   args->codes.data = make_buffer(&t->codes, &args->codes);
   fill_input(t, rng);
   make_scale(t, rng);
   if (rng_chance(rng, 0.3)) args->flags |= FA3_SUBTRACT_MEAN;
-  if (rng_chance(rng, 0.4)) {
+  if (by_products || rng_chance(rng, 0.4)) {
     args->flags |= FA3_ROTATE;
     args->seed = rng_chance(rng, 0.2) ? 0 : rng_bits(rng);
   }
-  if (rng_chance(rng, 0.3)) make_rotary(t, rng, longest);
+  if (rng_chance(rng, by_products ? 0.7 : 0.3)) make_rotary(t, rng, longest);
 }
 
 void quantize_trial_check(const struct quantize_trial *t) {

@@ -184,7 +184,7 @@ struct kernel {
   unsigned shared_limit;
   unsigned cluster_limit;
 };
-static struct kernel kernels[256];
+static struct kernel kernels[512];
 static int kernel_count;
 
 static int32_t library_get_kernel(struct kernel **kernel, const void *library, const char *name) {

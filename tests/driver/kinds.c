@@ -571,9 +571,13 @@ static void run_the_others(void) {
   good(fa3_quantize(&quantize)); /* quantize_rotated */
   quantize.rotary_cos = quantize.rotary_sin = (fa3_tensor){
       .data = place(4), .dtype = FA3_BFLOAT16, .rank = 2, .shape = {3000, 32}, .strides = {32, 1}};
+  good(fa3_quantize(&quantize)); /* quantize_turned_rotated */
+  quantize.flags = 0;
   good(fa3_quantize(&quantize)); /* quantize_turned */
   quantize.rotary_cos.dtype = quantize.rotary_sin.dtype = FA3_FLOAT32;
   good(fa3_quantize(&quantize)); /* quantize_turned_by_floats */
+  quantize.flags = FA3_ROTATE;
+  good(fa3_quantize(&quantize)); /* quantize_turned_rotated_by_floats */
   quantize.input.data = (char *)quantize.input.data + 2;
   good(fa3_quantize(&quantize)); /* quantize_any */
 }

@@ -118,7 +118,7 @@ static bool is_near_scale(float got, float expected) {
 
 /* Whether tensor cores may rotate. */
 static bool rotates_by_products(const struct quantize_trial *t) {
-  return (t->args.flags & FA3_ROTATE) && t->args.input.dtype != FA3_FLOAT32 && !t->cos &&
+  return (t->args.flags & FA3_ROTATE) && t->args.input.dtype != FA3_FLOAT32 &&
          (t->dim == 64 || t->dim == 128 || t->dim == 256);
 }
 

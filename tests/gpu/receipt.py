@@ -28,6 +28,7 @@ NEEDED = {
     "combine": ["differential", "cache", "lse", "float8"],
     "append": ["append", "steps"],
     "quantize": ["quantize"],
+    "quantize_rotated": ["quantize"],
     "backward_prepare": GRADIENTS,
     "backward": GRADIENTS,
     "backward_wide": GRADIENTS,
