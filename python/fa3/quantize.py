@@ -100,7 +100,8 @@ def quantize(
     rotate spreads outliers over a head by random signs and a Hadamard transform: for queries and
     keys alike, with one seed, as their scores do not change then. subtract_mean takes each head's
     mean off, for keys: softmax does not see it, but the lse, a softcap and a sink do. rotary_cos
-    and rotary_sin, (positions, rotary_dim / 2), turn rows first, at their index or at `positions`.
+    and rotary_sin, (positions, rotary_dim / 2), turn rows first, at their index or at `positions`;
+    with rotate what is turned is rounded to x's dtype.
 
     max_seqlen is the longest of packed sequences, 0 if that is not known. Rows past seqused are 0,
     and so are codes of no sequence; scales of no row are 1. No gradient."""
