@@ -21,7 +21,8 @@ replaying its graph until NVML's counter has changed several times. At its power
 as its calls are frugal.
 
 The official FlashAttention-3 is measured where its module flash_attn_interface can be imported.
-bench/gpu_chart.py draws the figures."""
+A results file that is there already keeps the parts that are not measured now. It says of each part
+when it was measured, and at which commit. bench/gpu_chart.py draws the figures."""
 
 import argparse
 import datetime
@@ -50,6 +51,15 @@ WITH_ENERGY = {"libfa3", "fa3"}
 ENERGY_SEQLEN = 4096  # and longer
 
 
+def commit():
+    command = ["git", "-C", ROOT, "rev-parse", "--short", "HEAD"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    except OSError:
+        found = ""
+    return found or "not known"
+
+
 def numbers(text):
     return [int(number) for number in text.split(",")]
 
@@ -65,6 +75,7 @@ def arguments():
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--milliseconds", type=float, default=5, help="of each kernel in a round")
     parser.add_argument("--results", type=pathlib.Path, help="also write the figures there, as JSON")
+    parser.add_argument("--commit", default=commit(), help="of the library, for the results")
     options = parser.parse_args()
     for name, known in (("parts", PARTS), ("peers", PEERS)):
         setattr(options, name, [part for part in getattr(options, name).split(",") if part])
@@ -314,14 +325,25 @@ def gemm(options):
     return summary(samples["gemm"], 2 * 8192**3)
 
 
+def earlier_results(path, gpu):
+    """What the file has of parts that are not measured now."""
+    if not path or not path.exists():
+        return {}
+    before = json.loads(path.read_text())
+    if before["gpu"] != gpu:
+        raise SystemExit(f"{path} has figures of {before['gpu']}: they can't be mixed with {gpu}'s")
+    return before
+
+
 def run(options):
     library = Library(options.library.resolve())
     library.prepare_gpu()
     query = ["nvidia-smi", "--query-gpu=driver_version,clocks.sm,clocks.mem", "--format=csv,noheader"]
     driver, *clocks = subprocess.run(query, capture_output=True, text=True).stdout.strip().split(", ")
-    results = {
-        "date": datetime.date.today().isoformat(),
-        "gpu": torch.cuda.get_device_name(),
+    gpu, today = torch.cuda.get_device_name(), datetime.date.today().isoformat()
+    results = earlier_results(options.results, gpu) | {
+        "date": today,
+        "gpu": gpu,
         "driver": driver,
         "clocks_before": clocks,
         "libfa3": library.version(),
@@ -333,13 +355,17 @@ def run(options):
     print(f"{results['gpu']}, driver {driver}, torch {torch.__version__}; cuBLAS 8192^3", end=" ")
     print(f"{results['gemm']['tflops']:.0f} TFLOP/s")
 
-    def save(name, figures):
+    measured = results.setdefault("measured", {})  # when and at which commit each part was
+
+    def save(name, figures, is_part=True):
         results[name] = figures
+        if is_part:
+            measured[name] = {"date": today, "commit": options.commit}
         if options.results:
             options.results.parent.mkdir(parents=True, exist_ok=True)
             options.results.write_text(json.dumps(results, indent=1) + "\n")
 
-    summaries = {}
+    summaries = results.get("summary", {})
     meter, results["energy"] = open_meter(options)
     grid = gpu_shapes.grid(options.head_dims, options.seqlens)
     tables = {"forward": ("forward", grid), "backward": ("backward", grid)}
@@ -352,11 +378,11 @@ def run(options):
         of_grid = meter if name in PARTS else None
         cells = table(library, options, phase, shapes, lambda cells: save(name, cells), of_grid)
         summaries[name] = summarise(cells)
-        save("summary", summaries)
+        save("summary", summaries, is_part=False)
         print(name, {k: round(v, 3) for k, v in summaries[name].items()}, flush=True)
     if "decode" in options.parts:
         summaries["decode"] = decode(library, options, lambda cells: save("decode", cells))
-        save("summary", summaries)
+        save("summary", summaries, is_part=False)
         print("decode", {k: round(v, 3) for k, v in summaries["decode"].items()}, flush=True)
     if "float8" in options.parts:
         save("float8", gpu_float8.measure(library, take_turns, options))
@@ -367,7 +393,7 @@ def run(options):
         ):
             save(name, case())
             print(name, round(results[name]["libfa3"]["tflops"]), "TFLOP/s", flush=True)
-    save("gemm_after", gemm(options))
+    save("gemm_after", gemm(options), is_part=False)
     print(f"cuBLAS after: {results['gemm_after']['tflops']:.0f} TFLOP/s")
 
 

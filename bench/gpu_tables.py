@@ -99,6 +99,31 @@ def print_slowest(every, below=0.97):
             print_row(phase, shape, *(f"{rounded_down(r):.2f}" if r else "-" for r in ratios))
 
 
+def slowest(cells, which):
+    """Rounded down: the least of FlashAttention-3's time over ours."""
+    return f"{rounded_down(min(cell[which]['fa3'] / cell[which]['libfa3'] for cell in cells)):.2f}"
+
+
+def print_further(every):
+    """FP8 by head dim, and parts of prompts on a cache."""
+    print_row("", *(results["gpu"].split()[1] for results in every))
+    print("|---" * (1 + len(every)) + "|")
+    for head_dim in (64, 128, 256):
+        figures = []
+        for results in every:
+            cells = [c for c in results["float8"]["attention"] if c["head_dim"] == head_dim]
+            ratios = [c["over_fa3"] for c in cells if "over_fa3" in c]
+            figures.append(", ".join(mean_and_worst(ratios)))
+        print_row(f"FP8, sizes of head dim {head_dim}", *figures)
+    for in_pages, label in ((False, "without pages"), (True, "in pages")):
+        figures = []
+        for results in every:
+            cells = [c for c in results["decode"] if c["shape"].endswith(CHUNKS) and "fa3" in c["hot"]]
+            cells = [c for c in cells if (c["shape"].count(", ") > 2) == in_pages]
+            figures.append(f"{slowest(cells, 'hot')}, {slowest(cells, 'cold')}")
+        print_row(f"a part of a prompt, 512 or 2048 queries, on a cache {label}", *figures)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("results", nargs="*", type=pathlib.Path, default=CARDS)
@@ -111,6 +136,8 @@ def main():
         print_means(results)
     print()
     print_slowest(every)
+    print()
+    print_further(every)
 
 
 if __name__ == "__main__":
