@@ -718,9 +718,10 @@ FA3_API fa3_status fa3_combine(const fa3_combine_args *args);
  * that. An infinity becomes NaN, and neither counts among the largest. x is the input, after each
  * of these that is asked for, in this order, in float32:
  *
- *   - rotary embedding, with rotary_cos and rotary_sin. With FA3_ROTATE what it gives is rounded to
- *     input's dtype, as a call of its own would store it; with tables of that dtype, and 16 bits,
- * by its own arithmetic: x cos - r(y sin) and y cos + r(x sin), where r too rounds to the dtype;
+ *   - rotary embedding, with rotary_cos and rotary_sin. With FA3_ROTATE its results are rounded to
+ *     input's dtype, as a call of its own would store them: float16 above 65504 is infinite. If the
+ *     tables have that dtype too, and 16 bits, a pair (a, b) becomes a cos - r(b sin) and b cos +
+ *     r(a sin), each rounded once, where r rounds to that dtype;
  *   - FA3_SUBTRACT_MEAN: the mean of the sequence's rows is taken off each head. For keys: all
  *     scores of a query move by the same number, which softmax does not see. lse, a softcap, a sink
  *     and keys that are appended later do see it.

@@ -1,8 +1,8 @@
 /* The quantize kernels' launch contract, shared by host and device: rows become E4M3 codes and
  * scales (fa3_quantize in fa3.h). A head of some rows of a sequence is a tile. A block takes
- * `in_turn` neighbouring tiles from its own number times that on, then as many a grid further on;
- * where a mean is subtracted, or a cluster finds a sequence's scale, it has all tiles of a head of
- * a sequence, and its blocks take them in turn, there and back. */
+ * `in_turn` heads of the same rows one after the other, then as many a grid further on; where a
+ * mean is subtracted, or a cluster finds a sequence's scale, it has all tiles of a head of a
+ * sequence, and its blocks take them in turn, there and back. */
 #ifndef FA3_QUANTIZE_PARAMS_H
 #define FA3_QUANTIZE_PARAMS_H
 
@@ -47,7 +47,7 @@ typedef struct {
   int span_rows, span_tiles; /* tiles begin anew after so many rows: so many tiles later */
   int span_scales;           /* in these */
   int tiles;                 /* of a head of the longest sequence */
-  int in_turn;               /* neighbouring tiles, that a block takes one after the other */
+  int in_turn;               /* heads of the same rows, that a block takes one after the other */
   int from;                  /* where a scale comes from */
   int pairs, table_rows, interleaved;
   int float_tables; /* or as the input */

@@ -64,21 +64,22 @@ __device__ __forceinline__ void load_tables(const fa3_quantize_params &p, const 
   }
 }
 
-// What a rotation has: numbers of the input's dtype, and its arithmetic where angles have it too.
+// Whether angles have the input's dtype, and 16 bits. Before a rotation the arithmetic is that
+// dtype's, then.
 template <int kAngleBytes>
-constexpr bool kRounded = kElementBytes == 2 && kAngleBytes == 2;
+constexpr bool kOwnArithmetic = kElementBytes == 2 && kAngleBytes == 2;
 
 __device__ __forceinline__ float2 numbers_of(uint32_t pair) {
   const uint32_t words[4] = {pair};
   return make_float2(number_in<2>(words, 0), number_in<2>(words, 1));
 }
 
-// Two elements of a row, turned, with nothing rounded in between that the CPU does not round. Of a
-// row that is rotated then, kBefore, what is left is rounded to the input's dtype.
-template <int kAngleBytes, bool kBefore>
+// Two elements of a row, turned, with nothing rounded in between that the CPU does not round. If
+// the row is rotated next, kThenRotated, the results are rounded to the input's dtype.
+template <int kAngleBytes, bool kThenRotated>
 __device__ __forceinline__ void turn(float c, float s, float &first, float &second) {
   const float x = first, y = second;
-  if (kBefore && kRounded<kAngleBytes>) {
+  if (kThenRotated && kOwnArithmetic<kAngleBytes>) {
     const uint32_t product = multiply_pairs(pack_pair(y, x), pack_pair(-s, s));
     const float2 z = numbers_of(multiply_add_pairs(pack_pair(x, y), pack_pair(c, c), product));
     first = z.x, second = z.y;
@@ -86,7 +87,7 @@ __device__ __forceinline__ void turn(float c, float s, float &first, float &seco
   }
   first = __fsub_rn(__fmul_rn(x, c), __fmul_rn(y, s));
   second = __fadd_rn(__fmul_rn(x, s), __fmul_rn(y, c));
-  if (kBefore && kElementBytes == 2) {
+  if (kThenRotated && kElementBytes == 2) {
     const float2 z = numbers_of(pack_pair(first, second));
     first = z.x, second = z.y;
   }
@@ -106,19 +107,19 @@ __device__ __forceinline__ pair_place pair_of(const fa3_quantize_params &p, unsi
 }
 
 // One of them, as turn makes it.
-template <int kAngleBytes, bool kBefore>
+template <int kAngleBytes, bool kThenRotated>
 __device__ __forceinline__ float turn_one(float c, float s, float x, float other, bool second) {
   const float sine = second ? s : -s;
-  if (kBefore && kRounded<kAngleBytes>) {
+  if (kThenRotated && kOwnArithmetic<kAngleBytes>) {
     const uint32_t product = multiply_pairs(pack_pair(other, 0), pack_pair(sine, 0));
     return numbers_of(multiply_add_pairs(pack_pair(x, 0), pack_pair(c, 0), product)).x;
   }
   const float y = __fadd_rn(__fmul_rn(x, c), __fmul_rn(other, sine));
-  return kBefore && kElementBytes == 2 ? numbers_of(pack_pair(y, 0)).x : y;
+  return kThenRotated && kElementBytes == 2 ? numbers_of(pack_pair(y, 0)).x : y;
 }
 
 // A row's pairs of neighbours, or of halves of a whole head: a thread has both elements of each.
-template <int kAngleBytes, bool kBefore>
+template <int kAngleBytes, bool kThenRotated>
 __device__ __forceinline__ void turn_own(const fa3_quantize_params &p, uint32_t tables,
                                          float (&x)[kElements]) {
   constexpr int kBytes = kDim * kAngleBytes, kNumbers = 16 / kAngleBytes;
@@ -131,7 +132,7 @@ __device__ __forceinline__ void turn_own(const fa3_quantize_params &p, uint32_t 
       load_numbers<kAngleBytes>(own ^ (i + kHalf) * kAngleBytes, sin);
 #pragma unroll
       for (int j = 0; j < kNumbers; j++)
-        turn<kAngleBytes, kBefore>(cos[j], sin[j], x[i + j], x[kChunk + i + j]);
+        turn<kAngleBytes, kThenRotated>(cos[j], sin[j], x[i + j], x[kChunk + i + j]);
     }
     return;
   }
@@ -144,13 +145,13 @@ __device__ __forceinline__ void turn_own(const fa3_quantize_params &p, uint32_t 
     load_numbers<kAngleBytes>(number_place<kAngleBytes>(tables, row, pair + kHalf), sin);
 #pragma unroll
     for (int j = 0; j < kNumbers; j++)
-      turn<kAngleBytes, kBefore>(cos[j], sin[j], x[i + 2 * j], x[i + 2 * j + 1]);
+      turn<kAngleBytes, kThenRotated>(cos[j], sin[j], x[i + 2 * j], x[i + 2 * j + 1]);
   }
 }
 
 // A row's pairs of halves of less than kDim elements: the others of a vector's elements are read
 // from the stage.
-template <int kAngleBytes, bool kBefore>
+template <int kAngleBytes, bool kThenRotated>
 __device__ __forceinline__ void turn_parts(const fa3_quantize_params &p, uint32_t stage,
                                            uint32_t tables, float (&x)[kElements]) {
   constexpr int kNumbers = 16 / kElementBytes, kAngles = 16 / kAngleBytes;
@@ -168,30 +169,30 @@ __device__ __forceinline__ void turn_parts(const fa3_quantize_params &p, uint32_
         load_numbers<kAngleBytes>(number_place<kAngleBytes>(tables, row, at.pair + j), cos);
         load_numbers<kAngleBytes>(number_place<kAngleBytes>(tables, row, at.pair + j + kHalf), sin);
       }
-      x[i + j] = turn_one<kAngleBytes, kBefore>(cos[j % kAngles], sin[j % kAngles], x[i + j],
-                                                other[j], at.second);
+      x[i + j] = turn_one<kAngleBytes, kThenRotated>(cos[j % kAngles], sin[j % kAngles], x[i + j],
+                                                     other[j], at.second);
     }
   }
 }
 
-template <int kAngleBytes, bool kBefore>
+template <int kAngleBytes, bool kThenRotated>
 __device__ __forceinline__ void turn_row(const fa3_quantize_params &p, uint32_t stage,
                                          uint32_t tables, float (&x)[kElements]) {
   if (p.interleaved || 2 * p.pairs == kDim)
-    turn_own<kAngleBytes, kBefore>(p, tables, x);
+    turn_own<kAngleBytes, kThenRotated>(p, tables, x);
   else
-    turn_parts<kAngleBytes, kBefore>(p, stage, tables, x);
+    turn_parts<kAngleBytes, kThenRotated>(p, stage, tables, x);
 }
 
 // Elements d and d + 1 of row r of the warp's, alone.
-template <int kAngleBytes, bool kProducts, bool kBefore>
+template <int kAngleBytes, bool kProducts, bool kThenRotated>
 __device__ __forceinline__ void turn_two(const fa3_quantize_params &p, uint32_t stage,
                                          uint32_t tables, unsigned r, unsigned d, float (&x)[2]) {
   const pair_place at = pair_of(p, d);
   if (p.interleaved) {
-    turn<kAngleBytes, kBefore>(number_at<kAngleBytes, kProducts>(tables, r, at.pair),
-                               number_at<kAngleBytes, kProducts>(tables, r, at.pair + kHalf), x[0],
-                               x[1]);
+    turn<kAngleBytes, kThenRotated>(number_at<kAngleBytes, kProducts>(tables, r, at.pair),
+                                    number_at<kAngleBytes, kProducts>(tables, r, at.pair + kHalf),
+                                    x[0], x[1]);
     return;
   }
   float other[2], cos[2], sin[2];
@@ -202,7 +203,7 @@ __device__ __forceinline__ void turn_two(const fa3_quantize_params &p, uint32_t 
                                 sin);
 #pragma unroll
   for (int i = 0; i < 2; i++)
-    x[i] = turn_one<kAngleBytes, kBefore>(cos[i], sin[i], x[i], other[i], at.second);
+    x[i] = turn_one<kAngleBytes, kThenRotated>(cos[i], sin[i], x[i], other[i], at.second);
 }
 
 template <int kAngleBytes, bool kProducts>

@@ -1,6 +1,6 @@
 // The quantise kernel's rotary embedding before a rotation by tensor cores, of the words of its
 // first operand (quantize_products.cuh). A lane has both elements of each pair of neighbours, or of
-// halves of a whole head.
+// halves of a whole head. With tables of floats the results are floats, which pack_pair rounds.
 #ifndef FA3_QUANTIZE_ROTARY_WORDS_CUH
 #define FA3_QUANTIZE_ROTARY_WORDS_CUH
 

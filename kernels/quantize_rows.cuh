@@ -261,6 +261,7 @@ __device__ __forceinline__ void quantize_tiles(const fa3_quantize_params &p, sha
       __syncwarp();
       const uint32_t stage = stage_of<kBytes>(start);
       uint32_t words[4][4];
+      /* With angles its place in shared memory is theirs. */
       const product_place at = kAngleBytes ? find_product_place(stage, s.signs)
                                            : load_product_place(angle_place_of<kBytes>(start));
       read_words(at, words);
@@ -355,6 +356,7 @@ __device__ __forceinline__ void quantize_tiles(const fa3_quantize_params &p, sha
     /* What comes later, where none of the block reads any more. */
     if (kClusters) {
       const int later = k + 2 * kFound - 1;
+      /* Warp turn_of, found anew: kept until here, turn_of would be spilled. */
       if ((this_thread() / 32 - (unsigned)k) % 4 || this_thread() >= 128) continue;
       if (this_thread() % 32 == 0 && k && later < turns) {
         tile_number number = s.tiles[(turn_of + 2) % 4].number; /* all have one batch and head */

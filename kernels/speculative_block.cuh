@@ -34,7 +34,7 @@ struct layout {
   uint32_t scales;   // where those of keys are, and of values
   uint32_t work;
   uint32_t deal;  // what is left to do, where keys are dealt out
-  barrier met;    // by all threads, twice for each tile of rows
+  barrier met;    // by all threads, an even number of times for each tile of rows
   uint32_t end;
 };
 
@@ -63,9 +63,9 @@ static_assert(kSharedBytes <= kSharedBytesByHost &&
               "shared memory");
 static_assert(kGroups * kRows * kPitch * 4 <= (int)lay_out(0).maxima, "room for the output");
 
-// All threads of the block meet, for the first, the second, ... time of a tile of rows. Not by
-// __syncthreads, once warpgroups have met by themselves: racecheck loses count of barriers that
-// they pass unlike numbers of.
+// All threads of the block meet: time number 0, 1, ... for a tile of rows. Not by __syncthreads:
+// racecheck loses count of that barrier where warpgroups have passed different numbers of named
+// barriers. The two that attend has are left, since the kernel would spill with mbarriers there.
 __device__ __forceinline__ void meet(const layout &m, uint32_t time) {
   barrier_arrive(m.met);
   barrier_wait(m.met, time % 2);

@@ -239,7 +239,8 @@ __device__ __forceinline__ void attend_tiles(const fa3_decode_params &p, const b
   }
 }
 
-// A tile of rows.
+// A tile of rows. With kDealt all have met once for it before, time 0, and meet once more behind
+// it.
 template <bool kDealt>
 __device__ __forceinline__ void attend(const fa3_decode_fp8_params &fp8, const block_work &w,
                                        const layout &m, int group) {

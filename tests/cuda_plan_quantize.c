@@ -82,13 +82,14 @@ static void test_every_plan_fits(void **state) {
   static const uint32_t flags[] = {0, FA3_SUBTRACT_MEAN, FA3_ROTATE};
   static const fa3_dtype tables[] = {0, FA3_BFLOAT16, FA3_FLOAT32};
   enum { LENGTHS = sizeof lengths / sizeof *lengths, ROWS = sizeof rows / sizeof *rows };
+  enum { FLAGS = sizeof flags / sizeof *flags, TABLES = sizeof tables / sizeof *tables };
   for (size_t d = 0; d < sizeof head_dims / sizeof *head_dims; d++)
     for (int64_t heads = 1; heads <= 64; heads *= 4)
       for (int n = 0; n < LENGTHS * ROWS; n++)
-        for (size_t f = 0; f < sizeof flags / sizeof *flags; f++) {
+        for (size_t f = 0; f < FLAGS * TABLES; f++) {
           const struct problem problem =
               make_turned(1 + n % 3, lengths[n / ROWS], heads, head_dims[d], rows[n % ROWS],
-                          flags[f], tables[(n + heads) % 3]);
+                          flags[f % FLAGS], tables[f / FLAGS]);
           const struct quantize_plan plan = plan_of(&problem);
           check_plan(&problem, &plan);
         }

@@ -40,7 +40,7 @@ def test_engines_give_the_same(device):
     starts = torch.tensor([0, 200, 200, 555], dtype=torch.int32)
     angle = torch.rand(400, 24) * 6
     dtypes = torch.float32, torch.float16, torch.bfloat16
-    for dtype, tables in [(dtype, tables) for dtype in dtypes for tables in {dtype, torch.float32}]:
+    for dtype, tables in [(dtype, tables) for dtype in dtypes for tables in (dtype, torch.float32)]:
         x = torch.randn(600, 3, 80).to(dtype)
         turn = {"rotary_cos": angle.cos().to(tables), "rotary_sin": angle.sin().to(tables)}
         options = {"cu_seqlens": starts, **turn}

@@ -42,13 +42,14 @@ static void round_row(fa3_dtype dtype, float *x, int64_t count) {
 /* The sum, as a float that 16 bits round to what they would round the sum to: if it is inexact its
  * last bit is 1 (rounding to odd: Boldo and Melquiond, "Emulation of a FMA and correctly rounded
  * sums", 2008). */
-static float add_to_odd(float a, float b) {
-  const float sum = a + b, of_b = sum - a;
-  const float left = (a - (sum - of_b)) + (b - of_b);
-  if (left == 0 || !isfinite(sum)) return sum;
+static float add_to_odd(double a, double b) {
+  const double sum = a + b, of_b = sum - a;
+  const float near = (float)sum;
+  const double left = (sum - (double)near) + ((a - (sum - of_b)) + (b - of_b));
+  if (left == 0 || !isfinite(near)) return near;
   uint32_t bits;
-  memcpy(&bits, &sum, sizeof bits);
-  if ((left < 0) == (sum > 0)) bits--; /* towards zero */
+  memcpy(&bits, &near, sizeof bits);
+  if (near != 0 && (left < 0) == (near > 0)) bits--; /* towards zero */
   bits |= 1;
   float odd;
   memcpy(&odd, &bits, sizeof odd);
@@ -75,10 +76,10 @@ void turn_head_before_rotation(const struct problem *problem, const char *from, 
   }
   round_row(dtype, products, 2 * pairs);
   for (int64_t i = 0; i < pairs; i++) {
-    const float c = load_element(cos, dtype, i); /* times 16 bits it is exact */
+    const double c = (double)load_element(cos, dtype, i); /* times 16 bits it is exact */
     float *const first = to + i * step, *const second = first + other;
-    *first = add_to_odd(*first * c, products[i * step]);
-    *second = add_to_odd(*second * c, products[i * step + other]);
+    *first = add_to_odd((double)*first * c, (double)products[i * step]);
+    *second = add_to_odd((double)*second * c, (double)products[i * step + other]);
   }
   round_row(dtype, to, problem->head_dim);
 }

@@ -10,7 +10,8 @@ void turn_head(const struct problem *problem, const char *from, fa3_dtype from_d
                int64_t position, char *to, fa3_dtype to_dtype);
 
 /* As FA3_ROTATE has it: what is turned is rounded to `dtype`, that of `from`. Where the tables have
- * it too, and 16 bits, so is the second product, and the first is added to it exactly. */
+ * it too, and 16 bits, a pair (a, b) becomes a cos - r(b sin) and b cos + r(a sin), each rounded
+ * once; r rounds too. */
 void turn_head_before_rotation(const struct problem *problem, const char *from, fa3_dtype dtype,
                                int64_t position, float *to);
 

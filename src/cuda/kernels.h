@@ -7,7 +7,7 @@
 #include "fa3.h"
 #include "kernels/variants.h"
 
-enum { KERNEL_ENTRIES = 6 };
+enum { KERNEL_ENTRIES = 5 };
 
 struct kernel;
 

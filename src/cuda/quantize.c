@@ -64,14 +64,13 @@ static int32_t choose_entry(const struct problem *problem) {
   return cos->dtype == input->dtype ? TURNED : TURNED_BY_FLOATS;
 }
 
-/* Whole rows of 16 bits are rotated by tensor cores. */
+/* Whole rows of 16 bits are rotated by tensor cores, and by nothing else. */
 static const struct kernel *choose_kernel(const struct problem *problem,
                                           const struct kernel *quantize, int32_t entry) {
-  if (!problem->rotate || entry == OF_ANY_ROWS || problem->head_dim != quantize->head_dim)
+  if (!problem->rotate || problem->input.dtype == FA3_FLOAT32 || entry == OF_ANY_ROWS ||
+      problem->head_dim != quantize->head_dim)
     return quantize;
-  const struct kernel *rotated =
-      find_like(quantize, (struct kernel_need){.kind = &quantize_rotated_kind});
-  return rotated ? rotated : quantize;
+  return find_like(quantize, (struct kernel_need){.kind = &quantize_rotated_kind});
 }
 
 /* Dynamic shared memory of a thread: its elements as they are loaded, and its row's angles. */
@@ -110,7 +109,7 @@ static void deal_rows(const struct problem *problem, const struct cuda_facts *fa
   while (most * thread_bytes > FA3_QUANTIZE_SHARED_BYTES || most / lanes > FA3_QUANTIZE_TILE_ROWS)
     most /= 2;
   const bool whole_heads = problem->subtract_mean || (shared == longest && shared > most / lanes);
-  /* Where much is computed two blocks of a multiprocessor hide each other's waits. */
+  /* Where much is computed, blocks that share a multiprocessor hide each other's waits. */
   const bool turned_rotated =
       plan->kernel->kind == &quantize_rotated_kind && plan->entry != BY_VECTORS;
   if (turned_rotated && lanes > 2 && !whole_heads && shared <= most / 2 / lanes) most /= 2;
@@ -164,6 +163,7 @@ fa3_status plan_quantize(const struct problem *problem, const struct cuda_facts 
   if (!has_elements(&problem->input) || !problem->batch || !longest) return FA3_OK;
   ours->entry = choose_entry(problem);
   ours->kernel = choose_kernel(problem, plan->helper, ours->entry);
+  if (!ours->kernel) return no_kernel(problem->head_dim, problem->head_dim);
   int64_t heads, all, tiles = 0;
   bool counted = !__builtin_mul_overflow(problem->batch, problem->heads_q, &heads) &&
                  heads <= MAX_TILES / LARGEST_CLUSTER;

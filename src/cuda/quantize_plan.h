@@ -16,7 +16,7 @@ struct quantize_plan {
   int32_t span_rows;    /* after so many tiles begin anew: those of a scale, or of a tile */
   int32_t span_tiles;   /* in each of these */
   int32_t tiles;        /* of a head of the longest sequence; 0: there is nothing to do */
-  int32_t in_turn;      /* neighbouring tiles, that a block takes one after the other */
+  int32_t in_turn;      /* heads of the same rows, that a block takes one after the other */
   int32_t blocks;       /* of the grid */
   int32_t cluster;      /* blocks that share a head of a sequence, or 0: tiles belong to no block */
   int32_t from;         /* where scales come from: FA3_QUANTIZE_OF_TILE, _OF_SEQUENCE, or _FIND and

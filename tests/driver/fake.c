@@ -180,7 +180,7 @@ static int32_t library_load(const void **library, const void *code) {
 
 struct kernel {
   const void *library;
-  char name[32];
+  char name[64];
   unsigned shared_limit;
   unsigned cluster_limit;
 };
@@ -200,8 +200,8 @@ static int32_t library_get_kernel(struct kernel **kernel, const void *library, c
   /* Of a function that was allowed no more. */
   (*kernel)->shared_limit = 48 << 10;
   (*kernel)->cluster_limit = 8;
-  snprintf((*kernel)->name, sizeof(*kernel)->name, "%s", name);
-  return SUCCESS;
+  const int length = snprintf((*kernel)->name, sizeof(*kernel)->name, "%s", name);
+  return length < (int)sizeof(*kernel)->name ? SUCCESS : OUT_OF_MEMORY;
 }
 
 const char *fake_kernel_name(int index) {

@@ -45,6 +45,8 @@ static void watch(const struct fake_launch *launch) {
   fake_keep(launch, "combine", &combine_params, sizeof combine_params);
   fake_keep(launch, "quantize", &quantize_params, sizeof quantize_params);
   fake_keep(launch, "quantize_any", &quantize_params, sizeof quantize_params);
+  fake_keep(launch, "quantize_turned_rotated", &quantize_params, sizeof quantize_params);
+  fake_keep(launch, "quantize_turned_rotated_by_floats", &quantize_params, sizeof quantize_params);
   fake_keep(launch, "copy_strided", &copies[count], sizeof *copies);
   fake_keep(launch, "sinks_to_float", &sink_params, sizeof sink_params);
   assert_ptr_equal(launch->stream, stream);
@@ -532,6 +534,44 @@ static void test_quantize(void **state) {
   assert_int_equal(count, 0);
 }
 
+/* Rows that tensor cores rotate have a kernel of their own; scales that several tiles share are
+ * cleared by the other. */
+static void test_quantize_rotated(void **state) {
+  (void)state;
+  enum { ROWS = 66 * 128 }; /* heads four by four leave no block without its share */
+  fa3_quantize_args args = make_quantize(ROWS, 128, 128);
+  args.flags = FA3_ROTATE;
+  run_quantize(&args);
+  ASSERT_LAUNCHES("quantize_rotated");
+  args.rotary_cos = args.rotary_sin = (fa3_tensor){
+      .data = place(4), .dtype = FA3_BFLOAT16, .rank = 2, .shape = {ROWS, 64}, .strides = {64, 1}};
+  run_quantize(&args);
+  ASSERT_LAUNCHES("quantize_turned_rotated");
+  assert_int_equal(launches[0].block[0], 512);
+  assert_int_equal(launches[0].shared_bytes,
+                   512 * (FA3_QUANTIZE_ELEMENTS * (2 + 2) + FA3_QUANTIZE_PLACE_BYTES));
+  assert_int_equal(quantize_params.in_turn, 4);
+  assert_int_equal(quantize_params.pairs, 64);
+  assert_int_equal(quantize_params.float_tables, 0);
+  fa3_quantize_args longer = make_quantize(ROWS, 128, 1000);
+  longer.flags = FA3_ROTATE;
+  longer.rotary_cos = longer.rotary_sin = args.rotary_cos;
+  run_quantize(&longer);
+  ASSERT_LAUNCHES("quantize_clear", "quantize_turned_rotated", "quantize_turned_rotated");
+  assert_int_equal(quantize_params.from, FA3_QUANTIZE_USE);
+  args.rotary_cos.dtype = args.rotary_sin.dtype = FA3_FLOAT32;
+  run_quantize(&args);
+  ASSERT_LAUNCHES("quantize_turned_rotated_by_floats");
+  assert_int_equal(quantize_params.float_tables, 1);
+  args.rotary_cos.data = (char *)args.rotary_cos.data + 4;
+  run_quantize(&args);
+  ASSERT_LAUNCHES("quantize_any");
+  args = make_quantize(10000, 96, 128);
+  args.flags = FA3_ROTATE;
+  run_quantize(&args);
+  ASSERT_LAUNCHES("quantize");
+}
+
 static void test_staging(void **state) {
   (void)state;
   /* A key that starts anywhere, an output with an odd stride, a sink of 16 bits, and a negative
@@ -612,6 +652,7 @@ int main(void) {
       cmocka_unit_test(test_backward),
       cmocka_unit_test(test_reserved_multiprocessors),
       cmocka_unit_test(test_quantize),
+      cmocka_unit_test(test_quantize_rotated),
       cmocka_unit_test(test_staging),
       cmocka_unit_test(test_what_is_refused),
   };
