@@ -294,7 +294,8 @@ typedef struct fa3_kernel_info {
   int32_t selected;       /* 1 if calls with this dtype run on it now */
 } fa3_kernel_info;
 
-/* The table of compiled kernels: how many rows, and row `index`, from 0. */
+/* The table of compiled kernels, of attention and its gradients: how many rows, and row `index`,
+ * from 0. */
 FA3_API int32_t fa3_kernel_count(void);
 FA3_API fa3_status fa3_get_kernel_info(int32_t index, fa3_kernel_info *info);
 
@@ -316,7 +317,7 @@ enum {
   FA3_DETERMINISTIC = 1 << 4,
   /* Append and quantize: rotary embedding rotates elements 2i and 2i + 1 together; else i and
    * rotary_dim / 2 + i. */
-  FA3_ROTARY_INTERLEAVED = 1 << 5,
+  FA3_ROTARY_INTERLEAVED = 1 << 5, /* needs rotary_cos */
   /* Quantize alone. */
   FA3_SUBTRACT_MEAN = 1 << 6, /* each head's mean row is taken off first */
   FA3_ROTATE = 1 << 7,        /* heads are rotated first, by seed */
@@ -592,7 +593,7 @@ FA3_API fa3_status fa3_backward(const fa3_backward_args *args);
  *
  * With rotary_cos and rotary_sin, rotary embedding rotates new keys before they are written (and
  * queries, if they are given, into rotated_query): of the first rotary_dim elements of a head, a
- * pair (x, y) becomes (x cos - y sin, x sin + y cos), in float32, rounded once; the others stay as
+ * pair (x, y) becomes (x cos - y sin, x sin + y cos), in float32, then rounded; the others stay as
  * they are. The angle is that of the row's position: its index among the sequence's keys, unless
  * positions says it. */
 typedef struct fa3_append_args {
@@ -716,12 +717,12 @@ FA3_API fa3_status fa3_combine(const fa3_combine_args *args);
  *
  * to the nearest code, ties to even, in float32; a scale is 2^-126 at least, so rows of zeros have
  * that. An infinity becomes NaN, and neither counts among the largest. x is the input, after each
- * of these that is asked for, in this order, in float32:
+ * of these that is asked for, in this order, in float32 but where it says otherwise:
  *
- *   - rotary embedding, with rotary_cos and rotary_sin. With FA3_ROTATE its results are rounded to
- *     input's dtype, as a call of its own would store them: float16 above 65504 is infinite. If the
- *     tables have that dtype too, and 16 bits, a pair (a, b) becomes a cos - r(b sin) and b cos +
- *     r(a sin), each rounded once, where r rounds to that dtype;
+ *   - rotary embedding of the first rotary_dim elements, with rotary_cos and rotary_sin. With
+ *     FA3_ROTATE its results are rounded to input's dtype (float16 above 65504 is infinite). If the
+ *     tables have that dtype too, and 16 bits, a pair (a, b) becomes r(a cos - r(b sin)) and
+ *     r(b cos + r(a sin)), where r rounds to that dtype, and nothing else does;
  *   - FA3_SUBTRACT_MEAN: the mean of the sequence's rows is taken off each head. For keys: all
  *     scores of a query move by the same number, which softmax does not see. lse, a softcap, a sink
  *     and keys that are appended later do see it.
@@ -749,7 +750,8 @@ typedef struct fa3_quantize_args {
    * fa3_forward's query_scale, but for its heads, which are input's. */
   fa3_tensor codes_scale;
 
-  /* Optional, both or neither: (positions, rotary_dim / 2), float32 or input's dtype. */
+  /* Optional, both or neither: (positions, rotary_dim / 2), float32 or input's dtype. rotary_dim is
+   * at most head_dim. */
   fa3_tensor rotary_cos;
   fa3_tensor rotary_sin;
 

@@ -67,7 +67,7 @@ void turn_head_before_rotation(const struct problem *problem, const char *from, 
   }
   const char *const cos = element(&problem->rotary_cos, 0, position, 0);
   const char *const sin = element(&problem->rotary_sin, 0, position, 0);
-  float products[LARGEST_HEAD_DIM];
+  float products[LARGEST_HEAD_DIM] = {0};
   for (int64_t d = 0; d < problem->head_dim; d++) to[d] = load_element(from, dtype, d);
   for (int64_t i = 0; i < pairs; i++) {
     const float s = load_element(sin, dtype, i);
