@@ -86,7 +86,7 @@ static void test_every_plan_fits(void **state) {
   for (size_t d = 0; d < sizeof head_dims / sizeof *head_dims; d++)
     for (int64_t heads = 1; heads <= 64; heads *= 4)
       for (int n = 0; n < LENGTHS * ROWS; n++)
-        for (size_t f = 0; f < FLAGS * TABLES; f++) {
+        for (int f = 0; f < FLAGS * TABLES; f++) {
           const struct problem problem =
               make_turned(1 + n % 3, lengths[n / ROWS], heads, head_dims[d], rows[n % ROWS],
                           flags[f % FLAGS], tables[f / FLAGS]);
