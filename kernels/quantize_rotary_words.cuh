@@ -31,6 +31,13 @@ __device__ __forceinline__ void load_words(uint32_t from, uint32_t (&words)[kWor
   }
 }
 
+// Of floats: the angles of words n and n + 1 of a vector whose first cosine is at `from`.
+__device__ __forceinline__ void load_float_angles(uint32_t from, int n, float (&cos)[4],
+                                                  float (&sin)[4]) {
+  load_numbers<4>(from ^ n * 8, cos);
+  load_numbers<4>(from ^ (2 * n + kHalf) * 4, sin);
+}
+
 // One word of each half.
 __device__ __forceinline__ void turn_word_pair(uint32_t c, uint32_t s, uint32_t &first,
                                                uint32_t &second) {
@@ -58,8 +65,7 @@ __device__ __forceinline__ void turn_halves(uint32_t angles, uint32_t (&words)[4
 #pragma unroll
       for (int n = 0; n < 4; n += 2) {
         float cos[4], sin[4];
-        load_numbers<4>(from ^ n * 8, cos);
-        load_numbers<4>(from ^ (2 * n + kHalf) * 4, sin);
+        load_float_angles(from, n, cos, sin);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
           float2 x = numbers_of(first[n + i]), y = numbers_of(second[n + i]);
@@ -133,8 +139,7 @@ __device__ __forceinline__ void turn_some_words(const fa3_quantize_params &p, ui
 #pragma unroll
       for (int n = 0; n < 4; n += 2) {
         float cos[4], sin[4];
-        load_numbers<4>(from ^ n * 8, cos);
-        load_numbers<4>(from ^ (2 * n + kHalf) * 4, sin);
+        load_float_angles(from, n, cos, sin);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
           const float2 x = numbers_of(words[v][n + i]), y = numbers_of(other[n + i]);

@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-#include "half.h"
+#include "nearest.h"
 #include "problem.h"
 #include "rng.h"
 #include "test.h"
@@ -13,10 +13,6 @@ struct turned {
   uint16_t first, second;
 };
 
-static float number(fa3_dtype dtype, uint16_t bits) {
-  return dtype == FA3_FLOAT16 ? float_from_half(bits) : float_from_bfloat(bits);
-}
-
 static struct turned turn(fa3_dtype dtype, uint16_t a, uint16_t b, uint16_t cosine, uint16_t sine) {
   const uint16_t pair[] = {a, b};
   float x[2];
@@ -24,24 +20,7 @@ static struct turned turn(fa3_dtype dtype, uint16_t a, uint16_t b, uint16_t cosi
   problem.rotary_cos = (struct operand){.data = (char *)&cosine, .dtype = dtype, .dim = 1};
   problem.rotary_sin = (struct operand){.data = (char *)&sine, .dtype = dtype, .dim = 1};
   turn_head_before_rotation(&problem, (const char *)pair, dtype, 0, x);
-  if (dtype == FA3_FLOAT16) return (struct turned){half_from_float(x[0]), half_from_float(x[1])};
-  return (struct turned){bfloat_from_float(x[0]), bfloat_from_float(x[1])};
-}
-
-/* The 16-bit number that is nearest to a sum, of two the even one: of the neighbours of any that is
- * near, by exact differences, as the exponents that are drawn are close together. */
-static uint16_t nearest(fa3_dtype dtype, long double sum) {
-  const float rounded = (float)sum;
-  const uint16_t middle =
-      dtype == FA3_FLOAT16 ? half_from_float(rounded) : bfloat_from_float(rounded);
-  uint16_t best = middle;
-  for (int step = -1; step <= 1; step += 2) {
-    const uint16_t other = (uint16_t)(middle + step);
-    const long double nearer = fabsl(sum - (long double)number(dtype, best)) -
-                               fabsl(sum - (long double)number(dtype, other));
-    if (nearer > 0 || (nearer == 0 && best % 2)) best = other;
-  }
-  return best;
+  return (struct turned){bits_of_float(dtype, x[0]), bits_of_float(dtype, x[1])};
 }
 
 static void test_nearest(void **state) {
@@ -60,21 +39,21 @@ static void test_nearest(void **state) {
         const int mantissa = dtype == FA3_FLOAT16 ? 10 : 7;
         bits[i] = (uint16_t)(rng_between(&rng, 0, 1) << 15 | exponent << mantissa |
                              rng_between(&rng, 0, (1 << mantissa) - 1));
-        x[i] = number(dtype, bits[i]);
+        x[i] = number_of_bits(dtype, bits[i]);
       }
       const struct turned got = turn(dtype, bits[0], bits[1], bits[2], bits[3]);
       const float a = x[0], b = x[1], c = x[2], s = x[3];
-      const float of_b = number(dtype, nearest(dtype, (long double)b * (long double)s));
-      const float of_a = number(dtype, nearest(dtype, (long double)a * (long double)s));
+      const float of_b =
+          number_of_bits(dtype, nearest_bits(dtype, (long double)b * (long double)s));
+      const float of_a =
+          number_of_bits(dtype, nearest_bits(dtype, (long double)a * (long double)s));
       const long double first = (long double)a * (long double)c - (long double)of_b;
       const long double second = (long double)b * (long double)c + (long double)of_a;
       /* A zero's sign is in test_limits. */
       if (first == 0 || second == 0) continue;
-      assert_int_equal(got.first, nearest(dtype, first));
-      assert_int_equal(got.second, nearest(dtype, second));
-      const float once = (float)first;
-      twice +=
-          got.first != (dtype == FA3_FLOAT16 ? half_from_float(once) : bfloat_from_float(once));
+      assert_int_equal(got.first, nearest_bits(dtype, first));
+      assert_int_equal(got.second, nearest_bits(dtype, second));
+      twice += got.first != bits_of_float(dtype, (float)first);
     }
   }
   assert_true(twice > 0);
@@ -110,7 +89,8 @@ static void test_limits(void **state) {
   }
   const uint16_t infinite = 0x7f80;
   const struct turned got = turn(FA3_BFLOAT16, infinite, infinite, 0, 0);
-  assert_true(isnan(number(FA3_BFLOAT16, got.first)) && isnan(number(FA3_BFLOAT16, got.second)));
+  assert_true(isnan(number_of_bits(FA3_BFLOAT16, got.first)) &&
+              isnan(number_of_bits(FA3_BFLOAT16, got.second)));
 }
 
 int main(void) {

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "expect.h"
+#include "nearest.h"
 #include "reference.h"
 #include "tensor.h"
 #include "test.h"
@@ -43,24 +44,9 @@ static int64_t element_at(const struct quantize_trial *t, const fa3_tensor *tens
   return b * strides[0] + row * strides[1] + head * strides[2];
 }
 
-/* The number of the dtype that is nearest, of two the even one: the float that its float becomes,
- * or a neighbour. */
 static double nearest_number(fa3_dtype dtype, double x) {
   if (dtype == FA3_FLOAT32) return (double)(float)x;
-  uint16_t bits = 0;
-  const fa3_tensor tensor = {.data = &bits, .dtype = dtype};
-  tensor_store(&tensor, 0, x);
-  const uint16_t middle = bits;
-  double best = reference_load(&tensor, 0);
-  bool even = middle % 2 == 0;
-  for (int step = -1; step <= 1; step += 2) {
-    bits = (uint16_t)(middle + step);
-    const double other = reference_load(&tensor, 0);
-    if (!(fabs(other) < INFINITY) || signbit(other) != signbit(best)) continue;
-    const double nearer = fabs(x - best) - fabs(x - other);
-    if (nearer > 0 || (nearer == 0 && !even)) best = other, even = bits % 2 == 0;
-  }
-  return best;
+  return (double)number_of_bits(dtype, nearest_bits(dtype, (long double)x));
 }
 
 /* A pair before a rotation, to the bit. */
