@@ -36,7 +36,7 @@ constexpr bool kLazyRescale = kWarpgroups < 3;
 // rarely move behind these, and follow only if they have to, in a loop of its own. The kernel with
 // code for pages has no registers for that.
 constexpr int kFollowing = 12;
-constexpr bool kLazyLater = kWarpgroups == 3 && !FA3_PAGES;
+constexpr bool kLazyLater = kWarpgroups == 3 && !FA3_SPLITS;
 
 // Whether a consumer keeps its rows of Q in registers, where there is room: the first product then
 // reads a third less of shared memory, and issues in half the instructions.
@@ -58,6 +58,15 @@ constexpr bool kBf16 = true;
 constexpr bool kBf16 = false;
 #endif
 
+// Whether keys and values are unpacked codes, of one scale for each head: the keys' is part of the
+// softmax's, the values' of what makes O the average. Codes are exact in 16 bits; values and P are
+// float16.
+#if FA3_UNPACKED
+constexpr bool kUnpacked = true;
+#else
+constexpr bool kUnpacked = false;
+#endif
+
 constexpr uint32_t kDescriptorHigh = wgmma_descriptor_high<kRowBytes>();
 
 // What a consumer has in hand.
@@ -69,7 +78,8 @@ struct consumer {
   float s[kTileK / 2];                                       // S, then P
   uint32_t p[kTileK / 4];                                    // P, as the second product takes it
   softmax_rows rows;
-  softmax_bases bases;  // where references always follow
+  softmax_bases bases;      // where references always follow
+  fa3_softmax_scale scale;  // of unpacked codes
   results out;
   bool accumulate;  // O holds a product of this tile already
   bool grown;       // O is to be multiplied by `factor` before the next product
@@ -83,6 +93,23 @@ struct consumer {
   bool product;             // after its last product, which runs
   int left_over;            // tiles of keys at its end that this consumer does not see
 };
+
+__device__ __forceinline__ const fa3_softmax_scale &scale_of(const fa3_forward_params &params,
+                                                             const consumer &c) {
+  return kUnpacked ? c.scale : params.scale;
+}
+
+__device__ __forceinline__ const fa3_head_scales &head_scales(const fa3_forward_params &params,
+                                                              const work &w) {
+  return params.unpacked[w.sequence.key_batch * params.heads_k + w.key_head];
+}
+
+// Of a row that has seen no key there is nothing to scale.
+__device__ __forceinline__ void scale_output(float scale, results &x) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r)
+    if (x.average[r] != 0.0f) x.average[r] *= scale;
+}
 
 __device__ __forceinline__ void take_turn(int warpgroup) {
   if (FA3_PINGPONG) named_barrier_sync(kBarrierTurn + warpgroup, 256);
@@ -146,7 +173,8 @@ __device__ __forceinline__ void issue_output(consumer &c, uint32_t v_at) {
 template <int kKeys>
 __device__ __forceinline__ void pack_probabilities(consumer &c) {
 #pragma unroll
-  for (int i = 0; i < kKeys / 4; ++i) c.p[i] = pack_pair(c.s[2 * i], c.s[2 * i + 1]);
+  for (int i = 0; i < kKeys / 4; ++i)
+    c.p[i] = pack_pair_as < kBf16 && !kUnpacked > (c.s[2 * i], c.s[2 * i + 1]);
 }
 
 __device__ __forceinline__ void rescale_output(consumer &c) {
@@ -245,8 +273,8 @@ __device__ __forceinline__ void begin_tile(const fa3_forward_params &params, con
     mask_diagonal(w, c);
   else
     adjust_scores<kLastKeys>(params, w, c, n);
-  softmax_begin(scores_of<kLastKeys>(c), c.rows, params.scale);
-  if (!kLazyRescale) softmax_take_bases(c.rows, c.bases, params.scale);
+  softmax_begin(scores_of<kLastKeys>(c), c.rows, scale_of(params, c));
+  if (!kLazyRescale) softmax_take_bases(c.rows, c.bases, scale_of(params, c));
   pack_probabilities<kLastKeys>(c);
   if constexpr (kQueriesInRegisters) take_queries(c, t);
 }
@@ -318,15 +346,15 @@ __device__ __forceinline__ void step(const fa3_forward_params &params, const lay
   issue_output<kPlain ? kTileK : kLastKeys>(c, v_at);
   wgmma_commit();
   c.accumulate = true;
-  if (kLazily) softmax_set_bounds(c.rows, params.scale);
+  if (kLazily) softmax_set_bounds(c.rows, scale_of(params, c));
   count_step(m, c);
   wgmma_wait<1>();
   take_scores(m, c, t, n);
   if (!kPlain && !kShortTile) adjust_scores<kTileK>(params, w, c, n);
   if (kLazily)
-    softmax_lazily(m, c, params.scale);
+    softmax_lazily(m, c, scale_of(params, c));
   else
-    softmax_always(m, c, params.scale);
+    softmax_always(m, c, scale_of(params, c));
   pack_probabilities<kTileK>(c);
 }
 
@@ -341,7 +369,7 @@ __device__ __forceinline__ int plain_steps(const fa3_forward_params &params, con
   softmax_leave_bases(c.rows, c.bases);
   for (; n >= begin; --n) step<true, true>(params, m, w, c, t, n);
   if (c.grown) rescale_output(c);
-  softmax_take_bases(c.rows, c.bases, params.scale);
+  softmax_take_bases(c.rows, c.bases, scale_of(params, c));
   return n;
 }
 
@@ -364,7 +392,8 @@ __device__ __forceinline__ void end_tile(const fa3_forward_params &params, const
   if (kShortTile) wgmma_fence();
   wgmma_commit();
   if (!kLazyRescale) softmax_leave_bases(c.rows, c.bases);
-  finish_rows(params, w, c.warpgroup, c.rows, params.scale, c.out, thread_again());
+  finish_rows(params, w, c.warpgroup, c.rows, scale_of(params, c), c.out, thread_again());
+  if (kUnpacked) scale_output(head_scales(params, w).value, c.out);
   c.pending = true;
   c.product = true;
 }
@@ -375,7 +404,7 @@ __device__ __forceinline__ void skip_tile(const fa3_forward_params &params, cons
 #pragma unroll
   for (int i = 0; i < kHeadDimV / 2; ++i) c.out.o[i] = 0.0f;
   ring_release(c.q, t);
-  finish_rows(params, w, c.warpgroup, c.rows, params.scale, c.out, thread_again());
+  finish_rows(params, w, c.warpgroup, c.rows, scale_of(params, c), c.out, thread_again());
   c.pending = true;
 }
 
@@ -406,7 +435,7 @@ __device__ __forceinline__ void attend(const fa3_forward_params &params, const l
     if (c.product) ring_release(m.v, c.used - 1);
     c.product = false;
     const bool joined = !last && c.left_over == 0 && c.tiles.begin < c.tiles.end && n < c.tiles.end;
-#if FA3_PAGES
+#if FA3_SPLITS
     if (c.pending && !is_whole(work_of(t - 1))) {
       store_part(params, work_of(t - 1), warpgroup, c.out, thread_again());
       finish_work(m, t - 1);
@@ -424,7 +453,8 @@ __device__ __forceinline__ void attend(const fa3_forward_params &params, const l
     ring_wait_full(c.q, t);
     const int stop = max(c.tiles.end, tiles_begin);
     for (; n >= stop; --n) pass_over(m, c);
-    c.rows = {{params.scale.none, params.scale.none}, {0.0f, 0.0f}, {0.0f, 0.0f}};
+    if (kUnpacked) c.scale = scale_times(params.scale, head_scales(params, w).key);
+    c.rows = {{scale_of(params, c).none, scale_of(params, c).none}, {0.0f, 0.0f}, {0.0f, 0.0f}};
     if (c.tiles.begin >= c.tiles.end) {
       skip_tile(params, m, w, c, t);
       continue;

@@ -9,10 +9,10 @@
 
 // Only the variants with code for pages deal keys out.
 __device__ __forceinline__ bool keys_are_dealt(const fa3_forward_params &params) {
-  return FA3_PAGES && params.deal.shares > 0;
+  return FA3_SPLITS && params.deal.shares > 0;
 }
 
-#if FA3_PAGES
+#if FA3_SPLITS
 // A share is so many units. A unit is a tile of keys, or stands for what a tile takes beside its
 // keys. The tiles of a team lie side by side: blocks of rows of a head, which read the same keys,
 // and neighbouring heads.

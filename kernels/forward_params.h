@@ -34,6 +34,11 @@ typedef struct {
   FA3_ALIGN(128) unsigned char opaque[128];
 } fa3_tensor_map;
 
+/* What the codes of a head's keys, and of its values, are multiplied by. */
+typedef struct {
+  float key, value;
+} fa3_head_scales;
+
 /* Key or value in pages, for threads that copy: a row begins page * page_steps + row * row_steps +
  * head * head_steps steps behind `data`, less than 2^32 - 1. */
 typedef struct {
@@ -92,6 +97,9 @@ typedef struct {
     int team;                /* tiles whose shares are side by side; heads are a multiple of it */
     fa3_combine_tile *begun; /* of each share */
   } deal;
+
+  const fa3_head_scales *unpacked; /* of unpacked codes: of each sequence's key heads */
+  int heads_k;
 } fa3_forward_params;
 
 /* Where keys are dealt out, in tiles of keys: what a tile counts for beside its own, and what it

@@ -9,8 +9,12 @@
 #include "registers.cuh"
 #include "ring.cuh"
 
-// Kernels of 16 bits with code for pages can share keys out too.
-#define FA3_SPLITS (FA3_PAGES && !FA3_E4M3)
+// Kernels of 16 bits with code for pages can share keys out too, and those for unpacked codes.
+#if (FA3_PAGES || FA3_UNPACKED) && !FA3_E4M3
+#define FA3_SPLITS 1
+#else
+#define FA3_SPLITS 0
+#endif
 
 extern __shared__ __align__(1024) unsigned char shared[];
 

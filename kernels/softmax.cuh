@@ -12,6 +12,21 @@
 #include "registers.cuh"
 #include "softmax_scale.h"
 
+// The same of products that are to be multiplied by `factor` besides, which is positive, zero or
+// NaN (make_softmax_scale).
+__device__ __forceinline__ fa3_softmax_scale scale_times(const fa3_softmax_scale &scale,
+                                                         float factor) {
+  constexpr float kLeastFactor = 1e-37f, kLargestExponent = 0x1p22f, kLeastExponent = -1.7e38f;
+  factor = max_nan(factor, kLeastFactor);
+  fa3_softmax_scale times;
+  times.natural = scale.natural * factor;
+  times.log2 = scale.log2 * factor;
+  times.inverse = fminf(reciprocal_unit(times.log2), FLT_MAX);
+  times.limit = fminf(kLargestExponent * times.inverse, FLT_MAX);
+  times.none = times.log2 > 1.0f ? kLeastExponent * times.inverse : kLeastExponent;
+  return times;
+}
+
 // A row that has seen no key, where scores times their scale stay below 1.7e38. Finite, so that a
 // masked score (-inf) less this is still -inf, and below any score.
 #define FA3_NO_REFERENCE (-1.7e38f)

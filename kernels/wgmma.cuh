@@ -14,6 +14,12 @@
 #else
 #define WGMMA_TYPES "f32.f16.f16"
 #endif
+// Of P V: unpacked codes of values are float16, whatever queries are.
+#if FA3_UNPACKED
+#define WGMMA_VALUE_TYPES "f32.f16.f16"
+#else
+#define WGMMA_VALUE_TYPES WGMMA_TYPES
+#endif
 
 // PTX ISA, "wgmma.fence": orders register accesses before it and wgmma after it.
 __device__ __forceinline__ void wgmma_fence(void) {
@@ -129,40 +135,44 @@ __device__ __forceinline__ void wgmma_shared(float (&d)[kColumns / 2], uint32_t 
 // D = A B + D with A in registers (the layout of D above, packed in pairs) and B
 // in shared memory. B's rows run along N (it is read transposed), as P V needs it, or else along K,
 // as Q K^T needs it.
-#define WGMMA_REGISTERS(columns, right, list, a, b, flag, ...)                                    \
-  asm volatile("{\n\t.reg .pred p;\n\t.reg .b64 b;\n\tsetp.ne.b32 p, " flag                       \
-               ", 0;\n\t"                                                                         \
-               "mov.b64 b, {" b                                                                   \
-               "};\n\t"                                                                           \
-               "wgmma.mma_async.sync.aligned.m64n" #columns "k16." WGMMA_TYPES " {" list "}, {" a \
-               "}, b, p, 1, 1, " #right ";\n\t}"                                                  \
-               : __VA_ARGS__                                                                      \
-               : "r"(a_tile[0]), "r"(a_tile[1]), "r"(a_tile[2]), "r"(a_tile[3]), "r"(b_tile),     \
+#define WGMMA_REGISTERS(columns, right, types, list, a, b, flag, ...)                         \
+  asm volatile("{\n\t.reg .pred p;\n\t.reg .b64 b;\n\tsetp.ne.b32 p, " flag                   \
+               ", 0;\n\t"                                                                     \
+               "mov.b64 b, {" b                                                               \
+               "};\n\t"                                                                       \
+               "wgmma.mma_async.sync.aligned.m64n" #columns "k16." types " {" list "}, {" a   \
+               "}, b, p, 1, 1, " #right ";\n\t}"                                              \
+               : __VA_ARGS__                                                                  \
+               : "r"(a_tile[0]), "r"(a_tile[1]), "r"(a_tile[2]), "r"(a_tile[3]), "r"(b_tile), \
                  "r"(high), "r"(accumulate))
 
 template <int kColumns, bool kRight = true>
 __device__ __forceinline__ void wgmma_registers(float (&d)[kColumns / 2], const uint32_t *a_tile,
                                                 uint32_t b_tile, uint32_t high, int accumulate) {
   if constexpr (kColumns == 32 && !kRight)
-    WGMMA_REGISTERS(32, 0, WGMMA_LIST16, "%16,%17,%18,%19", "%20,%21", "%22", WGMMA_OUT8(d, 0),
-                    WGMMA_OUT8(d, 8));
+    WGMMA_REGISTERS(32, 0, WGMMA_TYPES, WGMMA_LIST16, "%16,%17,%18,%19", "%20,%21", "%22",
+                    WGMMA_OUT8(d, 0), WGMMA_OUT8(d, 8));
   else if constexpr (kColumns == 64 && kRight)
-    WGMMA_REGISTERS(64, 1, WGMMA_LIST32, "%32,%33,%34,%35", "%36,%37", "%38", WGMMA_OUT32(d, 0));
+    WGMMA_REGISTERS(64, 1, WGMMA_VALUE_TYPES, WGMMA_LIST32, "%32,%33,%34,%35", "%36,%37", "%38",
+                    WGMMA_OUT32(d, 0));
   else if constexpr (kColumns == 64)
-    WGMMA_REGISTERS(64, 0, WGMMA_LIST32, "%32,%33,%34,%35", "%36,%37", "%38", WGMMA_OUT32(d, 0));
+    WGMMA_REGISTERS(64, 0, WGMMA_TYPES, WGMMA_LIST32, "%32,%33,%34,%35", "%36,%37", "%38",
+                    WGMMA_OUT32(d, 0));
   else if constexpr (kColumns == 96 && kRight)
-    WGMMA_REGISTERS(96, 1, WGMMA_LIST48, "%48,%49,%50,%51", "%52,%53", "%54", WGMMA_OUT32(d, 0),
-                    WGMMA_OUT8(d, 32), WGMMA_OUT8(d, 40));
+    WGMMA_REGISTERS(96, 1, WGMMA_VALUE_TYPES, WGMMA_LIST48, "%48,%49,%50,%51", "%52,%53", "%54",
+                    WGMMA_OUT32(d, 0), WGMMA_OUT8(d, 32), WGMMA_OUT8(d, 40));
   else if constexpr (kColumns == 128 && kRight)
-    WGMMA_REGISTERS(128, 1, WGMMA_LIST64, "%64,%65,%66,%67", "%68,%69", "%70", WGMMA_OUT64(d, 0));
+    WGMMA_REGISTERS(128, 1, WGMMA_VALUE_TYPES, WGMMA_LIST64, "%64,%65,%66,%67", "%68,%69", "%70",
+                    WGMMA_OUT64(d, 0));
   else if constexpr (kColumns == 128)
-    WGMMA_REGISTERS(128, 0, WGMMA_LIST64, "%64,%65,%66,%67", "%68,%69", "%70", WGMMA_OUT64(d, 0));
+    WGMMA_REGISTERS(128, 0, WGMMA_TYPES, WGMMA_LIST64, "%64,%65,%66,%67", "%68,%69", "%70",
+                    WGMMA_OUT64(d, 0));
   else if constexpr (kColumns == 192 && kRight)
-    WGMMA_REGISTERS(192, 1, WGMMA_LIST96, "%96,%97,%98,%99", "%100,%101", "%102", WGMMA_OUT64(d, 0),
-                    WGMMA_OUT32(d, 64));
+    WGMMA_REGISTERS(192, 1, WGMMA_VALUE_TYPES, WGMMA_LIST96, "%96,%97,%98,%99", "%100,%101", "%102",
+                    WGMMA_OUT64(d, 0), WGMMA_OUT32(d, 64));
   else if constexpr (kColumns == 256 && kRight)
-    WGMMA_REGISTERS(256, 1, WGMMA_LIST128, "%128,%129,%130,%131", "%132,%133", "%134",
-                    WGMMA_OUT64(d, 0), WGMMA_OUT64(d, 64));
+    WGMMA_REGISTERS(256, 1, WGMMA_VALUE_TYPES, WGMMA_LIST128, "%128,%129,%130,%131", "%132,%133",
+                    "%134", WGMMA_OUT64(d, 0), WGMMA_OUT64(d, 64));
   else
     static_assert(kColumns == 96, "no wrapper for this width");
 }

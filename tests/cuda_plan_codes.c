@@ -52,6 +52,7 @@ static void test_chunks(void **state) {
                      cases[i].heads_k, cases[i].head_dim, cases[i].head_dim);
     problem.rows_k = problem.max_seqlen_k = cases[i].keys;
     problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;
+    problem.key_scale_rows = 1;
     assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
     assert_true(plan.decodes);
     assert_true((plan.decode.chunk != NULL) == (cases[i].tiles > 0));
@@ -67,10 +68,80 @@ static void test_chunks(void **state) {
   struct problem problem = make_problem(FA3_BFLOAT16, 2, 512, 32, 8, 128, 128);
   problem.rows_k = problem.max_seqlen_k = 8192;
   problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;
+  problem.key_scale_rows = 1;
   problem.cu_seqlens_q = starts;
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
   assert_true(plan.decode.kernel && plan.decode.chunk && plan.decode.most_queries == 4);
   assert_int_equal(plan.decode.chunk_splits, 1);
+}
+
+/* Codes of one scale for each head under queries of 16 bits are unpacked for the forward kernel,
+ * where so many rows read them that this is faster. */
+static void test_unpacked(void **state) {
+  (void)state;
+  static const struct {
+    int64_t batch, queries, keys, heads_q, heads_k, head_dim;
+    bool unpacked;
+  } cases[] = {{1, 512, 8192, 32, 8, 128, true},    {1, 2048, 8192, 32, 8, 128, true},
+               {1, 256, 8192, 32, 8, 64, true},     {1, 256, 8192, 32, 8, 256, true},
+               {1, 512, 131072, 32, 8, 128, true},  {1, 2048, 2048, 32, 8, 128, true},
+               {1, 64, 8192, 32, 8, 128, false},    {1, 128, 2048, 32, 8, 128, false},
+               {4, 256, 8192, 8, 8, 128, false},    {2, 512, 131072, 32, 8, 128, false},
+               {65536, 1024, 100, 8, 1, 64, false}, {1, 512, 8192, 32, 8, 192, true}};
+  struct cuda_plan plan;
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    struct problem problem =
+        make_problem(FA3_BFLOAT16, cases[i].batch, cases[i].queries, cases[i].heads_q,
+                     cases[i].heads_k, cases[i].head_dim, cases[i].head_dim);
+    problem.rows_k = problem.max_seqlen_k = cases[i].keys;
+    problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;
+    assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+    assert_int_equal(plan.decodes, !cases[i].unpacked);
+    if (plan.decodes) continue;
+    assert_non_null(plan.forward.unpack.kernel);
+    assert_int_equal(plan.forward.kernel->unpacked, 1);
+    assert_in_range(plan.forward.kernel->head_dim, cases[i].head_dim, 256);
+    assert_null(plan.forward.few.kernel);
+  }
+  static const int32_t lengths[3];
+  static float scale;
+  enum {
+    ALL_ALIKE,
+    PAGES,
+    PACKED,
+    PAGE_SCALES,
+    ROWS,
+    CAP,
+    FLOATS,
+    PADDED,
+    KEYS,
+    MINUS,
+    PARTS,
+    ALL
+  };
+  for (int other = ALL_ALIKE; other < ALL; other++) {
+    struct problem problem = make_problem(FA3_FLOAT16, 2, 512, 32, 8, 128, 128);
+    problem.rows_k = problem.max_seqlen_k = 8192;
+    problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;
+    problem.key_scale = (struct operand){
+        .data = (char *)&scale, .dtype = FA3_FLOAT32, .batch = 100, .stride_head = 1};
+    if (other == PAGES || other == PACKED || other == PAGE_SCALES) {
+      problem.features |= FA3_FEATURE_PAGE_TABLE;
+      problem.key.rows = problem.value.rows = 1; /* any size is */
+    }
+    if (other == PACKED) problem.cu_seqlens_q = lengths;
+    if (other == PAGE_SCALES) problem.key_scale.stride_batch = 8;
+    if (other == ROWS) problem.value_scale_rows = 128;
+    if (other == CAP) problem.softcap = 5;
+    if (other == FLOATS) problem.output.dtype = FA3_FLOAT32;
+    if (other == PADDED) problem.leftpad_k = lengths;
+    if (other == KEYS) problem.cu_seqlens_k = lengths;
+    if (other == MINUS) problem.scale = -1;
+    if (other == PARTS) problem.split_keys = 1024;
+    assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
+    assert_int_equal(plan.decodes, other > PACKED);
+    if (other == PACKED) assert_int_equal(plan.forward.few.most_queries, 4);
+  }
 }
 
 /* Queries of codes whose tiles would leave most multiprocessors without work: the kernels for
@@ -357,6 +428,7 @@ int main(void) {
       cmocka_unit_test(test_one_step),
       cmocka_unit_test(test_codes),
       cmocka_unit_test(test_chunks),
+      cmocka_unit_test(test_unpacked),
       cmocka_unit_test(test_few_tiles),
       cmocka_unit_test(test_scales_of_heads),
       cmocka_unit_test(test_transposed_values),

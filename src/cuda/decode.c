@@ -99,8 +99,7 @@ static int64_t rows_of_scale(int64_t rows) {
   return smaller(larger(rows, 1), INT32_MAX);
 }
 
-/* What does not depend on the plan. `heads_k`: as many as blocks count. */
-static fa3_decode_fp8_params make_params(const struct problem *problem, int64_t heads_k) {
+fa3_decode_fp8_params make_cache_params(const struct problem *problem, int64_t heads_k) {
   const struct scales scales = make_scales((double)problem->scale, (double)problem->softcap);
   const struct operand *output = &problem->output, *lse = &problem->lse;
   const bool paged = has_pages(problem);
@@ -166,7 +165,7 @@ static fa3_decode_append_params join_append(const struct problem *problem,
 static fa3_status launch_few(const struct cuda_scope *scope, const struct problem *problem,
                              const struct decode_plan *plan, char *workspace) {
   const int64_t heads_k = problem->heads_k / decode_heads(plan->kernel);
-  fa3_decode_fp8_params fp8 = make_params(problem, heads_k);
+  fa3_decode_fp8_params fp8 = make_cache_params(problem, heads_k);
   fa3_decode_params *params = &fp8.decode; /* what the kernel for 16 bits takes */
   params->most_queries = plan->most_queries;
   params->row_tiles = make_divisor(larger(plan->row_tiles, 1));
@@ -227,7 +226,7 @@ static fa3_status launch_few(const struct cuda_scope *scope, const struct proble
 
 static fa3_status launch_chunk(const struct cuda_scope *scope, const struct problem *problem,
                                const struct decode_plan *plan, char *workspace) {
-  fa3_decode_fp8_params fp8 = make_params(problem, problem->heads_k);
+  fa3_decode_fp8_params fp8 = make_cache_params(problem, problem->heads_k);
   fp8.few_queries = plan->kernel ? plan->most_queries : 0;
   fp8.decode.most_queries = INT32_MAX;
   fp8.decode.row_tiles = make_divisor(larger(plan->chunk_tiles, 1));

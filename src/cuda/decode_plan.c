@@ -3,6 +3,7 @@
 #include <inttypes.h>
 
 #include "cuda/decode_splits.h"
+#include "cuda/forward_splits.h"
 #include "cuda/kernels.h"
 #include "cuda/limits.h"
 #include "cuda/plan.h"
@@ -125,9 +126,7 @@ static bool forward_may_take_pages(const struct problem *problem) {
          problem->value_scale_rows == 0 && problem->value_scale.stride_batch == 0;
 }
 
-/* Whether a call has chunks: more rows of codes than a block of decode_fp8 takes, and much to read
- * again for each block. Splits by a fixed number of keys are decode_fp8's, for all queries. */
-static bool has_chunks(const struct problem *problem) {
+bool decode_has_chunks(const struct problem *problem) {
   return decode_has_codes(problem) && !problem->split_keys &&
          decode_row_tiles(problem, longest_query(problem)) > 1 &&
          count_tile_keys(problem) > (double)few_tile_keys_of_codes;
@@ -146,7 +145,7 @@ bool decode_takes(const struct problem *problem) {
   const int64_t tiles = decode_row_tiles(problem, longest_query(problem));
   const bool paged = has_pages(problem);
   if (problem->query.dtype == FA3_FLOAT8_E4M3)
-    return paged ? !has_chunks(problem) || !forward_may_take_pages(problem)
+    return paged ? !decode_has_chunks(problem) || !forward_may_take_pages(problem)
                  : problem->split_keys || tiles <= 1;
   /* There is no forward kernel for codes under wider queries. */
   if (problem->key.dtype == FA3_FLOAT8_E4M3) return true;
@@ -160,7 +159,7 @@ bool decode_takes(const struct problem *problem) {
 
 static const struct kernel *find_chunk_kernel(const struct problem *problem,
                                               const struct cuda_facts *facts) {
-  if (!has_chunks(problem)) return NULL;
+  if (!decode_has_chunks(problem)) return NULL;
   const bool few = decode_rows(problem, longest_query(problem)) <= FA3_SPECULATIVE_FP8_ROWS;
   /* At head dim 256 two blocks of decode_fp8 are as fast. */
   if (few && problem->head_dim > 128) return NULL;
@@ -176,7 +175,7 @@ static const struct kernel *find_chunk_kernel(const struct problem *problem,
 }
 
 int64_t chunk_rows(const struct problem *problem, const struct cuda_facts *facts) {
-  if (!has_chunks(problem)) return 0;
+  if (!decode_has_chunks(problem)) return 0;
   return chunk_blocks * (int64_t)facts->most_multiprocessors * FA3_CHUNK_FP8_ROWS;
 }
 
@@ -256,9 +255,7 @@ static fa3_status plan_chunk(const struct problem *problem, const struct cuda_fa
   return FA3_OK;
 }
 
-/* Codes are taken where they lie: a copy would cost more than the call. Strides are counted in 32
- * bits, as units of 16 bytes. */
-static fa3_status check_inputs(const struct problem *problem) {
+fa3_status decode_check_inputs(const struct problem *problem) {
   static const enum tensor inputs[] = {TENSOR_query, TENSOR_key, TENSOR_value};
   for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++) {
     const struct operand *operand = problem_operand(problem, inputs[i]);
@@ -279,6 +276,22 @@ static fa3_status check_inputs(const struct problem *problem) {
                        tensor_rows[inputs[i]].name);
   }
   return FA3_OK;
+}
+
+/* Room for parts of rows, and for what calls have whose codes are unpacked. */
+static fa3_status reserve_chunks(const struct problem *problem, const struct cuda_facts *facts,
+                                 struct cuda_plan *plan) {
+  struct decode_plan *decode = &plan->decode;
+  size_t *size = &plan->workspace_size;
+  int64_t rows = chunk_rows(problem, facts);
+  if (may_unpack(problem, facts)) {
+    const struct problem unpacked = unpacked_problem(problem, &decode->unpack, NULL);
+    struct reservation counter;
+    rows = larger(rows, forward_split_rows(&unpacked, facts));
+    TRY(reserve_counter(problem, &counter, size));
+  }
+  TRY(reserve_unpacked(problem, facts, &decode->unpack, size));
+  return reserve_splits(problem, facts, rows, &decode->room, size);
 }
 
 fa3_status plan_decode(const struct problem *problem, const struct cuda_facts *facts,
@@ -305,14 +318,13 @@ fa3_status plan_decode(const struct problem *problem, const struct cuda_facts *f
     return no_kernel(problem->head_dim, problem->value_head_dim);
   TRY(check_lengths(problem));
   TRY(check_scale(problem));
-  TRY(check_inputs(problem));
+  TRY(decode_check_inputs(problem));
   /* Kernels count the rows of a head of keys in 32 bits. */
   if (decode_rows(problem, longest_query(problem)) > MAX_TILES)
     return decode_too_many_tiles(problem);
   if (decode->kernel) TRY(plan_decode_splits(problem, facts, decode));
   if (decode->chunk) TRY(plan_chunk(problem, facts, decode));
-  TRY(reserve_splits(problem, facts, chunk_rows(problem, facts), &decode->room,
-                     &plan->workspace_size));
+  TRY(reserve_chunks(problem, facts, plan));
   return plan_staging(problem, demands, count, &plan->staging, &plan->workspace_size);
 }
 
@@ -327,7 +339,7 @@ fa3_status plan_few_queries(const struct problem *problem, const struct cuda_fac
       find_decode_kernel(facts->architecture, problem->key.dtype, problem->head_dim,
                          problem->value_head_dim, problem->softcap > 0, FA3_DECODE_ROWS);
   const struct error_message before = error_keep();
-  if (!kernel || check_inputs(problem)) {
+  if (!kernel || decode_check_inputs(problem)) {
     error_put_back(&before);
     return FA3_OK;
   }

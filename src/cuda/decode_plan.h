@@ -3,6 +3,7 @@
 #define FA3_SRC_CUDA_DECODE_PLAN_H
 
 #include "cuda/staging.h"
+#include "cuda/unpack.h"
 
 struct cuda_facts;
 struct cuda_plan;
@@ -35,6 +36,7 @@ struct decode_plan {
   int32_t chunk_splits; /* of a sequence's keys, which `combine` puts together */
   int32_t chunk_blocks; /* that all keys are dealt out to, as `blocks` */
   struct split_room room;
+  struct unpack_plan unpack; /* room that such calls have, without a kernel */
 };
 
 /* The kernel for keys of that dtype, and so many rows: queries of a sequence times query heads of a
@@ -50,6 +52,14 @@ int32_t decode_threads(const struct kernel *kernel);
 
 /* Threads of a block of the kernel for chunks. */
 int32_t chunk_threads(const struct kernel *kernel);
+
+/* Whether a call has chunks: more rows of codes than a block of decode_fp8 takes, and much to read
+ * again for each block. Splits by a fixed number of keys are decode_fp8's, for all queries. */
+bool decode_has_chunks(const struct problem *problem);
+
+/* FA3_UNSUPPORTED for tensors that these kernels do not take. Codes are taken where they lie: a
+ * copy would cost more than the call. Strides are counted in 32 bits, as units of 16 bytes. */
+fa3_status decode_check_inputs(const struct problem *problem);
 
 /* Whether the decode kernel is for this call. */
 bool decode_takes(const struct problem *problem);

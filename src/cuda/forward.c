@@ -131,6 +131,11 @@ static fa3_status launch_attention(const struct call *call) {
     params.deal.team = plan->team;
     params.deal.begun = (fa3_combine_tile *)(void *)(call->workspace + plan->room.parts.offset);
   }
+  if (plan->unpack.kernel) {
+    params.unpacked =
+        (const fa3_head_scales *)(const void *)(call->workspace + plan->unpack.scales.offset);
+    params.heads_k = (int)problem->heads_k;
+  }
   if (plan->counted) TRY(set_tile_counter(call, &params));
   struct grid grid = {.x = (unsigned)plan->workers,
                       .y = 1,
@@ -163,10 +168,16 @@ fa3_status launch_forward(const struct cuda_scope *scope, const struct problem *
                           const struct cuda_plan *cuda_plan, char *workspace) {
   const struct forward_plan *plan = &cuda_plan->forward;
   if (cuda_plan->decodes) return launch_decode(scope, problem, &cuda_plan->decode, workspace);
-  const struct call call = {
-      .scope = scope, .problem = problem, .plan = plan, .workspace = workspace};
+  struct call call = {.scope = scope, .problem = problem, .plan = plan, .workspace = workspace};
   if (!plan->workers) return FA3_OK;
   if (plan->few.kernel) TRY(launch_decode(scope, problem, &plan->few, workspace));
+  struct problem unpacked;
+  if (plan->unpack.kernel) {
+    const int32_t few_queries = plan->few.kernel ? plan->few.most_queries : 0;
+    TRY(launch_unpack(scope, problem, &plan->unpack, few_queries, workspace));
+    unpacked = unpacked_problem(problem, &plan->unpack, workspace);
+    call.problem = problem = &unpacked;
+  }
   TRY(launch_attention(&call));
   if (!plan->combine) return FA3_OK;
   fa3_combine_params params = make_combine_params(problem, &plan->room, workspace, plan->splits);

@@ -268,15 +268,15 @@ static fa3_status plan_pages(const struct problem *problem, struct forward_plan 
   return make_paged_tensor(&problem->value, "value", &tensor);
 }
 
-/* Tiles of unequal length go to whoever is free. */
-static fa3_status reserve_counter(const struct problem *problem, struct forward_plan *plan,
-                                  size_t *size) {
-  if (!plan->tiles.uneven && !queries_vary(problem) && !keys_vary(problem)) return FA3_OK;
-  return reserve(size, &plan->next_tile, "a counter", 1, 1, sizeof(uint32_t));
+fa3_status reserve_counter(const struct problem *problem, struct reservation *counter,
+                           size_t *workspace_size) {
+  if (problem->window_right >= MASK_UNBOUNDED && !queries_vary(problem) && !keys_vary(problem))
+    return FA3_OK;
+  return reserve(workspace_size, counter, "a counter", 1, 1, sizeof(uint32_t));
 }
 
 static fa3_status plan_workspace(const struct problem *problem, const struct cuda_facts *facts,
-                                 struct cuda_plan *plan) {
+                                 int64_t split_rows, struct cuda_plan *plan) {
   size_t *size = &plan->workspace_size;
   /* Of a negative scale the kernel takes the size, and minus the query. */
   const struct demand demands[] = {{TENSOR_query, problem->scale < 0 ? FORM_MINUS : FORM_TMA},
@@ -284,18 +284,18 @@ static fa3_status plan_workspace(const struct problem *problem, const struct cud
                                    {TENSOR_value, FORM_TMA},
                                    {TENSOR_output, FORM_TMA},
                                    {TENSOR_sink, FORM_FLOATS}};
-  TRY(reserve_splits(problem, facts, forward_split_rows(problem, facts), &plan->forward.room,
-                     size));
+  TRY(reserve_splits(problem, facts, split_rows, &plan->forward.room, size));
   return plan_staging(problem, demands, sizeof demands / sizeof *demands, &plan->staging, size);
 }
 
-/* The kernels with code for pages can share keys out. */
+/* The kernels with code for pages can share keys out, and those for unpacked codes. */
 static fa3_status plan_splits(const struct problem *problem, const struct cuda_facts *facts,
                               struct forward_plan *plan) {
   plan_forward_splits(problem, facts, may_share_tiles(problem), plan);
   if (plan->splits == 1 && !plan->shares) return FA3_OK;
   plan->combine = find_kernel(
       &(struct kernel_need){.kind = &combine_kind, .architecture = facts->architecture});
+  if (plan->kernel->unpacked) return FA3_OK;
   return find_forward_kernel(facts->architecture, problem->query.dtype, problem->head_dim,
                              problem->value_head_dim, problem->features | FA3_FEATURE_PAGE_TABLE,
                              false, &plan->kernel);
@@ -340,10 +340,38 @@ static void plan_grid(const struct cuda_facts *facts, struct forward_plan *plan)
   plan->counted = plan->next_tile.used && tiles > plan->workers && !plan->shares;
 }
 
+/* On unpacked codes. Few queries beside others are for the kernels on codes. */
+static fa3_status plan_unpacked(const struct problem *codes, const struct cuda_facts *facts,
+                                struct cuda_plan *plan) {
+  struct forward_plan *forward = &plan->forward;
+  *plan = (struct cuda_plan){.forward = {.splits = 1}};
+  const struct problem problem = unpacked_problem(codes, &forward->unpack, NULL);
+  forward->kernel = find_kernel(&(struct kernel_need){.kind = &forward_kind,
+                                                      .architecture = facts->architecture,
+                                                      .dtype = problem.query.dtype,
+                                                      .head_dim = problem.head_dim,
+                                                      .value_head_dim = problem.value_head_dim,
+                                                      .unpacked = true});
+  if (!forward->kernel) return no_kernel(problem.head_dim, problem.value_head_dim);
+  TRY(check_lengths(codes));
+  TRY(check_scale(codes));
+  TRY(decode_check_inputs(codes));
+  TRY(plan_tiles(&problem, facts, forward));
+  TRY(plan_few_queries(codes, facts, &forward->few));
+  TRY(plan_splits(&problem, facts, forward));
+  TRY(reserve_unpacked(codes, facts, &forward->unpack, &plan->workspace_size));
+  TRY(reserve_counter(&problem, &forward->next_tile, &plan->workspace_size));
+  TRY(plan_workspace(&problem, facts,
+                     larger(chunk_rows(codes, facts), forward_split_rows(&problem, facts)), plan));
+  plan_grid(facts, forward);
+  return FA3_OK;
+}
+
 fa3_status plan_forward(const struct problem *problem, const struct cuda_facts *facts,
                         struct cuda_plan *plan) {
   struct forward_plan *forward = &plan->forward;
   const bool fp8 = problem->query.dtype == FA3_FLOAT8_E4M3;
+  if (unpacking_pays(problem, facts)) return plan_unpacked(problem, facts, plan);
   if (decode_takes(problem)) return plan_decode(problem, facts, plan);
   *plan = (struct cuda_plan){.forward = {.splits = 1}};
   TRY(find_forward_kernel(
@@ -358,7 +386,7 @@ fa3_status plan_forward(const struct problem *problem, const struct cuda_facts *
   if (fp8) take_one_step(problem, facts, forward);
   TRY(plan_tiles(problem, facts, forward));
   TRY(plan_pages(problem, forward));
-  TRY(reserve_counter(problem, forward, &plan->workspace_size));
+  TRY(reserve_counter(problem, &forward->next_tile, &plan->workspace_size));
   if (fp8) {
     TRY(plan_codes(problem, facts, largest, plan));
   } else {
@@ -366,7 +394,7 @@ fa3_status plan_forward(const struct problem *problem, const struct cuda_facts *
     TRY(plan_splits(problem, facts, forward));
     take_short_tile(problem, forward);
     take_diagonal(problem, forward);
-    TRY(plan_workspace(problem, facts, plan));
+    TRY(plan_workspace(problem, facts, forward_split_rows(problem, facts), plan));
   }
   plan_grid(facts, forward);
   if (fp8) take_kernels_for_caches(problem, facts, plan);

@@ -25,8 +25,9 @@ struct forward_plan {
   struct reservation next_tile; /* for a counter that tiles are taken from */
   bool counted;                 /* blocks take them from a counter */
   struct transpose_plan transpose;
-  struct reservation sums; /* of the FP8 kernel, where shared memory has no room for them */
-  struct decode_plan few;  /* of sequences with few queries beside others; without a kernel: none */
+  struct reservation sums;   /* of the FP8 kernel, where shared memory has no room for them */
+  struct unpack_plan unpack; /* of a cache of codes; without a kernel: none */
+  struct decode_plan few; /* of sequences with few queries beside others; without a kernel: none */
 };
 
 /* FA3_UNSUPPORTED if there is none. `head_scales`: codes of keys and values have no scale of fewer
@@ -41,6 +42,10 @@ fa3_status supports_forward(const fa3_capability *capability);
  * steps. */
 fa3_status make_paged_tensor(const struct operand *operand, const char *name,
                              fa3_paged_tensor *tensor);
+
+/* Tiles of unequal length go to whoever is free: room for a counter of them, if there are such. */
+fa3_status reserve_counter(const struct problem *problem, struct reservation *counter,
+                           size_t *workspace_size);
 
 /* FA3_UNSUPPORTED or FA3_INVALID_LENGTHS, with the reason, for what no kernel can do. */
 fa3_status plan_forward(const struct problem *problem, const struct cuda_facts *facts,

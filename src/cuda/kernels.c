@@ -77,11 +77,12 @@ const struct kernel *find_kernel(const struct kernel_need *need) {
         kernel->value_head_dim >= need->value_head_dim && (kernel->softcap || !need->softcap) &&
         (kernel->pages || !need->pages) && (!kernel->head_scales || need->head_scales) &&
         kernel->small_tiles == need->small_tiles && kernel->transposed == need->transposed &&
-        kernel->by_head == need->by_head && kernel->diagonal == need->diagonal &&
-        !kernel->last_keys == !need->last_keys && kernel->last_keys >= need->last_keys &&
-        !kernel->most_keys == !need->most_keys && kernel->most_keys >= need->most_keys &&
-        kernel->heads == need->heads && kernel->warps == need->warps &&
-        kernel->least_queries <= need->queries && kernel->tile_q >= need->tile_q)
+        kernel->unpacked == need->unpacked && kernel->by_head == need->by_head &&
+        kernel->diagonal == need->diagonal && !kernel->last_keys == !need->last_keys &&
+        kernel->last_keys >= need->last_keys && !kernel->most_keys == !need->most_keys &&
+        kernel->most_keys >= need->most_keys && kernel->heads == need->heads &&
+        kernel->warps == need->warps && kernel->least_queries <= need->queries &&
+        kernel->tile_q >= need->tile_q)
       return kernel;
   }
   return NULL;

@@ -11,6 +11,7 @@
 #include "kernels/combine_params.h"
 #include "kernels/decode_params.h"
 #include "kernels/forward_fp8_params.h"
+#include "kernels/unpack_params.h"
 #include "test.h"
 
 enum { BATCH = 2, HEADS_Q = 8, HEADS_K = 2, MOST_LAUNCHES = 256 };
@@ -26,6 +27,8 @@ static fa3_decode_fp8_params decode_params;
 static fa3_decode_append_params joined_params;
 static fa3_forward_fp8_params fp8_params;
 static fa3_transpose_values_params transpose_params;
+static fa3_forward_params forward_params;
+static fa3_unpack_params unpack_params;
 
 static void watch(const struct fake_launch *launch) {
   assert_true(count < MOST_LAUNCHES);
@@ -35,9 +38,11 @@ static void watch(const struct fake_launch *launch) {
   fake_keep(launch, "combine_tiles", &combine_params, sizeof combine_params);
   fake_keep(launch, "decode", &decode_params, sizeof decode_params);
   fake_keep(launch, "decode_append", &joined_params, sizeof joined_params);
+  fake_keep(launch, "forward", &forward_params, sizeof forward_params);
   fake_keep(launch, "forward_fp8", &fp8_params, sizeof fp8_params);
   fake_keep(launch, "speculative_fp8_dealt", &decode_params, sizeof decode_params);
   fake_keep(launch, "transpose_values", &transpose_params, sizeof transpose_params);
+  fake_keep(launch, "unpack", &unpack_params, sizeof unpack_params);
   launches[count++] = *launch;
 }
 
@@ -528,6 +533,57 @@ static void test_dealt_codes(void **state) {
   }
 }
 
+/* Codes of one scale for each head, in pages, under many queries: they are unpacked, and then are
+ * dense. */
+static void test_unpacked(void **state) {
+  (void)state;
+  fa3_forward_args args = make_forward(FA3_FLOAT16, 1000, 0, 128);
+  args.key = args.value = fa3_dense(place(2), FA3_FLOAT8_E4M3, 900, 16, HEADS_K, 128);
+  args.value.data = place(3);
+  args.page_table = matrix(5, FA3_INT32, BATCH, 300);
+  args.seqused_k = fa3_vector(place(6), FA3_INT32, BATCH);
+  args.value_scale = (fa3_tensor){.data = place(7),
+                                  .dtype = FA3_FLOAT32,
+                                  .rank = 2,
+                                  .shape = {900, HEADS_K},
+                                  .strides = {0, 3}};
+  args.num_splits = 1; /* nor are keys dealt out */
+  run_forward(&args);
+  assert_int_equal(count, first + 2);
+  const struct fake_launch *unpack = &launches[first], *attention = &launches[first + 1];
+  assert_string_equal(unpack->function, "unpack");
+  assert_string_equal(attention->function, "forward");
+  const int rows = 300 * 16;
+  assert_grid(unpack, (unsigned)(rows + FA3_UNPACK_KEYS - 1) / FA3_UNPACK_KEYS * HEADS_K, BATCH, 1,
+              FA3_UNPACK_THREADS);
+  const fa3_decode_fp8_params *cache = &unpack_params.cache;
+  assert_int_equal(cache->query, FA3_QUERY_FP16);
+  assert_int_equal(cache->few_queries, 0);
+  assert_int_equal(cache->decode.page_size.divisor, 16);
+  assert_int_equal(cache->decode.pages, 900);
+  assert_int_equal(cache->decode.rows_k, rows);
+  assert_ptr_equal(cache->decode.sequences.page_table, place(5));
+  assert_ptr_equal(cache->decode.sequences.used_k, place(6));
+  assert_null(cache->key_scale.data);
+  assert_ptr_equal(cache->value_scale.data, place(7));
+  assert_int_equal(cache->value_scale.stride_head, 3);
+  assert_int_equal(unpack_params.rows, rows);
+  assert_int_equal(unpack_params.row_threads, 16);
+  const char *const key = (const char *)unpack_params.key;
+  const char *const value = (const char *)unpack_params.value;
+  const char *const end = (const char *)args.workspace + args.workspace_size;
+  const int64_t bytes = (int64_t)BATCH * HEADS_K * rows * 128 * 2;
+  assert_true(key >= (const char *)args.workspace && key + bytes <= value);
+  assert_true(value + bytes <= (const char *)unpack_params.scales);
+  assert_true((const char *)(unpack_params.scales + BATCH * HEADS_K) <= end);
+  assert_ptr_equal(forward_params.unpacked, unpack_params.scales);
+  assert_int_equal(forward_params.heads_k, HEADS_K);
+  assert_int_equal(forward_params.page_size, 0);
+  assert_null(forward_params.sequences.page_table);
+  assert_ptr_equal(forward_params.sequences.used_k, place(6));
+  assert_int_equal(forward_params.clear_value, 1);
+}
+
 /* Calls that take what those above leave out. */
 static void run_the_others(void) {
   fa3_forward_args args = make_forward(FA3_BFLOAT16, 1, 200000, 128);
@@ -537,6 +593,7 @@ static void run_the_others(void) {
   run_forward(&args); /* decode_fp8 */
   args = make_forward(FA3_BFLOAT16, 600, 5000, 128);
   args.key.dtype = args.value.dtype = FA3_FLOAT8_E4M3;
+  args.softcap = 5;
   run_forward(&args); /* chunk_fp8 */
   args = make_forward(FA3_BFLOAT16, 8, 80000, 128);
   args.key.dtype = args.value.dtype = FA3_FLOAT8_E4M3;
@@ -612,6 +669,7 @@ int main(void) {
       cmocka_unit_test(test_combine_many_rows),
       cmocka_unit_test(test_dealt_keys),
       cmocka_unit_test(test_dealt_codes),
+      cmocka_unit_test(test_unpacked),
       cmocka_unit_test(test_every_function),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -19,7 +19,7 @@
 
 enum {
   BATCH = 64,
-  MOST_QUERIES = 256, /* of all sequences */
+  MOST_QUERIES = 512, /* of all sequences */
   HEADS_Q = 8,
   HEADS_K = 2,
   MOST_DIM = 128,
@@ -308,19 +308,19 @@ static void test_mixed_batch(void **state) {
   }
 }
 
-/* Packed queries, at least one of each sequence. */
-static void pack_queries(fa3_forward_args *args, int64_t batch, struct rng *rng) {
+/* So many packed queries, at least one of each sequence. */
+static void pack_queries(fa3_forward_args *args, int64_t batch, int64_t total, struct rng *rng) {
   int64_t most = 0;
   cache->starts[0] = 0;
   for (int64_t b = 0; b < batch; b++) {
-    const int64_t left = BATCH - cache->starts[b] - (batch - b - 1);
+    const int64_t left = total - cache->starts[b] - (batch - b - 1);
     const int64_t queries = b + 1 < batch ? rng_between(rng, 1, left) : left;
     cache->starts[b + 1] = cache->starts[b] + (int32_t)queries;
     if (queries > most) most = queries;
   }
-  args->query = fa3_packed(cache->query, FA3_BFLOAT16, BATCH, HEADS_Q, head_dim);
-  args->output = fa3_packed(cache->output, FA3_BFLOAT16, BATCH, HEADS_Q, head_dim);
-  args->lse = make_matrix(cache->lse, FA3_FLOAT32, HEADS_Q, BATCH);
+  args->query = fa3_packed(cache->query, FA3_BFLOAT16, total, HEADS_Q, head_dim);
+  args->output = fa3_packed(cache->output, FA3_BFLOAT16, total, HEADS_Q, head_dim);
+  args->lse = make_matrix(cache->lse, FA3_FLOAT32, HEADS_Q, total);
   args->cu_seqlens_q = fa3_vector(cache->starts, FA3_INT32, batch + 1);
   args->max_seqlen_q = most;
 }
@@ -341,7 +341,7 @@ static void test_chunks(void **state) {
       fa3_forward_args args = queries_of(kind, batch, queries, cache->output);
       args.lse = fa3_lse(cache->lse, batch, HEADS_Q, queries);
       const bool packed = rng_chance(&rng, 0.4);
-      if (packed) pack_queries(&args, batch, &rng);
+      if (packed) pack_queries(&args, batch, BATCH, &rng);
       if (rng_chance(&rng, 0.5)) args.flags = FA3_CAUSAL;
       if (rng_chance(&rng, 0.2)) {
         args.flags |= FA3_WINDOW;
@@ -402,6 +402,63 @@ static void test_small_chunks(void **state) {
       args.window_left = rng_between(&rng, 0, 3000);
     }
     compare_rows_with_cpu(&args, largest_value(kind), batch * queries);
+  }
+}
+
+/* Every row of the last call's first output that reads a key head is NaN, or none is. */
+static void expect_nan(int64_t rows, int head_k, bool nan) {
+  for (int64_t i = 0; i < rows * row_q; i++)
+    if (i / head_dim % HEADS_Q / (HEADS_Q / HEADS_K) == head_k &&
+        isnan(number(cache->output[i])) != nan)
+      fail_msg("output %" PRId64 " is %g", i, number(cache->output[i]));
+}
+
+/* Codes of one scale for each head under so many queries that they are unpacked ahead: of whole
+ * sequences in pages, beside others with few queries, with lengths that only the device knows, a
+ * window; scales of 0 too. */
+static void test_unpacked(void **state) {
+  (void)state;
+  static const struct {
+    int64_t batch, queries; /* 0: they are packed */
+  } cases[] = {{1, 512}, {2, 256}, {3, 170}, {4, 0}, {9, 0}};
+  enum { CASES = sizeof cases / sizeof *cases };
+  struct rng rng = rng_for(11);
+  const int trials = gpu_trials(4 * CASES);
+  float *const scales[] = {cache->key_scale, cache->value_scale};
+  const float before[] = {scales[0][0], scales[1][0]};
+  for (int trial = 0; trial < trials; trial++) {
+    const int64_t batch = cases[trial % CASES].batch, queries = cases[trial % CASES].queries;
+    const int64_t rows = queries ? batch * queries : MOST_QUERIES;
+    new_lengths(&rng);
+    for (int i = 0; i < 2; i++) scales[i][0] = rng_chance(&rng, 0.2) ? 0 : before[i];
+    fa3_forward_args args = queries_of(HEAD_SCALES, batch, queries ? queries : 1, cache->output);
+    args.lse = fa3_lse(cache->lse, batch, HEADS_Q, queries);
+    if (!queries) pack_queries(&args, batch, rows, &rng);
+    if (rng_chance(&rng, 0.5)) args.sink = fa3_vector(cache->sink, FA3_FLOAT32, HEADS_Q);
+    if (rng_chance(&rng, 0.5)) args.seqused_k = (fa3_tensor){0};
+    if (rng_chance(&rng, 0.5)) args.flags = FA3_CAUSAL;
+    if (rng_chance(&rng, 0.2)) {
+      args.flags |= FA3_WINDOW;
+      args.window_left = rng_between(&rng, 1000, 3000);
+      args.window_right = rng_between(&rng, 0, 10);
+    }
+    compare_rows_with_cpu(&args, largest_value(HEAD_SCALES), rows);
+  }
+  /* A scale of NaN or infinity reaches the rows of its head, and these alone; lse only if it is a
+   * key's. */
+  for (int n = 0; n < 4; n++) {
+    const int i = n % 2;
+    fa3_forward_args args = queries_of(HEAD_SCALES, 1, MOST_QUERIES, cache->output);
+    args.lse = fa3_lse(cache->lse, 1, HEADS_Q, MOST_QUERIES);
+    args.seqused_k = (fa3_tensor){0};
+    scales[i][0] = n < 2 ? NAN : INFINITY;
+    if (fa3_forward(&args)) fail_msg("%s", fa3_last_error());
+    GPU(cuCtxSynchronize, );
+    expect_nan(MOST_QUERIES, 0, true);
+    expect_nan(MOST_QUERIES, 1, false);
+    for (int j = 0; j < HEADS_Q * MOST_QUERIES; j++)
+      assert_int_equal(isnan(cache->lse[j]) != 0, i == 0 && j / MOST_QUERIES < HEADS_Q / HEADS_K);
+    scales[i][0] = before[i];
   }
 }
 
@@ -484,6 +541,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_queries_of_codes),
       cmocka_unit_test(test_chunks),
       cmocka_unit_test(test_small_chunks),
+      cmocka_unit_test(test_unpacked),
       cmocka_unit_test(test_lone_blocks),
       cmocka_unit_test(test_combine),
   };

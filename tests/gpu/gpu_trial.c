@@ -168,6 +168,26 @@ static struct spec random_forward(bool backward, struct rng *rng) {
     if (rng_chance(rng, 0.7)) spec.softcap = 0;
     if (rng_chance(rng, 0.7)) spec.leftpad_k = false;
   }
+  /* Queries enough that codes of one scale for each head are unpacked for the forward kernel. */
+  if (!backward && spec.codes && rng_chance(rng, 0.1)) {
+    const bool window = spec.flags & FA3_WINDOW;
+    spec.batch = rng_between(rng, 1, 2);
+    spec.heads_k = rng_between(rng, 1, 2);
+    spec.group = rng_between(rng, 4, 8);
+    set_head_dims(&spec, RNG_PICK(rng, 64, 80, 128, 128, 192, 256), rng);
+    spec.value_head_dim = (spec.value_head_dim + 15) / 16 * 16;
+    spec.max_seqlen_q = rng_between(rng, 8000, 12000) / (spec.heads_k * spec.group);
+    spec.max_seqlen_k = rng_between(rng, 3000, window ? 5000 : 3500) / spec.batch;
+    spec.page_size = rng_chance(rng, 0.6) ? RNG_PICK(rng, 1, 7, 16, 64, 256) : 0;
+    spec.packed_k = spec.leftpad_k = false;
+    spec.batch_index = !spec.page_size && rng_chance(rng, 0.3);
+    spec.key_scale = spec.page_size ? RNG_PICK(rng, SCALE_NONE, SCALE_ONE) : SCALE_HEADS;
+    spec.value_scale = spec.page_size ? RNG_PICK(rng, SCALE_NONE, SCALE_ONE) : SCALE_HEADS;
+    spec.output_dtype = spec.dtype;
+    spec.softcap = 0;
+    spec.split_keys = 0;
+    spec.scale = fabsf(spec.scale);
+  }
   /* Queries enough for the backward kernel that takes more of them at a time (variants.def). */
   if (rng_chance(rng, 0.06)) {
     const bool masked = spec.flags & (FA3_CAUSAL | FA3_WINDOW);

@@ -1,0 +1,41 @@
+/* Keys and values of E4M3 codes under queries of 16 bits, unpacked to these (kernels/unpack.cu):
+ * the forward kernel then has them, which is faster than to unpack them for each block of queries,
+ * where there are many. */
+#ifndef FA3_SRC_CUDA_UNPACK_H
+#define FA3_SRC_CUDA_UNPACK_H
+
+#include "cuda/context.h"
+#include "cuda/staging.h"
+#include "kernels/unpack_params.h"
+#include "problem.h"
+
+struct cuda_facts;
+struct kernel;
+extern const struct kernel_kind unpack_kind;
+
+struct unpack_plan {
+  const struct kernel *kernel; /* null: nothing is unpacked ahead */
+  struct reservation key, value, scales;
+};
+
+/* Whether a call's codes can be unpacked: all of a head have one scale. And whether, of so many
+ * queries, that may be faster, however many keys there are. The call's workspace then has room for
+ * it, whether or not they are, so that its size does not fall where a larger call does not do it.
+ */
+bool may_unpack(const struct problem *problem, const struct cuda_facts *facts);
+
+/* Whether that is faster than to attend to codes, for this call. */
+bool unpacking_pays(const struct problem *problem, const struct cuda_facts *facts);
+
+/* The call on unpacked keys and values, which are in the workspace if there is one. */
+struct problem unpacked_problem(const struct problem *problem, const struct unpack_plan *plan,
+                                char *workspace);
+
+fa3_status reserve_unpacked(const struct problem *problem, const struct cuda_facts *facts,
+                            struct unpack_plan *plan, size_t *workspace_size);
+
+/* For the forward kernel, in scope; of sequences with more than `few_queries` queries. */
+fa3_status launch_unpack(const struct cuda_scope *scope, const struct problem *problem,
+                         const struct unpack_plan *plan, int32_t few_queries, char *workspace);
+
+#endif
