@@ -23,6 +23,7 @@
 #include "forward_work.cuh"
 
 #include "forward_store.cuh"
+#include "forward_unpacked.cuh"
 
 // How many of a thread's scores become exponentials before the wait for the product
 // that runs meanwhile.
@@ -40,7 +41,7 @@ constexpr bool kLazyLater = kWarpgroups == 3 && !FA3_SPLITS;
 
 // Whether a consumer keeps its rows of Q in registers, where there is room: the first product then
 // reads a third less of shared memory, and issues in half the instructions.
-constexpr bool kQueriesInRegisters = kWarpgroups < 3 && kTileK == 128;
+constexpr bool kQueriesInRegisters = kWarpgroups < 3 && kTileK == 128 && !kRowScales;
 
 // How many keys of a sequence's last tile are computed. Where they are not all, the variant is for
 // calls without a mask, all of whose sequences have as many keys: the last tile is the only one
@@ -58,14 +59,13 @@ constexpr bool kBf16 = true;
 constexpr bool kBf16 = false;
 #endif
 
-// Whether keys and values are unpacked codes, of one scale for each head: the keys' is part of the
-// softmax's, the values' of what makes O the average. Codes are exact in 16 bits; values and P are
-// float16.
+// Whether keys and values are unpacked codes (forward_unpacked.cuh).
 #if FA3_UNPACKED
 constexpr bool kUnpacked = true;
 #else
 constexpr bool kUnpacked = false;
 #endif
+constexpr bool kBf16Values = kBf16 && !kUnpacked;
 
 constexpr uint32_t kDescriptorHigh = wgmma_descriptor_high<kRowBytes>();
 
@@ -79,7 +79,8 @@ struct consumer {
   uint32_t p[kTileK / 4];                                    // P, as the second product takes it
   softmax_rows rows;
   softmax_bases bases;      // where references always follow
-  fa3_softmax_scale scale;  // of unpacked codes
+  fa3_softmax_scale scale;  // of unpacked codes with scales of heads
+  row_units units;          // and with scales of rows
   results out;
   bool accumulate;  // O holds a product of this tile already
   bool grown;       // O is to be multiplied by `factor` before the next product
@@ -96,19 +97,7 @@ struct consumer {
 
 __device__ __forceinline__ const fa3_softmax_scale &scale_of(const fa3_forward_params &params,
                                                              const consumer &c) {
-  return kUnpacked ? c.scale : params.scale;
-}
-
-__device__ __forceinline__ const fa3_head_scales &head_scales(const fa3_forward_params &params,
-                                                              const work &w) {
-  return params.unpacked[w.sequence.key_batch * params.heads_k + w.key_head];
-}
-
-// Of a row that has seen no key there is nothing to scale.
-__device__ __forceinline__ void scale_output(float scale, results &x) {
-#pragma unroll
-  for (int r = 0; r < 2; ++r)
-    if (x.average[r] != 0.0f) x.average[r] *= scale;
+  return kUnpacked && !kRowScales ? c.scale : params.scale;
 }
 
 __device__ __forceinline__ void take_turn(int warpgroup) {
@@ -170,11 +159,16 @@ __device__ __forceinline__ void issue_output(consumer &c, uint32_t v_at) {
 
 // Two accumulators of the score layout, side by side in a row, make one operand
 // pair of the layout that the second product takes.
-template <int kKeys>
-__device__ __forceinline__ void pack_probabilities(consumer &c) {
+template <int kKeys, bool kBegin = false>
+__device__ __forceinline__ void pack_probabilities(const layout &m, consumer &c) {
+  if constexpr (kRowScales) {
+    const uint32_t scales = row_scales(m, c.used - 1) + kScaleBytes;
+    follow_units<kBegin>(scales, c.units, c.s, c.rows, c.out.o);
+    multiply_rows(c.s, scales);
+  }
 #pragma unroll
   for (int i = 0; i < kKeys / 4; ++i)
-    c.p[i] = pack_pair_as < kBf16 && !kUnpacked > (c.s[2 * i], c.s[2 * i + 1]);
+    c.p[i] = pack_pair_as<kBf16Values>(c.s[2 * i], c.s[2 * i + 1]);
 }
 
 __device__ __forceinline__ void rescale_output(consumer &c) {
@@ -203,6 +197,7 @@ __device__ __forceinline__ void take_scores(const layout &m, consumer &c, uint32
   registers_touch(c.s);
   ring_release(m.k, c.used - 1);
   if (!kQueriesInRegisters && n == c.tiles.begin) ring_release(c.q, t);
+  if constexpr (kRowScales) multiply_rows(c.s, row_scales(m, c.used - 1));
 }
 
 // Cap and mask, where they are needed.
@@ -275,8 +270,17 @@ __device__ __forceinline__ void begin_tile(const fa3_forward_params &params, con
     adjust_scores<kLastKeys>(params, w, c, n);
   softmax_begin(scores_of<kLastKeys>(c), c.rows, scale_of(params, c));
   if (!kLazyRescale) softmax_take_bases(c.rows, c.bases, scale_of(params, c));
-  pack_probabilities<kLastKeys>(c);
+  pack_probabilities<kLastKeys, true>(m, c);
   if constexpr (kQueriesInRegisters) take_queries(c, t);
+}
+
+// What is subtracted from scores times the scale: of rows with units, for P in these.
+__device__ __forceinline__ void set_shift(const consumer &c, const fa3_softmax_scale &scale,
+                                          const bool (&large)[2], float (&shift)[2]) {
+  softmax_set_shift(c.rows, scale.log2, large, shift);
+  if (kRowScales)
+#pragma unroll
+    for (int r = 0; r < 2; ++r) shift[r] += c.units.unit[r];
 }
 
 // P from the scores, while the product with the tile before runs. References follow rarely.
@@ -286,11 +290,11 @@ __device__ __forceinline__ void softmax_lazily(const layout &m, consumer &c,
   bool large[2] = {false, false};
   thread_maxima_by_integers(c.s, top);
   c.grown = false;
-  softmax_set_shift(c.rows, scale.log2, large, shift);
+  set_shift(c, scale, large, shift);
   if (softmax_outgrown(top, c.rows)) {
     softmax_settle_unusual(c.s, top, c.rows, scale, large);
     c.grown = softmax_follow<true>(top, c.rows, scale.log2, c.factor);
-    softmax_set_shift(c.rows, scale.log2, large, shift);
+    set_shift(c, scale, large, shift);
   }
   softmax_exponents(c.s, shift, scale.log2);
   softmax_exponentials<0, kAhead>(c.s, c.rows);
@@ -315,13 +319,27 @@ __device__ __forceinline__ void softmax_always(const layout &m, consumer &c,
   thread_maxima_by_integers(c.s, top);
   softmax_rebase(c.s, top, c.rows, c.bases, scale);
   softmax_follow<false>(top, c.rows, scale.log2, c.factor);
-  softmax_set_shift(c.rows, scale.log2, large, shift);
+  set_shift(c, scale, large, shift);
   softmax_exponents(c.s, shift, scale.log2);
   softmax_exponentials<0, kTileK / 2>(c.s, c.rows);
   wgmma_wait<0>();
   registers_touch(c.out.o);
   ring_release(m.v, c.used - 2);
   rescale_output(c);
+}
+
+// The scores that references need not follow, by the sums as they are without units.
+__device__ __forceinline__ void set_bounds(consumer &c, const fa3_softmax_scale &scale) {
+  if constexpr (kRowScales) {
+    softmax_rows rows = c.rows;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) rows.sum[r] *= exp2_unit(c.units.unit[r]);
+    softmax_set_bounds(rows, scale);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) c.rows.bound[r] = rows.bound[r];
+  } else {
+    softmax_set_bounds(c.rows, scale);
+  }
 }
 
 // The scores of tile n of keys, and the product with the values of the tile before. Leaves P.
@@ -346,7 +364,7 @@ __device__ __forceinline__ void step(const fa3_forward_params &params, const lay
   issue_output<kPlain ? kTileK : kLastKeys>(c, v_at);
   wgmma_commit();
   c.accumulate = true;
-  if (kLazily) softmax_set_bounds(c.rows, scale_of(params, c));
+  if (kLazily) set_bounds(c, scale_of(params, c));
   count_step(m, c);
   wgmma_wait<1>();
   take_scores(m, c, t, n);
@@ -355,7 +373,7 @@ __device__ __forceinline__ void step(const fa3_forward_params &params, const lay
     softmax_lazily(m, c, scale_of(params, c));
   else
     softmax_always(m, c, scale_of(params, c));
-  pack_probabilities<kTileK>(c);
+  pack_probabilities<kTileK>(m, c);
 }
 
 // Tiles of keys n down to `begin`, of which none needs a mask or a cap, where references follow
@@ -371,6 +389,25 @@ __device__ __forceinline__ int plain_steps(const fa3_forward_params &params, con
   if (c.grown) rescale_output(c);
   softmax_take_bases(c.rows, c.bases, scale_of(params, c));
   return n;
+}
+
+// What makes O the average, and the log-sum-exp.
+__device__ __forceinline__ void finish_tile(const fa3_forward_params &params, const work &w,
+                                            consumer &c) {
+  float unit[2] = {1.0f, 1.0f};
+  if (kRowScales)
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      unit[r] = exp2_unit(c.units.unit[r]);
+      c.rows.sum[r] *= unit[r];
+    }
+  finish_rows(params, w, c.warpgroup, c.rows, scale_of(params, c), c.out, thread_again());
+  if (kRowScales)
+#pragma unroll
+    for (int r = 0; r < 2; ++r) c.out.average[r] *= unit[r];
+  else if (kUnpacked)
+    scale_average(head_scales(params, w).value, c.out);
+  c.pending = true;
 }
 
 // The last product is issued. It runs while the next tile is looked up, and O leaves while that
@@ -392,9 +429,7 @@ __device__ __forceinline__ void end_tile(const fa3_forward_params &params, const
   if (kShortTile) wgmma_fence();
   wgmma_commit();
   if (!kLazyRescale) softmax_leave_bases(c.rows, c.bases);
-  finish_rows(params, w, c.warpgroup, c.rows, scale_of(params, c), c.out, thread_again());
-  if (kUnpacked) scale_output(head_scales(params, w).value, c.out);
-  c.pending = true;
+  finish_tile(params, w, c);
   c.product = true;
 }
 
@@ -404,8 +439,7 @@ __device__ __forceinline__ void skip_tile(const fa3_forward_params &params, cons
 #pragma unroll
   for (int i = 0; i < kHeadDimV / 2; ++i) c.out.o[i] = 0.0f;
   ring_release(c.q, t);
-  finish_rows(params, w, c.warpgroup, c.rows, scale_of(params, c), c.out, thread_again());
-  c.pending = true;
+  finish_tile(params, w, c);
 }
 
 __device__ __forceinline__ void attend(const fa3_forward_params &params, const layout &m,
@@ -453,7 +487,8 @@ __device__ __forceinline__ void attend(const fa3_forward_params &params, const l
     ring_wait_full(c.q, t);
     const int stop = max(c.tiles.end, tiles_begin);
     for (; n >= stop; --n) pass_over(m, c);
-    if (kUnpacked) c.scale = scale_times(params.scale, head_scales(params, w).key);
+    if (kUnpacked && !kRowScales) c.scale = scale_times(params.scale, head_scales(params, w).key);
+    c.units = {{0.0f, 0.0f}, {0.0f, 0.0f}};
     c.rows = {{scale_of(params, c).none, scale_of(params, c).none}, {0.0f, 0.0f}, {0.0f, 0.0f}};
     if (c.tiles.begin >= c.tiles.end) {
       skip_tile(params, m, w, c, t);

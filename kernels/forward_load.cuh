@@ -22,6 +22,19 @@ __device__ __forceinline__ void load_tile(uint32_t to, const fa3_tensor_map &map
     tma_load_4d(to + c * kTileK * kRowBytes, &map, full.address, c * kChunk, row, head, batch);
 }
 
+// The scales of a tile's keys and values.
+__device__ __forceinline__ void load_scales(const fa3_forward_params &params, const layout &m,
+                                            int batch, int head, int tile, uint32_t use,
+                                            barrier full) {
+  const int rows = params.unpacked.rows;
+  const float *const from = params.unpacked.of_rows +
+                            (int64_t)(batch * params.unpacked.heads_k + head) * 2 * rows +
+                            tile * kTileK;
+  const uint32_t to = m.scales + use % kScaleTiles * kScalesOfTile;
+  bulk_load(to, from, kScaleBytes, full.address);
+  bulk_load(to + kScaleBytes, from + rows, kScaleBytes, full.address);
+}
+
 // Tiles of V run one behind those of K, as the consumers use them.
 __device__ __forceinline__ void load_keys_and_values(const fa3_forward_params &params,
                                                      const layout &m) {
@@ -43,9 +56,10 @@ __device__ __forceinline__ void load_keys_and_values(const fa3_forward_params &p
         const barrier full = ring_full(m.k, use_k);
         ring_claim(m.k, use_k);
         if (leader) {
-          barrier_expect(full, kKBytes);
+          barrier_expect(full, kKBytes + kScalesOfTile);
           load_tile<kChunks>(ring_tile(m.k, use_k), params.key, full, first_row + n * kTileK, head,
                              batch);
+          if (kRowScales) load_scales(params, m, batch, head, n, use_k, full);
         }
         ++use_k;
       }

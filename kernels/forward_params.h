@@ -98,8 +98,14 @@ typedef struct {
     fa3_combine_tile *begun; /* of each share */
   } deal;
 
-  const fa3_head_scales *unpacked; /* of unpacked codes: of each sequence's key heads */
-  int heads_k;
+  /* Of unpacked codes: scales of each sequence's key heads, or of rows: those of a head's keys, and
+   * behind them of its values, a multiple of 128. */
+  struct {
+    const fa3_head_scales *of_heads;
+    const float *of_rows;
+    int rows;
+    int heads_k;
+  } unpacked;
 } fa3_forward_params;
 
 /* Where keys are dealt out, in tiles of keys: what a tile counts for beside its own, and what it
@@ -116,10 +122,10 @@ enum { FA3_FORWARD_TILE_UNITS = 2, FA3_FORWARD_CUT_UNITS = 6 };
 #define FA3_FORWARD_THREADS(tile_q) (128 + 2 * (tile_q))
 #define FA3_FORWARD_CHUNK(head_dim, head_dim_v) \
   ((head_dim) % 64 == 0 && (head_dim_v) % 64 == 0 ? 64 : 32)
-#define FA3_FORWARD_SHARED_BYTES(head_dim, head_dim_v, tile_q, tile_k)                         \
+#define FA3_FORWARD_SHARED_BYTES(head_dim, head_dim_v, tile_q, tile_k, row_scales)             \
   (2 * ((tile_q) * (head_dim) + FA3_FORWARD_STAGES * (tile_k) * ((head_dim) + (head_dim_v))) + \
    2 * (tile_q)*FA3_FORWARD_CHUNK(head_dim, head_dim_v) *                                      \
        ((head_dim_v) < 2 * FA3_FORWARD_CHUNK(head_dim, head_dim_v) ? 1 : 2) +                  \
-   1024)
+   ((row_scales) ? 16 * FA3_FORWARD_STAGES * (tile_k) : 0) + 1024)
 
 #endif

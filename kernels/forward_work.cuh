@@ -40,6 +40,17 @@ constexpr int kVBytes = kTileK * kHeadDimV * 2;
 constexpr int kWorkBytes = 128;
 constexpr int kDealBytes = 48;
 
+// Whether keys and values are unpacked codes with scales of rows (forward_unpacked.cuh). Those of a
+// tile come with K, and are read when that may be gone: there is room for more of them.
+#if FA3_UNPACKED == 2
+constexpr bool kRowScales = true;
+#else
+constexpr bool kRowScales = false;
+#endif
+constexpr int kScaleTiles = 2 * kStages;
+constexpr int kScaleBytes = kTileK * 4;  // of keys, or of values
+constexpr int kScalesOfTile = kRowScales ? 2 * kScaleBytes : 0;
+
 // A warp's 16 rows of O leave through shared memory, this many chunks at a time.
 constexpr int kOChunks = kChunksV < 2 ? 1 : 2;
 constexpr int kOChunkBytes = 16 * kRowBytes;
@@ -62,6 +73,7 @@ struct layout {
   ring<kStages, kKBytes> k;
   ring<kStages, kVBytes> v;
   uint32_t o;        // kOBytes for each consumer warp
+  uint32_t scales;   // kScalesOfTile for each of kScaleTiles
   barrier v_landed;  // a tile of V of which a part is to be cleared
   ring<kWorkSlots, kWorkBytes> work;
   barrier work_wanted;
@@ -75,7 +87,8 @@ __host__ __device__ constexpr layout lay_out(uint32_t base) {
   layout m = {};
   const uint32_t q = base, k = q + kWarpgroups * kQBytes, v = k + kStages * kKBytes;
   m.o = v + kStages * kVBytes;
-  const uint32_t work = m.o + kConsumerWarps * kOBytes;
+  m.scales = m.o + kConsumerWarps * kOBytes;
+  const uint32_t work = m.scales + kScaleTiles * kScalesOfTile;
   const uint32_t q_barriers = work + kWorkSlots * kWorkBytes;
   const uint32_t k_barriers = q_barriers + kWarpgroups * kRingBarrierBytes<1>;
   const uint32_t v_barriers = k_barriers + kRingBarrierBytes<kStages>;
@@ -95,7 +108,7 @@ __host__ __device__ constexpr layout lay_out(uint32_t base) {
 
 constexpr int kSharedBytes = lay_out(0).end;
 constexpr int kSharedBytesByHost =
-    FA3_FORWARD_SHARED_BYTES(kHeadDim, kHeadDimV, FA3_TILE_Q, kTileK);
+    FA3_FORWARD_SHARED_BYTES(kHeadDim, kHeadDimV, FA3_TILE_Q, kTileK, kRowScales);
 static_assert(kSharedBytes <= kSharedBytesByHost && kSharedBytesByHost <= 232448, "shared memory");
 static_assert(kThreads == FA3_FORWARD_THREADS(FA3_TILE_Q), "threads");
 static_assert(kChunk == FA3_FORWARD_CHUNK(kHeadDim, kHeadDimV), "chunk");

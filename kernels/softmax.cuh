@@ -16,11 +16,10 @@
 // NaN (make_softmax_scale).
 __device__ __forceinline__ fa3_softmax_scale scale_times(const fa3_softmax_scale &scale,
                                                          float factor) {
-  constexpr float kLeastFactor = 1e-37f, kLargestExponent = 0x1p22f, kLeastExponent = -1.7e38f;
-  factor = max_nan(factor, kLeastFactor);
+  constexpr float kLeastFloat = 0x1p-149f, kLargestExponent = 0x1p22f, kLeastExponent = -1.7e38f;
   fa3_softmax_scale times;
   times.natural = scale.natural * factor;
-  times.log2 = scale.log2 * factor;
+  times.log2 = max_nan(scale.log2 * factor, kLeastFloat);
   times.inverse = fminf(reciprocal_unit(times.log2), FLT_MAX);
   times.limit = fminf(kLargestExponent * times.inverse, FLT_MAX);
   times.none = times.log2 > 1.0f ? kLeastExponent * times.inverse : kLeastExponent;

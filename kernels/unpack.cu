@@ -1,7 +1,6 @@
 // Codes of keys and values become 16 bits ahead of the forward kernel, exactly: many blocks of that
 // read them, and each would have to unpack them anew. Keys become of the queries' dtype, values
-// float16. A head has one scale for its keys, which the forward kernel takes with the softmax's,
-// and one for its values.
+// float16. Their scales go beside them: one for each head, or for each row.
 #include "codes.cuh"
 #include "unpack_params.h"
 
@@ -53,14 +52,42 @@ __device__ __forceinline__ void store_unpacked(uint16_t *to, const uint2 &codes,
   store_global_vector(to, x);
 }
 
-// The scale of a head, NaN for infinity: what sees it is to be NaN. A page, which stands for a
-// sequence, has none of its own.
+// NaN for infinity: what sees it is to be NaN.
+__device__ __forceinline__ float load_scale(const float *scale) {
+  return fmaf(*scale, 0.0f, *scale);
+}
+
+// The scale of a head. A page, which stands for a sequence, has none of its own.
 __device__ __forceinline__ float scale_of_head(const fa3_scales &scales, const fa3_sequence &of,
                                                int head) {
   if (scales.data == nullptr) return 1.0f;
-  const float scale = scales.data[of.key_batch * scales.stride_batch +
-                                  head / scales.heads_per_scale * scales.stride_head];
-  return fmaf(scale, 0.0f, scale);
+  return load_scale(scales.data + of.key_batch * scales.stride_batch +
+                    head / scales.heads_per_scale * scales.stride_head);
+}
+
+// The scale of a row, of which so many share one; 0 if there is no such row.
+__device__ __forceinline__ float scale_of_row(const fa3_scales &scales, const fa3_divisor &rows,
+                                              const place &at, int head) {
+  if (at.page < 0) return 0.0f;
+  if (scales.data == nullptr) return 1.0f;
+  const int block = scales.rows > 0 ? divide(at.row, rows) : 0;
+  return load_scale(scales.data + at.page * scales.stride_batch +
+                    head / scales.heads_per_scale * scales.stride_head +
+                    block * scales.stride_block);
+}
+
+// Of all rows of a tile, whether they are there or not: one for each thread.
+__device__ __forceinline__ void store_row_scales(const fa3_unpack_params &params,
+                                                 const fa3_sequence &of, int head, int64_t entry,
+                                                 int begin, int end) {
+  static_assert(FA3_UNPACK_THREADS == 2 * FA3_UNPACK_KEYS, "a thread for each scale");
+  const int values = threadIdx.x / FA3_UNPACK_KEYS, row = begin + threadIdx.x % FA3_UNPACK_KEYS;
+  place at = {-1, 0};
+  if (row < end) at = find_place(params.cache.decode, of, row);
+  const fa3_scales &scales = values ? params.cache.value_scale : params.cache.key_scale;
+  const fa3_divisor &rows = values ? params.cache.value_scale_rows : params.cache.key_scale_rows;
+  params.row_scales[(2 * entry + values) * params.scale_rows + row] =
+      scale_of_row(scales, rows, at, head);
 }
 
 extern "C" __global__ void __launch_bounds__(FA3_UNPACK_THREADS)
@@ -74,15 +101,16 @@ extern "C" __global__ void __launch_bounds__(FA3_UNPACK_THREADS)
   const fa3_mask &mask = sequence.mask;
   if (mask.queries <= params.cache.few_queries) return;
   const int64_t entry = (int64_t)blockIdx.y * (int)p.heads_k.divisor + head;
-  if (tile == 0 && threadIdx.x == 0)
-    params.scales[entry] = {scale_of_head(params.cache.key_scale, sequence, head),
-                            scale_of_head(params.cache.value_scale, sequence, head)};
+  if (params.head_scales && tile == 0 && threadIdx.x == 0)
+    params.head_scales[entry] = {scale_of_head(params.cache.key_scale, sequence, head),
+                                 scale_of_head(params.cache.value_scale, sequence, head)};
   const bool bf16 = params.cache.query == FA3_QUERY_BF16;
   // Of a tile that any query sees the products read all.
   const int begin = tile * FA3_UNPACK_KEYS, end = min(begin + FA3_UNPACK_KEYS, mask.keys);
   if (end <= fa3_visible_keys(&mask, 0).begin ||
       begin >= fa3_visible_keys(&mask, mask.queries - 1).end)
     return;
+  if (params.row_scales) store_row_scales(params, sequence, head, entry, begin, end);
   const int step = FA3_UNPACK_THREADS / params.row_threads;
   const int column = 8 * (threadIdx.x & (params.row_threads - 1));
   uint16_t *const key = params.key + entry * params.rows * p.head_dim + column;

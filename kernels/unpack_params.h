@@ -13,8 +13,10 @@ typedef struct {
   fa3_decode_fp8_params cache; /* of queries only the dtype, and how many a sequence has */
   /* (sequence, head, row, column), dense: `rows` is that of the longest sequence. */
   uint16_t *key, *value;
-  fa3_head_scales *scales; /* (sequence, head) */
   int rows;
+  fa3_head_scales *head_scales; /* (sequence, head); or null: */
+  float *row_scales;            /* (sequence, head, key and value, row), of `scale_rows` rows */
+  int scale_rows;
   int row_threads; /* the power of two of threads that a row of codes has: of eight columns each */
 } fa3_unpack_params;
 

@@ -52,7 +52,7 @@ static void test_chunks(void **state) {
                      cases[i].heads_k, cases[i].head_dim, cases[i].head_dim);
     problem.rows_k = problem.max_seqlen_k = cases[i].keys;
     problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;
-    problem.key_scale_rows = 1;
+    problem.softcap = 5;
     assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
     assert_true(plan.decodes);
     assert_true((plan.decode.chunk != NULL) == (cases[i].tiles > 0));
@@ -68,15 +68,15 @@ static void test_chunks(void **state) {
   struct problem problem = make_problem(FA3_BFLOAT16, 2, 512, 32, 8, 128, 128);
   problem.rows_k = problem.max_seqlen_k = 8192;
   problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;
-  problem.key_scale_rows = 1;
+  problem.softcap = 5;
   problem.cu_seqlens_q = starts;
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
   assert_true(plan.decode.kernel && plan.decode.chunk && plan.decode.most_queries == 4);
   assert_int_equal(plan.decode.chunk_splits, 1);
 }
 
-/* Codes of one scale for each head under queries of 16 bits are unpacked for the forward kernel,
- * where so many rows read them that this is faster. */
+/* Codes under queries of 16 bits are unpacked for the forward kernel, where so many rows read them
+ * that this is faster. */
 static void test_unpacked(void **state) {
   (void)state;
   static const struct {
@@ -99,27 +99,14 @@ static void test_unpacked(void **state) {
     assert_int_equal(plan.decodes, !cases[i].unpacked);
     if (plan.decodes) continue;
     assert_non_null(plan.forward.unpack.kernel);
-    assert_int_equal(plan.forward.kernel->unpacked, 1);
+    assert_int_equal(plan.forward.kernel->unpacked, UNPACKED_HEADS);
     assert_in_range(plan.forward.kernel->head_dim, cases[i].head_dim, 256);
     assert_null(plan.forward.few.kernel);
   }
   static const int32_t lengths[3];
   static float scale;
-  enum {
-    ALL_ALIKE,
-    PAGES,
-    PACKED,
-    PAGE_SCALES,
-    ROWS,
-    CAP,
-    FLOATS,
-    PADDED,
-    KEYS,
-    MINUS,
-    PARTS,
-    ALL
-  };
-  for (int other = ALL_ALIKE; other < ALL; other++) {
+  enum { ALIKE, PAGES, PACKED, PAGE_SCALES, ROWS, CAP, FLOATS, PADDED, KEYS, MINUS, PARTS, ALL };
+  for (int other = ALIKE; other < ALL; other++) {
     struct problem problem = make_problem(FA3_FLOAT16, 2, 512, 32, 8, 128, 128);
     problem.rows_k = problem.max_seqlen_k = 8192;
     problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;
@@ -139,7 +126,10 @@ static void test_unpacked(void **state) {
     if (other == MINUS) problem.scale = -1;
     if (other == PARTS) problem.split_keys = 1024;
     assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
-    assert_int_equal(plan.decodes, other > PACKED);
+    assert_int_equal(plan.decodes, other > ROWS);
+    if (plan.decodes) continue;
+    assert_int_equal(plan.forward.kernel->unpacked,
+                     other == PAGE_SCALES || other == ROWS ? UNPACKED_ROWS : UNPACKED_HEADS);
     if (other == PACKED) assert_int_equal(plan.forward.few.most_queries, 4);
   }
 }

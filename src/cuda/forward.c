@@ -12,6 +12,7 @@
 #include "cuda/tensor_map.h"
 #include "cuda/tile_counter.h"
 #include "error.h"
+#include "integer.h"
 
 /* One call under way. */
 struct call {
@@ -132,9 +133,13 @@ static fa3_status launch_attention(const struct call *call) {
     params.deal.begun = (fa3_combine_tile *)(void *)(call->workspace + plan->room.parts.offset);
   }
   if (plan->unpack.kernel) {
-    params.unpacked =
-        (const fa3_head_scales *)(const void *)(call->workspace + plan->unpack.scales.offset);
-    params.heads_k = (int)problem->heads_k;
+    const void *const scales = call->workspace + plan->unpack.scales.offset;
+    if (plan->kernel->unpacked == UNPACKED_HEADS)
+      params.unpacked.of_heads = scales;
+    else
+      params.unpacked.of_rows = scales;
+    params.unpacked.rows = (int)round_up(problem->rows_k, FA3_UNPACK_KEYS);
+    params.unpacked.heads_k = (int)problem->heads_k;
   }
   if (plan->counted) TRY(set_tile_counter(call, &params));
   struct grid grid = {.x = (unsigned)plan->workers,

@@ -22,7 +22,7 @@ static const double cache_bytes = 10e6;
 
 static int32_t shared_bytes(const struct kernel *kernel) {
   return FA3_FORWARD_SHARED_BYTES(kernel->head_dim, kernel->value_head_dim, kernel->tile_q,
-                                  kernel->tile_k);
+                                  kernel->tile_k, kernel->unpacked == UNPACKED_ROWS);
 }
 
 const struct kernel_kind forward_kind = {
@@ -351,7 +351,7 @@ static fa3_status plan_unpacked(const struct problem *codes, const struct cuda_f
                                                       .dtype = problem.query.dtype,
                                                       .head_dim = problem.head_dim,
                                                       .value_head_dim = problem.value_head_dim,
-                                                      .unpacked = true});
+                                                      .unpacked = unpacked_form(codes)});
   if (!forward->kernel) return no_kernel(problem.head_dim, problem.value_head_dim);
   TRY(check_lengths(codes));
   TRY(check_scale(codes));

@@ -67,7 +67,7 @@ struct kernel_need {
   bool small_tiles;  /* exactly */
   int64_t most_keys; /* of a sequence, for a kernel that relies on it; 0: none does */
   bool transposed;   /* exactly: values come transposed */
-  bool unpacked;     /* exactly: keys and values are unpacked codes, of a scale for each head */
+  int32_t unpacked;  /* exactly: keys and values are unpacked codes (unpack.h) */
   bool by_head;      /* exactly: a kernel with it is no better in general */
   int64_t last_keys; /* of the last tile of keys, for a kernel that relies on it; 0: none does */
   bool diagonal;     /* exactly: a kernel with it relies on such a mask */

@@ -25,9 +25,15 @@ static int64_t unpacked_bytes(const struct problem *problem) {
   return multiply(rows, 2 * (problem->head_dim + problem->value_head_dim));
 }
 
-static bool scales_are_of_heads(const struct problem *problem, const struct operand *scale,
-                                int64_t rows) {
+static bool is_of_heads(const struct problem *problem, const struct operand *scale, int64_t rows) {
   return rows == 0 && !(has_pages(problem) && scale->stride_batch != 0);
+}
+
+int32_t unpacked_form(const struct problem *problem) {
+  return is_of_heads(problem, &problem->key_scale, problem->key_scale_rows) &&
+                 is_of_heads(problem, &problem->value_scale, problem->value_scale_rows)
+             ? UNPACKED_HEADS
+             : UNPACKED_ROWS;
 }
 
 /* Whether the kernels can do it at all. */
@@ -36,9 +42,7 @@ static bool can_unpack(const struct problem *problem) {
   return decode_has_chunks(problem) && (query == FA3_BFLOAT16 || query == FA3_FLOAT16) &&
          problem->output.dtype == query && fits_copy_engine(&problem->output) &&
          problem->softcap == 0 && problem->scale >= 0 && !problem->cu_seqlens_k &&
-         !problem->leftpad_k &&
-         scales_are_of_heads(problem, &problem->key_scale, problem->key_scale_rows) &&
-         scales_are_of_heads(problem, &problem->value_scale, problem->value_scale_rows);
+         !problem->leftpad_k;
 }
 
 /* What the kernels on codes take longer for each FLOP, in seconds; a launch. */
@@ -106,10 +110,16 @@ struct problem unpacked_problem(const struct problem *problem, const struct unpa
   return unpacked;
 }
 
-/* Of bytes that a call needs, those of calls of any size. */
-static fa3_status reserve_rows(const struct problem *problem, const char *name, int64_t row_bytes,
-                               struct reservation *room, size_t *workspace_size) {
-  const int64_t rows = multiply(multiply(problem->batch, longest_key(problem)), problem->heads_k);
+/* Rows of scales of a head. */
+static int64_t scale_rows(const struct problem *problem) {
+  return round_up(longest_key(problem), FA3_UNPACK_KEYS);
+}
+
+/* So many rows of each head, but no more than of calls whose codes are unpacked. */
+static fa3_status reserve_rows(const struct problem *problem, const char *name, int64_t head_rows,
+                               int64_t row_bytes, struct reservation *room,
+                               size_t *workspace_size) {
+  const int64_t rows = multiply(multiply(problem->batch, head_rows), problem->heads_k);
   return reserve(workspace_size, room, name, 1, smaller(multiply(rows, row_bytes), most_bytes), 1);
 }
 
@@ -117,11 +127,16 @@ fa3_status reserve_unpacked(const struct problem *problem, const struct cuda_fac
                             struct unpack_plan *plan, size_t *workspace_size) {
   *plan = (struct unpack_plan){0};
   if (!may_unpack(problem, facts)) return FA3_OK;
-  TRY(reserve_rows(problem, "unpacked keys", 2 * problem->head_dim, &plan->key, workspace_size));
-  TRY(reserve_rows(problem, "unpacked values", 2 * problem->value_head_dim, &plan->value,
+  const int64_t rows = longest_key(problem);
+  TRY(reserve_rows(problem, "unpacked keys", rows, 2 * problem->head_dim, &plan->key,
                    workspace_size));
-  const int64_t heads = smaller(multiply(problem->batch, problem->heads_k), MAX_TILES);
-  TRY(reserve(workspace_size, &plan->scales, "scales", 1, heads, sizeof(fa3_head_scales)));
+  TRY(reserve_rows(problem, "unpacked values", rows, 2 * problem->value_head_dim, &plan->value,
+                   workspace_size));
+  if (unpacked_form(problem) == UNPACKED_HEADS)
+    TRY(reserve_rows(problem, "scales", 1, sizeof(fa3_head_scales), &plan->scales, workspace_size));
+  else
+    TRY(reserve_rows(problem, "scales", scale_rows(problem), 2 * sizeof(float), &plan->scales,
+                     workspace_size));
   if (unpacking_pays(problem, facts))
     plan->kernel = find_kernel(
         &(struct kernel_need){.kind = &unpack_kind, .architecture = facts->architecture});
@@ -131,13 +146,17 @@ fa3_status reserve_unpacked(const struct problem *problem, const struct cuda_fac
 fa3_status launch_unpack(const struct cuda_scope *scope, const struct problem *problem,
                          const struct unpack_plan *plan, int32_t few_queries, char *workspace) {
   const int64_t columns = larger(problem->head_dim, problem->value_head_dim);
-  fa3_unpack_params params = {
-      .cache = make_cache_params(problem, problem->heads_k),
-      .key = (uint16_t *)(void *)(workspace + plan->key.offset),
-      .value = (uint16_t *)(void *)(workspace + plan->value.offset),
-      .scales = (fa3_head_scales *)(void *)(workspace + plan->scales.offset),
-      .rows = (int)longest_key(problem),
-      .row_threads = 1};
+  fa3_unpack_params params = {.cache = make_cache_params(problem, problem->heads_k),
+                              .key = (uint16_t *)(void *)(workspace + plan->key.offset),
+                              .value = (uint16_t *)(void *)(workspace + plan->value.offset),
+                              .rows = (int)longest_key(problem),
+                              .scale_rows = (int)scale_rows(problem),
+                              .row_threads = 1};
+  void *const scales = workspace + plan->scales.offset;
+  if (unpacked_form(problem) == UNPACKED_HEADS)
+    params.head_scales = scales;
+  else
+    params.row_scales = scales;
   params.cache.few_queries = few_queries;
   while (8 * params.row_threads < columns) params.row_threads *= 2;
   const int64_t tiles = divide_up(longest_key(problem), FA3_UNPACK_KEYS);

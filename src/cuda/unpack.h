@@ -13,10 +13,16 @@ struct cuda_facts;
 struct kernel;
 extern const struct kernel_kind unpack_kind;
 
+/* A kernel's `unpacked`: of codes with scales of heads, or of rows. */
+enum { UNPACKED_HEADS = 1, UNPACKED_ROWS = 2 };
+
 struct unpack_plan {
   const struct kernel *kernel; /* null: nothing is unpacked ahead */
   struct reservation key, value, scales;
 };
+
+/* What a call's codes would become. */
+int32_t unpacked_form(const struct problem *problem);
 
 /* Whether a call's codes can be unpacked: all of a head have one scale. And whether, of so many
  * queries, that may be faster, however many keys there are. The call's workspace then has room for

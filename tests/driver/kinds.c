@@ -574,10 +574,11 @@ static void test_unpacked(void **state) {
   const char *const end = (const char *)args.workspace + args.workspace_size;
   const int64_t bytes = (int64_t)BATCH * HEADS_K * rows * 128 * 2;
   assert_true(key >= (const char *)args.workspace && key + bytes <= value);
-  assert_true(value + bytes <= (const char *)unpack_params.scales);
-  assert_true((const char *)(unpack_params.scales + BATCH * HEADS_K) <= end);
-  assert_ptr_equal(forward_params.unpacked, unpack_params.scales);
-  assert_int_equal(forward_params.heads_k, HEADS_K);
+  assert_true(value + bytes <= (const char *)unpack_params.head_scales);
+  assert_true((const char *)(unpack_params.head_scales + BATCH * HEADS_K) <= end);
+  assert_ptr_equal(forward_params.unpacked.of_heads, unpack_params.head_scales);
+  assert_null(unpack_params.row_scales);
+  assert_int_equal(forward_params.unpacked.heads_k, HEADS_K);
   assert_int_equal(forward_params.page_size, 0);
   assert_null(forward_params.sequences.page_table);
   assert_ptr_equal(forward_params.sequences.used_k, place(6));

@@ -413,9 +413,9 @@ static void expect_nan(int64_t rows, int head_k, bool nan) {
       fail_msg("output %" PRId64 " is %g", i, number(cache->output[i]));
 }
 
-/* Codes of one scale for each head under so many queries that they are unpacked ahead: of whole
- * sequences in pages, beside others with few queries, with lengths that only the device knows, a
- * window; scales of 0 too. */
+/* Codes under so many queries that they are unpacked ahead: of whole sequences, beside others with
+ * few queries, with lengths that only the device knows, a window; scales of 0, and of rows that are
+ * far from others', too. */
 static void test_unpacked(void **state) {
   (void)state;
   static const struct {
@@ -423,15 +423,16 @@ static void test_unpacked(void **state) {
   } cases[] = {{1, 512}, {2, 256}, {3, 170}, {4, 0}, {9, 0}};
   enum { CASES = sizeof cases / sizeof *cases };
   struct rng rng = rng_for(11);
-  const int trials = gpu_trials(4 * CASES);
+  const int trials = gpu_trials(6 * CASES);
   float *const scales[] = {cache->key_scale, cache->value_scale};
   const float before[] = {scales[0][0], scales[1][0]};
   for (int trial = 0; trial < trials; trial++) {
     const int64_t batch = cases[trial % CASES].batch, queries = cases[trial % CASES].queries;
     const int64_t rows = queries ? batch * queries : MOST_QUERIES;
+    const int kind = PAGE_SCALES + trial / CASES % (KINDS - PAGE_SCALES);
     new_lengths(&rng);
     for (int i = 0; i < 2; i++) scales[i][0] = rng_chance(&rng, 0.2) ? 0 : before[i];
-    fa3_forward_args args = queries_of(HEAD_SCALES, batch, queries ? queries : 1, cache->output);
+    fa3_forward_args args = queries_of(kind, batch, queries ? queries : 1, cache->output);
     args.lse = fa3_lse(cache->lse, batch, HEADS_Q, queries);
     if (!queries) pack_queries(&args, batch, rows, &rng);
     if (rng_chance(&rng, 0.5)) args.sink = fa3_vector(cache->sink, FA3_FLOAT32, HEADS_Q);
@@ -442,7 +443,7 @@ static void test_unpacked(void **state) {
       args.window_left = rng_between(&rng, 1000, 3000);
       args.window_right = rng_between(&rng, 0, 10);
     }
-    compare_rows_with_cpu(&args, largest_value(HEAD_SCALES), rows);
+    compare_rows_with_cpu(&args, largest_value(kind), rows);
   }
   /* A scale of NaN or infinity reaches the rows of its head, and these alone; lse only if it is a
    * key's. */

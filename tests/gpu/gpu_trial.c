@@ -168,7 +168,7 @@ static struct spec random_forward(bool backward, struct rng *rng) {
     if (rng_chance(rng, 0.7)) spec.softcap = 0;
     if (rng_chance(rng, 0.7)) spec.leftpad_k = false;
   }
-  /* Queries enough that codes of one scale for each head are unpacked for the forward kernel. */
+  /* Queries enough that codes are unpacked for the forward kernel. */
   if (!backward && spec.codes && rng_chance(rng, 0.1)) {
     const bool window = spec.flags & FA3_WINDOW;
     spec.batch = rng_between(rng, 1, 2);
@@ -181,8 +181,11 @@ static struct spec random_forward(bool backward, struct rng *rng) {
     spec.page_size = rng_chance(rng, 0.6) ? RNG_PICK(rng, 1, 7, 16, 64, 256) : 0;
     spec.packed_k = spec.leftpad_k = false;
     spec.batch_index = !spec.page_size && rng_chance(rng, 0.3);
-    spec.key_scale = spec.page_size ? RNG_PICK(rng, SCALE_NONE, SCALE_ONE) : SCALE_HEADS;
-    spec.value_scale = spec.page_size ? RNG_PICK(rng, SCALE_NONE, SCALE_ONE) : SCALE_HEADS;
+    /* Of heads: two kinds of kernels. */
+    if (rng_chance(rng, 0.5)) {
+      spec.key_scale = spec.page_size ? RNG_PICK(rng, SCALE_NONE, SCALE_ONE) : SCALE_HEADS;
+      spec.value_scale = spec.page_size ? RNG_PICK(rng, SCALE_NONE, SCALE_ONE) : SCALE_HEADS;
+    }
     spec.output_dtype = spec.dtype;
     spec.softcap = 0;
     spec.split_keys = 0;

@@ -21,6 +21,7 @@ NEEDED = {
     "forward": ["differential", "deterministic", "accuracy", "lse"],
     "forward_fp8": ["float8"],
     "transpose_values": ["float8"],
+    "unpack": ["differential", "cache"],
     "decode": ["differential", "cache", "lse"],
     "decode_fp8": ["differential", "cache", "lse"],
     "chunk_fp8": ["differential", "cache", "lse"],
