@@ -31,7 +31,7 @@ class Decode:
     queries: int = 1
     head_dim: int = 128
     # E4M3 keys and values, and what has a scale of its own: "head" (of a page, where there are
-    # pages), "token", or "cache", a head of all of it; "all": likewise, and queries are codes too
+    # pages) or "token"; "all": queries too, and a head of the whole cache has one
     codes: str = ""
     skewed: bool = False  # lengths from 1 to `keys`, few of them long
     chunks: int = 0  # the last so many sequences have 512 queries, packed with the others' one
@@ -178,7 +178,7 @@ def one_cache(library, shape, with_fa3):
         blocks = (rows,) if shape.codes == "token" else ()
         shapes = (entries, shape.heads_k, *blocks)
         scales = [torch.ones(shapes, device="cuda") for _ in range(2)]
-        if shape.codes in ("cache", "all"):
+        if shape.codes == "all":
             scales = [scale[:1].expand(entries, -1) for scale in scales]
         cache["scales"] = (None, *scales)
     output = gpu_problem.unwritten(query)

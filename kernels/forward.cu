@@ -332,8 +332,7 @@ __device__ __forceinline__ void softmax_always(const layout &m, consumer &c,
 __device__ __forceinline__ void set_bounds(consumer &c, const fa3_softmax_scale &scale) {
   if constexpr (kRowScales) {
     softmax_rows rows = c.rows;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) rows.sum[r] *= exp2_unit(c.units.unit[r]);
+    leave_units(c.units, rows.sum);
     softmax_set_bounds(rows, scale);
 #pragma unroll
     for (int r = 0; r < 2; ++r) c.rows.bound[r] = rows.bound[r];
@@ -394,18 +393,11 @@ __device__ __forceinline__ int plain_steps(const fa3_forward_params &params, con
 // What makes O the average, and the log-sum-exp.
 __device__ __forceinline__ void finish_tile(const fa3_forward_params &params, const work &w,
                                             consumer &c) {
-  float unit[2] = {1.0f, 1.0f};
-  if (kRowScales)
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      unit[r] = exp2_unit(c.units.unit[r]);
-      c.rows.sum[r] *= unit[r];
-    }
+  if constexpr (kRowScales) leave_units(c.units, c.rows.sum);
   finish_rows(params, w, c.warpgroup, c.rows, scale_of(params, c), c.out, thread_again());
-  if (kRowScales)
-#pragma unroll
-    for (int r = 0; r < 2; ++r) c.out.average[r] *= unit[r];
-  else if (kUnpacked)
+  if constexpr (kRowScales)
+    scale_average(c.units, c.out);
+  else if constexpr (kUnpacked)
     scale_average(head_scales(params, w).value, c.out);
   c.pending = true;
 }
@@ -488,7 +480,7 @@ __device__ __forceinline__ void attend(const fa3_forward_params &params, const l
     const int stop = max(c.tiles.end, tiles_begin);
     for (; n >= stop; --n) pass_over(m, c);
     if (kUnpacked && !kRowScales) c.scale = scale_times(params.scale, head_scales(params, w).key);
-    c.units = {{0.0f, 0.0f}, {0.0f, 0.0f}};
+    if (kRowScales) c.units = {{0.0f, 0.0f}, {0.0f, 0.0f}};
     c.rows = {{scale_of(params, c).none, scale_of(params, c).none}, {0.0f, 0.0f}, {0.0f, 0.0f}};
     if (c.tiles.begin >= c.tiles.end) {
       skip_tile(params, m, w, c, t);

@@ -105,4 +105,16 @@ __device__ __forceinline__ void follow_units(uint32_t scales, row_units &units, 
     for (int i = 0; i < kColumns; ++i) o[i] *= factor[i / 2 % 2];
 }
 
+// A sum in units becomes what it is.
+__device__ __forceinline__ void leave_units(const row_units &units, float (&sum)[2]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) sum[r] *= exp2_unit(units.unit[r]);
+}
+
+// O is in units, and its average is not.
+__device__ __forceinline__ void scale_average(const row_units &units, results &x) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) x.average[r] *= exp2_unit(units.unit[r]);
+}
+
 #endif
