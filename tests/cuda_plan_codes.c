@@ -81,13 +81,15 @@ static void test_unpacked(void **state) {
   (void)state;
   static const struct {
     int64_t batch, queries, keys, heads_q, heads_k, head_dim;
-    bool unpacked;
-  } cases[] = {{1, 512, 8192, 32, 8, 128, true},    {1, 2048, 8192, 32, 8, 128, true},
-               {1, 256, 8192, 32, 8, 64, true},     {1, 256, 8192, 32, 8, 256, true},
-               {1, 512, 131072, 32, 8, 128, true},  {1, 2048, 2048, 32, 8, 128, true},
-               {1, 64, 8192, 32, 8, 128, false},    {1, 128, 2048, 32, 8, 128, false},
-               {4, 256, 8192, 8, 8, 128, false},    {2, 512, 131072, 32, 8, 128, false},
-               {65536, 1024, 100, 8, 1, 64, false}, {1, 512, 8192, 32, 8, 192, true}};
+    int64_t heads; /* at a time; 0: they are not */
+  } cases[] = {{1, 512, 8192, 32, 8, 128, 8},   {1, 2048, 8192, 32, 8, 128, 8},
+               {1, 256, 8192, 32, 8, 64, 8},    {1, 256, 8192, 32, 8, 256, 8},
+               {1, 512, 131072, 32, 8, 128, 8}, {1, 2048, 2048, 32, 8, 128, 8},
+               {1, 64, 8192, 32, 8, 128, 0},    {1, 128, 2048, 32, 8, 128, 0},
+               {4, 256, 8192, 8, 8, 128, 0},    {2, 512, 131072, 32, 8, 128, 4},
+               {5, 512, 131072, 36, 9, 128, 1}, {5, 256, 131072, 36, 9, 128, 0},
+               {9, 512, 131072, 32, 8, 128, 0}, {65536, 1024, 100, 8, 1, 64, 0},
+               {1, 512, 8192, 32, 8, 192, 8}};
   struct cuda_plan plan;
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     struct problem problem =
@@ -96,9 +98,12 @@ static void test_unpacked(void **state) {
     problem.rows_k = problem.max_seqlen_k = cases[i].keys;
     problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;
     assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
-    assert_int_equal(plan.decodes, !cases[i].unpacked);
+    assert_int_equal(plan.decodes, !cases[i].heads);
     if (plan.decodes) continue;
     assert_non_null(plan.forward.unpack.kernel);
+    assert_int_equal(plan.forward.unpack.heads, cases[i].heads);
+    assert_int_equal(plan.forward.tiles.heads,
+                     cases[i].heads * (plan.forward.tile_heads > 1 ? 1 : 4));
     assert_int_equal(plan.forward.kernel->unpacked, UNPACKED_HEADS);
     assert_in_range(plan.forward.kernel->head_dim, cases[i].head_dim, 256);
     assert_null(plan.forward.few.kernel);

@@ -133,7 +133,7 @@ static fa3_status launch_attention(const struct call *call) {
     params.deal.begun = (fa3_combine_tile *)(void *)(call->workspace + plan->room.parts.offset);
   }
   if (plan->unpack.kernel) {
-    const void *const scales = call->workspace + plan->unpack.scales.offset;
+    const void *const scales = unpacked_scales(problem, &plan->unpack, call->workspace);
     if (plan->kernel->unpacked == UNPACKED_HEADS)
       params.unpacked.of_heads = scales;
     else
@@ -169,30 +169,50 @@ static fa3_status launch_attention(const struct call *call) {
   return launch_kernel(call->scope, plan->kernel, 0, &grid, &fp8);
 }
 
+static fa3_status combine(const struct call *call) {
+  const struct problem *problem = call->problem;
+  const struct forward_plan *plan = call->plan;
+  if (!plan->combine) return FA3_OK;
+  fa3_combine_params params =
+      make_combine_params(problem, &plan->room, call->workspace, plan->splits);
+  if (plan->shares) {
+    params.tiles =
+        (const fa3_combine_tile *)(const void *)(call->workspace + plan->room.parts.offset);
+    params.team = plan->team;
+    params.tile_rows = plan->tile_queries * plan->tile_heads;
+    params.group = plan->tile_heads;
+    return combine_tiles(call->scope, plan->combine, plan->shares, &params);
+  }
+  params.warps = forward_combine_warps(problem, plan->splits);
+  return combine_splits(call->scope, problem, plan->combine, &params);
+}
+
+/* On a cache of codes: a part of the heads after the other. */
+static fa3_status launch_unpacked(const struct call *call) {
+  const struct problem *problem = call->problem;
+  const struct forward_plan *plan = call->plan;
+  const int32_t few_queries = plan->few.kernel ? plan->few.most_queries : 0;
+  for (int64_t first = 0; first < problem->heads_k; first += plan->unpack.heads) {
+    const struct problem part = take_heads(problem, first, plan->unpack.heads);
+    TRY(launch_unpack(call->scope, &part, &plan->unpack, few_queries, call->workspace));
+    const struct problem unpacked = unpacked_problem(&part, &plan->unpack, call->workspace);
+    struct call of_part = *call;
+    of_part.problem = &unpacked;
+    TRY(launch_attention(&of_part));
+    TRY(combine(&of_part));
+  }
+  return FA3_OK;
+}
+
 fa3_status launch_forward(const struct cuda_scope *scope, const struct problem *problem,
                           const struct cuda_plan *cuda_plan, char *workspace) {
   const struct forward_plan *plan = &cuda_plan->forward;
   if (cuda_plan->decodes) return launch_decode(scope, problem, &cuda_plan->decode, workspace);
-  struct call call = {.scope = scope, .problem = problem, .plan = plan, .workspace = workspace};
+  const struct call call = {
+      .scope = scope, .problem = problem, .plan = plan, .workspace = workspace};
   if (!plan->workers) return FA3_OK;
   if (plan->few.kernel) TRY(launch_decode(scope, problem, &plan->few, workspace));
-  struct problem unpacked;
-  if (plan->unpack.kernel) {
-    const int32_t few_queries = plan->few.kernel ? plan->few.most_queries : 0;
-    TRY(launch_unpack(scope, problem, &plan->unpack, few_queries, workspace));
-    unpacked = unpacked_problem(problem, &plan->unpack, workspace);
-    call.problem = problem = &unpacked;
-  }
+  if (plan->unpack.kernel) return launch_unpacked(&call);
   TRY(launch_attention(&call));
-  if (!plan->combine) return FA3_OK;
-  fa3_combine_params params = make_combine_params(problem, &plan->room, workspace, plan->splits);
-  if (plan->shares) {
-    params.tiles = (const fa3_combine_tile *)(const void *)(workspace + plan->room.parts.offset);
-    params.team = plan->team;
-    params.tile_rows = plan->tile_queries * plan->tile_heads;
-    params.group = plan->tile_heads;
-    return combine_tiles(scope, plan->combine, plan->shares, &params);
-  }
-  params.warps = forward_combine_warps(problem, plan->splits);
-  return combine_splits(scope, problem, plan->combine, &params);
+  return combine(&call);
 }

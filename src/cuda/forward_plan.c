@@ -340,29 +340,31 @@ static void plan_grid(const struct cuda_facts *facts, struct forward_plan *plan)
   plan->counted = plan->next_tile.used && tiles > plan->workers && !plan->shares;
 }
 
-/* On unpacked codes. Few queries beside others are for the kernels on codes. */
+/* On unpacked codes, so many key heads at a time. Few queries beside others are for the kernels on
+ * codes. */
 static fa3_status plan_unpacked(const struct problem *codes, const struct cuda_facts *facts,
-                                struct cuda_plan *plan) {
+                                int64_t heads, struct cuda_plan *plan) {
   struct forward_plan *forward = &plan->forward;
   *plan = (struct cuda_plan){.forward = {.splits = 1}};
-  const struct problem problem = unpacked_problem(codes, &forward->unpack, NULL);
+  const struct problem all = unpacked_problem(codes, &forward->unpack, NULL);
+  const struct problem part = take_heads(&all, 0, heads);
   forward->kernel = find_kernel(&(struct kernel_need){.kind = &forward_kind,
                                                       .architecture = facts->architecture,
-                                                      .dtype = problem.query.dtype,
-                                                      .head_dim = problem.head_dim,
-                                                      .value_head_dim = problem.value_head_dim,
+                                                      .dtype = all.query.dtype,
+                                                      .head_dim = all.head_dim,
+                                                      .value_head_dim = all.value_head_dim,
                                                       .unpacked = unpacked_form(codes)});
-  if (!forward->kernel) return no_kernel(problem.head_dim, problem.value_head_dim);
+  if (!forward->kernel) return no_kernel(all.head_dim, all.value_head_dim);
   TRY(check_lengths(codes));
   TRY(check_scale(codes));
   TRY(decode_check_inputs(codes));
-  TRY(plan_tiles(&problem, facts, forward));
+  TRY(plan_tiles(&part, facts, forward));
   TRY(plan_few_queries(codes, facts, &forward->few));
-  TRY(plan_splits(&problem, facts, forward));
+  TRY(plan_splits(&part, facts, forward));
   TRY(reserve_unpacked(codes, facts, &forward->unpack, &plan->workspace_size));
-  TRY(reserve_counter(&problem, &forward->next_tile, &plan->workspace_size));
-  TRY(plan_workspace(&problem, facts,
-                     larger(chunk_rows(codes, facts), forward_split_rows(&problem, facts)), plan));
+  TRY(reserve_counter(&all, &forward->next_tile, &plan->workspace_size));
+  TRY(plan_workspace(&all, facts, larger(chunk_rows(codes, facts), forward_split_rows(&all, facts)),
+                     plan));
   plan_grid(facts, forward);
   return FA3_OK;
 }
@@ -371,7 +373,8 @@ fa3_status plan_forward(const struct problem *problem, const struct cuda_facts *
                         struct cuda_plan *plan) {
   struct forward_plan *forward = &plan->forward;
   const bool fp8 = problem->query.dtype == FA3_FLOAT8_E4M3;
-  if (unpacking_pays(problem, facts)) return plan_unpacked(problem, facts, plan);
+  const int64_t unpacked = unpacked_heads(problem, facts);
+  if (unpacked) return plan_unpacked(problem, facts, unpacked, plan);
   if (decode_takes(problem)) return plan_decode(problem, facts, plan);
   *plan = (struct cuda_plan){.forward = {.splits = 1}};
   TRY(find_forward_kernel(

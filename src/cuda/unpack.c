@@ -16,13 +16,35 @@
 
 const struct kernel_kind unpack_kind = {.entries = {"unpack"}};
 
-/* Of the workspace, at most: 131,072 keys of 8 heads of 128. */
-static const int64_t most_bytes = INT64_C(512) << 20;
+/* Of the workspace, at most: 131,072 keys and values of 8 heads of 128, and their scales. Of more,
+ * heads are unpacked one part after the other, at most so many. */
+static const int64_t most_bytes = INT64_C(544) << 20, most_parts = 16;
+static const double least_part_tiles = 60; /* of rows, in each */
 
-/* Of unpacked keys and values. */
-static int64_t unpacked_bytes(const struct problem *problem) {
-  const int64_t rows = multiply(multiply(problem->batch, longest_key(problem)), problem->heads_k);
-  return multiply(rows, 2 * (problem->head_dim + problem->value_head_dim));
+/* Rows of scales of a head. */
+static int64_t scale_rows(const struct problem *problem) {
+  return round_up(longest_key(problem), FA3_UNPACK_KEYS);
+}
+
+/* Bytes of a key head of all sequences, multiples of what memory is aligned to. */
+struct head_bytes {
+  int64_t key, value, scales;
+};
+
+static struct head_bytes bytes_of_head(const struct problem *problem) {
+  const int64_t alignment = 128, batch = larger(problem->batch, 1);
+  const int64_t rows = multiply(batch, longest_key(problem));
+  const int64_t scales = unpacked_form(problem) == UNPACKED_HEADS
+                             ? multiply(batch, sizeof(fa3_head_scales))
+                             : multiply(multiply(batch, scale_rows(problem)), 2 * sizeof(float));
+  return (struct head_bytes){round_up(multiply(rows, 2 * problem->head_dim), alignment),
+                             round_up(multiply(rows, 2 * problem->value_head_dim), alignment),
+                             round_up(scales, alignment)};
+}
+
+static int64_t bytes_of_heads(const struct problem *problem, int64_t heads) {
+  const struct head_bytes head = bytes_of_head(problem);
+  return multiply(head.key + head.value + head.scales, heads);
 }
 
 static bool is_of_heads(const struct problem *problem, const struct operand *scale, int64_t rows) {
@@ -59,26 +81,69 @@ bool may_unpack(const struct problem *problem, const struct cuda_facts *facts) {
   return can_unpack(problem) && 2 * rows * saved > unpacking_seconds(facts, 1);
 }
 
-static bool grid_fits(const struct problem *problem) {
+/* A scale that some heads share, and others do not, is in no part of them by itself. */
+static bool may_part(const struct problem *problem, const struct operand *scale) {
+  return !scale->dtype || scale->heads == 1 || scale->heads == problem->heads_k;
+}
+
+/* As many as the workspace has room for. */
+static int64_t heads_at_once(const struct problem *problem) {
   const int64_t tiles = divide_up(longest_key(problem), FA3_UNPACK_KEYS);
-  return problem->batch <= MAX_GRID && multiply(tiles, problem->heads_k) <= INT32_MAX;
+  if (problem->batch > MAX_GRID) return 0;
+  for (int64_t parts = 1; parts <= most_parts; parts++) {
+    const int64_t heads = problem->heads_k / parts;
+    if (heads * parts == problem->heads_k && bytes_of_heads(problem, heads) <= most_bytes &&
+        multiply(tiles, heads) <= INT32_MAX)
+      return heads;
+    if (!may_part(problem, &problem->key_scale) || !may_part(problem, &problem->value_scale))
+      return 0;
+  }
+  return 0;
 }
 
 /* Of packed queries the host does not know whose they are: as many sequences as can be are taken to
  * have all they may, and others few, for the kernels on codes. */
-bool unpacking_pays(const struct problem *problem, const struct cuda_facts *facts) {
-  if (!may_unpack(problem, facts) || unpacked_bytes(problem) > most_bytes || !grid_fits(problem))
-    return false;
+int64_t unpacked_heads(const struct problem *problem, const struct cuda_facts *facts) {
+  if (!may_unpack(problem, facts)) return 0;
+  const int64_t heads = heads_at_once(problem);
+  if (!heads) return 0;
   const double longest = (double)longest_query(problem), all = (double)longest_key(problem);
   double sequences = (double)problem->batch;
   if (problem->cu_seqlens_q) sequences = fmin(sequences, (double)problem->rows_q / longest);
+  /* Else multiprocessors would be idle in each part. */
+  const double rows = longest * (double)(problem->heads_q / problem->heads_k);
+  const double tiles = sequences * (double)heads * rows / FA3_CHUNK_FP8_ROWS;
+  if (heads < problem->heads_k && tiles < least_part_tiles) return 0;
   const double columns = (double)(problem->head_dim + problem->value_head_dim);
   /* By any query: others are not unpacked. */
   const double keys = fmin(all, longest + (double)problem->window_left);
   const double seen = keys_seen(problem, longest, all);
   const double flops = 2 * columns * sequences * (double)problem->heads_q * longest * seen;
   const double codes = columns * sequences * (double)problem->heads_k * keys;
-  return saved * flops > launch + unpacking_seconds(facts, codes);
+  const double launches = (double)(problem->heads_k / heads) * launch;
+  return saved * flops > launches + unpacking_seconds(facts, codes) ? heads : 0;
+}
+
+static void take_part(struct operand *operand, int64_t first, int64_t heads) {
+  if (operand->data)
+    operand->data += first * operand->stride_head * (int64_t)fa3_dtype_size(operand->dtype);
+  operand->heads = heads;
+}
+
+struct problem take_heads(const struct problem *problem, int64_t first, int64_t heads) {
+  const int64_t group = problem->heads_q / problem->heads_k;
+  struct problem part = *problem;
+  part.heads_k = heads;
+  part.heads_q = heads * group;
+  take_part(&part.key, first, heads);
+  take_part(&part.value, first, heads);
+  take_part(&part.query, first * group, heads * group);
+  take_part(&part.output, first * group, heads * group);
+  take_part(&part.lse, first * group, heads * group);
+  take_part(&part.sink, first * group, heads * group);
+  if (part.key_scale.heads > 1) take_part(&part.key_scale, first, heads);
+  if (part.value_scale.heads > 1) take_part(&part.value_scale, first, heads);
+  return part;
 }
 
 static struct operand unpacked_operand(const struct problem *problem, const struct operand *codes,
@@ -103,60 +168,45 @@ struct problem unpacked_problem(const struct problem *problem, const struct unpa
   unpacked.cache_batch_index = NULL;
   unpacked.batch_k = problem->batch;
   unpacked.rows_k = longest_key(problem);
-  unpacked.key =
-      unpacked_operand(problem, &problem->key, workspace ? workspace + plan->key.offset : NULL);
-  unpacked.value =
-      unpacked_operand(problem, &problem->value, workspace ? workspace + plan->value.offset : NULL);
+  char *const room = workspace ? workspace + plan->room.offset : NULL;
+  char *const values = room ? room + problem->heads_k * bytes_of_head(problem).key : NULL;
+  unpacked.key = unpacked_operand(problem, &problem->key, room);
+  unpacked.value = unpacked_operand(problem, &problem->value, values);
   return unpacked;
-}
-
-/* Rows of scales of a head. */
-static int64_t scale_rows(const struct problem *problem) {
-  return round_up(longest_key(problem), FA3_UNPACK_KEYS);
-}
-
-/* So many rows of each head, but no more than of calls whose codes are unpacked. */
-static fa3_status reserve_rows(const struct problem *problem, const char *name, int64_t head_rows,
-                               int64_t row_bytes, struct reservation *room,
-                               size_t *workspace_size) {
-  const int64_t rows = multiply(multiply(problem->batch, head_rows), problem->heads_k);
-  return reserve(workspace_size, room, name, 1, smaller(multiply(rows, row_bytes), most_bytes), 1);
 }
 
 fa3_status reserve_unpacked(const struct problem *problem, const struct cuda_facts *facts,
                             struct unpack_plan *plan, size_t *workspace_size) {
   *plan = (struct unpack_plan){0};
   if (!may_unpack(problem, facts)) return FA3_OK;
-  const int64_t rows = longest_key(problem);
-  TRY(reserve_rows(problem, "unpacked keys", rows, 2 * problem->head_dim, &plan->key,
-                   workspace_size));
-  TRY(reserve_rows(problem, "unpacked values", rows, 2 * problem->value_head_dim, &plan->value,
-                   workspace_size));
-  if (unpacked_form(problem) == UNPACKED_HEADS)
-    TRY(reserve_rows(problem, "scales", 1, sizeof(fa3_head_scales), &plan->scales, workspace_size));
-  else
-    TRY(reserve_rows(problem, "scales", scale_rows(problem), 2 * sizeof(float), &plan->scales,
-                     workspace_size));
-  if (unpacking_pays(problem, facts))
+  const int64_t bytes = smaller(bytes_of_heads(problem, problem->heads_k), most_bytes);
+  plan->heads = unpacked_heads(problem, facts);
+  if (plan->heads)
     plan->kernel = find_kernel(
         &(struct kernel_need){.kind = &unpack_kind, .architecture = facts->architecture});
-  return FA3_OK;
+  return reserve(workspace_size, &plan->room, "unpacked keys and values", 1, bytes, 1);
+}
+
+void *unpacked_scales(const struct problem *problem, const struct unpack_plan *plan,
+                      char *workspace) {
+  const struct head_bytes head = bytes_of_head(problem);
+  return workspace + plan->room.offset + problem->heads_k * (head.key + head.value);
 }
 
 fa3_status launch_unpack(const struct cuda_scope *scope, const struct problem *problem,
                          const struct unpack_plan *plan, int32_t few_queries, char *workspace) {
   const int64_t columns = larger(problem->head_dim, problem->value_head_dim);
+  const struct problem unpacked = unpacked_problem(problem, plan, workspace);
   fa3_unpack_params params = {.cache = make_cache_params(problem, problem->heads_k),
-                              .key = (uint16_t *)(void *)(workspace + plan->key.offset),
-                              .value = (uint16_t *)(void *)(workspace + plan->value.offset),
+                              .key = (uint16_t *)(void *)unpacked.key.data,
+                              .value = (uint16_t *)(void *)unpacked.value.data,
                               .rows = (int)longest_key(problem),
                               .scale_rows = (int)scale_rows(problem),
                               .row_threads = 1};
-  void *const scales = workspace + plan->scales.offset;
   if (unpacked_form(problem) == UNPACKED_HEADS)
-    params.head_scales = scales;
+    params.head_scales = unpacked_scales(problem, plan, workspace);
   else
-    params.row_scales = scales;
+    params.row_scales = unpacked_scales(problem, plan, workspace);
   params.cache.few_queries = few_queries;
   while (8 * params.row_threads < columns) params.row_threads *= 2;
   const int64_t tiles = divide_up(longest_key(problem), FA3_UNPACK_KEYS);

@@ -18,20 +18,24 @@ enum { UNPACKED_HEADS = 1, UNPACKED_ROWS = 2 };
 
 struct unpack_plan {
   const struct kernel *kernel; /* null: nothing is unpacked ahead */
-  struct reservation key, value, scales;
+  int64_t heads;               /* key heads at a time: the workspace has room for so many */
+  struct reservation room;
 };
 
 /* What a call's codes would become. */
 int32_t unpacked_form(const struct problem *problem);
 
-/* Whether a call's codes can be unpacked: all of a head have one scale. And whether, of so many
- * queries, that may be faster, however many keys there are. The call's workspace then has room for
- * it, whether or not they are, so that its size does not fall where a larger call does not do it.
- */
+/* Whether a call's codes can be unpacked, and whether, of so many queries, that may be faster,
+ * however many keys there are. The call's workspace then has room for it, whether or not they are,
+ * so that its size does not fall where a larger call does not do it. */
 bool may_unpack(const struct problem *problem, const struct cuda_facts *facts);
 
-/* Whether that is faster than to attend to codes, for this call. */
-bool unpacking_pays(const struct problem *problem, const struct cuda_facts *facts);
+/* Key heads that are unpacked at a time, which divide all of them; 0 where to attend to codes is
+ * faster, for this call. */
+int64_t unpacked_heads(const struct problem *problem, const struct cuda_facts *facts);
+
+/* So many key heads of a call, and their queries', from number `first` on. */
+struct problem take_heads(const struct problem *problem, int64_t first, int64_t heads);
 
 /* The call on unpacked keys and values, which are in the workspace if there is one. */
 struct problem unpacked_problem(const struct problem *problem, const struct unpack_plan *plan,
@@ -39,6 +43,10 @@ struct problem unpacked_problem(const struct problem *problem, const struct unpa
 
 fa3_status reserve_unpacked(const struct problem *problem, const struct cuda_facts *facts,
                             struct unpack_plan *plan, size_t *workspace_size);
+
+/* The scales of its keys and values, by unpacked_form. */
+void *unpacked_scales(const struct problem *problem, const struct unpack_plan *plan,
+                      char *workspace);
 
 /* For the forward kernel, in scope; of sequences with more than `few_queries` queries. */
 fa3_status launch_unpack(const struct cuda_scope *scope, const struct problem *problem,

@@ -585,6 +585,45 @@ static void test_unpacked(void **state) {
   assert_int_equal(forward_params.clear_value, 1);
 }
 
+/* The same of so many keys that a head's have all the room there is: one head after the other. */
+static void test_unpacked_heads(void **state) {
+  (void)state;
+  const int64_t group = HEADS_Q / HEADS_K;
+  fa3_forward_args args = make_forward(FA3_BFLOAT16, 1000, 400000, 128);
+  args.key.dtype = args.value.dtype = FA3_FLOAT8_E4M3;
+  args.key_scale = (fa3_tensor){.data = place(5),
+                                .dtype = FA3_FLOAT32,
+                                .rank = 3,
+                                .shape = {BATCH, HEADS_K, 400000},
+                                .strides = {HEADS_K * 400000, 400000, 1}};
+  args.key_scale_rows = 1;
+  args.value_scale = fa3_vector(place(6), FA3_FLOAT32, 1);
+  args.sink = fa3_vector(place(7), FA3_FLOAT32, HEADS_Q);
+  args.lse = fa3_lse(place(8), BATCH, HEADS_Q, 1000);
+  args.num_splits = 1;
+  run_forward(&args);
+  assert_int_equal(count, first + 4);
+  for (int i = 0; i < 4; i++)
+    assert_string_equal(launches[first + i].function, i % 2 ? "forward" : "unpack");
+  /* Of the last two. */
+  const fa3_decode_fp8_params *cache = &unpack_params.cache;
+  assert_int_equal(launches[first + 2].grid[0], 400000 / FA3_UNPACK_KEYS);
+  assert_ptr_equal(cache->decode.key.data, (char *)place(2) + 128);
+  assert_ptr_equal(cache->decode.value.data, (char *)place(3) + 128);
+  assert_ptr_equal(cache->key_scale.data, (float *)place(5) + 400000);
+  assert_ptr_equal(cache->value_scale.data, place(6));
+  assert_null(unpack_params.head_scales);
+  assert_int_equal(unpack_params.scale_rows, 400000);
+  assert_ptr_equal(forward_params.unpacked.of_rows, unpack_params.row_scales);
+  assert_int_equal(forward_params.unpacked.rows, 400000);
+  assert_int_equal(forward_params.unpacked.heads_k, 1);
+  assert_ptr_equal(forward_params.output_data, (uint16_t *)place(4) + group * 128);
+  assert_ptr_equal(forward_params.lse, (float *)place(8) + group * 1000);
+  assert_ptr_equal(forward_params.sink, (float *)place(7) + group);
+  const char *const end = (const char *)(unpack_params.row_scales + BATCH * 2 * 400000);
+  assert_true(end <= (const char *)args.workspace + args.workspace_size);
+}
+
 /* Calls that take what those above leave out. */
 static void run_the_others(void) {
   fa3_forward_args args = make_forward(FA3_BFLOAT16, 1, 200000, 128);
@@ -671,6 +710,7 @@ int main(void) {
       cmocka_unit_test(test_dealt_keys),
       cmocka_unit_test(test_dealt_codes),
       cmocka_unit_test(test_unpacked),
+      cmocka_unit_test(test_unpacked_heads),
       cmocka_unit_test(test_every_function),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
