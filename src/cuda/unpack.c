@@ -111,7 +111,7 @@ int64_t unpacked_heads(const struct problem *problem, const struct cuda_facts *f
   double sequences = (double)problem->batch;
   if (problem->cu_seqlens_q) sequences = fmin(sequences, (double)problem->rows_q / longest);
   /* Else multiprocessors would be idle in each part. */
-  const double rows = longest * (double)(problem->heads_q / problem->heads_k);
+  const double rows = (double)decode_rows(problem, longest_query(problem));
   const double tiles = sequences * (double)heads * rows / FA3_CHUNK_FP8_ROWS;
   if (heads < problem->heads_k && tiles < least_part_tiles) return 0;
   const double columns = (double)(problem->head_dim + problem->value_head_dim);
@@ -120,7 +120,7 @@ int64_t unpacked_heads(const struct problem *problem, const struct cuda_facts *f
   const double seen = keys_seen(problem, longest, all);
   const double flops = 2 * columns * sequences * (double)problem->heads_q * longest * seen;
   const double codes = columns * sequences * (double)problem->heads_k * keys;
-  const double launches = (double)(problem->heads_k / heads) * launch;
+  const double launches = (double)problem->heads_k / (double)heads * launch;
   return saved * flops > launches + unpacking_seconds(facts, codes) ? heads : 0;
 }
 
@@ -208,7 +208,7 @@ fa3_status launch_unpack(const struct cuda_scope *scope, const struct problem *p
   else
     params.row_scales = unpacked_scales(problem, plan, workspace);
   params.cache.few_queries = few_queries;
-  while (8 * params.row_threads < columns) params.row_threads *= 2;
+  while (params.row_threads < divide_up(columns, 8)) params.row_threads *= 2;
   const int64_t tiles = divide_up(longest_key(problem), FA3_UNPACK_KEYS);
   const struct grid grid = {.x = (unsigned)(tiles * problem->heads_k),
                             .y = (unsigned)problem->batch,
