@@ -575,7 +575,7 @@ static void test_unpacked(void **state) {
   const int64_t bytes = (int64_t)BATCH * HEADS_K * rows * 128 * 2;
   assert_true(key >= (const char *)args.workspace && key + bytes <= value);
   assert_true(value + bytes <= (const char *)unpack_params.head_scales);
-  assert_true((const char *)&unpack_params.head_scales[BATCH * HEADS_K] <= end);
+  assert_true((const char *)&unpack_params.head_scales[(int64_t)BATCH * HEADS_K] <= end);
   assert_ptr_equal(forward_params.unpacked.of_heads, unpack_params.head_scales);
   assert_null(unpack_params.row_scales);
   assert_int_equal(forward_params.unpacked.heads_k, HEADS_K);
@@ -620,7 +620,7 @@ static void test_unpacked_heads(void **state) {
   assert_ptr_equal(forward_params.output_data, (uint16_t *)place(4) + group * 128);
   assert_ptr_equal(forward_params.lse, (float *)place(8) + group * 1000);
   assert_ptr_equal(forward_params.sink, (float *)place(7) + group);
-  const char *const end = (const char *)&unpack_params.row_scales[BATCH * 2 * 400000];
+  const char *const end = (const char *)&unpack_params.row_scales[(int64_t)BATCH * 2 * 400000];
   assert_true(end <= (const char *)args.workspace + args.workspace_size);
 }
 
