@@ -7,7 +7,7 @@
 
 #include "forward_work.cuh"
 
-// Only the variants with code for pages deal keys out.
+// Only the variants with code for pages deal keys out, and those for unpacked codes.
 __device__ __forceinline__ bool keys_are_dealt(const fa3_forward_params &params) {
   return FA3_SPLITS && params.deal.shares > 0;
 }

@@ -98,13 +98,13 @@ typedef struct {
     fa3_combine_tile *begun; /* of each share */
   } deal;
 
-  /* Of unpacked codes: scales of each sequence's key heads, or of rows: those of a head's keys, and
-   * behind them of its values, a multiple of 128. */
+  /* Of unpacked codes, one of the two: the scales of each sequence's key heads, or of the rows of
+   * each, those of its keys and then those of its values. */
   struct {
     const fa3_head_scales *of_heads;
     const float *of_rows;
-    int rows;
-    int heads_k;
+    int rows;    /* from a head's first scale of keys to its first of values, a multiple of 128 */
+    int heads_k; /* of this launch */
   } unpacked;
 } fa3_forward_params;
 

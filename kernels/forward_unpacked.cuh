@@ -60,7 +60,8 @@ __device__ __forceinline__ float greatest_scale(uint32_t scales) {
 }
 
 // The units of a thread's two rows. At first products of 0 alone fit: what is greater says how
-// large they are.
+// large they are. They never shrink: what is far below a row's greatest scale loses bits, within
+// the bound of docs/numerics.md (of float16, which is absolute there, times the greatest scale).
 struct row_units {
   float unit[2];  // an exponent of 2
   float most[2];  // scale of a value whose products always fit

@@ -33,7 +33,7 @@ __device__ __forceinline__ uint2 load_codes(const fa3_decode_input &tensor, int 
   const uint64_t units = (uint64_t)(uint32_t)at.page * tensor.stride_batch +
                          (uint64_t)(uint32_t)at.row * tensor.stride_row +
                          (uint64_t)(uint32_t)head * tensor.stride_head;
-  return __ldg((const uint2 *)(tensor.data + units * 16 + column));
+  return *(const uint2 *)(tensor.data + units * 16 + column);
 }
 
 // A pair of float16 as one of bfloat16.
@@ -53,16 +53,19 @@ __device__ __forceinline__ void store_unpacked(uint16_t *to, const uint2 &codes,
 }
 
 // NaN for infinity: what sees it is to be NaN.
-__device__ __forceinline__ float load_scale(const float *scale) {
+__device__ __forceinline__ float scale_or_nan(const float *scale) {
   return fmaf(*scale, 0.0f, *scale);
 }
 
-// The scale of a head. A page, which stands for a sequence, has none of its own.
-__device__ __forceinline__ float scale_of_head(const fa3_scales &scales, const fa3_sequence &of,
-                                               int head) {
-  if (scales.data == nullptr) return 1.0f;
-  return load_scale(scales.data + of.key_batch * scales.stride_batch +
-                    head / scales.heads_per_scale * scales.stride_head);
+// The scale of a head. A page, which stands for a sequence, has none of its own. An entry of the
+// cache that is not there has no scale to read.
+__device__ __forceinline__ float scale_of_key_head(const fa3_decode_params &p,
+                                                   const fa3_scales &scales, const fa3_sequence &of,
+                                                   int head) {
+  const bool there = p.sequences.page_table || (unsigned)of.key_batch < (unsigned)p.pages;
+  if (scales.data == nullptr || !there) return 1.0f;
+  return scale_or_nan(scales.data + of.key_batch * scales.stride_batch +
+                      head / scales.heads_per_scale * scales.stride_head);
 }
 
 // The scale of a row, of which so many share one; 0 if there is no such row.
@@ -71,9 +74,9 @@ __device__ __forceinline__ float scale_of_row(const fa3_scales &scales, const fa
   if (at.page < 0) return 0.0f;
   if (scales.data == nullptr) return 1.0f;
   const int block = scales.rows > 0 ? divide(at.row, rows) : 0;
-  return load_scale(scales.data + at.page * scales.stride_batch +
-                    head / scales.heads_per_scale * scales.stride_head +
-                    block * scales.stride_block);
+  return scale_or_nan(scales.data + at.page * scales.stride_batch +
+                      head / scales.heads_per_scale * scales.stride_head +
+                      block * scales.stride_block);
 }
 
 // Of all rows of a tile, whether they are there or not: one for each thread.
@@ -102,8 +105,8 @@ extern "C" __global__ void __launch_bounds__(FA3_UNPACK_THREADS)
   if (mask.queries <= params.cache.few_queries) return;
   const int64_t entry = (int64_t)blockIdx.y * (int)p.heads_k.divisor + head;
   if (params.head_scales && tile == 0 && threadIdx.x == 0)
-    params.head_scales[entry] = {scale_of_head(params.cache.key_scale, sequence, head),
-                                 scale_of_head(params.cache.value_scale, sequence, head)};
+    params.head_scales[entry] = {scale_of_key_head(p, params.cache.key_scale, sequence, head),
+                                 scale_of_key_head(p, params.cache.value_scale, sequence, head)};
   const bool bf16 = params.cache.query == FA3_QUERY_BF16;
   // Of a tile that any query sees the products read all.
   const int begin = tile * FA3_UNPACK_KEYS, end = min(begin + FA3_UNPACK_KEYS, mask.keys);

@@ -6,7 +6,8 @@
 #include "cuda/plan.h"
 #include "kernels/decode_params.h"
 
-/* What does not depend on the plan. `heads_k`: as many as blocks count. */
+/* What the kernels for caches, and unpack.cu, take that does not depend on the plan. `heads_k`: as
+ * many as blocks count. */
 fa3_decode_fp8_params make_cache_params(const struct problem *problem, int64_t heads_k);
 
 /* In scope; the workspace is aligned. */

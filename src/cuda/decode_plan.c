@@ -281,17 +281,17 @@ fa3_status decode_check_inputs(const struct problem *problem) {
 /* Room for parts of rows, and for what calls have whose codes are unpacked. */
 static fa3_status reserve_chunks(const struct problem *problem, const struct cuda_facts *facts,
                                  struct cuda_plan *plan) {
-  struct decode_plan *decode = &plan->decode;
   size_t *size = &plan->workspace_size;
   int64_t rows = chunk_rows(problem, facts);
   if (may_unpack(problem, facts)) {
-    const struct problem unpacked = unpacked_problem(problem, &decode->unpack, NULL);
-    struct reservation counter;
+    const struct unpack_plan none = {0};
+    const struct problem unpacked = unpacked_problem(problem, &none, NULL);
+    struct reservation room, counter;
     rows = larger(rows, forward_split_rows(&unpacked, facts));
     TRY(reserve_counter(problem, &counter, size));
+    TRY(reserve_unpacked(problem, &room, size));
   }
-  TRY(reserve_unpacked(problem, facts, &decode->unpack, size));
-  return reserve_splits(problem, facts, rows, &decode->room, size);
+  return reserve_splits(problem, facts, rows, &plan->decode.room, size);
 }
 
 fa3_status plan_decode(const struct problem *problem, const struct cuda_facts *facts,

@@ -36,7 +36,6 @@ struct decode_plan {
   int32_t chunk_splits; /* of a sequence's keys, which `combine` puts together */
   int32_t chunk_blocks; /* that all keys are dealt out to, as `blocks` */
   struct split_room room;
-  struct unpack_plan unpack; /* room that such calls have, without a kernel */
 };
 
 /* The kernel for keys of that dtype, and so many rows: queries of a sequence times query heads of a

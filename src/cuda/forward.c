@@ -12,7 +12,6 @@
 #include "cuda/tensor_map.h"
 #include "cuda/tile_counter.h"
 #include "error.h"
-#include "integer.h"
 
 /* One call under way. */
 struct call {
@@ -20,6 +19,7 @@ struct call {
   const struct problem *problem;
   const struct forward_plan *plan;
   char *workspace; /* aligned */
+  unsigned *next_tile;
 };
 
 static fa3_status set_tensor_maps(const struct call *call, fa3_forward_params *params) {
@@ -67,13 +67,15 @@ static fa3_status set_tensor_maps(const struct call *call, fa3_forward_params *p
                          value_map, &params->value);
 }
 
-/* What blocks take their tiles from: the stream's counter, or one in the workspace, cleared. */
-static fa3_status set_tile_counter(const struct call *call, fa3_forward_params *params) {
+/* What blocks take their tiles from: the stream's counter, or one in the workspace, cleared.
+ * Kernels leave it as they find it. */
+static fa3_status find_tile_counter(struct call *call) {
   const struct cuda_scope *scope = call->scope;
-  params->next_tile = cuda_tile_counter(scope, call->plan->kernel);
-  if (params->next_tile) return FA3_OK;
-  params->next_tile = (unsigned *)(void *)(call->workspace + call->plan->next_tile.offset);
-  TRY_CUDA(scope->device->driver, cuMemsetD32Async, (CUdeviceptr)params->next_tile, 0, 1,
+  if (!call->plan->counted) return FA3_OK;
+  call->next_tile = cuda_tile_counter(scope, call->plan->kernel);
+  if (call->next_tile) return FA3_OK;
+  call->next_tile = (unsigned *)(void *)(call->workspace + call->plan->next_tile.offset);
+  TRY_CUDA(scope->device->driver, cuMemsetD32Async, (CUdeviceptr)call->next_tile, 0, 1,
            scope->stream);
   return FA3_OK;
 }
@@ -138,10 +140,10 @@ static fa3_status launch_attention(const struct call *call) {
       params.unpacked.of_heads = scales;
     else
       params.unpacked.of_rows = scales;
-    params.unpacked.rows = (int)round_up(problem->rows_k, FA3_UNPACK_KEYS);
+    params.unpacked.rows = (int)unpacked_scale_rows(problem);
     params.unpacked.heads_k = (int)problem->heads_k;
   }
-  if (plan->counted) TRY(set_tile_counter(call, &params));
+  params.next_tile = call->next_tile;
   struct grid grid = {.x = (unsigned)plan->workers,
                       .y = 1,
                       .z = 1,
@@ -208,10 +210,10 @@ fa3_status launch_forward(const struct cuda_scope *scope, const struct problem *
                           const struct cuda_plan *cuda_plan, char *workspace) {
   const struct forward_plan *plan = &cuda_plan->forward;
   if (cuda_plan->decodes) return launch_decode(scope, problem, &cuda_plan->decode, workspace);
-  const struct call call = {
-      .scope = scope, .problem = problem, .plan = plan, .workspace = workspace};
+  struct call call = {.scope = scope, .problem = problem, .plan = plan, .workspace = workspace};
   if (!plan->workers) return FA3_OK;
   if (plan->few.kernel) TRY(launch_decode(scope, problem, &plan->few, workspace));
+  TRY(find_tile_counter(&call));
   if (plan->unpack.kernel) return launch_unpacked(&call);
   TRY(launch_attention(&call));
   return combine(&call);

@@ -141,7 +141,7 @@ static void cut_last_tiles(const struct problem *problem, const struct cuda_fact
   const int32_t parts = plan->tile_queries / (ROWS / plan->tile_heads);
   if (problem->window_right < MASK_UNBOUNDED || queries_vary(problem) || keys_vary(problem) ||
       problem->max_seqlen_k < least_steps * kernel->tile_k || kernel->dtype == FA3_FLOAT8_E4M3 ||
-      (kernel->pages && kernel->tile_q > 2 * ROWS) || parts == 1 ||
+      ((kernel->pages || kernel->unpacked) && kernel->tile_q > 2 * ROWS) || parts == 1 ||
       tiles < facts->multiprocessors || last * parts > facts->multiprocessors)
     return;
   plan->tiles.cut = last;
@@ -361,7 +361,10 @@ static fa3_status plan_unpacked(const struct problem *codes, const struct cuda_f
   TRY(plan_tiles(&part, facts, forward));
   TRY(plan_few_queries(codes, facts, &forward->few));
   TRY(plan_splits(&part, facts, forward));
-  TRY(reserve_unpacked(codes, facts, &forward->unpack, &plan->workspace_size));
+  forward->unpack.heads = heads;
+  forward->unpack.kernel =
+      find_kernel(&(struct kernel_need){.kind = &unpack_kind, .architecture = facts->architecture});
+  TRY(reserve_unpacked(codes, &forward->unpack.room, &plan->workspace_size));
   TRY(reserve_counter(&all, &forward->next_tile, &plan->workspace_size));
   TRY(plan_workspace(&all, facts, larger(chunk_rows(codes, facts), forward_split_rows(&all, facts)),
                      plan));

@@ -16,13 +16,12 @@
 
 const struct kernel_kind unpack_kind = {.entries = {"unpack"}};
 
-/* Of the workspace, at most: 131,072 keys and values of 8 heads of 128, and their scales. Of more,
- * heads are unpacked one part after the other, at most so many. */
+/* Of the workspace, at most: 512 MiB are 131,072 keys and values of 8 heads of 128, and 8 their
+ * scales. Of more, heads are unpacked one part after the other, at most so many. */
 static const int64_t most_bytes = INT64_C(544) << 20, most_parts = 16;
 static const double least_part_tiles = 60; /* of rows, in each */
 
-/* Rows of scales of a head. */
-static int64_t scale_rows(const struct problem *problem) {
+int64_t unpacked_scale_rows(const struct problem *problem) {
   return round_up(longest_key(problem), FA3_UNPACK_KEYS);
 }
 
@@ -34,9 +33,10 @@ struct head_bytes {
 static struct head_bytes bytes_of_head(const struct problem *problem) {
   const int64_t alignment = 128, batch = larger(problem->batch, 1);
   const int64_t rows = multiply(batch, longest_key(problem));
-  const int64_t scales = unpacked_form(problem) == UNPACKED_HEADS
-                             ? multiply(batch, sizeof(fa3_head_scales))
-                             : multiply(multiply(batch, scale_rows(problem)), 2 * sizeof(float));
+  const int64_t scales =
+      unpacked_form(problem) == UNPACKED_HEADS
+          ? multiply(batch, sizeof(fa3_head_scales))
+          : multiply(multiply(batch, unpacked_scale_rows(problem)), 2 * sizeof(float));
   return (struct head_bytes){round_up(multiply(rows, 2 * problem->head_dim), alignment),
                              round_up(multiply(rows, 2 * problem->value_head_dim), alignment),
                              round_up(scales, alignment)};
@@ -62,13 +62,12 @@ int32_t unpacked_form(const struct problem *problem) {
 static bool can_unpack(const struct problem *problem) {
   const fa3_dtype query = problem->query.dtype;
   return decode_has_chunks(problem) && (query == FA3_BFLOAT16 || query == FA3_FLOAT16) &&
-         problem->output.dtype == query && fits_copy_engine(&problem->output) &&
-         problem->softcap == 0 && problem->scale >= 0 && !problem->cu_seqlens_k &&
-         !problem->leftpad_k;
+         problem->output.dtype == query && problem->softcap == 0 && problem->scale >= 0 &&
+         !problem->cu_seqlens_k && !problem->leftpad_k;
 }
 
-/* What the kernels on codes take longer for each FLOP, in seconds; a launch. */
-static const double saved = 1.1e-15, launch = 2.5e-6;
+/* What the forward kernel takes less than the kernels on codes for each FLOP, and a launch. */
+static const double seconds_saved = 1.1e-15, launch_seconds = 2.5e-6;
 
 /* To unpack codes: they are read, and what has twice their size is written, and read again. */
 static double unpacking_seconds(const struct cuda_facts *facts, double codes) {
@@ -78,12 +77,7 @@ static double unpacking_seconds(const struct cuda_facts *facts, double codes) {
 bool may_unpack(const struct problem *problem, const struct cuda_facts *facts) {
   /* A code has two FLOPs with each row that reads it. */
   const double rows = (double)decode_rows(problem, longest_query(problem));
-  return can_unpack(problem) && 2 * rows * saved > unpacking_seconds(facts, 1);
-}
-
-/* A scale that some heads share, and others do not, is in no part of them by itself. */
-static bool may_part(const struct problem *problem, const struct operand *scale) {
-  return !scale->dtype || scale->heads == 1 || scale->heads == problem->heads_k;
+  return can_unpack(problem) && 2 * rows * seconds_saved > unpacking_seconds(facts, 1);
 }
 
 /* As many as the workspace has room for. */
@@ -95,8 +89,6 @@ static int64_t heads_at_once(const struct problem *problem) {
     if (heads * parts == problem->heads_k && bytes_of_heads(problem, heads) <= most_bytes &&
         multiply(tiles, heads) <= INT32_MAX)
       return heads;
-    if (!may_part(problem, &problem->key_scale) || !may_part(problem, &problem->value_scale))
-      return 0;
   }
   return 0;
 }
@@ -120,8 +112,8 @@ int64_t unpacked_heads(const struct problem *problem, const struct cuda_facts *f
   const double seen = keys_seen(problem, longest, all);
   const double flops = 2 * columns * sequences * (double)problem->heads_q * longest * seen;
   const double codes = columns * sequences * (double)problem->heads_k * keys;
-  const double launches = (double)problem->heads_k / (double)heads * launch;
-  return saved * flops > launches + unpacking_seconds(facts, codes) ? heads : 0;
+  const double launches = (double)problem->heads_k / (double)heads * launch_seconds;
+  return seconds_saved * flops > launches + unpacking_seconds(facts, codes) ? heads : 0;
 }
 
 static void take_part(struct operand *operand, int64_t first, int64_t heads) {
@@ -175,16 +167,10 @@ struct problem unpacked_problem(const struct problem *problem, const struct unpa
   return unpacked;
 }
 
-fa3_status reserve_unpacked(const struct problem *problem, const struct cuda_facts *facts,
-                            struct unpack_plan *plan, size_t *workspace_size) {
-  *plan = (struct unpack_plan){0};
-  if (!may_unpack(problem, facts)) return FA3_OK;
+fa3_status reserve_unpacked(const struct problem *problem, struct reservation *room,
+                            size_t *workspace_size) {
   const int64_t bytes = smaller(bytes_of_heads(problem, problem->heads_k), most_bytes);
-  plan->heads = unpacked_heads(problem, facts);
-  if (plan->heads)
-    plan->kernel = find_kernel(
-        &(struct kernel_need){.kind = &unpack_kind, .architecture = facts->architecture});
-  return reserve(workspace_size, &plan->room, "unpacked keys and values", 1, bytes, 1);
+  return reserve(workspace_size, room, "unpacked keys and values", 1, bytes, 1);
 }
 
 void *unpacked_scales(const struct problem *problem, const struct unpack_plan *plan,
@@ -201,7 +187,7 @@ fa3_status launch_unpack(const struct cuda_scope *scope, const struct problem *p
                               .key = (uint16_t *)(void *)unpacked.key.data,
                               .value = (uint16_t *)(void *)unpacked.value.data,
                               .rows = (int)longest_key(problem),
-                              .scale_rows = (int)scale_rows(problem),
+                              .scale_rows = (int)unpacked_scale_rows(problem),
                               .row_threads = 1};
   if (unpacked_form(problem) == UNPACKED_HEADS)
     params.head_scales = unpacked_scales(problem, plan, workspace);

@@ -25,9 +25,9 @@ struct unpack_plan {
 /* What a call's codes would become. */
 int32_t unpacked_form(const struct problem *problem);
 
-/* Whether a call's codes can be unpacked, and whether, of so many queries, that may be faster,
- * however many keys there are. The call's workspace then has room for it, whether or not they are,
- * so that its size does not fall where a larger call does not do it. */
+/* Whether a call's codes can be unpacked, and enough rows read each that it may pay. The workspace
+ * then has room for it, even if the call has too few keys, or too many: so its size never falls
+ * when a dimension grows. */
 bool may_unpack(const struct problem *problem, const struct cuda_facts *facts);
 
 /* Key heads that are unpacked at a time, which divide all of them; 0 where to attend to codes is
@@ -41,8 +41,12 @@ struct problem take_heads(const struct problem *problem, int64_t first, int64_t 
 struct problem unpacked_problem(const struct problem *problem, const struct unpack_plan *plan,
                                 char *workspace);
 
-fa3_status reserve_unpacked(const struct problem *problem, const struct cuda_facts *facts,
-                            struct unpack_plan *plan, size_t *workspace_size);
+/* Room for unpacked keys and values of as many heads as are unpacked at a time, or would be. */
+fa3_status reserve_unpacked(const struct problem *problem, struct reservation *room,
+                            size_t *workspace_size);
+
+/* Of the scales of unpacked rows, how many a head of keys has. */
+int64_t unpacked_scale_rows(const struct problem *problem);
 
 /* The scales of its keys and values, by unpacked_form. */
 void *unpacked_scales(const struct problem *problem, const struct unpack_plan *plan,

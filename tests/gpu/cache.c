@@ -19,7 +19,7 @@
 
 enum {
   BATCH = 64,
-  MOST_QUERIES = 512, /* of all sequences */
+  MOST_QUERIES = 1024, /* of all sequences */
   HEADS_Q = 8,
   HEADS_K = 2,
   MOST_DIM = 128,
@@ -420,7 +420,7 @@ static void test_unpacked(void **state) {
   (void)state;
   static const struct {
     int64_t batch, queries; /* 0: they are packed */
-  } cases[] = {{1, 512}, {2, 256}, {3, 170}, {4, 0}, {9, 0}};
+  } cases[] = {{1, 1024}, {2, 512}, {3, 340}, {4, 0}, {9, 0}};
   enum { CASES = sizeof cases / sizeof *cases };
   struct rng rng = rng_for(11);
   const int trials = gpu_trials(6 * CASES);

@@ -7,6 +7,7 @@
 
 #include "compare.h"
 #include "fa3.h"
+#include "float8.h"
 #include "gpu.h"
 #include "half.h"
 #include "parallel.h"
@@ -318,12 +319,98 @@ static void test_past_32_bits(void **state) {
   GPU(cuMemFree, workspace);
 }
 
+enum {
+  PART_KEYS = 600000, /* of which the workspace has room for one head, unpacked */
+  PART_HEADS = 2,
+  PART_GROUP = 16,
+  PART_QUERIES = 512,
+  PART_DIM = 128
+};
+
+/* Memory on the GPU, filled with the same bytes over and over. */
+static gpu_pointer filled(struct gpu_arena *arena, size_t size, const void *bytes, size_t count) {
+  const gpu_pointer to = gpu_arena_take(arena, size);
+  for (size_t at = 0; at < size; at += count)
+    GPU(cuMemcpyHtoDAsync, to + at, bytes, at + count < size ? count : size - at, NULL);
+  return to;
+}
+
+/* A tensor's heads from `first` on. */
+static fa3_tensor heads_of(fa3_tensor tensor, int64_t first, int64_t heads) {
+  const int64_t bytes = (int64_t)fa3_dtype_size(tensor.dtype) * tensor.strides[2] * first;
+  tensor.data = (char *)tensor.data + bytes;
+  tensor.shape[2] = heads;
+  return tensor;
+}
+
+static void attend_on_gpu(fa3_forward_args *args, struct gpu_arena *arena) {
+  const size_t before = arena->used;
+  if (fa3_forward_workspace(args, &args->workspace_size)) fail_msg("%s", fa3_last_error());
+  args->workspace = (void *)gpu_arena_take(arena, args->workspace_size);
+  if (fa3_forward(args)) fail_msg("%s", fa3_last_error());
+  GPU(cuCtxSynchronize, );
+  arena->used = before;
+}
+
+/* Codes of so many keys that they are unpacked a head after the other: the same bits as of calls
+ * with one of them each. */
+static void test_parts_of_heads(void **state) {
+  (void)state;
+  enum { COUNT = 1 << 20 };
+  const size_t elements_k = (size_t)PART_KEYS * PART_HEADS * PART_DIM;
+  const size_t elements_q = (size_t)PART_QUERIES * PART_HEADS * PART_GROUP * PART_DIM;
+  struct gpu_arena arena = gpu_arena_new(2 * elements_k + 6 * elements_q + ((size_t)800 << 20));
+  uint8_t *codes = malloc(COUNT);
+  uint16_t *query = malloc(2 * elements_q),
+           *output[] = {malloc(2 * elements_q), malloc(2 * elements_q)};
+  struct rng rng = rng_for(3);
+  assert_true(codes && query && output[0] && output[1]);
+  for (int i = 0; i < COUNT; i++) codes[i] = e4m3_from_float((float)rng_normal(&rng));
+  for (size_t i = 0; i < elements_q; i++) query[i] = bfloat_from_float((float)rng_normal(&rng));
+  fa3_forward_args args = {
+      .struct_size = sizeof args, .device = {FA3_CUDA, 0}, .flags = FA3_CAUSAL};
+  args.key = fa3_dense((void *)filled(&arena, elements_k, codes, COUNT), FA3_FLOAT8_E4M3, 1,
+                       PART_KEYS, PART_HEADS, PART_DIM);
+  args.value = args.key;
+  args.value.data = (void *)filled(&arena, elements_k, codes + 12345, COUNT - 12345);
+  args.query = fa3_dense((void *)filled(&arena, 2 * elements_q, query, 2 * elements_q),
+                         FA3_BFLOAT16, 1, PART_QUERIES, (int64_t)PART_HEADS * PART_GROUP, PART_DIM);
+  for (int i = 0; i < 2; i++) {
+    args.output = args.query;
+    args.output.data = (void *)filled(&arena, 2 * elements_q, query, 2 * elements_q);
+    const fa3_forward_args all = args;
+    for (int64_t head = 0; head < (i ? PART_HEADS : 1); head++) {
+      args = all;
+      if (i) {
+        args.key = heads_of(all.key, head, 1);
+        args.value = heads_of(all.value, head, 1);
+        args.query = heads_of(all.query, head * PART_GROUP, PART_GROUP);
+        args.output = heads_of(all.output, head * PART_GROUP, PART_GROUP);
+      }
+      attend_on_gpu(&args, &arena);
+    }
+    args = all;
+    GPU(cuMemcpyDtoHAsync, output[i], (gpu_pointer)all.output.data, 2 * elements_q, NULL);
+    GPU(cuCtxSynchronize, );
+  }
+  for (size_t i = 0; i < elements_q; i++)
+    if (output[0][i] != output[1][i] || !(fabs((double)float_from_bfloat(output[0][i])) < 1))
+      fail_msg("output %zu is %g: expected %g", i, (double)float_from_bfloat(output[0][i]),
+               (double)float_from_bfloat(output[1][i]));
+  free(codes);
+  free(query);
+  free(output[0]);
+  free(output[1]);
+  gpu_arena_free(&arena);
+}
+
 int main(void) {
   rng_run_seed();
   if (!gpu_open()) return TEST_SKIPPED;
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_outliers),
       cmocka_unit_test(test_past_32_bits),
+      cmocka_unit_test(test_parts_of_heads),
   };
   int result = cmocka_run_group_tests(tests, NULL, NULL);
   if (result == 0) printf("passed: %zu tests\n", sizeof tests / sizeof *tests);
