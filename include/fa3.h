@@ -437,11 +437,11 @@ typedef struct fa3_forward_args {
 
   /* Multiprocessors of a GPU that the call leaves free for what runs beside it, such as NCCL's
    * kernels; 0: none. The attention kernels take one block on each of the others, and always run
-   * on one or two. Not held to it are the kernels for few queries (of decoding) and for FP8 caches,
-   * and those before and after others (the backward pass's preparation, copies of
-   * tensors that take a detour through the workspace). 0 for the CPU, which has num_threads. The
-   * workspace's size does not depend on it. Results may: in their last bits, and of E4M3 queries in
-   * whether probabilities are rounded to E4M3 or to float16. */
+   * on one or two. Not held to it are the kernels for few queries (of decoding), those that attend
+   * to an FP8 cache as it is, and those before and after others (the backward pass's preparation,
+   * unpacked codes, copies of tensors that take a detour through the workspace). 0 for the CPU,
+   * which has num_threads. The workspace's size does not depend on it. Results may: in their last
+   * bits, and of E4M3 queries in whether probabilities are rounded to E4M3 or to float16. */
   int32_t reserved_multiprocessors;
 
   /* Optional, int32, (batch, pages of a sequence): key and value are a cache in pages, and row r of

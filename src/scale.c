@@ -33,7 +33,9 @@ static fa3_status check_shape(const char *name, const fa3_tensor *tensor, int64_
   if (tensor->rank == 1) return check_extent(name, tensor, 0, 1, 1, "the one scale of all");
   const int head = rows > 0 && packed ? 0 : 1;
   const int64_t entries = packed ? problem->batch : operand->batch;
-  if (head == 1) TRY(check_extent(name, tensor, 0, entries, entries, "the batch"));
+  if (head == 1)
+    TRY(check_extent(name, tensor, 0, entries, entries,
+                     problem->page_table.dtype && !packed ? "the pages" : "the batch"));
   /* FlashAttention-3 scales queries by the head of their keys. */
   const int64_t or_else = problem->heads_k ? problem->heads_k : operand->heads;
   TRY(check_extent(name, tensor, head, operand->heads, or_else, "the heads"));

@@ -40,6 +40,7 @@ static void name_kernel(const struct kernel *kernel, char *name, size_t size) {
                   {"small_tiles", kernel->small_tiles},
                   {"most_keys", kernel->most_keys},
                   {"transposed", kernel->transposed},
+                  {"unpacked", kernel->unpacked},
                   {"by_head", kernel->by_head},
                   {"last_keys", kernel->last_keys},
                   {"diagonal", kernel->diagonal},
