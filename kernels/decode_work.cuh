@@ -3,6 +3,7 @@
 #define FA3_DECODE_WORK_CUH
 
 #include "decode_params.h"
+#include "divide.cuh"
 #include "registers.cuh"
 
 constexpr int kHeadDim = FA3_HEAD_DIM;  // of query, key, value and output
@@ -53,10 +54,6 @@ constexpr int kQuads = kHeadDim / 4;  // of four columns, of a row
 constexpr bool kKeptWork = FA3_DECODE_KEEPS_WORK(kHeadDim, kElementBytes);
 
 extern __shared__ __align__(1024) unsigned char shared[];
-
-__device__ __forceinline__ int divide(int n, const fa3_divisor &d) {
-  return (int)(((uint32_t)n + __umulhi((uint32_t)n, d.factor)) >> d.shift);
-}
 
 // The least integer that is not below n / d, for n <= 2^22 and d > 0: no more units than a sequence
 // can have. The product's error is less than 1 / d there, so `near` is n / d rounded down; or,

@@ -34,8 +34,8 @@ constexpr int kAhead = kTileK / 8;
 constexpr bool kLazyRescale = kWarpgroups < 3;
 
 // With three warpgroups references always follow in the first tiles of keys, so many of them; they
-// rarely move behind these, and follow only if they have to, in a loop of its own. The kernel with
-// code for pages has no registers for that.
+// rarely move behind these, and follow only if they have to, in a loop of its own. Kernels that can
+// share keys out have no registers for that.
 constexpr int kFollowing = 12;
 constexpr bool kLazyLater = kWarpgroups == 3 && !FA3_SPLITS;
 

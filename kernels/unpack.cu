@@ -2,13 +2,10 @@
 // read them, and each would have to unpack them anew. Keys become of the queries' dtype, values
 // float16. Their scales go beside them: one for each head, or for each row.
 #include "codes.cuh"
+#include "divide.cuh"
 #include "unpack_params.h"
 
 constexpr int kAtOnce = 4;  // rows of a thread, so that their latencies do not add up
-
-__device__ __forceinline__ int divide(int n, const fa3_divisor &d) {
-  return (int)(((uint32_t)n + __umulhi((uint32_t)n, d.factor)) >> d.shift);
-}
 
 // Where a key is: a page (or an entry of the batch) and the row in it. Page -1: nowhere in the
 // cache, whatever the sequence's length or its pages say.

@@ -32,6 +32,16 @@ static void test_codes(void **state) {
   }
 }
 
+/* Queries of bfloat16 on a cache of codes. */
+static struct problem make_cache(int64_t batch, int64_t queries, int64_t keys, int64_t heads_q,
+                                 int64_t heads_k, int64_t head_dim) {
+  struct problem problem =
+      make_problem(FA3_BFLOAT16, batch, queries, heads_q, heads_k, head_dim, head_dim);
+  problem.rows_k = problem.max_seqlen_k = keys;
+  problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;
+  return problem;
+}
+
 /* More rows of codes than a block of decode_fp8 has, and many keys: a kernel with tiles of 128
  * rows. Keys are split where that leaves multiprocessors without work; beside single queries, that
  * the device alone knows, they are not. */
@@ -47,11 +57,8 @@ static void test_chunks(void **state) {
                {1, 16, 8192, 32, 8, 256, 1, 16}};
   struct cuda_plan plan;
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    struct problem problem =
-        make_problem(FA3_BFLOAT16, cases[i].batch, cases[i].queries, cases[i].heads_q,
-                     cases[i].heads_k, cases[i].head_dim, cases[i].head_dim);
-    problem.rows_k = problem.max_seqlen_k = cases[i].keys;
-    problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;
+    struct problem problem = make_cache(cases[i].batch, cases[i].queries, cases[i].keys,
+                                        cases[i].heads_q, cases[i].heads_k, cases[i].head_dim);
     problem.softcap = 5;
     assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
     assert_true(plan.decodes);
@@ -65,9 +72,7 @@ static void test_chunks(void **state) {
     assert_null(plan.decode.chunk);
   }
   static const int32_t starts[3];
-  struct problem problem = make_problem(FA3_BFLOAT16, 2, 512, 32, 8, 128, 128);
-  problem.rows_k = problem.max_seqlen_k = 8192;
-  problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;
+  struct problem problem = make_cache(2, 512, 8192, 32, 8, 128);
   problem.softcap = 5;
   problem.cu_seqlens_q = starts;
   assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
@@ -89,14 +94,11 @@ static void test_unpacked(void **state) {
                {4, 256, 8192, 8, 8, 128, 0},    {2, 512, 131072, 32, 8, 128, 4},
                {5, 512, 131072, 36, 9, 128, 1}, {5, 256, 131072, 36, 9, 128, 0},
                {9, 512, 131072, 32, 8, 128, 0}, {65536, 1024, 16, 8, 1, 64, 0},
-               {1, 512, 8192, 32, 8, 192, 8}};
+               {1, 512, 8192, 32, 8, 192, 8},   {1, 2496, 8192, 32, 8, 64, 8}};
   struct cuda_plan plan;
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    struct problem problem =
-        make_problem(FA3_BFLOAT16, cases[i].batch, cases[i].queries, cases[i].heads_q,
-                     cases[i].heads_k, cases[i].head_dim, cases[i].head_dim);
-    problem.rows_k = problem.max_seqlen_k = cases[i].keys;
-    problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;
+    struct problem problem = make_cache(cases[i].batch, cases[i].queries, cases[i].keys,
+                                        cases[i].heads_q, cases[i].heads_k, cases[i].head_dim);
     assert_int_equal(plan_forward(&problem, &facts, &plan), FA3_OK);
     assert_int_equal(plan.decodes, !cases[i].heads);
     if (plan.decodes) continue;
@@ -108,14 +110,14 @@ static void test_unpacked(void **state) {
     assert_int_equal(plan.forward.kernel->head_dim,
                      cases[i].head_dim > 128 ? 256 : cases[i].head_dim);
     assert_null(plan.forward.few.kernel);
+    if (plan.forward.kernel->tile_q > 128) assert_int_equal(plan.forward.tiles.cut, 0);
   }
   static const int32_t lengths[3];
   static float scale;
   enum { ALIKE, PAGES, PACKED, PAGE_SCALES, ROWS, CAP, FLOATS, PADDED, KEYS, MINUS, PARTS, ALL };
   for (int other = ALIKE; other < ALL; other++) {
-    struct problem problem = make_problem(FA3_FLOAT16, 2, 512, 32, 8, 128, 128);
-    problem.rows_k = problem.max_seqlen_k = 8192;
-    problem.key.dtype = problem.value.dtype = FA3_FLOAT8_E4M3;
+    struct problem problem = make_cache(2, 512, 8192, 32, 8, 128);
+    problem.query.dtype = problem.output.dtype = FA3_FLOAT16;
     problem.key_scale = (struct operand){
         .data = (char *)&scale, .dtype = FA3_FLOAT32, .batch = 100, .heads = 8, .stride_head = 1};
     if (other == PAGES || other == PACKED || other == PAGE_SCALES) {

@@ -18,8 +18,8 @@ struct call {
   const struct cuda_scope *scope;
   const struct problem *problem;
   const struct forward_plan *plan;
-  char *workspace; /* aligned */
-  unsigned *next_tile;
+  char *workspace;     /* aligned */
+  unsigned *next_tile; /* find_tile_counter */
 };
 
 static fa3_status set_tensor_maps(const struct call *call, fa3_forward_params *params) {
@@ -195,7 +195,7 @@ static fa3_status launch_unpacked(const struct call *call) {
   const struct forward_plan *plan = call->plan;
   const int32_t few_queries = plan->few.kernel ? plan->few.most_queries : 0;
   for (int64_t first = 0; first < problem->heads_k; first += plan->unpack.heads) {
-    const struct problem part = take_heads(problem, first, plan->unpack.heads);
+    const struct problem part = part_of_heads(problem, first, plan->unpack.heads);
     TRY(launch_unpack(call->scope, &part, &plan->unpack, few_queries, call->workspace));
     const struct problem unpacked = unpacked_problem(&part, &plan->unpack, call->workspace);
     struct call of_part = *call;

@@ -347,23 +347,24 @@ static fa3_status plan_unpacked(const struct problem *codes, const struct cuda_f
   struct forward_plan *forward = &plan->forward;
   *plan = (struct cuda_plan){.forward = {.splits = 1}};
   const struct problem all = unpacked_problem(codes, &forward->unpack, NULL);
-  const struct problem part = take_heads(&all, 0, heads);
+  const struct problem part = part_of_heads(&all, 0, heads);
   forward->kernel = find_kernel(&(struct kernel_need){.kind = &forward_kind,
                                                       .architecture = facts->architecture,
                                                       .dtype = all.query.dtype,
                                                       .head_dim = all.head_dim,
                                                       .value_head_dim = all.value_head_dim,
                                                       .unpacked = unpacked_form(codes)});
-  if (!forward->kernel) return no_kernel(all.head_dim, all.value_head_dim);
+  forward->unpack.heads = heads;
+  forward->unpack.kernel =
+      find_kernel(&(struct kernel_need){.kind = &unpack_kind, .architecture = facts->architecture});
+  if (!forward->kernel || !forward->unpack.kernel)
+    return no_kernel(all.head_dim, all.value_head_dim);
   TRY(check_lengths(codes));
   TRY(check_scale(codes));
   TRY(decode_check_inputs(codes));
   TRY(plan_tiles(&part, facts, forward));
   TRY(plan_few_queries(codes, facts, &forward->few));
   TRY(plan_splits(&part, facts, forward));
-  forward->unpack.heads = heads;
-  forward->unpack.kernel =
-      find_kernel(&(struct kernel_need){.kind = &unpack_kind, .architecture = facts->architecture});
   TRY(reserve_unpacked(codes, &forward->unpack.room, &plan->workspace_size));
   TRY(reserve_counter(&all, &forward->next_tile, &plan->workspace_size));
   TRY(plan_workspace(&all, facts, larger(chunk_rows(codes, facts), forward_split_rows(&all, facts)),

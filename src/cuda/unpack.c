@@ -116,25 +116,25 @@ int64_t unpacked_heads(const struct problem *problem, const struct cuda_facts *f
   return seconds_saved * flops > launches + unpacking_seconds(facts, codes) ? heads : 0;
 }
 
-static void take_part(struct operand *operand, int64_t first, int64_t heads) {
+static void keep_heads(struct operand *operand, int64_t first, int64_t heads) {
   if (operand->data)
     operand->data += first * operand->stride_head * (int64_t)fa3_dtype_size(operand->dtype);
   operand->heads = heads;
 }
 
-struct problem take_heads(const struct problem *problem, int64_t first, int64_t heads) {
+struct problem part_of_heads(const struct problem *problem, int64_t first, int64_t heads) {
   const int64_t group = problem->heads_q / problem->heads_k;
   struct problem part = *problem;
   part.heads_k = heads;
   part.heads_q = heads * group;
-  take_part(&part.key, first, heads);
-  take_part(&part.value, first, heads);
-  take_part(&part.query, first * group, heads * group);
-  take_part(&part.output, first * group, heads * group);
-  take_part(&part.lse, first * group, heads * group);
-  take_part(&part.sink, first * group, heads * group);
-  if (part.key_scale.heads > 1) take_part(&part.key_scale, first, heads);
-  if (part.value_scale.heads > 1) take_part(&part.value_scale, first, heads);
+  keep_heads(&part.key, first, heads);
+  keep_heads(&part.value, first, heads);
+  keep_heads(&part.query, first * group, heads * group);
+  keep_heads(&part.output, first * group, heads * group);
+  keep_heads(&part.lse, first * group, heads * group);
+  keep_heads(&part.sink, first * group, heads * group);
+  if (part.key_scale.heads > 1) keep_heads(&part.key_scale, first, heads);
+  if (part.value_scale.heads > 1) keep_heads(&part.value_scale, first, heads);
   return part;
 }
 

@@ -35,7 +35,7 @@ bool may_unpack(const struct problem *problem, const struct cuda_facts *facts);
 int64_t unpacked_heads(const struct problem *problem, const struct cuda_facts *facts);
 
 /* So many key heads of a call, and their queries', from number `first` on. */
-struct problem take_heads(const struct problem *problem, int64_t first, int64_t heads);
+struct problem part_of_heads(const struct problem *problem, int64_t first, int64_t heads);
 
 /* The call on unpacked keys and values, which are in the workspace if there is one. */
 struct problem unpacked_problem(const struct problem *problem, const struct unpack_plan *plan,

@@ -1,5 +1,6 @@
 /* Each function of each kernel is launched by some call: one that no call launches fails here. And
- * what FP8 attention, fa3_append and fa3_combine tell their kernels; watched.c has the others. */
+ * what FP8 attention, unpacked codes, fa3_append and fa3_combine tell their kernels; watched.c has
+ * the others. */
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
